@@ -1,4 +1,4 @@
-"""What the workers of a run share."""
+"""The settings and state that the workers of a run share."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MAX_ROUND = 1_000
 
 
 class DestinationQueue:
-    """Waiting messages in backlog order, and what the destination's refusals have shown about its batches."""
+    """Waiting messages in backlog order, and the batches that the destination accepts, learnt from its refusals."""
 
     def __init__(self, *, ordered: bool = True, min_round: int = DEFAULT_BATCH_LIMITS.min_round) -> None:
         self._ordered = ordered

@@ -1,4 +1,4 @@
-"""What a mover tells while it works, for whoever draws it or writes it down. Facts; nothing need be done about one."""
+"""Events of a run: facts about its progress, for a display or a log. None needs a reaction."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class QueuesFound:
-    """The backlog queues that will be emptied. `stranded` ones lie beyond the pair's count.
+    """The backlog queues to empty. `stranded` ones are beyond the pair's count.
 
-    `managed` is False where they could not be listed, for lack of the Manage claim, and were taken from the count.
+    `managed` is False if they could not be listed without the Manage claim, and follow from the count.
     """
 
     queues: tuple[str, ...]
@@ -25,10 +25,10 @@ class QueueOpened:
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """Where a lane is. `gone` is how many deliveries have ended outside of the queue: sent, or dead-lettered.
+    """Progress of a worker. `gone` deliveries have ended outside of the queue: sent, or dead-lettered.
 
-    `remaining` is how many messages the queue holds, where they have just been counted. `oldest_ms` is when the message
-    that is longest in hand was enqueued, in ms since 1970; None where none is.
+    `remaining` is how many messages the queue has, if it was just counted. `oldest_ms` is when the message held longest
+    was enqueued, in ms since 1970; None without held messages.
     """
 
     queue: str
@@ -42,9 +42,9 @@ class QueueProgress:
 
 @dataclass(frozen=True, slots=True)
 class QueueDepths:
-    """A queue was counted, and holds so many messages, those in hand included; the lane has told its Progress before.
+    """A count of a queue's messages, held ones included. Follows the worker's QueueProgress.
 
-    `oldest_ms` is when the first of them was enqueued, where somebody looked.
+    `oldest_ms` is when the first of them was enqueued, if known.
     """
 
     queue: str
@@ -54,7 +54,7 @@ class QueueDepths:
 
 @dataclass(frozen=True, slots=True)
 class DestinationProgress:
-    """What a destination has accepted from all lanes, and how many messages wait for it while it rests."""
+    """How many messages a destination has accepted from all workers, and how many wait while it backs off."""
 
     destination: str
     sent: int
@@ -63,7 +63,7 @@ class DestinationProgress:
 
 @dataclass(frozen=True, slots=True)
 class QueueBlocked:
-    """A lane holds as much as it may for destinations that rest, and takes no more."""
+    """A worker holds as many messages as it may for destinations that back off, and receives no more."""
 
     queue: str
     destinations: tuple[str, ...]
@@ -76,7 +76,7 @@ class QueueDone:
 
 @dataclass(frozen=True, slots=True)
 class QueueFailed:
-    """A lane could not go on. `retry_seconds` is None where it will not be tried again."""
+    """A worker could not go on. `retry_seconds` is None if it does not try again."""
 
     queue: str
     reason: str

@@ -1,4 +1,4 @@
-"""What a mover needs of whatever talks to the service: take deliveries from a backlog queue, send, settle."""
+"""Interfaces between the mover and an engine: receive from a backlog queue, send, settle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ReceivedMessage(Protocol):
-    """A delivery in our hands. `lock_until` is seconds of the event loop's clock; `key` is the mover's to set."""
+    """A message received under lock. `lock_until` is in seconds of the event loop's clock. The mover sets `key`."""
 
     facts: Facts
     lock_until: float
@@ -22,18 +22,18 @@ class ReceivedMessage(Protocol):
 
     @property
     def ordinal(self) -> int:
-        """Its place among those of its source."""
+        """Its place in the order of its source."""
 
 
 class RoutedMessage(NamedTuple):
-    """A delivery, and where its message is to go. `turn` is the delivery's."""
+    """A received message with its routing decision. `ordinal` is the message's."""
 
     message: ReceivedMessage
     send: Send
     ordinal: int
 
 
-# For `map`: what is done for every message is done by calls for many of them.
+# For `map`: one call for many messages.
 get_facts: Callable[[ReceivedMessage], Facts] = attrgetter("facts")
 get_key: Callable[[ReceivedMessage], Key] = attrgetter("key")
 get_size: Callable[[ReceivedMessage], int] = attrgetter("facts.size")
@@ -43,7 +43,7 @@ get_ordinal: Callable[[ReceivedMessage | RoutedMessage], int] = attrgetter("ordi
 
 
 class PeekedHeader(NamedTuple):
-    """A message that was looked at where it lies. `enqueued_at` is in ms since 1970; `deferred` ones never come."""
+    """A peeked message. `enqueued_at` is in ms since 1970; a `deferred` one is never received."""
 
     sequence_number: int
     enqueued_at: int
@@ -54,110 +54,110 @@ Failures: TypeAlias = "list[tuple[ReceivedMessage, SbpairError]]"
 
 
 class SideConnection(Protocol):
-    """One side of a pair, as a lane is connected to it."""
+    """The connection of a worker to one side of a pair."""
 
     @property
     def broken(self) -> SbpairError | None:
-        """Why there is no connection at this moment; None where there is one."""
+        """Why the connection is lost; None while connected."""
 
     async def wait_lost(self) -> None:
-        """Wait until the connection that there is has gone."""
+        """Wait until the connection is lost."""
 
     def abort(self, error: SbpairError) -> None:
-        """End the connection at once, and make none any more: whoever waits for an answer is told this error."""
+        """End the connection for good: pending calls raise `error`."""
 
 
 class MessageSource(SideConnection, Protocol):
-    """One backlog queue, received from under lock."""
+    """One backlog queue: receives messages under lock, and settles them."""
 
     queue: str
 
     @property
     def clock_ahead_ms(self) -> int:
-        """By how much the service's clock is before ours, as far as the first lock tells; 0 before it."""
+        """How far the service's clock is ahead of the local one, by the first lock; 0 before it."""
 
     @property
     def service_ms(self) -> int | None:
-        """What time it is by the service's clock, in ms since 1970; None where that is not known yet."""
+        """The service's time in ms since 1970; None until it is known."""
 
     @property
     def error(self) -> SbpairError | None:
-        """Why nothing more will come, and nothing can be settled any more; None while that is not so."""
+        """Why no more messages can be received or settled; None while they can."""
 
     def grant(self, limit: int) -> None:
-        """Let there be at most that many deliveries that nobody has taken."""
+        """Prefetch at most so many messages."""
 
     async def receive(self, limit: int, *, seconds: float) -> Sequence[ReceivedMessage]:
-        """What has come, waiting up to `seconds` for the first; [] when nothing did. Raises Unavailable."""
+        """Receive messages, waiting up to `seconds` for the first; [] without any. Raises Unavailable."""
 
     async def reopen(self) -> bool:
-        """Where the service has let go of the link because it was not used: open it again, over the same connection.
+        """Open the link again over the same connection, if the service closed it as unused.
 
-        False where that is not why it is gone. Whatever was taken and not settled is lost with the old link.
+        Return False if it was closed for another reason. The locks of unsettled messages are lost with the old link.
         """
 
     def interrupt(self) -> None:
-        """Make a `receive` that waits answer now."""
+        """End a `receive` that waits."""
 
     async def stop(self) -> None:
-        """Let nothing more come until the next `grant`; give back what came and nobody took. Raises nothing."""
+        """Stop prefetching until the next `grant`, and release prefetched messages. Never raises."""
 
-    async def complete(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
-        """Which of them were not confirmed, and why: MessageLockLost, InDoubt. Raises nothing."""
+    async def complete(self, messages: Sequence[ReceivedMessage]) -> Failures:
+        """Complete messages. Return those not confirmed, with the error: MessageLockLost, InDoubt. Never raises."""
 
-    async def release(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
-        """Give them back, their delivery count unchanged; answers as `complete` does."""
+    async def release(self, messages: Sequence[ReceivedMessage]) -> Failures:
+        """Unlock messages, with their delivery count unchanged. Returns failures as `complete` does."""
 
-    async def dead_letter(self, arrival: ReceivedMessage, reason: str, description: str) -> None: ...
+    async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None: ...
 
-    async def renew(self, arrivals: Sequence[ReceivedMessage]) -> None:
-        """Renew locks; sets each one's `lock_until`. Raises MessageLockLost where one is gone."""
+    async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Renew locks, and set each `lock_until`. Raises MessageLockLost if one is lost."""
 
     def peek_pages(self) -> AsyncIterator[list[PeekedHeader]]:
-        """All messages of the queue, looked at without locking them."""
+        """Peek all messages of the queue, page by page."""
 
 
 class PendingOutcome(Protocol):
-    """What the primary has still to say to a parcel."""
+    """The outcome of a batch that was sent."""
 
     async def outcome(self) -> None:
-        """Returns once the primary has accepted all of it. Raises InDoubt where no answer came."""
+        """Wait until the primary accepts the whole batch. Raises InDoubt without an outcome."""
 
 
 class Batch(Protocol):
-    """Messages that leave together: the primary takes all of them, or none. `count` says how many there are."""
+    """`count` encoded messages: the primary accepts all of them, or none."""
 
     count: int
 
 
 class DestinationLink(Protocol):
-    """The way to one destination, open at this moment. `credit` is how many parcels may leave at once."""
+    """An open link to one destination. `credit` is how many batches may be sent at once."""
 
     @property
     def credit(self) -> int: ...
 
-    def encode(self, orders: Sequence[RoutedMessage]) -> Batch:
-        """As many of these, from the first on, as may leave together; the first by itself, however large it is."""
+    def encode(self, routed: Sequence[RoutedMessage]) -> Batch:
+        """Encode as many messages as fit in a batch: the first ones, and at least one, however large."""
 
-    def send(self, parcel: Batch) -> PendingOutcome:
-        """Let it leave now. Raises as `Destination.ready` does, where it has not left."""
+    def send(self, batch: Batch) -> PendingOutcome:
+        """Send a batch. If it raises, as `Destination.ready` does, nothing was sent."""
 
 
 class Destination(Protocol):
-    """The primary, as far as a lane sends to it. Two steps, so that what has not left is never in doubt.
+    """The primary as a destination. It takes two steps, so that only a batch that was sent can be in doubt.
 
-    What is raised, here and by an Answer: Unavailable where it may work a little later; ServiceRefused and
-    EntityMissing where these messages will never get there; anything else where no message would.
+    Errors, also of PendingOutcome: Unavailable if a later try may work; ServiceRefused and EntityMissing if these
+    messages will never be accepted; any other if no message would.
     """
 
     async def ready(self, destination: str) -> DestinationLink:
-        """Wait until a message may leave."""
+        """Wait until a message may be sent."""
 
 
 class Primary(SideConnection, Destination, Protocol):
-    """The primary's side of a lane, from its first connection to its last."""
+    """The primary's side of a worker. It reconnects by itself."""
 
     async def check(self) -> None:
-        """See that it is there, if that is still to be done. Raises AccessError, Unavailable."""
+        """Connect, unless connected. Raises AccessError, Unavailable."""
 
     async def close(self) -> None: ...

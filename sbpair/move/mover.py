@@ -117,7 +117,7 @@ class Mover:
         self._latch.fail(error)
 
     async def finish(self) -> None:
-        """Stop: finish and settle what is being sent, and release the rest."""
+        """Stop: finish and settle pending sends, and release the rest."""
         self._latch.stopping.set()
         self._settlement.flush()
         await self._source.stop()
@@ -137,6 +137,6 @@ class Mover:
         return self._senders.waiting() + self._settlement.redeliveries
 
     def _service_ms(self) -> int:
-        """The service's time, which also stamps enqueued messages; the local time until that is known."""
+        """Return the service's time, which also stamps enqueued messages; the local time until that is known."""
         known = self._source.service_ms
         return self._context.now_ms() if known is None else known

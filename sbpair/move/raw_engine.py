@@ -1,4 +1,4 @@
-"""The engine that moves bytes, by our own AMQP client: what it does not have to change, it does not look at."""
+"""The engine: moves raw bytes over sbpair's AMQP client, and decodes only the parts that it must change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The primary's side of the engine that moves bytes: links to its destinations, and batches of raw messages on them."""
+"""The primary's side of the engine: links to destinations, and batches of raw messages."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from sbpair.move.message.route import Send
 
 MAX_SENDERS = 200
-"""How many links to the primary a lane keeps open."""
+"""How many links to the primary a worker keeps open."""
 
 ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
-"""What a batch may need around its members, and each of them around itself."""
+"""Bytes of a batch beside its members, and of each member beside its message."""
 
 Now = Callable[[], float]
 
-_NOT_CONNECTED = Unreachable("there is no connection to the primary", hint="it may work a little later")
+_NOT_CONNECTED = Unreachable("not connected to the primary", hint="retry in a minute")
 
 
 class Sendable(Protocol):
-    """An arrival that has content: what is no message is sent nowhere."""
+    """A received message with content. Undecodable payloads have none, and are never sent."""
 
     content: Content
 
@@ -68,7 +68,7 @@ class RawPendingOutcome:
 
 
 class RawDestinationLink:
-    """An open link to one destination. `spent`: a peer that did not answer on it is next asked on another one."""
+    """An open link to one destination. Once `spent`, by a send without an outcome, a new link replaces it."""
 
     def __init__(self, sender: RawSender, now: Now, answer_seconds: float) -> None:
         self.sender = sender
@@ -80,12 +80,12 @@ class RawDestinationLink:
     def credit(self) -> int:
         return self.sender.credit
 
-    def encode(self, orders: Sequence[RoutedMessage]) -> RawBatch:
+    def encode(self, routed: Sequence[RoutedMessage]) -> RawBatch:
         now_ms = int(self._now() * 1000)
         pieces: list[bytes] = []
         count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
-        for arrival, send, _ in cast("Sequence[tuple[Sendable, Send, int]]", orders):
-            parts = arrival.content.restore(send, now_ms)
+        for message, send, _ in cast("Sequence[tuple[Sendable, Send, int]]", routed):
+            parts = message.content.restore(send, now_ms)
             size = sum(map(len, parts))
             left -= size + MEMBER_BYTES
             if left < 0 and count:
@@ -95,20 +95,20 @@ class RawDestinationLink:
             pieces += parts
         if count == 1:
             return RawBatch(1, b"".join(pieces[1:]))
-        return RawBatch(count, b"".join((_envelope(orders[:count]), *pieces)), BATCH_FORMAT)
+        return RawBatch(count, b"".join((_envelope(routed[:count]), *pieces)), BATCH_FORMAT)
 
-    def send(self, parcel: Batch) -> RawPendingOutcome:
-        mine = cast("RawBatch", parcel)
+    def send(self, batch: Batch) -> RawPendingOutcome:
+        mine = cast("RawBatch", batch)
         return RawPendingOutcome(
             self, self.sender.send_nowait(mine.payload, message_format=mine.format), self._answer_seconds
         )
 
 
-def _envelope(orders: Sequence[RoutedMessage]) -> bytes:
-    """What is said of a batch as a whole: the key that its members share, by which the service finds the partition."""
-    first = orders[0]
+def _envelope(routed: Sequence[RoutedMessage]) -> bytes:
+    """Encode the key that all members share: the service selects the partition by it."""
+    first = routed[0]
     key = partition_key_of(first)
-    if key is None or any(partition_key_of(order) != key for order in orders):
+    if key is None or any(partition_key_of(each) != key for each in routed):
         return b""
     if first.send.session_id is not None:
         return Properties(group_id=key).encode()
@@ -116,7 +116,7 @@ def _envelope(orders: Sequence[RoutedMessage]) -> bytes:
 
 
 class RawPrimary:
-    """The primary's side of a lane: a connection that is made anew when it has gone, and a sender a destination."""
+    """A connection to the primary that is opened again when lost, with one link per destination."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class RawPrimary:
         self._now = now
         self._answer_seconds = answer_seconds
         self._wire: AmqpClient | None = None
-        self._broken_off: SbpairError | None = None
+        self._aborted: SbpairError | None = None
         self._open = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._links: dict[str, RawDestinationLink] = {}
@@ -141,7 +141,7 @@ class RawPrimary:
         return link
 
     async def check(self) -> None:
-        """Connect and sign in, if that is still to be done. Raises AccessError, Unavailable."""
+        """Connect and sign in, unless connected. Raises AccessError, Unavailable."""
         await self._connected()
 
     @property
@@ -153,7 +153,7 @@ class RawPrimary:
             await self._wire.lost()
 
     def abort(self, error: SbpairError) -> None:
-        self._broken_off = error
+        self._aborted = error
         if self._wire is not None:
             self._wire.abort(error)
 
@@ -174,19 +174,19 @@ class RawPrimary:
         return link
 
     def _make_room(self) -> None:
-        """Let go of the link that was used least recently, where there are many."""
+        """Close the least recently used link if there are many."""
         if len(self._links) >= MAX_SENDERS:
             name = next((name for name, link in self._links.items() if link.sender.idle), None)
             if name is not None:
                 self._links.pop(name).sender.close()
 
     async def _connected(self) -> AmqpClient:
-        # Without a turn of the loop where there is nothing to do: see `Destination.ready`.
+        # Without a turn of the loop if connected: `Destination.ready` must not yield for nothing.
         if self._wire is not None and self._wire.error is None:
             return self._wire
         async with self._opening:
-            if self._broken_off is not None:
-                raise self._broken_off
+            if self._aborted is not None:
+                raise self._aborted
             if self._wire is None or self._wire.error is not None:
                 self._links.clear()
                 self._wire = None

@@ -1,4 +1,4 @@
-"""The backlog's side of the engine that moves bytes: a queue, received from by our own AMQP client."""
+"""The backlog's side of the engine: receives raw messages from a queue, and settles them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class RawReceivedMessage:
-    """`content` is None for a delivery that is no message at all; its facts say so.
+    """`content` is None for an undecodable payload; `facts` have the reason.
 
-    `payload` is the message as it came, where the source keeps it.
+    `payload` is the raw message, if the source keeps payloads.
     """
 
     facts: Facts
@@ -65,11 +65,11 @@ class RawSource:
         self._receiver = receiver
         self._clock = ServiceClock(now)
         self._loop = asyncio.get_running_loop()
-        self._opener = Decoder(queue)
+        self._decoder = Decoder(queue)
 
     @classmethod
     async def open(cls, wire: AmqpClient, queue: str, *, keeps_payload: bool = False) -> RawSource:
-        """Receive from `queue`. `keeps_payload` is for whoever wants messages as they came."""
+        """Open a receiver on `queue`. With `keeps_payload`, messages keep their raw payload."""
         return cls(wire, await wire.receiver(queue), queue, keeps_payload=keeps_payload)
 
     @property
@@ -95,7 +95,7 @@ class RawSource:
         self._wire.abort(error)
 
     def grant(self, limit: int) -> None:
-        # Credit costs a frame each time: there is no hurry while half of it is left.
+        # Each grant costs a frame: none is needed while half of the credit is left.
         if not limit // 2 < self._receiver.credit < limit:
             self._receiver.grant(limit)
 
@@ -111,8 +111,8 @@ class RawSource:
 
     async def receive(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
         deliveries = await self._receiver.take(limit, seconds=seconds)
-        self._clock.look()
-        return self._arrivals(deliveries)
+        self._clock.sample()
+        return self._messages(deliveries)
 
     async def stop(self) -> None:
         left = await self._receiver.stop()
@@ -121,70 +121,70 @@ class RawSource:
                 await self._receiver.settle(left, RELEASED)
             except SbpairError as error:
                 log.info("%d messages of %s were not released: %s", len(left), self.queue, error)
-            # What was still on its way must not overtake what goes back: behind this answer nothing comes any more.
+            # Messages still in transit must not overtake released ones. After this disposition nothing more comes.
             left = self._receiver.take_remaining()
 
-    async def complete(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
-        return await self._settle(arrivals, ACCEPTED)
+    async def complete(self, messages: Sequence[ReceivedMessage]) -> Failures:
+        return await self._settle(messages, ACCEPTED)
 
-    async def release(self, arrivals: Sequence[ReceivedMessage]) -> Failures:
-        return await self._settle(arrivals, RELEASED)
+    async def release(self, messages: Sequence[ReceivedMessage]) -> Failures:
+        return await self._settle(messages, RELEASED)
 
-    async def dead_letter(self, arrival: ReceivedMessage, reason: str, description: str) -> None:
-        for _, error in await self._settle([arrival], dead_letter(reason, description)):
+    async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None:
+        for _, error in await self._settle([message], dead_letter(reason, description)):
             raise error
 
-    async def renew(self, arrivals: Sequence[ReceivedMessage]) -> None:
-        mine = cast("Sequence[RawReceivedMessage]", arrivals)
+    async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
+        mine = cast("Sequence[RawReceivedMessage]", messages)
         for start in range(0, len(mine), _MAX_RENEW):
             chunk = mine[start : start + _MAX_RENEW]
-            tokens = [lock_token(arrival.delivery.tag) for arrival in chunk]
-            moments = await self._wire.renew_locks(self.queue, tokens)
-            self._clock.look()
-            for arrival, until_ms in zip(chunk, moments, strict=False):
-                arrival.lock_until = self._clock.until(until_ms)
+            tokens = [lock_token(message.delivery.tag) for message in chunk]
+            until = await self._wire.renew_locks(self.queue, tokens)
+            self._clock.sample()
+            for message, until_ms in zip(chunk, until, strict=False):
+                message.lock_until = self._clock.local_time(until_ms)
 
     def peek_pages(self) -> AsyncIterator[list[PeekedHeader]]:
         return peek_queue(self._wire, self.queue)
 
-    async def _settle(self, arrivals: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
-        mine = cast("Sequence[RawReceivedMessage]", arrivals)
-        # In the order in which they came: what stands together is settled in one word.
+    async def _settle(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
+        mine = cast("Sequence[RawReceivedMessage]", messages)
+        # In delivery order: one disposition settles a contiguous range.
         deliveries = sorted(map(_delivery_of, mine), key=_id_of)
         failures = await self._receiver.settle_each(deliveries, outcome)
-        arrival_of = {arrival.delivery.id: arrival for arrival in mine} if failures else {}
-        return [(arrival_of[delivery.id], error) for delivery, error in failures]
+        by_delivery = {message.delivery.id: message for message in mine} if failures else {}
+        return [(by_delivery[delivery.id], error) for delivery, error in failures]
 
-    def _arrivals(self, deliveries: list[Delivery]) -> list[RawReceivedMessage]:
+    def _messages(self, deliveries: list[Delivery]) -> list[RawReceivedMessage]:
         if not deliveries:
             return []
         payloads = list(map(_payload_of, deliveries))
-        facts, contents, partition_keys, locks = zip(*self._opener.decode(payloads), strict=True)
-        moments = map(self._clock.moments(locks).__getitem__, locks)
-        turns = map(_number_of, facts)
-        arrivals = list(map(RawReceivedMessage, facts, moments, deliveries, contents, turns, partition_keys))
+        facts, contents, partition_keys, locks = zip(*self._decoder.decode(payloads), strict=True)
+        lock_ends = map(self._clock.local_times(locks).__getitem__, locks)
+        ordinals = map(_number_of, facts)
+        messages = list(map(RawReceivedMessage, facts, lock_ends, deliveries, contents, ordinals, partition_keys))
         for delivery in deliveries:
             delivery.payload = b""
         if self._keeps_payload:
-            for arrival, payload in zip(arrivals, payloads, strict=True):
-                arrival.payload = payload
+            for message, payload in zip(messages, payloads, strict=True):
+                message.payload = payload
         if not all(contents):
-            for arrival in arrivals:
-                if arrival.content is None:
-                    arrival.facts = arrival.facts._replace(message_id=f"delivery {arrival.delivery.tag.hex()}")
-        return arrivals
+            for message in messages:
+                if message.content is None:
+                    message.facts = message.facts._replace(message_id=f"delivery {message.delivery.tag.hex()}")
+        return messages
 
 
 async def peek_queue(wire: AmqpClient, queue: str) -> AsyncIterator[list[PeekedHeader]]:
-    """What lies in a queue, locked or not, without receiving from it."""
+    """Peek all messages of a queue, locked ones included, page by page."""
     start = 0
     while payloads := await wire.peek(queue, start, _PAGE):
-        page = [_seen(Sections.split(payload)) for payload in payloads]
+        page = [_header_of(Sections.split(payload)) for payload in payloads]
         yield page
         start = page[-1].sequence_number + 1
 
 
-def _seen(sections: Sections) -> PeekedHeader:
+def _header_of(sections: Sections) -> PeekedHeader:
     return PeekedHeader(
         envelope.sequence_number(sections), envelope.enqueued_at(sections), envelope.is_deferred(sections)
     )

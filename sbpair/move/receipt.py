@@ -1,7 +1,7 @@
-"""What a mover did with every delivery it took, in buckets that must add up. Pure.
+"""The receipt of a run: the end of every received delivery, in buckets that must add up. Pure.
 
-The identity: received = sent + already_sent + expired + dead_lettered + released + in_doubt. Each delivery ends in
-exactly one bucket, and a receipt that does not balance says so itself.
+Identity: received = sent + already_sent + expired + dead_lettered + released + in_doubt. Each delivery ends in
+exactly one bucket, and `balanced` checks it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from sbpair.model.cost import Operations
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
 
 GONE = ("sent", "already_sent", "expired", "dead_lettered")
-"""Those whose messages the backlog does not hold any more."""
+"""Buckets whose messages are no longer in the backlog."""
 
 SPENT = ("received", "sent", "renewals", "empty_receives", "management_calls")
-"""What a mover itself spends operations on."""
+"""Operations that a mover causes itself."""
 
 MAX_LISTED = 1_000
-"""How many single messages a receipt names; the counts are exact beyond it."""
+"""How many single messages a receipt names. The counts are exact beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedMessage:
-    """One message that somebody may want to look at."""
+    """One message that may need attention, and why."""
 
     queue: str
     sequence_number: int
@@ -37,13 +37,13 @@ class NamedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Counts are deliveries, except `distinct`, which is messages: a message may be delivered more than once.
+    """Counts are deliveries, except `distinct`, which counts messages: a message may be delivered more than once.
 
-    `doubtful` names the messages of which one side did not answer, wherever they ended: each may be in the primary
-    twice, or will be after another run.
+    `doubtful` names the messages without an outcome from one side, in whichever bucket they ended: each may arrive in
+    the primary twice, now or after another run.
 
-    `operations` are those that the run asked for and was not refused, answered or not: what has no answer may have been
-    billed all the same. Messages count by the size that they have in the backlog.
+    `operations` are those requested and not refused: one without an answer may be billed too. Messages count by their
+    size in the backlog.
     """
 
     received: int = 0
@@ -66,19 +66,20 @@ class Receipt:
         return self.received == sum(int(getattr(self, bucket)) for bucket in BUCKETS)
 
     @property
-    def left(self) -> int:
-        """Messages that went back to the backlog, and did not come again."""
+    def remaining(self) -> int:
+        """Messages that went back to the backlog and were not delivered again."""
         return self.distinct - self.sent - self.expired - self.dead_lettered
 
     @property
     def exit_code(self) -> int:
-        """0 where all that was taken has arrived; 3 where some of it needs somebody's eyes; 1 where it is wrong."""
+        """0 if every received message has arrived; 3 if some need attention; 1 if the counts do not add up."""
         if not self.balanced:
             return ExitCode.BUG
-        return ExitCode.PARTIAL_OR_FINDINGS if self.expired or self.dead_lettered or self.left > 0 else ExitCode.DONE
+        findings = self.expired or self.dead_lettered or self.remaining > 0
+        return ExitCode.PARTIAL_OR_FINDINGS if findings else ExitCode.DONE
 
     def document(self) -> dict[str, object]:
-        """The receipt as JSON has it."""
+        """Return the receipt as its JSON document."""
         spent = {name: getattr(self.operations, name) for name in SPENT}
         return {
             **asdict(self),
@@ -88,7 +89,7 @@ class Receipt:
 
 
 class Tally:
-    """A receipt in the making."""
+    """Counts the ends of deliveries while a run moves."""
 
     def __init__(self) -> None:
         self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -100,12 +101,12 @@ class Tally:
         self._spent: Counter[str] = Counter()
 
     def received(self, queue: str, count: int, *, repeats: int = 0) -> None:
-        """`repeats` is how many of the messages have been delivered to this run before."""
+        """Count received messages. `repeats` of them were delivered to this run before."""
         self._queues[queue]["received"] += count
         self._repeats += repeats
 
     def sent(self, queue: str, destination: str, count: int, size: int) -> None:
-        """`size` is bytes, of all of them together."""
+        """Count accepted messages, of `size` bytes in total."""
         self._queues[queue]["sent"] += count
         self._destinations[destination] += count
         self._bytes_sent += size
@@ -125,19 +126,19 @@ class Tally:
             self._doubtful.append(named)
 
     def spent(self, what: str, operations: int) -> None:
-        """Billable operations, for one of SPENT."""
+        """Count billable operations of a kind in SPENT."""
         self._spent[what] += operations
 
     def count(self, queue: str, bucket: str) -> int:
         return self._queues.get(queue, Counter())[bucket]
 
     def gone(self, queue: str) -> int:
-        """How many deliveries of a queue have ended outside of it."""
+        """Return how many deliveries of a queue ended outside of it."""
         counts = self._queues.get(queue, Counter())
         return sum(counts[bucket] for bucket in GONE)
 
     def sent_to(self) -> dict[str, int]:
-        """How many messages each destination has accepted, by its path."""
+        """Return how many messages each destination has accepted, by path."""
         return dict(self._destinations)
 
     def receipt(self) -> Receipt:

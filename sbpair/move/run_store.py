@@ -1,6 +1,6 @@
-"""What a run keeps on disk, together: the lease, the state file, its own entry among the runs, and the journal.
+"""The files of a run: the lease, the state database, its run record and the journal.
 
-The law: the lease first, before anything is written, and last to be let go.
+Invariant: the lease is taken before anything is written, and released last.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 class RunStore:
-    """Opened for one run, as a context; without a directory, nothing is kept, and the journal is in memory.
+    """A context manager for one run. Without a directory nothing is kept, and the journal is in memory.
 
-    `receipt` answers the figures as they are now. `may_send` raises where nothing may be sent for another reason than
-    this machine's lease. Raises LeaseHeld, StateRefused or MachineLacks before anything is
-    moved.
+    `receipt` returns the current figures. `may_send` raises if nothing may be sent, for a reason other than this
+    machine's lease. Raises LeaseHeld, StateRefused or MachineLacks before anything is moved.
     """
 
     def __init__(
@@ -65,14 +64,14 @@ class RunStore:
                 self.finish(ExitCode.BUG, error=type(error).__name__)
 
     def record(self) -> None:
-        """Write the figures down, where they are not what they were."""
+        """Record the figures, if they have changed."""
         receipt = self._receipt()
         if self._recorded is not None and receipt != self._last:
             self._recorded.record(receipt.document())
             self._last = receipt
 
     def finish(self, exit_code: int, *, stopped: bool = False, error: str = "") -> None:
-        """Write down how the run ended; whatever raised through the context is written down by itself."""
+        """Record how the run ended. Leaving the context with an exception records that by itself."""
         if self._recorded is not None:
             self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
 

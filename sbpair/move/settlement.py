@@ -113,7 +113,7 @@ class Settlement:
         await self._complete(messages)
 
     async def _complete(self, messages: list[ReceivedMessage]) -> None:
-        """Complete what the primary accepted. A failure changes no count."""
+        """Complete accepted messages. A failure changes no count."""
         self.spend("received", messages)
         failures = await self._source.complete(messages)
         done = messages

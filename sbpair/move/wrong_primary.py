@@ -1,6 +1,6 @@
-"""Whether the primary may be the wrong one: a run that finds nothing there stops before it buries a backlog. Pure.
+"""Circuit breaker for a wrong primary: a run that finds no destination stops before it dead-letters a backlog. Pure.
 
-The law: once a single destination has been found, the primary is the right one for good.
+Invariant: once one destination has been found, the primary is trusted.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from sbpair.errors import Unsafe
 
 MAX_MISSING = 20
-"""How many messages may be dead-lettered for want of their destinations before one has been found."""
+"""How many messages may be dead-lettered for missing destinations before one has been found."""
 
 MIN_DESTINATIONS = 2
-"""One destination that is missing was deleted; it takes several to doubt the namespace."""
+"""A single missing destination may be deleted: several are needed to doubt the namespace."""
 
 NAMED = 3
 
 
 class WrongPrimaryBreaker:
-    """What the lanes of a run have found in the primary. `trusted` is whether it is no longer doubted."""
+    """Destinations that the workers of a run have found and missed. `trusted` ends all doubt."""
 
     def __init__(self, *, trusted: bool = False) -> None:
         self.trusted = trusted
@@ -26,7 +26,7 @@ class WrongPrimaryBreaker:
         self._count = 0
 
     def asked(self, destination: str) -> None:
-        """Whether there is such a destination will soon be known."""
+        """Record that a lookup of `destination` is pending."""
         if not self.trusted and destination not in self._missing:
             self._asked.add(destination)
 
@@ -34,11 +34,11 @@ class WrongPrimaryBreaker:
         self.trusted = True
 
     def limit(self, otherwise: int) -> int:
-        """How many messages may be judged at once."""
+        """Return how many messages may be refused at once."""
         return otherwise if self.trusted else min(otherwise, MAX_MISSING)
 
     def missing(self, destination: str, messages: int) -> Unsafe | None:
-        """Count messages whose destination is not there; why they must not be dead-lettered, if that is so."""
+        """Count messages of a missing destination. Return the error if they must not be dead-lettered."""
         if self.trusted:
             return None
         self._asked.discard(destination)
@@ -50,5 +50,5 @@ class WrongPrimaryBreaker:
         return Unsafe(
             f"none of the {len(self._missing)} queues or topics that the first messages are for is in the primary "
             f"namespace ({some}): is it the right one?",
-            hint="look with --dry-run; --allow-missing dead-letters them all the same",
+            hint="check with --dry-run; --allow-missing dead-letters them anyway",
         )

@@ -94,7 +94,7 @@ class ForecastBuilder:
         self._moved_units = self._turned_away_units = self._primary_credits = 0
 
     def decide(self, facts: Facts) -> Route:
-        """Return what a run would do, by the message alone."""
+        """Return the decision of a run, by the message alone."""
         return route(facts, ttl=self._ttl, now_ms=self.now_ms)
 
     def stays(self, facts: Facts, destination: str | None, outcome: str) -> None:
@@ -188,9 +188,9 @@ def total(flows: Iterable[FlowStats], queue: str = "", destination: str | None =
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a run would do now. `seconds` is None if only the network limits it.
+    """The forecast of a run. `seconds` is None if only the network limits it.
 
-    `queues` exist. `entities` are the destinations found. `notes` list what could not be checked.
+    `queues` exist. `entities` are the destinations found. `notes` list failed checks.
     """
 
     queues: tuple[str, ...]

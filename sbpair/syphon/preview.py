@@ -1,7 +1,7 @@
-"""What a syphon would do, by looking alone: `forecast = await preview.make_forecast(pair)`.
+"""Forecast of a syphon run from peeks alone: `forecast = await preview.make_forecast(pair)`.
 
-Nothing is locked, sent or settled, and no delivery count is raised: the backlog is peeked at, and destinations are
-asked for by management, or by opening a link to them over which nothing goes.
+Nothing is locked, sent or settled, and no delivery count changes. Destinations are looked up by management, or by
+opening a link to them that carries no message.
 """
 
 from __future__ import annotations
@@ -64,20 +64,19 @@ async def make_forecast(
     clock: Callable[[], float] = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> Forecast:
-    """Look at every backlog queue of `pair`, and say what a run by these terms would do now.
+    """Peek every backlog queue of `pair`, and forecast a run with these limits.
 
-    What another mover would do is told with `only`, the queues to look at; `aside`, which answers what becomes of a
-    message that it takes and does not send, and whether it repeats another one; its own limits; and `in_turn`, where it
-    receives everything before it sends.
+    For another kind of mover, `only` are the queues to peek. `aside` returns the outcome of a message that is received
+    and not sent, and whether it is a duplicate. `in_turn` is for a mover that receives everything before it sends.
 
-    Looking costs credits as well: it is held to those that were asked for, and else as fast as the service lets it.
+    Peeks cost credits too. They keep to `limits.credits`; without, they are as fast as the service allows.
 
-    Needs Listen on the secondary namespace; with Manage there it finds stranded queues, and with Manage or Send on the
-    primary it knows destinations that do not exist. Raises what keeps it from looking, such as EntityMissing where
-    there is no backlog queue at all; where the primary cannot be asked, the forecast says so.
+    Needs Listen on the secondary namespace. With Manage there it finds stranded queues; with Manage or Send on the
+    primary it finds missing destinations, without, a note reports that they were not checked. Raises SbpairError if
+    peeks fail, and EntityMissing without any backlog queue.
     """
     limits = limits or MoveLimits()
-    # The SDK takes half a second to load: a wrong option should not have to wait for it.
+    # Loading the SDK takes half a second: a wrong option is reported before.
     from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
     from sbpair.azure.destinations import open_destinations
@@ -85,129 +84,129 @@ async def make_forecast(
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         control = await enter(open_atom(pair.secondary))
-        there, here = await enter(open_destinations(pair.primary)), await enter(open_destinations(pair.secondary))
+        primary, secondary = [await enter(open_destinations(side)) for side in (pair.primary, pair.secondary)]
         get_token = await enter(token_getter(pair))
-        places = DestinationLookup(pair.primary, there, stack, get_token)
-        tiers = PairTiers(await places.tier(), await tier_of(here))
+        lookup = DestinationLookup(pair.primary, primary, stack, get_token)
+        tiers = PairTiers(await lookup.tier(), await tier_of(secondary))
         effective = effective_limits(limits, tiers)
-        pace = RateLimiter(clock(), primary=effective.secondary_credits if limits.credits is not None else None)
-        looker = Peeker(pair.secondary, get_token, pace, clock, sleep, on_event)
-        look = _PreviewScan(ForecastBuilder(limits.ttl, int(now() * 1000)), places, looker, aside)
+        rate_limiter = RateLimiter(clock(), primary=effective.secondary_credits if limits.credits is not None else None)
+        peeker = Peeker(pair.secondary, get_token, rate_limiter, clock, sleep, on_event)
+        scan = _PreviewScan(ForecastBuilder(limits.ttl, int(now() * 1000)), lookup, peeker, aside)
         found = await backlog_queues.find(pair, control)
         on_event(found)
-        await look.at_all(tuple(only) or found.queues)
-    if not look.there:
+        await scan.run(tuple(only) or found.queues)
+    if not scan.found:
         raise backlog_queues.none_found(pair)
-    return _forecast(pair, look, limits.ttl, effective, tiers, look.sums.seconds(effective, in_turn=in_turn))
+    return _forecast(pair, scan, limits.ttl, effective, tiers, scan.sums.seconds(effective, in_turn=in_turn))
 
 
 def _forecast(
-    pair: Pair, look: _PreviewScan, ttl: TimeToLive, limits: EffectiveLimits, tiers: PairTiers, seconds: float | None
+    pair: Pair, scan: _PreviewScan, ttl: TimeToLive, limits: EffectiveLimits, tiers: PairTiers, seconds: float | None
 ) -> Forecast:
-    sums = look.sums
+    sums = scan.sums
     secondary, primary = (tier or DEFAULT_TIER for tier in (tiers.secondary, tiers.primary))
-    spent = sums.operations(len(look.there))
+    spent = sums.operations(len(scan.found))
     return Forecast(
-        queues=tuple(look.there),
+        queues=tuple(scan.found),
         flows=tuple(sums.flows()),
         dead_letters=tuple(sums.dead_letters()),
-        entities=look.places.entities(),
+        entities=scan.lookup.entities(),
         limits=limits,
         seconds=seconds,
         estimate=cost.estimate(spent, secondary=secondary, primary=primary),
         tiers=tiers,
         ttl=ttl,
         now_ms=sums.now_ms,
-        notes=(*look.notes, *_unchecked(look.places), *_assumed(pair, tiers)),
+        notes=(*scan.notes, *_unchecked(scan.lookup), *_assumed(pair, tiers)),
     )
 
 
-def _unchecked(places: DestinationLookup) -> list[str]:
-    return [f"destinations were not checked: {places.unavailable}"] if places.unavailable else []
+def _unchecked(lookup: DestinationLookup) -> list[str]:
+    return [f"destinations were not checked: {lookup.unavailable}"] if lookup.unavailable else []
 
 
 def _assumed(pair: Pair, tiers: PairTiers) -> list[str]:
     sides = ((pair.primary, tiers.primary), (pair.secondary, tiers.secondary))
-    return [f"the tier of {end.name} is not known, and taken to be {DEFAULT_TIER}" for end, tier in sides if not tier]
+    return [f"the tier of {end.name} is not known; {DEFAULT_TIER} is assumed" for end, tier in sides if not tier]
 
 
-# Looking ----------------------------------------------------------------------------------------
+# The scan.
 
 
 @dataclass
 class _PreviewScan:
     sums: ForecastBuilder
-    places: DestinationLookup
-    looker: Peeker
+    lookup: DestinationLookup
+    peeker: Peeker
     aside: Aside
-    there: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    async def at_all(self, found: tuple[str, ...]) -> None:
-        turns = asyncio.Semaphore(QUEUES_AT_ONCE)
+    async def run(self, queues: tuple[str, ...]) -> None:
+        at_once = asyncio.Semaphore(QUEUES_AT_ONCE)
 
-        async def look(queue: str) -> None:
-            async with turns:
-                await self._at(PeekPosition(queue))
+        async def peek(queue: str) -> None:
+            async with at_once:
+                await self._peek(PeekPosition(queue))
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                for queue in found:
-                    tasks.create_task(look(queue), name=f"look at {queue}")
+                for queue in queues:
+                    tasks.create_task(peek(queue), name=f"peek {queue}")
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _at(self, position: PeekPosition) -> None:
+    async def _peek(self, position: PeekPosition) -> None:
         try:
-            await self.looker.peek(position, self._judge)
+            await self.peeker.peek(position, self._judge)
         except EntityMissing as error:
             self.notes.append(error.message)
         else:
-            self.there.append(position.queue)
+            self.found.append(position.queue)
         if position.truncated:
-            self.notes.append(f"{position.queue}: what lies behind an unreadable message was not looked at")
+            self.notes.append(f"{position.queue}: messages after an unreadable one were not peeked")
 
     async def _judge(self, seen: PeekedMessage) -> None:
         facts, sections = seen
         decision, stays = self.sums.decide(facts), _STAYS.get(message_state(sections))
-        destination = None if isinstance(decision, DeadLetter) else self.places.name(facts.path or "")
+        destination = None if isinstance(decision, DeadLetter) else self.lookup.name(facts.path or "")
         if stays is not None:
             self.sums.stays(facts, destination, stays)
             return
-        fate, again = self.aside(facts, decision)
-        if again:
+        outcome, is_duplicate = self.aside(facts, decision)
+        if is_duplicate:
             self.sums.count_duplicate(facts, destination)
-        if fate is not None:
-            self.sums.keep(facts, destination, fate)
+        if outcome is not None:
+            self.sums.keep(facts, destination, outcome)
         elif isinstance(decision, Send):
             await self._judge_send(sections, facts, decision)
         elif isinstance(decision, (DeadLetter, Expire)):
             self.sums.turn_away(facts, destination, decision)
 
-    async def _judge_send(self, sections: Sections, facts: Facts, order: Send) -> None:
-        place = await self.places.find(order.destination)
-        destination = self.places.name(order.destination)
-        doom = (
-            _refusal(place, sections, facts, order, self.sums.now_ms) if isinstance(place, DestinationEntity) else place
+    async def _judge_send(self, sections: Sections, facts: Facts, send: Send) -> None:
+        entity = await self.lookup.find(send.destination)
+        destination = self.lookup.name(send.destination)
+        dead_letter = (
+            _refusal(entity, sections, facts, send, self.sums.now_ms)
+            if isinstance(entity, DestinationEntity)
+            else entity
         )
-        if doom is not None:
-            self.sums.turn_away(facts, destination, doom)
+        if dead_letter is not None:
+            self.sums.turn_away(facts, destination, dead_letter)
         else:
-            known = place.filters if isinstance(place, DestinationEntity) else None
+            known = entity.filters if isinstance(entity, DestinationEntity) else None
             self.sums.send(facts, destination, ASSUMED_FILTERS if known is None else known)
 
 
 _STAYS = {DEFERRED: "deferred", SCHEDULED: "scheduled"}
 
 
-def _refusal(
-    entity: DestinationEntity, sections: Sections, facts: Facts, order: Send, now_ms: int
-) -> DeadLetter | None:
-    """Why a destination that is there would not take a message, if it would not."""
-    if entity.requires_session and order.session_id is None and sections.read_properties().group_id is None:
-        return refused(order.destination, "it requires sessions, and the message has none")
+def _refusal(entity: DestinationEntity, sections: Sections, facts: Facts, send: Send, now_ms: int) -> DeadLetter | None:
+    """Return why an existing destination would refuse a message, if it would."""
+    if entity.requires_session and send.session_id is None and sections.read_properties().group_id is None:
+        return refused(send.destination, "it requires sessions, and the message has none")
     limit = entity.message_bytes
-    # In the backlog a message is larger, by its aliases.
-    if limit is not None and facts.size > limit and len(restore(sections, order, now_ms)) > limit:
-        return refused(order.destination, f"it is larger than the {limit} bytes that are allowed")
+    # In the backlog a message is larger by its aliases.
+    if limit is not None and facts.size > limit and len(restore(sections, send, now_ms)) > limit:
+        return refused(send.destination, f"it is larger than the {limit} bytes that are allowed")
     return None

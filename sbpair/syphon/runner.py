@@ -47,8 +47,8 @@ RECORD_SECONDS = 5.0
 """How old the recorded figures may be after a crash."""
 
 STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE)
-"""Exit codes of what no message is at fault for, the gravest first: a lost lease, a refused key, a full disk, a side
-that is gone."""
+"""Exit codes of errors that no message caused, the gravest first: a lost lease, a refused key, a full disk, a lost
+side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ async def run(
     time. Without `state`, nothing is kept. With `lease_queue`, a session queue in the secondary namespace, no mover on
     any machine that names it moves the pair at the same time; the run ends if that lease is lost.
 
-    `ordered` keeps the order of a queue's messages for a destination. `limits` are the rate limits and what becomes of
-    a time to live; None is as fast as possible. With `sample_seconds`, `on_event` also gets the progress of
+    `ordered` keeps the order of a queue's messages for a destination. `limits` bound the rate, and select the time
+    to live; None is as fast as possible. With `sample_seconds`, `on_event` also gets the progress of
     destinations, and with the Manage claim the depth of each queue, at most that often.
 
     A worker that has lost a connection ends the other one and opens both again. If `reconnect` is False,
@@ -161,7 +161,7 @@ async def run(
 
 @dataclass(frozen=True)
 class _PreparedRun:
-    """Open connections to both namespaces' management, what they returned, and the first queues."""
+    """Open connections to both namespaces' management, their answers, and the first queues."""
 
     engine: RawEngine
     find: _QueueFinder
@@ -188,7 +188,7 @@ async def _prepare(
 
 
 async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -> Prepared | None:
-    """Return None if `stop` comes first: nothing is held yet that would have to be settled."""
+    """Return None if `stop` comes first: nothing is held yet that needs to be settled."""
 
     async def abort(wait: asyncio.Timeout) -> None:
         await stop.wait()
@@ -215,7 +215,7 @@ async def _take_lease(stack: AsyncExitStack, pair: Pair, queue: str, run_id: str
 
 
 async def _limit(stack: AsyncExitStack, pair: Pair, limits: MoveLimits) -> tuple[RateLimiter | None, SendCost | None]:
-    """Return what limits a run between namespaces of these tiers, and the cost of a message if credits are limited."""
+    """Return the rate limiter for namespaces of these tiers, and the cost of a message if credits are limited."""
     from sbpair.azure.destinations import open_destinations
 
     tiers, send_cost = PairTiers(), None

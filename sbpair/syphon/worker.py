@@ -48,7 +48,7 @@ TRIES = 3
 """How often `--once` tries a connection or a destination before it leaves the rest."""
 
 CLOCKS_DIFFER_MS = 60_000
-"""How far the service's clock may be behind the local one, when `--once` decides what was enqueued after its start."""
+"""How far the service's clock may be behind the local one. `--once` allows for it when it finds new messages."""
 
 BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
 
@@ -59,7 +59,7 @@ Opened = TypeVar("Opened")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What the workers of a run share.
+    """Everything that the workers of a run share.
 
     `count` returns how many messages a queue has, locked ones included; None without the right to count.
     `started_ms` is when the run began, in ms since 1970. `reconnect` is whether a lost connection is opened again.

@@ -123,7 +123,7 @@ async def test_a_queue_that_is_not_there_is_refused() -> None:
     [
         (("--destination", "no such"), "cannot be the path of a queue or a topic"),
         (("--destination", ""), "cannot be the path of a queue or a topic"),
-        (("--rate", "0"), "nothing would ever move"),
+        (("--rate", "0"), "must be greater than 0"),
         (("--where", "true"), "No such option: --where"),
         (("--dedup", "guess"), "--dedup"),
     ],

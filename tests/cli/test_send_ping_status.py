@@ -171,7 +171,7 @@ WRONG = [
     (["send", "a//b"], 2, "'a//b' cannot be the path of a queue or a topic"),
     (["send", "orders", "no-such-file"], 2, "no-such-file does not exist"),
     (["send", "orders", "/"], 2, "/ cannot be read: it is a directory"),
-    (["send", "orders", "--rate", "0"], 2, "--rate is 0, and nothing would ever move"),
+    (["send", "orders", "--rate", "0"], 2, "--rate must be greater than 0"),
     (["send", "orders", "--skip", "-1"], 2, "Invalid value for '--skip'"),
     (["send", "orders", "--timeout", "soon"], 2, "--timeout: 'soon' is not a duration"),
     (["send", "orders", "--timeout", "0"], 2, "--timeout is 0, and must be from 1 s to 3600 s"),

@@ -108,7 +108,7 @@ def test_once_ends_with_6_where_a_side_stays_away(side: str) -> None:
         stage.cut(side)
         result = await going
         assert result.exit_code == 6
-        assert (result.receipt.left, result.receipt.balanced) == (5, True)
+        assert (result.receipt.remaining, result.receipt.balanced) == (5, True)
         # Where it is the backlog that breaks, nothing can be given back: that counts as a delivery.
         counts = {message.delivery_count for message in stage.backlog().messages.peek(0, 10)}
         assert counts == ({0} if side == "primary" else {1})

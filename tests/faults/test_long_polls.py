@@ -97,7 +97,7 @@ def test_what_is_held_for_hours_keeps_its_locks_and_its_order_and_a_stop_gives_a
         at = stage.loop.time()
         assert await stage.until(lambda: engine.locked_count == 0) - at < 0.1
         result = await watching
-        assert (result.receipt.sent, result.receipt.left, result.receipt.balanced) == (50, 10, True)
+        assert (result.receipt.sent, result.receipt.remaining, result.receipt.balanced) == (50, 10, True)
         assert {message.delivery_count for message in engine.peek(0, 100)} == {0}
         assert lost == []
 

@@ -44,7 +44,7 @@ def test_once_leaves_what_can_never_be_dead_lettered_and_says_so(managed: bool) 
         result = await asyncio.wait_for(stage.start(once=True), 10 * LOCK_SECONDS)
         assert stubborn.asked <= DEAD_LETTER_TRIES
         assert stage.ids(stage.destination()) == ["m1", "m3"]
-        assert (result.exit_code, result.receipt.left, result.receipt.balanced) == (3, 1, True)
+        assert (result.exit_code, result.receipt.remaining, result.receipt.balanced) == (3, 1, True)
         ((_, error),) = result.failures
         assert error.message.startswith("1 message could neither be sent nor dead-lettered, and stayed: ")
         assert "does not take it" in error.message
@@ -60,7 +60,7 @@ def test_once_tries_again_when_the_lock_is_over(times: int) -> None:
         stubborn = Stubborn(stage, times)
         result = await asyncio.wait_for(stage.start(once=True), 10 * LOCK_SECONDS)
         assert stubborn.asked == times + 1
-        assert (result.receipt.dead_lettered, result.receipt.left, result.failures) == (1, 0, ())
+        assert (result.receipt.dead_lettered, result.receipt.remaining, result.failures) == (1, 0, ())
 
     play(scene)
 

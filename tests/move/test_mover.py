@@ -291,7 +291,7 @@ async def test_a_stop_does_not_wait_for_those_between(late: bool) -> None:
     async def accepted(_: Mover) -> None:
         while not late and len(memory.done) < 5:  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
-        while late and not context.journal._flying:  # noqa: ASYNC110  as above
+        while late and not context.journal._sending:  # noqa: ASYNC110  as above
             await asyncio.sleep(0)
 
     await move(memory, arrivals, context, settle=False, then=accepted)

@@ -18,8 +18,8 @@ from sbpair.move.rate_limit import (
     RECOVERY_SECONDS,
     RateLimiter,
     credits_of,
-    read_credits,
-    read_rate,
+    parse_credits,
+    parse_rate,
 )
 
 rates = st.floats(0.01, 50_000)
@@ -92,7 +92,7 @@ def test_without_a_limit_and_with_a_calm_service_nothing_waits(played):
     now = sum(amount for what, amount in calm if what == "wait")
     play(pace, calm, 1)
     assert pace.delay(now, 100_000) == 0.0
-    assert pace.limit(now) is None
+    assert pace.current_rate(now) is None
     assert pace.max_batch(now) >= 100_000
 
 
@@ -139,7 +139,7 @@ def test_filters_count():
 
 def test_the_two_namespaces_have_budgets_of_their_own():
     pace = RateLimiter(0.0, primary=500.0, secondary=100.0)
-    assert (pace.receivable(0.0), pace.limit(0.0)) == (20, 100.0)
+    assert (pace.receivable(0.0), pace.current_rate(0.0)) == (20, 100.0)
     pace.received(0.0, 30)
     assert (pace.receivable(0.0), pace.delay(0.0, 50)) == (0, 0.0)
     assert pace.receive_delay(0.0) == pytest.approx(0.11)
@@ -162,10 +162,10 @@ def test_a_busy_service_halves_the_pace_after_a_pause_and_gets_it_back_by_and_by
     pace = going(800)
     pace.on_busy(9.5)
     assert pace.pause_seconds(9.5) == pace.delay(9.5, 1) == BUSY_SECONDS
-    assert pace.limit(11.5) == 400
-    seen = [pace.limit(11.5 + second) for second in range(60)]
+    assert pace.current_rate(11.5) == 400
+    seen = [pace.current_rate(11.5 + second) for second in range(60)]
     assert all(later - earlier == pytest.approx(400 / RECOVERY_SECONDS) for earlier, later in pairwise(seen))
-    assert pace.limit(11.5 + RECOVERY_SECONDS) == pytest.approx(800)
+    assert pace.current_rate(11.5 + RECOVERY_SECONDS) == pytest.approx(800)
 
 
 def test_what_many_lanes_hear_at_once_counts_once():
@@ -173,7 +173,7 @@ def test_what_many_lanes_hear_at_once_counts_once():
     for _ in range(50):
         pace.on_busy(9.5)
         pace.on_busy(10.0)
-    assert pace.limit(12.0) == pytest.approx(400, rel=0.05)
+    assert pace.current_rate(12.0) == pytest.approx(400, rel=0.05)
     assert pace.pause_seconds(9.5) == BUSY_SECONDS
 
 
@@ -182,7 +182,7 @@ def test_a_service_that_stays_busy_is_left_alone_for_longer_and_longer_but_not_f
     for _ in range(12):
         pace.on_busy(now)
         pauses.append(pace.pause_seconds(now))
-        limits.append(pace.limit(now))
+        limits.append(pace.current_rate(now))
         now += pace.pause_seconds(now)
     assert pauses[:5] == [2.0, 4.0, 8.0, 10.0, 10.0]
     assert limits[0] == 400
@@ -198,7 +198,7 @@ def test_a_rate_below_the_least_still_holds_when_the_service_is_busy(rate, busy_
     for seconds in busy_after:
         now += seconds
         pace.on_busy(now)
-        assert pace.limit(now) == rate
+        assert pace.current_rate(now) == rate
 
 
 @given(st.floats(1, 50_000), st.lists(st.floats(0, 20), max_size=20))
@@ -207,8 +207,8 @@ def test_a_pace_that_was_slowed_down_comes_back_to_its_rate(rate, busy_after):
     for seconds in busy_after:
         now += seconds
         pace.on_busy(now)
-        assert MIN_RATE <= pace.limit(now) <= rate
-    assert pace.limit(now + MAX_BUSY_SECONDS + rate / 10) == rate
+        assert MIN_RATE <= pace.current_rate(now) <= rate
+    assert pace.current_rate(now + MAX_BUSY_SECONDS + rate / 10) == rate
 
 
 # What is asked for
@@ -227,7 +227,7 @@ def test_a_pace_that_was_slowed_down_comes_back_to_its_rate(rate, busy_after):
     ],
 )
 def test_a_rate_as_people_write_it(text, rate):
-    assert read_rate(text) == rate
+    assert parse_rate(text) == rate
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_a_rate_as_people_write_it(text, rate):
     ],
 )
 def test_a_wrong_rate_is_told_in_one_line(text):
-    with pytest.raises(UsageError, match=r"^--rate is ") as caught:
-        read_rate(text)
+    with pytest.raises(UsageError, match=r"^--rate(:| must) ") as caught:
+        parse_rate(text)
     assert (caught.value.exit_code, caught.value.message.count("\n")) == (2, 0)
     assert len(caught.value.message) < 120
 
@@ -274,7 +274,7 @@ def test_a_wrong_rate_is_told_in_one_line(text):
     ],
 )
 def test_credits_as_people_write_them(text, expected):
-    assert read_credits(text) == pytest.approx(expected)
+    assert parse_credits(text) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def test_credits_as_people_write_them(text, expected):
     ],
 )
 def test_wrong_credits_are_told_in_one_line(text):
-    with pytest.raises(UsageError, match=r"^--credits is ") as caught:
-        read_credits(text)
+    with pytest.raises(UsageError, match=r"^--credits(:| is) ") as caught:
+        parse_credits(text)
     assert (caught.value.exit_code, caught.value.message.count("\n")) == (2, 0)
 
 

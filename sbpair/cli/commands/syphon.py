@@ -236,8 +236,8 @@ def limits_of(rate: str | None, share: str | None, ttl: Ttl) -> "MoveLimits":
     from sbpair.syphon.limits import MoveLimits
 
     return MoveLimits(
-        rate=None if rate is None else rate_limit.read_rate(rate),
-        credits=None if share is None else rate_limit.read_credits(share),
+        rate=None if rate is None else rate_limit.parse_rate(rate),
+        credits=None if share is None else rate_limit.parse_credits(share),
         ttl=route.TimeToLive(ttl.value),
     )
 
