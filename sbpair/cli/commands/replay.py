@@ -193,7 +193,7 @@ def run_command(
         dedup=run.DedupMode(delivery.dedup.value),
         ttl=route.TimeToLive(delivery.ttl.value),
         ordered=delivery.order is SessionOrder.SESSION,
-        rate=None if delivery.rate is None else rate_limit.read_rate(delivery.rate),
+        rate=None if delivery.rate is None else rate_limit.parse_rate(delivery.rate),
         allow_missing=delivery.allow_missing,
         selection=_selection(choice),
         mode=run.ReplayMode(delivery.mode.value),

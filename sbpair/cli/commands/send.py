@@ -119,10 +119,10 @@ def command(
     if seconds is not None and seconds <= SHORT_SECONDS:
         screen.warn(f"--timeout {seconds:g}s is too short for a partitioned entity to try another partition")
     from sbpair.backlog import check_path
-    from sbpair.move.rate_limit import read_rate
+    from sbpair.move.rate_limit import parse_rate
 
     check_path(entity, shorten="give the name of a queue or topic")
-    limit = None if source.rate is None else read_rate(source.rate)
+    limit = None if source.rate is None else parse_rate(source.rate)
     from sbpair.cli.progress.send_progress import SendProgress
     from sbpair.message_io import line_reader, message_json, send_lines
 
