@@ -1,4 +1,4 @@
-"""A namespace on a clock that stands still, and a way to put numbered messages into its queues."""
+"""Fixtures: a namespace on a manual clock, queues in it, and messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def queue(make_queue: MakeQueue) -> QueueEntity:
 
 @pytest.fixture
 def make_queue(namespace: Namespace) -> MakeQueue:
-    """Makes `orders`; durations are given as text."""
+    """Create a queue [default: orders]; durations are text."""
 
     def make(path: str = "orders", **fields: object) -> QueueEntity:
         read = {name: timespan.parse(value) if str(value).startswith("P") else value for name, value in fields.items()}
@@ -46,7 +46,7 @@ def make_queue(namespace: Namespace) -> MakeQueue:
 
 @pytest.fixture
 def put(queue: QueueEntity) -> Callable[..., list[StoredMessage]]:
-    """Sends `count` messages of 100 bytes to the queue."""
+    """Send `count` messages of 100 bytes to the queue."""
 
     def send(count: int = 1, to: QueueEntity = queue, **fields: object) -> list[StoredMessage]:
         messages = [StoredMessage(Sections(), 100, **fields) for _ in range(count)]

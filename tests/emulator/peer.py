@@ -1,4 +1,4 @@
-"""A peer of the emulator's AMQP frontend that can be made to say anything, on a real socket."""
+"""A scripted peer of the emulator's AMQP frontend, on a real socket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECONDS = 10
 
 
 class Peer:
-    """A client of few words: it does what it is told and keeps every event it gets."""
+    """A client that sends what the test decides and keeps every event."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sasl: SaslClient) -> None:
         self.connection = Connection(sasl, container_id="peer", hostname="127.0.0.1")
@@ -46,14 +46,14 @@ class Peer:
         await self.writer.drain()
 
     async def read(self) -> None:
-        """Take in one piece of what the emulator says."""
+        """Read one piece of the emulator's output."""
         data = await self._reader.read(1 << 20)
         self.eof = not data
         self.events += self.connection.receive(data, 0.0)
         await self.flush()
 
     async def wait(self, kind: type[E], *, of: Any = None) -> E:
-        """The next event of a kind, taken off; `of` is the link that it is about."""
+        """Remove and return the next event of a kind, of the link `of`."""
         await self.flush()
         async with asyncio.timeout(SECONDS):
             while True:
@@ -65,7 +65,7 @@ class Peer:
                 await self.read()
 
     async def wait_closed(self) -> ConnectionClosed | None:
-        """Read to the end of the connection; what was said about it, if anything."""
+        """Read to the end of the connection and return its closing event, if any."""
         async with asyncio.timeout(SECONDS):
             while not self.eof:
                 await self.read()
@@ -89,7 +89,7 @@ class Peer:
         return link
 
     async def send(self, link: Any, *payloads: bytes, message_format: int = 0) -> list[Disposed]:
-        """Send, and wait until everything is settled."""
+        """Send payloads and return their dispositions."""
         while link.credit < len(payloads):
             await self.wait(CreditChanged, of=link)
         ids = {link.send(payload, payload[:1], message_format=message_format) for payload in payloads}
@@ -111,7 +111,7 @@ class Peer:
         return await self.wait(Disposed)
 
     async def ask(self, node: str, operation: str, body: Any, **properties: Any) -> Map:
-        """Ask a node; the application properties of its reply, with the body under "body"."""
+        """Send a request to a node; return the reply's application properties and its "body"."""
         session = await self.begin()
         requests = await self.attach_sender(node, session=session)
         replies = await self.attach_receiver(node, session=session)
@@ -127,13 +127,13 @@ class Peer:
         return Map([*reply.read_application_properties().pairs, ("body", reply.read_body()[0][1])])
 
     async def refusal_of(self, attaching: Awaitable[Any]) -> Any:
-        """The error with which a link is refused."""
+        """Return the error with which a link is refused."""
         await attaching
         return (await self.wait(LinkDetached)).error
 
 
 class Stage:
-    """An emulator with one namespace and one queue, and the way in."""
+    """An emulator with one namespace and one queue."""
 
     def __init__(self, emulator: Emulator) -> None:
         self.emulator = emulator
@@ -142,7 +142,7 @@ class Stage:
 
     @asynccontextmanager
     async def connect(self, *, signed_in: bool = True) -> AsyncIterator[Peer]:
-        """A peer that holds the key of the namespace, or one that has no rights yet."""
+        """Connect a peer with the namespace's key, or without rights."""
         host, _, port = self.namespace.authority.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         sasl = SaslClient.plain(ROOT_RULE.key_name, ROOT_RULE.primary_key) if signed_in else SaslClient()

@@ -1,4 +1,4 @@
-"""The door of Resource Manager, request by request: paths, versions, tokens, bodies, and what it refuses."""
+"""The Resource Manager frontend, request by request: paths, versions, tokens, bodies and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERSION = "api-version=2026-01-01"
 
 
 class Manager:
-    """Sends requests with a good token, unless told otherwise."""
+    """A client that sends requests, with a valid token by default."""
 
     def __init__(self, emulator: Emulator, session: ClientSession) -> None:
         self.emulator = emulator
@@ -84,9 +84,7 @@ async def open_manager(**options: Any) -> AsyncIterator[Manager]:
         ("DELETE", CONTOSO, VERSION, 409, "OperationNotAllowed"),
     ],
 )
-async def test_what_it_cannot_do_is_refused_with_a_code(
-    method: str, path: str, query: str, status: int, code: str
-) -> None:
+async def test_unsupported_requests_have_a_code(method: str, path: str, query: str, status: int, code: str) -> None:
     async with open_manager() as manager:
         answered, document = await manager.ask(method, path, query=query)
         assert (answered, document["error"]["code"]) == (status, code)
@@ -131,7 +129,7 @@ async def test_what_it_cannot_do_is_refused_with_a_code(
         ("authorizationRules/r", {"properties": {"rights": ["Send"]}}, 200, ""),
     ],
 )
-async def test_a_body_is_read_strictly(path: str, body: object, status: int, says: str) -> None:
+async def test_an_invalid_body_is_refused(path: str, body: object, status: int, says: str) -> None:
     async with open_manager() as manager:
         answered, document = await manager.ask("PUT", f"{CONTOSO}/{path}", body)
         assert answered == status, document
@@ -142,7 +140,7 @@ async def test_a_body_is_read_strictly(path: str, body: object, status: int, say
             assert says in document["error"]["message"]
 
 
-async def test_only_bearer_tokens_are_good_here() -> None:
+async def test_only_bearer_tokens_are_accepted() -> None:
     async with open_manager() as manager:
         signed = sign(manager.namespace.keys[0], f"https://{manager.namespace.authority}", 2**33)
         for token, code in {
@@ -156,7 +154,7 @@ async def test_only_bearer_tokens_are_good_here() -> None:
             assert "SAS_KEY" not in document["error"]["message"]
 
 
-async def test_a_token_for_resource_manager_is_none_for_the_namespace_itself() -> None:
+async def test_a_token_for_resource_manager_is_not_valid_for_the_namespace() -> None:
     async with open_manager() as manager:
         url = f"http://{manager.namespace.authority}/a/b"
         async with ClientSession() as session, session.get(url, headers={"Authorization": manager.token}) as answer:
@@ -164,13 +162,13 @@ async def test_a_token_for_resource_manager_is_none_for_the_namespace_itself() -
             assert "InvalidAudience" in await answer.text()
 
 
-async def test_any_well_formed_token_will_do_where_any_does() -> None:
+async def test_any_well_formed_token_can_be_accepted() -> None:
     async with open_manager(accept_any_token=True) as manager:
         foreign = manager.token.rpartition(".")[0] + ".c2lnbmVk"
         assert (await manager.ask("GET", f"{CONTOSO}/queues", token=foreign))[0] == 200
 
 
-async def test_types_are_read_in_any_case_and_a_subscription_needs_no_group() -> None:
+async def test_types_ignore_case_and_the_resource_group_is_optional() -> None:
     async with open_manager() as manager:
         path = f"/SUBSCRIPTIONS/{SUBSCRIPTION}/RESOURCEGROUPS/X/PROVIDERS/microsoft.servicebus/NAMESPACES/Contoso"
         status, document = await manager.ask("GET", f"{path}/QUEUES/A~B")
@@ -179,7 +177,7 @@ async def test_types_are_read_in_any_case_and_a_subscription_needs_no_group() ->
         assert (status, document["name"]) == (200, "contoso")
 
 
-async def test_management_requests_cost_credits_here_too() -> None:
+async def test_management_requests_cost_credits() -> None:
     async with open_manager(credits=10) as manager:
         answered = [await manager.ask("GET", f"{CONTOSO}/queues") for _ in range(3)]
         status, document = answered[-1]

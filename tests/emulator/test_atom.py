@@ -1,4 +1,4 @@
-"""The management door, request by request: what goes over the wire, to the element."""
+"""The Atom frontend, request by request, down to the XML element."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BACKLOG = "contoso%2Fx-servicebus-transfer%2F0"
 
 
 class Manager:
-    """Sends requests with a good token, unless told otherwise."""
+    """A client that sends requests, with a valid token by default."""
 
     def __init__(self, emulator: Emulator, session: ClientSession) -> None:
         self.emulator = emulator
@@ -76,7 +76,7 @@ def sub_code(text: str) -> int:
     return int(re.search(r"<Detail>SubCode=(\d+)\. ", text)[1])
 
 
-async def test_a_backlog_queue_is_given_back_element_for_element() -> None:
+async def test_a_backlog_queue_reads_back_element_for_element() -> None:
     async with open_manager() as manager:
         status, text = await manager.put(
             BACKLOG,
@@ -117,7 +117,7 @@ async def test_a_backlog_queue_is_given_back_element_for_element() -> None:
         assert elements_of((await manager.ask("GET", BACKLOG + "?enrich=true"))[1]) == elements_of(text)
 
 
-async def test_the_message_size_is_not_told_to_an_old_version() -> None:
+async def test_old_api_versions_get_no_message_size() -> None:
     async with open_manager() as manager:
         _, text = await manager.put("orders?api-version=2017-04")
         assert "MaxMessageSizeInKilobytes" not in elements_of(text)
@@ -149,7 +149,7 @@ async def test_the_message_size_is_not_told_to_an_old_version() -> None:
               "</AuthorizationRule></AuthorizationRules>"),
     ],
 )  # fmt: skip
-async def test_a_bad_description_is_refused_and_nothing_is_made(body) -> None:
+async def test_an_invalid_description_creates_nothing(body) -> None:
     async with open_manager() as manager:
         status, text = await manager.ask("PUT", "orders", body)
         assert (status, sub_code(text)) == (400, 40000)
@@ -157,14 +157,14 @@ async def test_a_bad_description_is_refused_and_nothing_is_made(body) -> None:
         assert manager.namespace.queues() == []
 
 
-async def test_a_name_that_cannot_be_is_refused() -> None:
+async def test_an_invalid_name_is_refused() -> None:
     async with open_manager() as manager:
         for path in ("contoso~x", "a%20b", "x" * 261, "gr%C3%B6sse", "a%2F%2Fb", "%24cbs"):
             status, text = await manager.put(path)
             assert (status, sub_code(text)) == (400, 40000)
 
 
-async def test_what_exists_and_what_does_not_has_the_services_codes() -> None:
+async def test_existing_and_missing_entities_have_the_services_codes() -> None:
     async with open_manager() as manager:
         await manager.put("orders")
         status, text = await manager.put("ORDERS")
@@ -195,7 +195,7 @@ async def test_an_update_replaces_the_description_and_keeps_the_messages() -> No
         assert "RequiresSession" in text
 
 
-async def test_counts_are_told_one_by_one() -> None:
+async def test_each_count_is_reported() -> None:
     async with open_manager() as manager:
         await manager.put("orders")
         queue = manager.namespace.queue("orders")
@@ -215,7 +215,7 @@ async def test_counts_are_told_one_by_one() -> None:
         assert elements_of(text)["AccessedAt"] > "2026"
 
 
-async def test_a_list_comes_in_pages_that_point_on() -> None:
+async def test_a_list_has_pages_with_links() -> None:
     async with open_manager() as manager:
         for index in range(250):
             manager.namespace.create_queue(f"q{index:03}")
@@ -232,7 +232,7 @@ async def test_a_list_comes_in_pages_that_point_on() -> None:
 
 
 @pytest.mark.parametrize("path", ["$Resources/topics", "orders/subscriptions", "$resources/queues?$skip=7"])
-async def test_there_is_nothing_to_list(path) -> None:
+async def test_an_empty_list_is_an_empty_feed(path) -> None:
     async with open_manager() as manager:
         status, text = await manager.ask("GET", path)
         assert status == 200
@@ -240,13 +240,13 @@ async def test_there_is_nothing_to_list(path) -> None:
 
 
 @pytest.mark.parametrize("query", ["$skip=-1", "$top=x", "$top=" + "9" * 5000, "api-version=1999-01"])
-async def test_a_bad_query_is_refused(query) -> None:
+async def test_an_invalid_query_is_refused(query) -> None:
     async with open_manager() as manager:
         status, text = await manager.ask("GET", f"$Resources/queues?{query}")
         assert (status, sub_code(text)) == (400, 40000)
 
 
-async def test_only_a_good_token_with_manage_may_manage() -> None:
+async def test_only_a_valid_token_with_manage_is_accepted() -> None:
     async with open_manager() as manager:
         listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
         manager.namespace.keys += (listener,)
@@ -261,7 +261,7 @@ async def test_only_a_good_token_with_manage_may_manage() -> None:
         assert status == 201
 
 
-async def test_an_entitys_rules_are_kept_and_sign() -> None:
+async def test_an_entitys_rules_are_kept_and_sign_tokens() -> None:
     rules = (
         '<AuthorizationRules><AuthorizationRule i:type="SharedAccessAuthorizationRule">'
         "<ClaimType>SharedAccessKey</ClaimType><ClaimValue>None</ClaimValue>"
@@ -285,7 +285,7 @@ async def test_an_entitys_rules_are_kept_and_sign() -> None:
         assert (kept.created_at_ms, kept.modified_at_ms > rule.modified_at_ms) == (rule.created_at_ms, True)
 
 
-async def test_a_forwarding_target_is_given_back_as_a_whole_address() -> None:
+async def test_a_forwarding_target_reads_back_as_a_whole_address() -> None:
     async with open_manager() as manager:
         whole = f"sb://{manager.namespace.authority}/target"
         for name, given in (("bare", "target"), ("whole", whole)):
@@ -293,14 +293,14 @@ async def test_a_forwarding_target_is_given_back_as_a_whole_address() -> None:
             assert elements_of(text)["ForwardTo"] == whole
 
 
-async def test_other_verbs_are_not_for_entities() -> None:
+async def test_other_methods_are_not_allowed() -> None:
     async with open_manager() as manager:
         for path in ("orders/messages", "$Resources/queues"):
             status, text = await manager.ask("POST", path)
             assert (status, read(text).findtext("Code")) == (405, "405")
 
 
-async def test_a_mistake_of_ours_is_told_in_the_services_words(monkeypatch, caplog) -> None:
+async def test_a_bug_is_answered_with_the_services_text(monkeypatch, caplog) -> None:
     kept = "SharedAccessKey=secret"
 
     def failing(*_: object) -> None:
@@ -318,7 +318,7 @@ async def test_a_mistake_of_ours_is_told_in_the_services_words(monkeypatch, capl
 
 
 @pytest.mark.parametrize("path", ["/[", "/orders", "//["])
-async def test_two_slashes_at_the_start_name_no_host(path) -> None:
+async def test_two_leading_slashes_are_no_host(path) -> None:
     async with open_manager() as manager:
         await manager.put("orders")
         host, _, port = manager.namespace.authority.rpartition(":")
@@ -342,7 +342,7 @@ async def test_two_slashes_at_the_start_name_no_host(path) -> None:
         (503, "SubCode=50300. "),
     ],
 )
-async def test_requests_are_refused_as_often_as_was_asked_for_in_the_services_words(status: int, begins: str) -> None:
+async def test_count_requests_are_refused_with_the_services_text(status: int, begins: str) -> None:
     async with open_manager() as manager:
         manager.emulator.faults.refuse_requests("contoso", status, count=2)
         for _ in range(2):
@@ -353,7 +353,7 @@ async def test_requests_are_refused_as_often_as_was_asked_for_in_the_services_wo
         assert (await manager.ask("GET", "$Resources/queues"))[0] == 200
 
 
-async def test_the_requests_of_one_entity_or_one_method_alone_are_refused_until_the_fault_ends() -> None:
+async def test_only_one_entity_or_method_is_refused() -> None:
     async with open_manager() as manager:
         faults = manager.emulator.faults
         fault = faults.refuse_requests("contoso", 409, "Orders", method="PUT", sub_code=40900)
@@ -366,7 +366,7 @@ async def test_the_requests_of_one_entity_or_one_method_alone_are_refused_until_
         assert (await manager.put("orders"))[0] == 201
 
 
-async def test_a_refusal_says_when_to_come_again_where_it_is_told_to() -> None:
+async def test_a_refusal_can_have_a_retry_after_header() -> None:
     async with open_manager() as manager:
         url = f"http://{manager.namespace.authority}/"
         fault = {"kind": "refuse-requests", "namespace": "contoso", "status": 429, "retry_after_seconds": 7}

@@ -1,4 +1,4 @@
-"""Topics, subscriptions and rules in Atom, request by request: what the official client for Python does not send."""
+"""Topics, subscriptions and rules in Atom: requests that the official client for Python does not send."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def sub_code(text: str) -> int:
     return int(found[1])
 
 
-async def test_a_topic_is_described_in_the_service_s_order() -> None:
+async def test_a_topic_has_the_services_order_of_elements() -> None:
     async with open_manager() as manager:
         wanted = "<FilteringMessagesBeforePublishing>true</FilteringMessagesBeforePublishing>"
         status, text = await manager.put("a%2FTopic", "TopicDescription", wanted)
@@ -96,7 +96,7 @@ async def test_a_topic_is_described_in_the_service_s_order() -> None:
         assert [found[f"{name}Count"] for name in ("Subscription", "SqlFilter", "CorrelationFilter")] == ["1", "1", "1"]
 
 
-async def test_a_subscription_is_made_with_the_rule_that_it_is_given() -> None:
+async def test_a_subscription_is_created_with_its_first_rule() -> None:
     async with open_manager() as manager:
         manager.namespace.create_topic("t")
         rule = (
@@ -139,7 +139,7 @@ REFUSED = [
 ]
 
 
-async def test_what_cannot_be_is_refused_as_the_service_does() -> None:
+async def test_invalid_requests_have_the_services_errors() -> None:
     async with open_manager() as manager:
         manager.namespace.create_queue("q")
         manager.namespace.create_topic("t").create_subscription("s")
@@ -159,7 +159,7 @@ async def test_what_cannot_be_is_refused_as_the_service_does() -> None:
 @pytest.mark.parametrize(
     "path", ["t/subscriptions/n", "n/subscriptions", "n/subscriptions/s/rules", "t/subscriptions/s/rules/n"]
 )
-async def test_what_is_not_there_is_an_empty_feed(path: str) -> None:
+async def test_a_missing_entity_is_an_empty_feed(path: str) -> None:
     async with open_manager() as manager:
         manager.namespace.create_topic("t").create_subscription("s")
         status, text = await manager.ask("GET", path)
@@ -207,7 +207,7 @@ TYPED = [
         SubscriptionRule("acting", SqlRuleFilter("a < 1"), SqlAction("SET a = @x", (("@x", read_typed("long", "7")),))),
     ],
 )
-def test_a_rule_in_xml_is_the_same_rule(rule: SubscriptionRule) -> None:
+def test_a_rule_reads_back_from_its_xml(rule: SubscriptionRule) -> None:
     assert read_rule(ET.fromstring(rule_xml(rule))) == rule  # noqa: S314  # it comes from the emulator
 
 

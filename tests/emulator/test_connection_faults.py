@@ -1,4 +1,4 @@
-"""Faults of connections and links, seen by the wire client in the emulator's own loop: every moment is an event."""
+"""Faults of connections and links, as the AMQP client sees them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def open_scene() -> AsyncIterator[Scene]:
 
 @pytest.mark.parametrize("kind", ["drop", "reset"])
 @pytest.mark.parametrize("frames", [0, 1, 2])
-async def test_a_connection_breaks_at_the_frame_that_was_named(kind, frames) -> None:
+async def test_a_connection_breaks_after_the_given_frames(kind, frames) -> None:
     async with open_scene() as scene:
         async with scene.wire() as wire:
             sender = await scene_sender(wire)
@@ -65,7 +65,7 @@ async def scene_sender(wire: AmqpClient):
     return sender
 
 
-async def test_as_many_connections_break_as_were_named() -> None:
+async def test_count_connections_break() -> None:
     async with open_scene() as scene:
         scene.faults.reset("contoso", 3, count=1)
         with pytest.raises(Unavailable):
@@ -75,7 +75,7 @@ async def test_as_many_connections_break_as_were_named() -> None:
             await (await scene_sender(wire)).send(MESSAGE)
 
 
-async def test_a_connection_without_the_entity_is_left_alone() -> None:
+async def test_a_connection_without_the_entity_continues() -> None:
     async with open_scene() as scene:
         scene.emulator.namespaces["contoso"].create_queue("invoices")
         async with scene.wire() as wire, scene.wire() as other:
@@ -86,7 +86,7 @@ async def test_a_connection_without_the_entity_is_left_alone() -> None:
                     await orders.send(MESSAGE)
 
 
-async def test_a_stalled_connection_goes_on_where_it_was() -> None:
+async def test_a_stalled_connection_continues_where_it_stopped() -> None:
     async with open_scene() as scene:
         async with scene.wire() as wire, scene.wire() as other:
             sender, unharmed = await scene_sender(wire), await scene_sender(other)
@@ -103,7 +103,7 @@ async def test_a_stalled_connection_goes_on_where_it_was() -> None:
         assert scene.queue.counts().active == 6
 
 
-async def test_answers_come_later_and_in_their_order() -> None:
+async def test_latency_delays_answers_in_order() -> None:
     async with open_scene() as scene:
         loop = asyncio.get_running_loop()
         async with scene.wire() as wire:
@@ -129,7 +129,7 @@ async def test_an_accepted_send_is_never_acknowledged() -> None:
         assert scene.queue.counts().active == 2
 
 
-async def test_links_end_and_can_be_had_again() -> None:
+async def test_detached_links_can_be_attached_again() -> None:
     async with open_scene() as scene, scene.wire() as wire:
         sender, receiver = await scene_sender(wire), await wire.receiver("orders")
         await sender.send(MESSAGE)
@@ -144,7 +144,7 @@ async def test_links_end_and_can_be_had_again() -> None:
         assert delivery is not None
 
 
-async def test_an_entity_that_is_down_takes_nobody_in() -> None:
+async def test_an_entity_that_is_down_refuses_links() -> None:
     async with open_scene() as scene:
         scene.emulator.namespaces["contoso"].create_queue("orders/other")
         async with scene.wire() as wire:
@@ -163,7 +163,7 @@ async def test_an_entity_that_is_down_takes_nobody_in() -> None:
             await (await scene_sender(wire)).send(MESSAGE)
 
 
-async def test_a_throttled_namespace_is_busy_and_keeps_what_it_has() -> None:
+async def test_a_throttled_namespace_is_busy_and_holds_deliveries() -> None:
     async with open_scene() as scene, scene.wire() as wire:
         sender, receiver = await scene_sender(wire), await wire.receiver("orders")
         await sender.send(MESSAGE)
@@ -180,7 +180,7 @@ async def test_a_throttled_namespace_is_busy_and_keeps_what_it_has() -> None:
         assert len(await receiver.take(1, seconds=SECONDS)) == 1
 
 
-async def test_the_control_door_puts_faults_on_and_takes_them_off() -> None:
+async def test_the_control_api_begins_and_ends_faults() -> None:
     async with open_scene() as scene:
         url = f"http://{scene.emulator.namespaces['contoso'].authority}/$control/faults"
         asked = {"kind": "entity-down", "namespace": "contoso", "entity": "orders"}

@@ -1,4 +1,4 @@
-"""Faults as data: which fields each takes, how frames are counted, and what each fault undoes when it ends."""
+"""Faults: their fields, the counting of frames, and the effect of their end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def frame(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("piece", [1, 3, 7, 1000])
-def test_frames_are_counted_however_they_arrive(piece) -> None:
+def test_frames_are_counted_in_any_pieces(piece) -> None:
     stream = b"AMQP\x03\x01\x00\x00" + frame(40) + frame(8) + b"AMQP\x00\x01\x00\x00" + frame(9) + frame(300)
     counter = FrameCounter()
     found = [
@@ -37,7 +37,7 @@ def test_frames_are_counted_however_they_arrive(piece) -> None:
     assert found == [48, 73, 373]
 
 
-def test_a_counter_goes_on_within_a_frame() -> None:
+def test_a_counter_can_start_within_a_frame() -> None:
     stream = frame(40) + frame(50)
     assert FrameCounter(stream[:13]).ends(stream[13:]) == [27, 77]
 
@@ -55,7 +55,7 @@ def test_a_counter_goes_on_within_a_frame() -> None:
         ("orders2", "orders", False),
     ],
 )
-def test_what_belongs_to_an_entity(path, entity, whether) -> None:
+def test_the_paths_within_an_entity(path, entity, whether) -> None:
     assert is_within(path, entity) is whether
 
 
@@ -80,14 +80,14 @@ def test_what_belongs_to_an_entity(path, entity, whether) -> None:
         (Fault("latency", "contoso", ms=1, status=500), "status"),
     ],
 )
-def test_a_bad_fault_is_refused_with_where_it_is_bad(faults, fault, where) -> None:
+def test_a_bad_field_of_a_fault_is_named(faults, fault, where) -> None:
     with pytest.raises(BadField) as refused:
         faults.begin(fault)
     assert refused.value.where == where
     assert faults.active() == {}
 
 
-def test_every_kind_can_be_begun_and_ended(faults, namespace, queue) -> None:
+def test_every_kind_of_fault_begins_and_ends(faults, namespace, queue) -> None:
     for name, kind in KINDS.items():
         wanted = {field: OTHER_THAN_ONE.get(field, 1) for field in (*kind.needs, *kind.takes)}
         if "partition" in wanted:
@@ -107,7 +107,7 @@ def test_an_unknown_fault_cannot_be_ended(faults) -> None:
         faults.end("fault-1")
 
 
-def test_an_entity_that_is_down_can_be_told_from_its_neighbours(faults, namespace, make_queue) -> None:
+def test_an_outage_of_an_entity_spares_its_neighbours(faults, namespace, make_queue) -> None:
     make_queue("orders")
     make_queue("orders/x")
     with faults.during("entity-down", "contoso", entity="Orders"):
@@ -117,7 +117,7 @@ def test_an_entity_that_is_down_can_be_told_from_its_neighbours(faults, namespac
     namespace.fault_points.check("orders/$management")
 
 
-def test_a_throttle_refuses_as_often_as_it_was_told(faults, namespace, queue) -> None:
+def test_a_throttle_refuses_count_operations(faults, namespace, queue) -> None:
     with faults.during("throttle", "contoso", count=2):
         for _ in range(2):
             with pytest.raises(ServerBusy, match="50009"):
@@ -128,7 +128,7 @@ def test_a_throttle_refuses_as_often_as_it_was_told(faults, namespace, queue) ->
         assert namespace.fault_points.meter.allowed(10, "elsewhere") == 10
 
 
-def test_locks_run_out_when_they_are_told_to(faults, queue, put) -> None:
+def test_expire_locks_expires_all_locks(faults, queue, put) -> None:
     put(3)
     first, _ = queue.messages.receive(2)
     faults.expire_locks("contoso", "orders")
@@ -137,7 +137,7 @@ def test_locks_run_out_when_they_are_told_to(faults, queue, put) -> None:
     assert first.delivery_count == 1
 
 
-def test_the_clock_jumps_and_what_is_due_happens(faults, queue, clock) -> None:
+def test_the_clock_fault_runs_due_timers(faults, queue, clock) -> None:
     queue.send([StoredMessage(b"", 1, scheduled_at_ms=clock.now_ms() + 5_000)])
     faults.advance_clock("contoso", 5_000)
     assert len(queue.messages.receive(1)) == 1

@@ -1,4 +1,4 @@
-"""What the official clients, unmodified, make of faults."""
+"""Faults, as the official clients see them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from azure.servicebus.exceptions import (
 
 @pytest.fixture
 def faults(running: Any) -> Iterator[Any]:
-    """The faults of the emulator, called in its own loop."""
+    """The emulator's faults, called in its own loop."""
 
     class InLoop:
         def __getattr__(self, name: str) -> Any:
@@ -32,12 +32,12 @@ def faults(running: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def collected() -> Iterator[None]:
-    """Finds at once what the test has left to the garbage collector."""
+    """Collect garbage at once, so that its warnings belong to this test."""
     yield
     gc.collect()
 
 
-def test_an_entity_is_down_and_up_again(official: Any, running: Any, faults: Any) -> None:
+def test_an_entity_goes_down_and_up(official: Any, running: Any, faults: Any) -> None:
     queue = running.queue()
     with official.sender(running.connection_string, queue.path) as sender:
         down = faults.entity_down("contoso", queue.path)
@@ -49,7 +49,7 @@ def test_an_entity_is_down_and_up_again(official: Any, running: Any, faults: Any
     assert running.do(queue.counts).active == 1
 
 
-def test_a_busy_service_says_so(official: Any, running: Any, faults: Any) -> None:
+def test_a_client_reports_a_busy_service(official: Any, running: Any, faults: Any) -> None:
     queue = running.queue()
     with official.sender(running.connection_string, queue.path) as sender:
         faults.throttle("contoso", queue.path, count=1)
@@ -59,7 +59,7 @@ def test_a_busy_service_says_so(official: Any, running: Any, faults: Any) -> Non
     assert running.do(queue.counts).active == 1
 
 
-def test_a_send_without_an_answer_times_out_and_is_there_all_the_same(official: Any, running: Any, faults: Any) -> None:
+def test_an_unacknowledged_send_times_out_but_is_stored(official: Any, running: Any, faults: Any) -> None:
     queue = running.queue()
     with official.sender(running.connection_string, queue.path) as sender:
         faults.swallow_acks("contoso", queue.path, count=1)
@@ -68,7 +68,7 @@ def test_a_send_without_an_answer_times_out_and_is_there_all_the_same(official: 
     assert running.do(queue.counts).active == 1
 
 
-def test_a_settlement_after_the_locks_have_run_out_is_refused(official: Any, running: Any, faults: Any) -> None:
+def test_a_settlement_after_lock_expiry_is_refused(official: Any, running: Any, faults: Any) -> None:
     queue = running.queue()
     with (
         official.sender(running.connection_string, queue.path) as sender,
@@ -81,11 +81,11 @@ def test_a_settlement_after_the_locks_have_run_out_is_refused(official: Any, run
             receiver.complete_message(message)
 
 
-# The clients do not close the socket of a connection that broke under them.
+# The clients do not close the socket of a broken connection.
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("kind", ["drop", "reset"])
-def test_a_sender_gets_over_a_broken_connection(official: Any, running: Any, faults: Any, kind: str) -> None:
+def test_a_sender_recovers_from_a_broken_connection(official: Any, running: Any, faults: Any, kind: str) -> None:
     queue = running.do(lambda: running.other.create_queue(f"{kind}-{uuid.uuid4()}"))
     where = (running.emulator.ready.namespaces[1].connection_string, queue.path)
     with official.sender(*where) as sender:

@@ -1,7 +1,7 @@
-"""Valid conversations, broken: frames, performatives and sections that are nearly right, said to a door through memory.
+"""Valid AMQP conversations, broken: frames, performatives and sections that are nearly right, through memory.
 
-Whatever is said: nothing goes wrong unheard, nothing takes for ever or grows without bound, and a client in good faith
-is served afterwards. The quick runs are for every day; `-m slow` runs the long ones.
+No error is swallowed, no conversation hangs or grows without bound, and a correct client is served afterwards.
+`-m slow` runs more examples.
 """
 
 from __future__ import annotations
@@ -113,76 +113,76 @@ INTERESTING = [
 
 
 class Memory(asyncio.Transport):
-    """The transport of a door that nobody but the test is at the other end of."""
+    """The transport of a connection whose other end is the test."""
 
-    def __init__(self, door: asyncio.Protocol) -> None:
+    def __init__(self, connection: asyncio.Protocol) -> None:
         super().__init__()
-        self.door = door
-        self.said = bytearray()
+        self.connection = connection
+        self.output = bytearray()
         self.total = 0
         self.closing = False
-        door.connection_made(self)
+        connection.connection_made(self)
 
     def hear(self, data: bytes) -> None:
         if not self.closing:
-            self.door.data_received(data)
+            self.connection.data_received(data)
 
     def take(self) -> bytes:
-        said, self.said = bytes(self.said), bytearray()
-        return said
+        output, self.output = bytes(self.output), bytearray()
+        return output
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.said += data
+        self.output += data
         self.total += len(data)
 
     def close(self) -> None:
         if not self.closing:
             self.closing = True
-            asyncio.get_running_loop().call_soon(self.door.connection_lost, None)
+            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
 
     abort = close
 
     def is_closing(self) -> bool:
         return self.closing
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ARG002  # there is nothing to know
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ARG002  # no information is needed
         return default
 
     def get_write_buffer_size(self) -> int:
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Everything is taken at once."""
+        """Do nothing: all output is taken at once."""
 
     def pause_reading(self) -> None:
-        """Nothing is read but what the test says."""
+        """Do nothing: the test decides what is read."""
 
     def resume_reading(self) -> None:
-        """As above."""
+        """Do nothing: the test decides what is read."""
 
 
 async def settled() -> None:
-    """Let everything run that is due."""
+    """Run all callbacks that are due."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 class Client:
-    """A client in good faith. `said` keeps what it has sent, a piece for every time that it spoke."""
+    """A correct client. `sent` holds the pieces that it sent."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.connection = Connection(
             SaslClient.plain(ROOT_RULE.key_name, ROOT_RULE.primary_key), container_id="good", hostname="h"
         )
         self.transport = Memory(AmqpConnection(namespace))
-        self.said: list[bytes] = []
+        self.sent: list[bytes] = []
         self.events: list[Any] = []
 
     async def talk(self) -> None:
-        """To and fro until there is nothing to say."""
+        """Exchange bytes until neither side has output."""
         while True:
             if out := self.connection.take():
-                self.said.append(out)
+                self.sent.append(out)
                 self.transport.hear(out)
             await settled()
             answer = self.transport.take()
@@ -191,7 +191,7 @@ class Client:
             self.events += self.connection.receive(answer, 0.0)
 
     async def links(self, *addresses: str) -> list[Any]:
-        """A sender for `>address`, a receiver for `<address`, each in a session of its own."""
+        """Attach a sender for `>address`, a receiver for `<address`, each in its own session."""
         made = []
         await self.talk()
         for address in addresses:
@@ -212,7 +212,7 @@ class Client:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def is_served(self) -> None:
-        """Sends a message and gets it back, or fails."""
+        """Send a message and receive it."""
         sender, receiver = await self.links(">good", "<good")
         assert self.of(CreditChanged)
         sender.send(data_body(b"good"), b"t")
@@ -236,7 +236,7 @@ def furnished() -> Namespace:
 
 
 def unharmed(scene: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
-    """Plays a scene, and sees that nothing goes wrong unheard and nothing takes for ever."""
+    """Run a scene with a time limit, and fail on errors of the loop."""
     caplog.clear()
     unheard: list[dict[str, Any]] = []
 
@@ -254,7 +254,7 @@ def unharmed(scene: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None
 
 
 def broken(draw: Draw, value: Any) -> Any:
-    """The value with one place in it changed: anywhere, at the top or deep inside."""
+    """Return the value with one change, at the top or deep inside."""
     inside = children(value)
     if not inside or draw(st.integers(0, 3)) == 0:
         return draw(st.sampled_from(INTERESTING))
@@ -292,7 +292,7 @@ def with_children(value: Any, inside: list[Any]) -> Any:
 
 
 def values_of(data: bytes) -> list[Any]:
-    """The values that follow each other in a frame: its performative, and the sections of its payload."""
+    """Return the values of a frame: its performative and the sections of its payload."""
     values, position = [], 0
     while position < len(data):
         value, position = codec.decode(data, position)
@@ -317,7 +317,7 @@ def broken_bytes(draw: Draw, data: bytes) -> bytes:
     )
 
 
-# Conversations in good faith
+# Valid conversations
 
 
 def request(operation: str, **arguments: Any) -> bytes:
@@ -436,14 +436,14 @@ CONVERSATIONS: dict[str, Callable[[Client], Any]] = {
 
 @cache
 def recorded(name: str) -> list[bytes]:
-    """What a client says in a conversation: its handshake as one piece, then frame by frame."""
+    """Return the pieces that a client sends: its handshake, then frame by frame."""
 
     async def record() -> list[bytes]:
         client = Client(furnished())
         await CONVERSATIONS[name](client)
         client.transport.close()
         await settled()
-        return client.said
+        return client.sent
 
     said = b"".join(asyncio.run(record()))
     start = said.rindex(AMQP_HEADER) + len(AMQP_HEADER)
@@ -473,7 +473,7 @@ def broken_frame(draw: Draw, data: bytes) -> bytes:
     values[number] = broken(draw, values[number])
     try:
         body = b"".join(codec.encode(value) for value in values)
-    except (TypeError, ValueError, ProtocolError):  # an array of two kinds, say: nothing that could be sent
+    except (TypeError, ValueError, ProtocolError):  # cannot be encoded, such as an array of two types
         return broken_bytes(draw, data)
     return frame(body, channel=draw(st.sampled_from([int.from_bytes(data[6:8])] * 5 + [0, 9, 65535])))
 
@@ -513,25 +513,27 @@ def survive(caplog: pytest.LogCaptureFixture, said: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_what_is_broken_here_is_sound_at_first(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_unbroken_inputs_are_valid(name: str, caplog: pytest.LogCaptureFixture) -> None:
     assert len(recorded(name)) > 10
     survive(caplog, recorded(name))
 
 
 @QUICK
 @given(broken_conversations())
-def test_broken_conversations_harm_nobody(caplog: pytest.LogCaptureFixture, told: tuple[str, list[bytes]]) -> None:
-    survive(caplog, told[1])
+def test_broken_conversations_harm_no_other_client(
+    caplog: pytest.LogCaptureFixture, conversation: tuple[str, list[bytes]]
+) -> None:
+    survive(caplog, conversation[1])
 
 
 @settings(QUICK, max_examples=60)
 @given(broken_conversations())
 def test_broken_conversations_take_little_memory(
-    caplog: pytest.LogCaptureFixture, told: tuple[str, list[bytes]]
+    caplog: pytest.LogCaptureFixture, conversation: tuple[str, list[bytes]]
 ) -> None:
     tracemalloc.start()
     try:
-        survive(caplog, told[1])
+        survive(caplog, conversation[1])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -541,7 +543,7 @@ def test_broken_conversations_take_little_memory(
 @pytest.mark.slow
 @LONG
 @given(broken_conversations())
-def test_broken_conversations_harm_nobody_for_long(
-    caplog: pytest.LogCaptureFixture, told: tuple[str, list[bytes]]
+def test_many_broken_conversations_harm_no_other_client(
+    caplog: pytest.LogCaptureFixture, conversation: tuple[str, list[bytes]]
 ) -> None:
-    survive(caplog, told[1])
+    survive(caplog, conversation[1])

@@ -1,4 +1,4 @@
-"""Valid requests to Resource Manager, broken in JSON, in paths and in bytes: an answer, and nothing worse."""
+"""Valid requests to Resource Manager, broken in JSON, in paths and in bytes: each gets an answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATUSES = {"200", "204", "400", "401", "403", "404", "405", "409", "411", "501"
 
 
 def broken(draw: Draw, value: Any) -> Any:
-    """The value with something in it replaced, dropped, renamed or wrapped."""
+    """Return the value with one part replaced, dropped, renamed or wrapped."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         key = draw(st.sampled_from(sorted(value)))
         rest = {name: each for name, each in value.items() if name != key}
@@ -56,7 +56,7 @@ def broken(draw: Draw, value: Any) -> Any:
 
 @st.composite
 def broken_requests(draw: Draw) -> tuple[str, str, str, bytes, int]:
-    """Method, target, a header more, body; and where the bytes of it all are hit, if anywhere."""
+    """Draw method, target, an extra header and body, and the position of a broken byte, if any."""
     method, path, document = REQUESTS[draw(st.sampled_from(sorted(REQUESTS)))]
     if document is not None:
         document = broken(draw, document)
@@ -105,7 +105,7 @@ def survive(attacked: Attacked, caplog: pytest.LogCaptureFixture, *request: Any)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_what_is_broken_here_is_sound_at_first(attacked: Attacked, name: str) -> None:
+def test_the_unbroken_inputs_are_valid(attacked: Attacked, name: str) -> None:
     method, path, document = REQUESTS[name]
     body = b"" if document is None else json.dumps(document).encode()
     assert attacked.ask(method, f"{path}?{VERSION}", "", body).startswith(b"HTTP/1.1 200")
@@ -114,15 +114,17 @@ def test_what_is_broken_here_is_sound_at_first(attacked: Attacked, name: str) ->
 
 
 @QUICK
-@given(request_=broken_requests())
-def test_broken_requests_harm_nobody(attacked: Attacked, caplog: pytest.LogCaptureFixture, request_: Any) -> None:
-    survive(attacked, caplog, *request_)
+@given(broken=broken_requests())
+def test_broken_requests_harm_no_other_client(
+    attacked: Attacked, caplog: pytest.LogCaptureFixture, broken: Any
+) -> None:
+    survive(attacked, caplog, *broken)
 
 
 @pytest.mark.slow
 @LONG
-@given(request_=broken_requests())
-def test_broken_requests_harm_nobody_for_long(
-    attacked: Attacked, caplog: pytest.LogCaptureFixture, request_: Any
+@given(broken=broken_requests())
+def test_many_broken_requests_harm_no_other_client(
+    attacked: Attacked, caplog: pytest.LogCaptureFixture, broken: Any
 ) -> None:
-    survive(attacked, caplog, *request_)
+    survive(attacked, caplog, *broken)

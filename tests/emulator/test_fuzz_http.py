@@ -1,7 +1,7 @@
-"""Valid management requests, broken: in their XML, their paths, their headers, and as bytes, said to a real port.
+"""Valid management requests, broken in their XML, paths, headers and bytes, on a real port.
 
-Whatever is asked: an answer in the service's terms or the end of that connection, nothing unheard, and a client in good
-faith is served afterwards. The quick runs are for every day; `-m slow` runs the long ones.
+Each is answered or its connection ends, no error is swallowed, and a correct client is served afterwards. `-m slow`
+runs more examples.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def broken_tree(draw: Draw, data: bytes) -> bytes:
 
 @st.composite
 def broken_requests(draw: Draw) -> tuple[str, str, str, bytes, int]:
-    """Method, target, a header more, body; and where the bytes of it all are hit, if anywhere."""
+    """Draw method, target, an extra header and body, and the position of a broken byte, if any."""
     method, path, body = REQUESTS[draw(st.sampled_from(sorted(REQUESTS)))]
     for _ in range(draw(st.integers(0, 3)) if body else 0):
         body = broken_tree(draw, body)
@@ -154,7 +154,7 @@ def broken_requests(draw: Draw) -> tuple[str, str, str, bytes, int]:
 
 
 class Attacked:
-    """An emulator on a loop that runs as far as a test wants."""
+    """An emulator on a loop that the test runs step by step."""
 
     def __init__(self) -> None:
         self.unheard: list[dict[str, Any]] = []
@@ -199,7 +199,7 @@ class Attacked:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PATIENCE_SECONDS if promises else MAX_SECONDS):
                         return await reader.read(MAX_ANSWER)
-                # It waits for what was promised and does not come.
+                # It waits for the rest of the declared body.
                 writer.write_eof()
                 return await reader.read(MAX_ANSWER)
             except ConnectionError:
@@ -228,7 +228,7 @@ def survive(attacked: Attacked, caplog: pytest.LogCaptureFixture, *request: Any)
 
 
 @pytest.mark.parametrize("name", [name for name in REQUESTS if name != "an end"])
-def test_what_is_broken_here_is_sound_at_first(attacked: Attacked, name: str) -> None:
+def test_the_unbroken_inputs_are_valid(attacked: Attacked, name: str) -> None:
     method, path, body = REQUESTS[name]
     header = "If-Match: *" if name == "a queue again" else ""
     answer = attacked.ask(method, f"{path}?{QUERIES[0]}", header, body)
@@ -238,15 +238,17 @@ def test_what_is_broken_here_is_sound_at_first(attacked: Attacked, name: str) ->
 
 
 @QUICK
-@given(request_=broken_requests())
-def test_broken_requests_harm_nobody(attacked: Attacked, caplog: pytest.LogCaptureFixture, request_: Any) -> None:
-    survive(attacked, caplog, *request_)
+@given(broken=broken_requests())
+def test_broken_requests_harm_no_other_client(
+    attacked: Attacked, caplog: pytest.LogCaptureFixture, broken: Any
+) -> None:
+    survive(attacked, caplog, *broken)
 
 
 @pytest.mark.slow
 @LONG
-@given(request_=broken_requests())
-def test_broken_requests_harm_nobody_for_long(
-    attacked: Attacked, caplog: pytest.LogCaptureFixture, request_: Any
+@given(broken=broken_requests())
+def test_many_broken_requests_harm_no_other_client(
+    attacked: Attacked, caplog: pytest.LogCaptureFixture, broken: Any
 ) -> None:
-    survive(attacked, caplog, *request_)
+    survive(attacked, caplog, *broken)

@@ -122,7 +122,7 @@ def survive(text: str, *, action: bool) -> None:
 
 
 @pytest.mark.parametrize("text", FILTERS + ACTIONS)
-def test_what_is_broken_here_is_sound_at_first(text: str) -> None:
+def test_the_unbroken_inputs_are_valid(text: str) -> None:
     assert SqlRuleFilter(text) if text in FILTERS else SqlAction(text)
 
 

@@ -1,4 +1,4 @@
-"""Peers that send garbage, halves, lies and floods: each costs its own connection, while others go on working."""
+"""Peers that send garbage, incomplete frames and floods: each harms its own connection only."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ HOSTILE = {
 
 
 class Good:
-    """A client that sends and receives until it is told to stop, and may never be disturbed."""
+    """A client that sends and receives throughout an attack."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -87,7 +87,7 @@ class Good:
             await self.ready.wait()
             before = self.done
             await attack
-            # It has been served since, and goes on being.
+            # It was served during the attack, and still is.
             while self.done < before + 3:
                 self.ready.clear()
                 await self.ready.wait()
@@ -97,7 +97,7 @@ class Good:
 async def raw(stage: Stage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = stage.namespace.authority.rpartition(":")
     connected = socket.socket()
-    # Little of what is said and not read stays in the kernel, where nobody can see it.
+    # Small socket buffers keep unread output out of the kernel.
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     connected.connect((host, int(port)))
@@ -116,7 +116,7 @@ async def until_cut_off(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_what_breaks_the_protocol_costs_its_own_connection(name: str) -> None:
+async def test_a_protocol_error_costs_its_own_connection(name: str) -> None:
     async with open_stage() as stage:
 
         async def attack() -> None:
@@ -127,7 +127,7 @@ async def test_what_breaks_the_protocol_costs_its_own_connection(name: str) -> N
         await Good(stage).during(attack())
 
 
-async def test_halves_of_everything_are_waited_for_a_while_and_cut_off() -> None:
+async def test_incomplete_handshakes_are_cut_off() -> None:
     async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage:
 
         async def half(size: int) -> None:
@@ -136,14 +136,14 @@ async def test_halves_of_everything_are_waited_for_a_while_and_cut_off() -> None
             await until_cut_off(reader, writer)
 
         async def attack() -> None:
-            # The first four bytes find the door; without them there is no handshake to be slow in.
+            # The first four bytes select the protocol, which starts the handshake timer.
             sizes = range(4, len(OPENED))
             await asyncio.gather(*(half(size) for size in sizes))
 
         await Good(stage).during(attack())
 
 
-async def test_slow_bytes_are_cut_off_too() -> None:
+async def test_slow_bytes_are_cut_off() -> None:
     async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage:
 
         async def attack() -> None:
@@ -159,7 +159,7 @@ async def test_slow_bytes_are_cut_off_too() -> None:
         await Good(stage).during(attack())
 
 
-async def test_links_without_end_are_cut_off() -> None:
+async def test_too_many_links_are_cut_off() -> None:
     async with open_stage(ConnectionLimits(max_links=20)) as stage:
 
         async def attack() -> None:
@@ -188,7 +188,7 @@ async def test_a_message_in_endless_parts_costs_its_link() -> None:
         await Good(stage).during(attack())
 
 
-async def test_parts_of_nothing_do_not_add_up() -> None:
+async def test_empty_parts_use_no_memory() -> None:
     async with open_stage() as stage, stage.connect() as peer, stage.connect() as other:
         out = await other.attach_sender("orders")
         link = await peer.attach_sender("orders")
@@ -213,8 +213,8 @@ async def test_parts_of_nothing_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize("how", ["does not read", "goes away", "closes its window"])
-async def test_a_flood_of_questions_is_answered_as_far_as_answers_are_taken(how: str) -> None:
-    """A few bytes ask for 200 KB each time: what is not read is not asked for again, and in the end not even read."""
+async def test_a_flood_of_requests_is_answered_as_replies_are_read(how: str) -> None:
+    """Each small request has a reply of 200 KB; without a reader, requests are no longer read."""
 
     async with open_stage() as stage:
         stage.namespace.create_queue("large")

@@ -273,7 +273,7 @@ def test_an_entity_that_nobody_uses_is_deleted(another, official) -> None:
 
 
 def put_forward(running: Any, minutes: int) -> None:
-    """By the control door, as programs in other languages do."""
+    """Advance the clock through the control API, as programs in other languages do."""
     asked = urllib.request.Request(  # of the emulator
         f"http://{running.namespace.authority}/$control/clock",
         json.dumps({"advance_ms": minutes * 60_000}).encode(),

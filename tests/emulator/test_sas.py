@@ -1,4 +1,4 @@
-"""Tokens: who signed them, for what, until when."""
+"""Shared access tokens: signature, scope and expiry."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def soon(clock: ManualClock) -> int:
 
 
 def raw_token(resource: str, expiry: int, key: str = "SAS_KEY_VALUE", name: str = ROOT_RULE.key_name) -> str:
-    """Not url-encoded anywhere, the signature included."""
+    """Return a token without URL encoding, not even of the signature."""
     sig = base64.b64encode(signature(key, resource, str(expiry))).decode()
     return f"SharedAccessSignature sr={resource}&sig={sig}&se={expiry}&skn={name}"
 
 
-def test_a_namespace_wide_token_is_good_for_every_entity(namespace, soon) -> None:
+def test_a_token_for_the_namespace_is_valid_for_every_entity(namespace, soon) -> None:
     for resource in (WHOLE, WHOLE + "/", "sb://elsewhere"):
         grant = namespace.authenticate(sign(ROOT_RULE, resource, soon), ENTITY)
         assert grant.rights == ALL_RIGHTS
@@ -49,7 +49,7 @@ def test_a_namespace_wide_token_is_good_for_every_entity(namespace, soon) -> Non
         assert grant.expires_at_ms == soon * 1000
 
 
-def test_a_token_for_a_whole_url_is_good_for_the_path_in_it(namespace, soon) -> None:
+def test_a_token_for_a_url_is_valid_for_its_path(namespace, soon) -> None:
     token = sign(ROOT_RULE, "https://127.0.0.1:5672/orders?api-version=2021-05&enrich=false", soon)
     assert namespace.authenticate(token, ENTITY).scope == "orders"
     listing = sign(ROOT_RULE, "https://127.0.0.1:5672/$resources/queues?$skip=0", soon)
@@ -58,7 +58,7 @@ def test_a_token_for_a_whole_url_is_good_for_the_path_in_it(namespace, soon) -> 
         namespace.authenticate(listing, ENTITY)
 
 
-def test_a_token_for_an_entity_is_good_for_it_and_what_is_below(namespace, soon) -> None:
+def test_a_token_for_an_entity_is_valid_below_it(namespace, soon) -> None:
     token = sign(ROOT_RULE, ENTITY, soon)
     for address in (ENTITY, "ORDERS", "orders/$DeadLetterQueue", "amqps://127.0.0.1:5672/orders/$management"):
         assert namespace.authenticate(token, address).scope == "orders"
@@ -68,7 +68,7 @@ def test_a_token_for_an_entity_is_good_for_it_and_what_is_below(namespace, soon)
 
 
 @pytest.mark.parametrize("expiry", range(1_800_000_000, 1_800_000_040))
-def test_raw_and_encoded_tokens_are_verified_as_they_came(namespace, expiry) -> None:
+def test_raw_and_encoded_tokens_are_verified_as_received(namespace, expiry) -> None:
     assert namespace.authenticate(raw_token(ENTITY, expiry), ENTITY).key_name == ROOT_RULE.key_name
     lower = quote_plus(ENTITY).lower()
     sig = quote(base64.b64encode(signature("SAS_KEY_VALUE", lower, str(expiry))), safe="")
@@ -94,7 +94,7 @@ def test_a_signature_for_another_resource_or_time_is_not_authenticated(namespace
             namespace.authenticate(changed, "")
 
 
-def test_a_token_runs_out_by_the_namespaces_clock(namespace, clock, soon) -> None:
+def test_a_token_expires_by_the_namespaces_clock(namespace, clock, soon) -> None:
     token = sign(ROOT_RULE, ENTITY, soon)
     grant = namespace.authenticate(token, ENTITY)
     clock.advance(60_000)
@@ -114,7 +114,7 @@ def test_an_entitys_own_rule_signs_for_that_entity_only(namespace, clock, soon) 
             namespace.authenticate(sign(SENDER, resource, soon), "orders")
 
 
-def test_a_claim_on_one_entity_is_none_on_another(namespace, clock, soon) -> None:
+def test_a_right_on_one_entity_is_none_on_another(namespace, clock, soon) -> None:
     grant = namespace.authenticate(sign(ROOT_RULE, ENTITY, soon), ENTITY)
     with pytest.raises(Unauthorized):
         grant.require(AccessRight.SEND, "orders-old", clock.now_ms())
@@ -137,11 +137,11 @@ def test_a_claim_on_one_entity_is_none_on_another(namespace, clock, soon) -> Non
         "Bearer eyJ",
     ],
 )
-def test_what_is_no_token_is_not_authenticated(namespace, token) -> None:
+def test_an_invalid_token_is_not_authenticated(namespace, token) -> None:
     with pytest.raises(Unauthenticated):
         namespace.authenticate(token, ENTITY)
 
 
-def test_nothing_shows_a_key() -> None:
+def test_no_repr_shows_a_key() -> None:
     assert "first key" not in repr(SENDER)
     assert "second key" not in repr(SENDER)

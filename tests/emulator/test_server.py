@@ -1,4 +1,4 @@
-"""Ports, first bytes, outages and the control door, over real sockets."""
+"""Ports, protocol detection, outages and the control API, over real sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Parrot(asyncio.Protocol):
-    """Stands in for the AMQP door: says back what it hears."""
+    """An echo server in place of the AMQP frontend."""
 
     def connection_made(self, transport) -> None:
         self.transport = transport
@@ -63,7 +63,7 @@ def parrot_emulator(*names: str) -> Emulator:
 
 
 async def eof(reader: asyncio.StreamReader) -> bool:
-    """Whether the other side ends the connection without a word."""
+    """Return whether the other side closes the connection without output."""
     try:
         return await reader.read() == b""
     except ConnectionError:
@@ -118,7 +118,7 @@ async def test_first_bytes_may_come_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\x00", b"\x16\x03\x01\x02\x00", b"AMQQ", b"GETX", b"A" * 100_000])
-async def test_other_first_bytes_end_that_connection_at_once(garbage) -> None:
+async def test_unknown_first_bytes_end_the_connection(garbage) -> None:
     async with parrot_emulator() as emulator:
         async with connected(emulator) as (reader, writer):
             writer.write(garbage)
@@ -127,7 +127,7 @@ async def test_other_first_bytes_end_that_connection_at_once(garbage) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"AM"])
-async def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
+async def test_a_silent_peer_is_disconnected(said) -> None:
     loop = asyncio.get_running_loop()
     listening = server.bind_port("127.0.0.1", 0)
     make = lambda: ProtocolSniffer(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
@@ -148,7 +148,7 @@ async def test_a_peer_that_stays_silent_is_not_waited_for(said) -> None:
         b"PUT /secret" + b"x" * 20_000,
     ],
 )
-async def test_what_is_no_http_is_one_line_of_information(said, caplog) -> None:
+async def test_invalid_http_is_logged_in_one_line(said, caplog) -> None:
     with caplog.at_level("DEBUG", "sbpair"), caplog.at_level("DEBUG", "aiohttp"):
         async with Emulator([("contoso", 0)]) as emulator, connected(emulator) as (reader, writer):
             writer.write(said)
@@ -157,7 +157,7 @@ async def test_what_is_no_http_is_one_line_of_information(said, caplog) -> None:
     assert "secret" not in caplog.text
 
 
-async def test_a_port_in_use_is_named_and_nothing_is_started() -> None:
+async def test_a_port_in_use_is_reported_and_no_port_opens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         first, second = free.getsockname()[1], taken.getsockname()[1]
@@ -170,7 +170,7 @@ async def test_a_port_in_use_is_named_and_nothing_is_started() -> None:
             await asyncio.open_connection("127.0.0.1", first)
 
 
-async def test_a_port_can_be_taken_again_at_once() -> None:
+async def test_a_port_can_be_reused_at_once() -> None:
     port = 0
     for _ in range(3):
         async with Emulator([("contoso", port)], amqp_factory=parrot) as emulator:
@@ -204,17 +204,17 @@ async def test_stopping_ends_every_connection() -> None:
         ([("contoso", 0), ("Contoso", 0)], UsageError),
     ],
 )
-def test_names_and_ports_that_cannot_be_are_refused(namespaces, error) -> None:
+def test_invalid_names_and_ports_are_refused(namespaces, error) -> None:
     with pytest.raises(error):
         Emulator(namespaces)
 
 
-def test_a_host_of_another_machine_is_refused() -> None:
+def test_a_host_of_another_machine_cannot_be_bound() -> None:
     with pytest.raises(MachineLacks, match=r"192\.0\.2\.1"):
         server.bind_port("192.0.2.1", 0)
 
 
-async def test_the_ready_file_is_there_from_when_all_ports_accept_until_it_stops(tmp_path: Path) -> None:
+async def test_the_ready_file_exists_while_all_ports_accept(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     path.write_text("left by an earlier run")
     seen, written = [], []
@@ -240,12 +240,12 @@ async def test_the_ready_file_is_there_from_when_all_ports_accept_until_it_stops
     )
 
 
-async def test_a_ready_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+async def test_an_unwritable_ready_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(MachineLacks, match="nowhere"):
         await server.serve([("contoso", 0)], ready_file=tmp_path / "nowhere" / "ready.json")
 
 
-async def test_an_outage_breaks_connections_and_leaves_the_control_door() -> None:
+async def test_an_outage_breaks_connections_but_not_the_control_api() -> None:
     async with parrot_emulator("contoso", "contoso-dr") as emulator:
         async with connected(emulator) as (reader, writer), connected(emulator, "contoso-dr") as (other, other_writer):
             for each in (writer, other_writer):
@@ -270,7 +270,7 @@ async def test_an_outage_breaks_connections_and_leaves_the_control_door() -> Non
         assert (await call(emulator, "DELETE", f"faults/{answer['id']}"))[0] == 404
 
 
-async def test_the_clock_can_be_put_forward_and_what_is_due_happens() -> None:
+async def test_advancing_the_clock_runs_due_timers() -> None:
     async with parrot_emulator() as emulator:
         queue = emulator.namespaces["contoso"].create_queue("orders")
         queue.send([StoredMessage(Sections(), 10)])
@@ -302,14 +302,14 @@ async def test_the_clock_can_be_put_forward_and_what_is_due_happens() -> None:
         ("clock", {"advance": 1}, "body"),
     ],
 )
-async def test_bad_control_requests_are_answered_with_where_they_are_bad(path, document, where) -> None:
+async def test_the_answer_to_a_bad_control_request_names_the_field(path, document, where) -> None:
     async with parrot_emulator() as emulator:
         status, answer = await post(emulator, path, document)
         assert (status, answer["error"]["where"]) == (400, where)
         assert not emulator.namespaces["contoso"].is_down
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+async def test_a_missing_body_times_out() -> None:
     async def handle(request: web.BaseRequest) -> web.Response:
         with pytest.raises(ArgumentInvalid, match="did not arrive"):
             await read_body(request, seconds=0.05)
@@ -326,7 +326,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         await http.shutdown(1)
 
 
-async def test_a_mistake_of_the_control_door_is_logged_without_what_it_was_made_with(monkeypatch, caplog) -> None:
+async def test_a_bug_of_the_control_api_is_logged_without_values(monkeypatch, caplog) -> None:
     kept = "SharedAccessKey=secret"
 
     def failing() -> dict:
@@ -344,12 +344,12 @@ async def test_a_mistake_of_the_control_door_is_logged_without_what_it_was_made_
     assert kept not in caplog.text
 
 
-async def test_a_path_that_the_control_door_does_not_know_is_not_found() -> None:
+async def test_an_unknown_path_of_the_control_api_is_not_found() -> None:
     async with parrot_emulator() as emulator:
         assert (await call(emulator, "GET", "nothing"))[0] == 404
 
 
-async def test_the_timer_ends_locks_without_anyone_asking() -> None:
+async def test_the_timer_expires_locks_by_itself() -> None:
     async with parrot_emulator() as emulator:
         description = QueueDescription(lock_duration=20 * TICKS_PER_MS)
         queue = emulator.namespaces["contoso"].create_queue("orders", description)

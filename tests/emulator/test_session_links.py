@@ -1,4 +1,4 @@
-"""Links to sessions, and links that end by themselves, with a peer that says exactly what a test wants."""
+"""Links to sessions, and idle links, with a scripted peer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sessions(stage: Stage) -> Any:
 
 
 def ask_for(session: Any, session_id: str | None, wait_ms: int | None = None) -> Any:
-    """A link that asks for a session, and grants credit right behind, before it is answered."""
+    """Attach a link to a session and grant credit before the answer."""
     link = session.receiver(f"from-{session_id}")
     properties = None if wait_ms is None else {Symbol("com.microsoft:timeout"): UInt(wait_ms)}
     link.open(source=Source("sessions", filter={FILTER: session_id}), target=Target("peer"), properties=properties)
@@ -36,7 +36,7 @@ def ask_for(session: Any, session_id: str | None, wait_ms: int | None = None) ->
     return link
 
 
-async def test_the_answer_names_the_session_and_how_long_it_is_locked() -> None:
+async def test_the_answer_has_the_session_and_the_end_of_its_lock() -> None:
     async with open_stage() as stage:
         queue = sessions(stage)
         async with stage.connect() as peer:
@@ -55,7 +55,7 @@ async def test_the_answer_names_the_session_and_how_long_it_is_locked() -> None:
         assert queue.counts().total == 0
 
 
-async def test_a_link_waits_for_a_session_and_then_is_answered() -> None:
+async def test_a_link_is_answered_when_a_session_is_free() -> None:
     async with open_stage() as stage:
         sessions(stage)
         async with stage.connect() as peer:
@@ -65,7 +65,7 @@ async def test_a_link_waits_for_a_session_and_then_is_answered() -> None:
             assert Sections.split(delivery.payload).read_properties().group_id == "s"
 
 
-async def test_a_link_that_waited_long_enough_is_refused() -> None:
+async def test_a_link_is_refused_when_its_time_is_over() -> None:
     async with open_stage() as stage:
         queue = sessions(stage)
         async with stage.connect() as peer:
@@ -78,7 +78,7 @@ async def test_a_link_that_waited_long_enough_is_refused() -> None:
         assert queue.messages.locked_count == 0
 
 
-async def test_who_leaves_while_waiting_gets_no_session() -> None:
+async def test_a_link_closed_while_waiting_gets_no_session() -> None:
     async with open_stage() as stage:
         queue = sessions(stage)
         async with stage.connect() as peer:
@@ -102,7 +102,7 @@ async def test_a_lost_session_ends_its_link() -> None:
             assert queue.messages.locked_count == 0
 
 
-async def test_sessions_are_asked_about_at_the_management_node() -> None:
+async def test_the_management_node_answers_about_sessions() -> None:
     async with open_stage() as stage:
         sessions(stage)
         node, name = "sessions/$management", {"session-id": "s"}
@@ -142,7 +142,7 @@ async def test_messages_are_deleted_in_batches() -> None:
             assert (await peer.ask(node, operation, body))["statusCode"] == 400
 
 
-async def test_outcomes_carry_properties() -> None:
+async def test_outcomes_modify_properties() -> None:
     async with open_stage() as stage, stage.connect() as peer:
         await peer.send(await peer.attach_sender("orders"), message())
         link = await peer.attach_receiver("orders")
@@ -159,7 +159,7 @@ async def test_outcomes_carry_properties() -> None:
         assert properties.pairs == (("why", "not now"), ("attempt", "second"), ("DeadLetterReason", "r"))
 
 
-async def test_idle_links_end_and_those_of_disabled_entities() -> None:
+async def test_idle_links_and_links_of_disabled_entities_end() -> None:
     async with open_stage() as stage, stage.connect() as peer:
         idle, sender = await peer.attach_receiver("orders"), await peer.attach_sender("orders")
         stage.emulator.advance(6 * MINUTE)

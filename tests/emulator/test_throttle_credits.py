@@ -1,4 +1,4 @@
-"""Budgets of credits: what is spent, what is owed, and when there is more."""
+"""Credit budgets: spending, excess and renewal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def budget(namespace, clock, resumed) -> CreditBudget:
     return CreditBudget(100, clock, namespace.timers, resumed)
 
 
-def test_a_second_has_its_credits_and_the_next_one_has_new_ones(budget, clock) -> None:
+def test_each_second_has_new_credits(budget, clock) -> None:
     for _ in range(10):
         budget.spend(10, "orders")
     with pytest.raises(ServerBusy, match="50009") as refused:
@@ -43,14 +43,14 @@ def test_a_second_has_its_credits_and_the_next_one_has_new_ones(budget, clock) -
     budget.spend(100, "orders")
 
 
-def test_what_is_not_spent_is_not_saved(budget, clock) -> None:
+def test_unspent_credits_are_lost(budget, clock) -> None:
     clock.advance(60_000)
     budget.spend(100, "orders")
     with pytest.raises(ServerBusy):
         budget.spend(1, "orders")
 
 
-def test_a_batch_larger_than_a_second_is_owed(budget, clock) -> None:
+def test_a_large_batch_uses_credits_of_later_seconds(budget, clock) -> None:
     budget.spend(250, "orders")
     for wait, busy in ((1_000, True), (1_000, False)):
         clock.advance(wait)
@@ -63,7 +63,7 @@ def test_a_batch_larger_than_a_second_is_owed(budget, clock) -> None:
         budget.spend(1, "orders")
 
 
-def test_deliveries_wait_for_credits_and_go_on(budget, clock, namespace, resumed) -> None:
+def test_deliveries_wait_for_credits(budget, clock, namespace, resumed) -> None:
     assert budget.allowed(250, "orders") == 100
     budget.record(100, "orders")
     assert budget.allowed(150, "orders") == 0
@@ -76,7 +76,7 @@ def test_deliveries_wait_for_credits_and_go_on(budget, clock, namespace, resumed
     assert resumed.times == 1
 
 
-def test_of_several_meters_the_strictest_counts(budget, namespace, clock, resumed) -> None:
+def test_the_strictest_of_several_meters_decides(budget, namespace, clock, resumed) -> None:
     other = CreditBudget(10, clock, namespace.timers, resumed)
     both = CombinedMeters([budget, other])
     assert both.allowed(50, "orders") == 10
@@ -85,7 +85,7 @@ def test_of_several_meters_the_strictest_counts(budget, namespace, clock, resume
         both.spend(1, "orders")
 
 
-def test_each_filter_of_a_topic_costs_as_much_as_the_message(namespace, queue) -> None:
+def test_each_filter_of_a_topic_costs_a_credit(namespace, queue) -> None:
     topic = namespace.create_topic("news")
     assert (queue.credits_per_message, topic.credits_per_message) == (1, 1)
     for name in ("a", "b"):
@@ -94,7 +94,7 @@ def test_each_filter_of_a_topic_costs_as_much_as_the_message(namespace, queue) -
     assert topic.credits_per_message == 4
 
 
-def test_a_namespace_has_so_many_connections() -> None:
+def test_a_namespace_limits_its_connections() -> None:
     points = FaultPoints()
     points.max_connections = 1
     points.connections.add("one")
@@ -105,5 +105,5 @@ def test_a_namespace_has_so_many_connections() -> None:
     assert FaultPoints().max_connections == 5_000
 
 
-def test_the_management_door_says_it_in_its_own_way() -> None:
+def test_throttled_management_requests_have_their_own_code() -> None:
     assert (RequestThrottled.status, RequestThrottled.sub_code) == (429, 50004)

@@ -19,7 +19,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 MESSAGE = bytes.fromhex("005375a0026869")
 
 
-def test_the_official_client_hears_that_the_service_is_busy(another: Any, official: Any) -> None:
+def test_the_official_client_reports_a_busy_service(another: Any, official: Any) -> None:
     with another(options=EmulatorOptions(credits=5), clock=ManualClock()) as meagre:
         queue = meagre.queue()
         with official.sender(meagre.connection_string, queue.path) as sender:
@@ -33,7 +33,7 @@ def test_the_official_client_hears_that_the_service_is_busy(another: Any, offici
                 sender.send_messages(ServiceBusMessage("one too many"))
 
 
-async def test_deliveries_come_as_fast_as_there_are_credits() -> None:
+async def test_deliveries_follow_the_credits() -> None:
     async with (
         asyncio.timeout(30),
         Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=3)) as it,
@@ -70,7 +70,7 @@ async def test_a_management_request_costs_ten() -> None:
         assert said == [(200, False), (200, False), (429, True)]
 
 
-async def test_a_connection_too_many_is_told_so() -> None:
+async def test_one_connection_too_many_is_refused() -> None:
     async with asyncio.timeout(30), Emulator([("contoso", 0)]) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders")

@@ -1,4 +1,4 @@
-"""What each tier allows, and what it says of what it does not."""
+"""The limits of each tier and their errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def namespace(tier: EmulatedTier, partitions: int = 1) -> Namespace:
         (PREMIUM, "163840", False),
     ],
 )
-def test_sizes(tier, megabytes, whether) -> None:
+def test_a_tier_limits_entity_sizes(tier, megabytes, whether) -> None:
     if whether:
         assert described(tier, MaxSizeInMegabytes=megabytes).max_size_in_megabytes == int(megabytes)
         return
@@ -59,7 +59,7 @@ def test_sizes(tier, megabytes, whether) -> None:
         (PREMIUM, "256", False),
     ],
 )
-def test_message_sizes(tier, kilobytes, whether) -> None:
+def test_a_tier_limits_message_sizes(tier, kilobytes, whether) -> None:
     if whether:
         assert described(tier, MaxMessageSizeInKilobytes=kilobytes).max_message_size_in_kilobytes == int(kilobytes)
         return
@@ -67,7 +67,7 @@ def test_message_sizes(tier, kilobytes, whether) -> None:
         described(tier, MaxMessageSizeInKilobytes=kilobytes)
 
 
-def test_what_a_tier_has_by_itself() -> None:
+def test_the_defaults_of_each_tier() -> None:
     assert [described(tier).max_message_size_in_kilobytes for tier in TIERS.values()] == [256, 256, 1024]
     assert described(BASIC).default_message_time_to_live == 14 * DAY
     assert described(PREMIUM).default_message_time_to_live == timespan.MAX_TICKS
@@ -84,7 +84,7 @@ def test_what_a_tier_has_by_itself() -> None:
         ("DefaultMessageTimeToLive", "P10675199DT2H48M5.4775807S"),
     ],
 )
-def test_basic_lacks_what_it_lacks(name, value) -> None:
+def test_basic_refuses_features_of_standard(name, value) -> None:
     with pytest.raises(ArgumentInvalid, match=name):
         described(BASIC, **{name: value})
     described(STANDARD, **{name: value})
@@ -97,7 +97,7 @@ def test_basic_has_no_topics() -> None:
     namespace(PREMIUM).create_topic("news")
 
 
-def test_on_premium_partitioning_is_the_namespaces() -> None:
+def test_premium_partitions_the_whole_namespace() -> None:
     wanted = described(PREMIUM, EnablePartitioning="true")
     with pytest.raises(ArgumentInvalid, match="EnablePartitioning"):
         namespace(PREMIUM).create_queue("orders", wanted)
@@ -116,7 +116,7 @@ def test_on_premium_partitioning_is_the_namespaces() -> None:
     assert namespace(PREMIUM).create_queue("orders").partitions is None
 
 
-def test_premium_has_a_thousand_entities_for_each_unit() -> None:
+def test_premium_has_a_thousand_entities_per_unit() -> None:
     premium = namespace(PREMIUM, 2)
     for number in range(2_000):
         premium.create_queue(f"q{number}")
@@ -125,7 +125,7 @@ def test_premium_has_a_thousand_entities_for_each_unit() -> None:
     assert (refused.value.status, refused.value.sub_code) == (403, 40300)
 
 
-def test_a_large_message_goes_alone() -> None:
+def test_a_large_message_cannot_be_batched() -> None:
     queue = namespace(PREMIUM).create_queue("orders", described(PREMIUM, MaxMessageSizeInKilobytes="102400"))
     queue.send([StoredMessage(Sections(), 100 * 1024 * 1024)])
     with pytest.raises(MessageTooLarge):
@@ -135,11 +135,11 @@ def test_a_large_message_goes_alone() -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS.values(), ids=TIERS)
-def test_a_namespace_tells_its_tier(tier) -> None:
+def test_a_namespace_reports_its_tier(tier) -> None:
     assert f"<MessagingSKU>{tier.name}</MessagingSKU>" in atom_xml.namespace_xml(namespace(tier))
 
 
-def test_only_premium_has_messaging_units_one_for_each_partition() -> None:
+def test_only_premium_has_messaging_units() -> None:
     assert "<MessagingUnits>4</MessagingUnits>" in atom_xml.namespace_xml(namespace(PREMIUM, 4))
     assert "MessagingUnits" not in atom_xml.namespace_xml(namespace(STANDARD))
 
@@ -152,6 +152,6 @@ def test_only_premium_has_messaging_units_one_for_each_partition() -> None:
         RequestedNamespace("contoso", 0, "standard", 2),
     ],
 )
-def test_a_tier_that_cannot_be_is_refused(wanted) -> None:
+def test_an_invalid_tier_is_refused(wanted) -> None:
     with pytest.raises(UsageError):
         Emulator([wanted])

@@ -1,4 +1,4 @@
-"""TLS and plain on one port: the first bytes tell, and the certificate is trusted by its CA file alone."""
+"""TLS and plain connections on one port, and trust by the CA file only."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LARGE = bytes.fromhex("005375b0000186a0") + bytes(100_000)
 
 @pytest.fixture(scope="module")
 def secure(another: Any) -> Iterator[Any]:
-    """An emulator with TLS, in a thread of its own."""
+    """An emulator with TLS, in its own thread."""
     with another(options=EmulatorOptions(tls=True)) as secure:
         yield secure
 
 
 @pytest.fixture(scope="module")
 def connecting(secure: Any) -> dict[str, Any]:
-    """What tells an official client to use this port: by itself it speaks TLS to 5671 only."""
+    """Return the options that make an official client use this port instead of 5671."""
     ready = secure.emulator.ready
     return {
         "conn_str": ready.namespaces[0].tls_connection_string,
@@ -74,7 +74,7 @@ async def test_the_official_aio_client_speaks_tls(secure: Any, connecting: dict[
         await receiver.complete_message(message)
 
 
-def test_the_official_administration_client_needs_no_help(connecting: dict[str, Any]) -> None:
+def test_the_official_administration_client_speaks_tls(connecting: dict[str, Any]) -> None:
     verify = {"connection_verify": connecting["connection_verify"]}
     with ServiceBusAdministrationClient.from_connection_string(connecting["conn_str"], **verify) as client:
         client.create_queue("made-by-tls")
@@ -82,7 +82,7 @@ def test_the_official_administration_client_needs_no_help(connecting: dict[str, 
         assert client.get_namespace_properties().name == "contoso"
 
 
-async def test_the_official_aio_administration_client_needs_no_help(secure: Any, connecting: dict[str, Any]) -> None:
+async def test_the_official_aio_administration_client_speaks_tls(secure: Any, connecting: dict[str, Any]) -> None:
     queue = secure.queue()
 
     async with AioAdministrationClient.from_connection_string(connecting["conn_str"]) as client:
@@ -90,7 +90,7 @@ async def test_the_official_aio_administration_client_needs_no_help(secure: Any,
         assert properties.name == queue.path
 
 
-def test_without_the_ca_file_nobody_trusts_it(connecting: dict[str, Any]) -> None:
+def test_without_the_ca_file_clients_refuse_it(connecting: dict[str, Any]) -> None:
     with (
         ServiceBusAdministrationClient.from_connection_string(connecting["conn_str"], retry_total=0) as client,
         pytest.raises(ServiceRequestError, match="CERTIFICATE_VERIFY_FAILED"),
@@ -112,7 +112,7 @@ def tls_endpoint(emulator: Emulator, ca_file: str | None = None):
     )
 
 
-async def test_the_wire_client_speaks_both_on_one_port() -> None:
+async def test_one_port_serves_tls_and_plain_amqp() -> None:
     async with tls_emulator() as emulator:
         plain = endpoint_from_connection_string(emulator.ready.namespaces[0].connection_string)
         secure = tls_endpoint(emulator)
@@ -133,7 +133,7 @@ async def test_another_authority_is_not_trusted() -> None:
                 pass
 
 
-async def test_an_outage_asked_for_by_tls_is_answered_by_tls() -> None:
+async def test_an_outage_begun_over_tls_is_answered() -> None:
     async with tls_emulator() as emulator:
         url = f"https://{emulator.namespaces['contoso'].authority}/$control/faults"
         trust = ssl.create_default_context(cafile=emulator.ready.ca_file)
@@ -149,7 +149,7 @@ async def test_an_outage_asked_for_by_tls_is_answered_by_tls() -> None:
                     pass
 
 
-async def test_a_line_breaks_under_tls_too() -> None:
+async def test_a_connection_breaks_under_tls() -> None:
     async with tls_emulator() as emulator, connect(tls_endpoint(emulator)) as wire:
         sender = await wire.sender("orders")
         await sender.ready()
@@ -160,7 +160,7 @@ async def test_a_line_breaks_under_tls_too() -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x00\x05hello", b"\x16\x03" + b"\xff" * 100_000])
-async def test_what_only_looks_like_tls_loses_its_own_connection(garbage: bytes) -> None:
+async def test_invalid_tls_costs_its_own_connection(garbage: bytes) -> None:
     async with tls_emulator() as emulator:
         host, _, port = emulator.namespaces["contoso"].authority.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -172,7 +172,7 @@ async def test_what_only_looks_like_tls_loses_its_own_connection(garbage: bytes)
             await (await wire.sender("orders")).send(MESSAGE)
 
 
-async def test_a_peer_that_offers_no_tls_is_told_so_by_the_end_of_its_connection() -> None:
+async def test_without_tls_a_handshake_ends_the_connection() -> None:
     async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
         assert emulator.ready.ca_file is None
         assert set(emulator.ready.as_document()) == {"namespaces"}
@@ -187,7 +187,7 @@ def look_at(path: Path) -> Path:
     return path
 
 
-async def test_the_ca_file_is_private_and_goes_away() -> None:
+async def test_the_temporary_ca_file_is_private_and_removed() -> None:
     async def main() -> Path:
         async with tls_emulator() as emulator:
             return look_at(Path(emulator.ready.ca_file))
@@ -195,7 +195,7 @@ async def test_the_ca_file_is_private_and_goes_away() -> None:
     assert not (await main()).parent.exists()
 
 
-async def test_a_named_ca_file_is_written_and_stays(tmp_path: Path) -> None:
+async def test_a_given_ca_file_is_kept(tmp_path: Path) -> None:
     async with tls_emulator(ca_file=tmp_path / "trust.pem") as emulator:
         assert emulator.ready.as_document()["ca_file"] == str(tmp_path / "trust.pem")
         async with connect(tls_endpoint(emulator)):
@@ -203,7 +203,7 @@ async def test_a_named_ca_file_is_written_and_stays(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["trust.pem"]
 
 
-async def test_a_ca_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+async def test_an_unwritable_ca_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(MachineLacks, match="nowhere"):
         async with tls_emulator(ca_file=tmp_path / "nowhere" / "ca.pem"):
             pass

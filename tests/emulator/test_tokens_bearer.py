@@ -1,4 +1,4 @@
-"""Bearer tokens: which are accepted, and why not."""
+"""Bearer tokens: acceptance and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def jwt(claims: object, header: object = None, signature: bytes = b"anybody's") 
     return ".".join(base64url_encode(part) for part in parts)
 
 
-def test_a_token_of_the_emulators_own_grants_everything_until_it_runs_out() -> None:
+def test_an_issued_token_grants_all_rights_until_it_expires() -> None:
     issuer = Issuer()
     token, expires_on = issuer.issue(f"{AUDIENCE}/", NOW)
     grant = Bearers(issuer).grant(token, NOW)
@@ -28,7 +28,7 @@ def test_a_token_of_the_emulators_own_grants_everything_until_it_runs_out() -> N
         Bearers(issuer).grant(token, expires_on * 1000)
 
 
-def test_a_token_for_something_else_is_refused() -> None:
+def test_a_token_for_another_audience_is_refused() -> None:
     issuer = Issuer()
     token, _ = issuer.issue("https://management.azure.com", NOW)
     with pytest.raises(Unauthenticated, match="InvalidAudience"):
@@ -36,14 +36,14 @@ def test_a_token_for_something_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bearers", [Bearers(), Bearers(Issuer())], ids=["no identity", "another key"])
-def test_a_token_of_somebody_else_is_refused(bearers: Bearers) -> None:
+def test_a_token_of_another_issuer_is_refused(bearers: Bearers) -> None:
     token, _ = Issuer().issue(AUDIENCE, NOW)
     with pytest.raises(Unauthenticated, match="InvalidIssuer") as refused:
         bearers.grant(token, NOW)
     assert (refused.value.status, refused.value.sub_code) == (401, 40100)
 
 
-def test_a_token_that_was_changed_is_refused() -> None:
+def test_a_changed_token_is_refused() -> None:
     issuer = Issuer()
     token, _ = issuer.issue(AUDIENCE, NOW)
     header, claims, signature = token.split(".")
@@ -55,7 +55,7 @@ def test_a_token_that_was_changed_is_refused() -> None:
         Bearers(issuer).grant(f"{none}.{claims}.", NOW)
 
 
-def test_any_token_will_do_where_it_was_said() -> None:
+def test_any_token_can_be_accepted() -> None:
     grant = Bearers(accept_any=True).grant(jwt({"exp": NOW // 1000 + 60}), NOW)
     assert grant.expires_at_ms == NOW + 60_000
     with pytest.raises(Unauthenticated, match="ExpiredToken"):
@@ -84,6 +84,6 @@ def test_any_token_will_do_where_it_was_said() -> None:
         jwt({"exp": 1 << 40, "x": "x" * 20_000}),
     ],
 )
-def test_what_is_no_token_is_refused(token: str) -> None:
+def test_an_invalid_token_is_refused(token: str) -> None:
     with pytest.raises(Unauthenticated, match="MalformedToken"):
         Bearers(accept_any=True).grant(token, NOW)

@@ -1,4 +1,4 @@
-"""The AMQP door on real sockets, with a peer that says exactly what a test wants."""
+"""The AMQP frontend on real sockets, with a scripted peer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plain(text: str = "x", **properties: Any) -> bytes:
 
 
 def odd_message() -> Sections:
-    """Everything that a careless broker would write in another way: long forms, odd types, several body sections."""
+    """Return a message that re-encoding would change: long forms, odd types, several body sections."""
     long_id = b"\x00\x80" + (0x73).to_bytes(8) + b"\xd0\x00\x00\x00\x0b\x00\x00\x00\x01\xb1\x00\x00\x00\x02id"
     return Sections(
         header=Header(durable=True, priority=7, ttl=60_000, first_acquirer=True, delivery_count=9).encode(),
@@ -57,7 +57,7 @@ def odd_message() -> Sections:
     )
 
 
-async def test_what_nobody_has_to_touch_leaves_as_it_came() -> None:
+async def test_untouched_sections_leave_byte_for_byte() -> None:
     async with open_stage() as stage:
         sent = odd_message()
         async with stage.connect() as peer:
@@ -77,7 +77,7 @@ async def test_what_nobody_has_to_touch_leaves_as_it_came() -> None:
         assert token.bytes_le == delivery.tag
 
 
-async def test_a_dead_letter_is_spliced_not_encoded_again() -> None:
+async def test_a_dead_letter_is_spliced_not_reencoded() -> None:
     async with open_stage() as stage:
         sent = odd_message()
         reason = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("DeadLetterErrorDescription"), "d" * 300)])
@@ -96,7 +96,7 @@ async def test_a_dead_letter_is_spliced_not_encoded_again() -> None:
         assert got.read_message_annotations()["x-opt-deadletter-source"] == "orders"
 
 
-async def test_a_dead_letter_sent_again_says_only_why_it_died_last() -> None:
+async def test_a_resent_dead_letter_has_only_its_last_reason() -> None:
     async with open_stage() as stage:
         old = Map([("DeadLetterReason", "old"), ("kept", "yes")])
         payload = Sections(application_properties=encode_map(0x74, old), body=data_body(b"x")).join()
@@ -110,7 +110,7 @@ async def test_a_dead_letter_sent_again_says_only_why_it_died_last() -> None:
         assert properties.pairs == (("kept", "yes"), ("DeadLetterReason", "new"))
 
 
-async def test_the_members_of_a_batch_are_messages_of_their_own() -> None:
+async def test_each_member_of_a_batch_becomes_a_message() -> None:
     async with open_stage() as stage:
         members = [plain(f"{number}", message_id=f"{number}") for number in range(3)]
         batch = b"".join(map(data_body, members))
@@ -121,7 +121,7 @@ async def test_the_members_of_a_batch_are_messages_of_their_own() -> None:
         assert [Sections.split(delivery.payload).body for delivery in got] == [data_body(b"%d" % n) for n in range(3)]
 
 
-async def test_a_message_that_is_none_is_rejected_by_itself() -> None:
+async def test_an_invalid_message_is_rejected_alone() -> None:
     async with open_stage() as stage:
         broken = Sections(properties=section(0x73, codec.encode([UInt(1), "not bytes"])), body=data_body(b"")).join()
         async with stage.connect() as peer:
@@ -136,7 +136,7 @@ async def test_a_message_that_is_none_is_rejected_by_itself() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xff", plain("y" * 300_000)], ids=["broken", "too large"])
-async def test_one_bad_message_in_a_breath_costs_no_other(bad: bytes) -> None:
+async def test_one_invalid_message_of_a_read_costs_no_other(bad: bytes) -> None:
     async with open_stage() as stage:
         good = [plain(str(number), message_id=str(number)) for number in range(6)]
         async with stage.connect() as peer:
@@ -147,7 +147,7 @@ async def test_one_bad_message_in_a_breath_costs_no_other(bad: bytes) -> None:
         assert [Sections.split(delivery.payload).read_properties().message_id for delivery in got] == list("012345")
 
 
-async def test_a_queue_that_fills_up_in_one_breath_takes_what_fits() -> None:
+async def test_a_queue_that_fills_up_within_a_read_accepts_what_fits() -> None:
     async with open_stage() as stage:
         one = plain("z" * 1_000)
         stage.queue._max_bytes = 3 * len(one)
@@ -159,7 +159,7 @@ async def test_a_queue_that_fills_up_in_one_breath_takes_what_fits() -> None:
         assert set(full) == {"amqp:resource-limit-exceeded"}
 
 
-async def test_a_range_is_settled_at_once_and_echoed() -> None:
+async def test_a_range_is_settled_at_once_and_confirmed() -> None:
     async with open_stage() as stage:
         queue = stage.queue
         async with stage.connect() as peer:
@@ -174,7 +174,7 @@ async def test_a_range_is_settled_at_once_and_echoed() -> None:
         assert queue.counts().total == 0
 
 
-async def test_each_outcome_is_echoed_and_does_what_it_says() -> None:
+async def test_each_outcome_is_applied_and_confirmed() -> None:
     async with open_stage() as stage, stage.connect() as peer:
         await peer.send(await peer.attach_sender("orders"), plain())
         link = await peer.attach_receiver("orders")
@@ -186,7 +186,7 @@ async def test_each_outcome_is_echoed_and_does_what_it_says() -> None:
             assert peeked.delivery_count == count
 
 
-async def test_a_settlement_that_comes_too_late_is_told_so() -> None:
+async def test_a_late_settlement_is_rejected() -> None:
     async with open_stage() as stage, stage.connect() as peer:
         await peer.send(await peer.attach_sender("orders"), plain("1"), plain("2"))
         first, second = await peer.take(await peer.attach_receiver("orders"), 2)
@@ -197,8 +197,8 @@ async def test_a_settlement_that_comes_too_late_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("how", ["detach", "end", "close", "break"])
-async def test_what_a_lost_link_held_comes_back(how: str) -> None:
-    """A peaceful end gives back what was held, an abrupt one counts as a failed delivery."""
+async def test_messages_of_a_lost_link_return(how: str) -> None:
+    """A regular close releases held messages; an abrupt one counts as a failed delivery."""
 
     async with open_stage() as stage:
         async with stage.connect() as other:
@@ -219,7 +219,7 @@ async def test_what_a_lost_link_held_comes_back(how: str) -> None:
         assert count == (1 if how == "break" else 0)
 
 
-async def test_a_link_that_will_come_back_keeps_its_locks() -> None:
+async def test_a_detached_link_keeps_its_locks() -> None:
     async with open_stage() as stage:
         queue = stage.queue
         async with stage.connect() as peer:
@@ -236,7 +236,7 @@ async def test_a_link_that_will_come_back_keeps_its_locks() -> None:
         assert queue.counts().total == 0
 
 
-async def test_a_link_that_is_attached_again_takes_the_place_of_the_first() -> None:
+async def test_a_link_attached_again_replaces_the_first() -> None:
     async with open_stage() as stage:
         stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
         async with stage.connect() as peer:
@@ -251,7 +251,7 @@ async def test_a_link_that_is_attached_again_takes_the_place_of_the_first() -> N
             (taken,) = await peer.take(second, 1)
             await peer.settle(taken)
             assert len(await peer.take(elsewhere, 1)) == 1
-            # What the first one held of a session is free for the second.
+            # The session of the first link is free for the second.
             wanted = Source("sessions", filter={"com.microsoft:session-filter": "s"})
             for _ in range(2):
                 holder = session.receiver("holder")
@@ -260,7 +260,7 @@ async def test_a_link_that_is_attached_again_takes_the_place_of_the_first() -> N
             assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
 
 
-async def test_draining_gives_the_credit_back() -> None:
+async def test_draining_returns_the_credit() -> None:
     async with open_stage() as stage, stage.connect() as peer:
         await peer.send(await peer.attach_sender("orders"), plain())
         link = await peer.attach_receiver("orders")
@@ -284,7 +284,7 @@ async def test_waiting_receivers_take_turns() -> None:
         await two.wait(Delivery)
 
 
-async def test_a_reader_that_does_not_read_leaves_its_messages_in_the_queue() -> None:
+async def test_messages_for_a_slow_reader_stay_in_the_queue() -> None:
     async with open_stage() as stage:
         queue = stage.queue
         async with stage.connect() as sender, stage.connect() as peer:
@@ -294,9 +294,9 @@ async def test_a_reader_that_does_not_read_leaves_its_messages_in_the_queue() ->
             link = await peer.attach_receiver("orders")
             peer.writer.transport.pause_reading()
             link.grant(1_000)
-            peer.connection.put(link.session.channel, b"")  # an empty frame: nothing is lost if it is read or not
+            peer.connection.put(link.session.channel, b"")  # an empty frame
             peer.writer.write(peer.connection.take())
-            await sender.send(out, plain("the door has had its turn"))
+            await sender.send(out, plain("after the frontend had its turn"))
             held = queue.messages.locked_count
             assert 0 < held < 150
             peer.writer.transport.resume_reading()
@@ -304,7 +304,7 @@ async def test_a_reader_that_does_not_read_leaves_its_messages_in_the_queue() ->
                 await peer.wait(Delivery)
 
 
-async def test_nothing_is_taken_beyond_the_window_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_message_leaves_beyond_the_session_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.amqp.session.WINDOW", 10)
 
     async with open_stage() as stage:
@@ -320,7 +320,7 @@ async def test_nothing_is_taken_beyond_the_window_of_a_session(monkeypatch: pyte
                 assert queue.messages.locked_count <= number + 11
 
 
-# Who may do what
+# Rights
 
 
 async def test_a_wrong_key_does_not_sign_in() -> None:
@@ -332,13 +332,13 @@ async def test_a_wrong_key_does_not_sign_in() -> None:
 
 
 @pytest.mark.parametrize("address", ["orders", "orders/$management", "nowhere"])
-async def test_without_a_token_there_is_nothing(address: str) -> None:
+async def test_without_a_token_every_link_is_refused(address: str) -> None:
     async with open_stage() as stage, stage.connect(signed_in=False) as peer:
         error = await peer.refusal_of(peer.attach_receiver(address))
         assert error.condition == "amqp:unauthorized-access"
 
 
-async def test_an_entity_that_is_missing_is_not_found() -> None:
+async def test_a_missing_entity_is_not_found() -> None:
     async with open_stage() as stage, stage.connect() as peer:
         for address in ("nowhere", "nowhere/$management", "orders/$deadletterqueue/further"):
             error = await peer.refusal_of(peer.attach_receiver(address))
@@ -358,7 +358,7 @@ async def test_an_entity_that_is_missing_is_not_found() -> None:
         (lambda _: "eyJ0eXAiOiJKV1QifQ.e30.x", 401),
     ],
 )
-async def test_a_token_is_judged_by_its_value(token: Callable[[AuthorizationRule], str], status: int) -> None:
+async def test_a_token_is_read_by_its_value(token: Callable[[AuthorizationRule], str], status: int) -> None:
     async with open_stage() as stage:
         rule = stage.namespace.keys[0]
         async with stage.connect(signed_in=False) as peer:
@@ -371,7 +371,7 @@ async def test_a_token_is_judged_by_its_value(token: Callable[[AuthorizationRule
                 assert not any(isinstance(event, LinkDetached) for event in peer.events)
 
 
-async def test_links_end_when_their_token_runs_out_and_not_when_it_was_renewed() -> None:
+async def test_links_end_with_their_token_unless_it_was_renewed() -> None:
     async with open_stage() as stage:
         namespace = stage.namespace
         namespace.create_queue("other")
@@ -390,7 +390,7 @@ async def test_links_end_when_their_token_runs_out_and_not_when_it_was_renewed()
             await peer.send(kept, plain())
 
 
-async def test_a_claim_is_for_what_it_says() -> None:
+async def test_a_right_allows_only_its_operations() -> None:
     async with open_stage() as stage:
         namespace = stage.namespace
         rule = AuthorizationRule("listener", "k", "k2", frozenset({AccessRight.LISTEN}))
@@ -406,7 +406,7 @@ async def test_a_claim_is_for_what_it_says() -> None:
             await peer.attach_receiver("orders")
 
 
-# Asking the management node
+# The management node
 
 
 async def test_an_unknown_operation_is_not_implemented() -> None:
@@ -425,7 +425,7 @@ def at_fault(_target: Any, _arguments: Map) -> Reply:
 
 
 @pytest.mark.parametrize("made", [at_fault, lambda *_: Reply(body=Map([("count", 1)])), lambda *_: None])
-async def test_a_mistake_of_ours_costs_the_request_that_it_is_made_for(
+async def test_a_bug_fails_its_request_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, made: Any
 ) -> None:
     monkeypatch.setitem(
@@ -446,7 +446,7 @@ async def test_a_mistake_of_ours_costs_the_request_that_it_is_made_for(
     assert KEPT not in caplog.text
 
 
-async def test_a_mistake_with_a_token_is_answered_too(
+async def test_a_bug_in_checking_a_token_is_answered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_stage() as stage, stage.connect(signed_in=False) as peer:
@@ -460,7 +460,7 @@ async def test_a_mistake_with_a_token_is_answered_too(
     assert "SharedAccessSignature" not in caplog.text
 
 
-async def test_nothing_to_peek_at_is_no_content() -> None:
+async def test_a_peek_without_messages_is_no_content() -> None:
     async with open_stage() as stage:
         body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
         async with stage.connect() as peer:
@@ -468,8 +468,8 @@ async def test_nothing_to_peek_at_is_no_content() -> None:
             assert answer["statusCode"] == 204
 
 
-async def test_replies_go_where_the_request_wants_them() -> None:
-    """Two pairs of links to one node on one connection, told apart by their reply address."""
+async def test_replies_go_to_the_requested_address() -> None:
+    """Two pairs of links to one node on one connection have their own reply addresses."""
 
     async with open_stage() as stage, stage.connect() as peer:
         session = await peer.begin()
@@ -497,7 +497,7 @@ async def test_replies_go_where_the_request_wants_them() -> None:
 # Time
 
 
-async def test_a_handshake_that_takes_too_long_is_cut_off() -> None:
+async def test_a_slow_handshake_is_cut_off() -> None:
     async with open_stage(ConnectionLimits(open_seconds=0.05)) as stage:
         host, _, port = stage.namespace.authority.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
