@@ -1,6 +1,6 @@
-"""Transfers that follow one another on one link, each a whole message and written as the one before: read as one run.
+"""Consecutive transfers of one link, each a whole message encoded like the one before, read as one burst.
 
-A short cut, not a dialect: it ends at the first frame that is any different, and `transfer` reads that one.
+A fast path only: it ends at the first frame that differs, and leaves that one to `transfer`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ _HANDLE_SIZES = {0x43: 1, 0x52: 2}
 _NO_EXTENSION = 2
 
 
-def follows(buffer: bytes, start: int, end: int) -> bool:
-    """Whether the frame behind `end` begins as the one does whose body stands at `start`, up to its handle."""
-    return buffer[start - 4 : start + 8] == buffer[end + 4 : end + 16]
-
-
 def read_on(link: ReceivingLink, buffer: bytes, start: int, end: int, max_frame: int) -> tuple[list[Delivery], int]:
-    """The deliveries behind the whole one whose body stands from `start` to `end`, and where the last of them ends."""
+    """Return the deliveries that follow the whole one with its body from `start` to `end`, and the end of the last."""
     found: list[Delivery] = []
-    _, first_id, tag, message_format, settled, _, _, payload_at = transfer.read(buffer, start, end)
+    _, first_id, tag, message_format, settled, _, _, payload_at = transfer.decode_transfer(buffer, start, end)
     id_at = start + 6 + _HANDLE_SIZES.get(buffer[start + 6], 5)
     tag_at = id_at + 7
-    if not tag or buffer[id_at : tag_at + len(tag)] != _usual(first_id, tag) or buffer[start - 4] != _NO_EXTENSION:
+    if not tag or buffer[id_at : tag_at + len(tag)] != _common_id(first_id, tag) or buffer[start - 4] != _NO_EXTENSION:
         return found, end
-    # What is the same in all of them stands before the delivery id, before the tag, and behind it.
+    # The constant parts: before the delivery id, before the tag, and after it.
     before, between, behind = (
         buffer[start - 4 : id_at + 1],
         buffer[id_at + 5 : tag_at],
@@ -40,17 +35,17 @@ def read_on(link: ReceivingLink, buffer: bytes, start: int, end: int, max_frame:
     pattern = struct.Struct(f">I{len(before)}sI2s{len(tag)}s{len(behind)}s")
     unpack, head = pattern.unpack_from, pattern.size
     limit = min(max_frame, head + link.max_message_size) if link.max_message_size else max_frame
-    there, constants, add = len(buffer), (before, between, behind), found.append
-    while end + head <= there:
-        size, same, delivery_id, as_well, tag, too = unpack(buffer, end)
+    available, constants, add = len(buffer), (before, between, behind), found.append
+    while end + head <= available:
+        size, head_part, delivery_id, middle, tag, tail = unpack(buffer, end)
         next_one = end + size
-        if (same, as_well, too) != constants or not head <= size <= limit or next_one > there:
+        if (head_part, middle, tail) != constants or not head <= size <= limit or next_one > available:
             break
         add(Delivery(link, delivery_id, tag, message_format, settled, buffer[end + head : next_one]))
         end = next_one
     return found, end
 
 
-def _usual(delivery_id: int | None, tag: bytes) -> bytes:
-    """An id and a tag as nearly all peers write them."""
+def _common_id(delivery_id: int | None, tag: bytes) -> bytes:
+    """Return an id and a tag in the common encoding."""
     return struct.pack(">BIBB", 0x70, delivery_id or 0, 0xA0, len(tag)) + tag

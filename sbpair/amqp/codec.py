@@ -1,8 +1,8 @@
-"""AMQP values to bytes and back, losing nothing: what is decoded encodes to the same bytes again.
+"""AMQP values to bytes and back, without loss: a decoded value encodes to the same bytes.
 
-The encoder picks the shortest constructor, as everybody's does. A value that travelled in a longer one decodes to a
-subclass that remembers it. Whatever the input, `decode` either answers or raises ProtocolError; it allocates for what
-is there, never for what a length field claims. AMQP 1.0, part 1: types.
+The encoder picks the shortest constructor. A value that arrived in a longer one decodes to a subclass that keeps that
+form. `decode` returns or raises ProtocolError for any input, and never allocates by a claimed length. AMQP 1.0, part 1:
+types.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from sbpair.amqp.types import (
 from sbpair.errors import ProtocolError
 
 MAX_DEPTH = 64
-"""How deep values may nest: messages of real applications stay under ten."""
+"""Maximum nesting of values: messages of real applications stay under ten."""
 
 MAX_CONSTANTS, MAX_EMPTY_LISTS = 255, 16
-"""How many elements without a body an array may claim: they cost the sender no bytes at all."""
+"""Maximum of elements without a body that an array may claim: they cost the sender no bytes."""
 
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 _I8, _I16, _I32, _I64 = struct.Struct(">b"), struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
@@ -51,11 +51,11 @@ Decoder = Callable[[bytes, int, int], tuple[Value, int]]
 Encoder = Callable[[Any], bytes]
 
 
-# Decoding: one function a format code, (bytes, position after the code, depth) -> (value, position after the value).
+# Decoding: a function per format code, (bytes, position after the code, depth) -> (value, position after the value).
 
 
 def decode(buffer: bytes, position: int = 0) -> tuple[Value, int]:
-    """The value that starts at `position`, and the position after it. Raises ProtocolError."""
+    """Return the value at `position`, and the position after it. Raises ProtocolError."""
     try:
         return _decode(buffer, position, 0)
     except ProtocolError:
@@ -65,7 +65,7 @@ def decode(buffer: bytes, position: int = 0) -> tuple[Value, int]:
 
 
 def decode_all(buffer: bytes) -> Value:
-    """The one value that `buffer` holds, to its last byte. Raises ProtocolError."""
+    """Return the only value in `buffer`. Raises ProtocolError if bytes are left over."""
     value, end = decode(buffer)
     if end != len(buffer):
         raise ProtocolError(f"{len(buffer) - end} bytes are left over after an AMQP value")
@@ -76,7 +76,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, (IndexError, struct.error)):
         return "it is cut short"
     if isinstance(error, KeyError):
-        return f"there is no format code {error.args[0]}" if error.args else "unknown format code"
+        return f"unknown format code {error.args[0]}"
     return str(error)
 
 
@@ -89,22 +89,22 @@ def _decode(buffer: bytes, position: int, depth: int) -> tuple[Value, int]:
         value, position = _decode(buffer, position, depth + 1)
         return Described(descriptor, value), position
     value, end = _DECODERS[code](buffer, position + 1, depth)
-    odd = _ODD.get(code)
-    if odd is not None and odd[1](value, end - position - 1):
-        value = odd[0](value)
+    long_form = _LONG_FORMS.get(code)
+    if long_form is not None and long_form[1](value, end - position - 1):
+        value = long_form[0](value)
     return value, end
 
 
 def _fixed(layout: struct.Struct, make: Callable[[Any], Value] | None = None) -> Decoder:
     width, unpack = layout.size, layout.unpack_from
 
-    def plain(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
+    def unchanged(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
         return unpack(buffer, position)[0], position + width
 
-    def made(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
+    def converted(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
         return make(unpack(buffer, position)[0]), position + width  # type: ignore[misc]
 
-    return plain if make is None else made
+    return unchanged if make is None else converted
 
 
 def _constant(value: Value) -> Decoder:
@@ -159,7 +159,7 @@ def _raw(width: int, make: Callable[..., Value]) -> Decoder:
 
 
 def _bounds(buffer: bytes, position: int, width: int, depth: int) -> tuple[int, int, int]:
-    """(position of the first element, end of the compound, count), within the buffer."""
+    """Return (position of the first element, end of the compound, count). Checks the end against the buffer."""
     if depth >= MAX_DEPTH:
         raise ProtocolError(f"AMQP values nest deeper than {MAX_DEPTH}")
     if width == 1:
@@ -214,8 +214,8 @@ def _array(width: int) -> Decoder:
             code = buffer[first]
             first += 1
         items = _array_items(code, buffer, first, end, count, depth + 1)
-        roomy = width == 4 and end - position - 8 < 255 and count < 256
-        return Array(items, code=code, descriptor=descriptor, wide=roomy), end
+        wide = width == 4 and end - position - 8 < 255 and count < 256
+        return Array(items, code=code, descriptor=descriptor, wide=wide), end
 
     return read
 
@@ -241,7 +241,7 @@ def _array_items(code: int, buffer: bytes, position: int, end: int, count: int, 
 
 @cache
 def _repeated(code: int, count: int) -> tuple[Value, ...]:
-    """One tuple for all arrays alike, so that a frame full of them costs no more than its bytes."""
+    """Return a tuple shared by all such arrays, so that a frame full of them costs no more than its bytes."""
     return (_DECODERS[code](b"", 0, 0)[0],) * count
 
 
@@ -288,19 +288,19 @@ _DECODERS: dict[int, Decoder] = {
 }
 
 
-# Encoding: one function a Python type, value -> bytes with the constructor; and one a format code, without it.
+# Encoding: a function per Python type, value -> bytes with the constructor; and one per format code, without it.
 
 
 def encode(value: Value) -> bytes:
-    """The bytes of a value, constructor included.
+    """Return the bytes of a value, with its constructor.
 
-    Raises TypeError for a Python value that has no AMQP type of its own: a bare int, first of all, could be any of
-    nine. Raises ValueError for an array whose elements do not fit its constructor.
+    Raises TypeError for a Python value without an AMQP type of its own, such as a bare int, which could be any of nine.
+    Raises ValueError for an array whose elements do not fit its constructor.
     """
     try:
         encoder = _ENCODERS[type(value)]
     except KeyError:
-        raise TypeError(f"{type(value).__name__} is not an AMQP type: say which one is meant") from None
+        raise TypeError(f"{type(value).__name__} is not an AMQP type: wrap it in one of sbpair.amqp.types") from None
     return encoder(value)
 
 
@@ -364,7 +364,7 @@ def _encode_array(value: Array) -> bytes:
 
 
 def _common_code(items: tuple[Value, ...]) -> int:
-    """The constructor that holds every element, however long; null where there are none."""
+    """Return the constructor that fits every element; null for no elements."""
     codes = {_CODES.get(type_of(item)) for item in items}
     if len(codes) > 1 or None in codes:
         names = ", ".join(sorted({type(item).__name__ for item in items}))
@@ -373,7 +373,7 @@ def _common_code(items: tuple[Value, ...]) -> int:
 
 
 def _narrow(write: Encoder, limit: int) -> Encoder:
-    """`write` for a constructor with one-byte sizes: what does not fit must not pass for something shorter."""
+    """Check `write` for a constructor with one-byte sizes: an element that does not fit raises ValueError."""
 
     def checked(value: Any) -> bytes:
         body = write(value)
@@ -418,8 +418,8 @@ _ENCODERS: dict[type, Encoder] = {
 }
 
 
-def _nothing(*values: Value) -> Encoder:
-    """A constructor that is a value already: only that value fits it."""
+def _without_body(*values: Value) -> Encoder:
+    """Return the encoder of a constructor without a body, which fits only these values."""
 
     def checked(value: Any) -> bytes:
         if not any(value == allowed and type_of(value) is type_of(allowed) for allowed in values):
@@ -442,12 +442,12 @@ def _sized_32(value: bytes) -> bytes:
 
 
 _BODIES: dict[int, Encoder] = {
-    0x40: _nothing(None),
-    0x41: _nothing(True),
-    0x42: _nothing(False),
-    0x43: _nothing(UInt(0)),
-    0x44: _nothing(ULong(0)),
-    0x45: _nothing([]),
+    0x40: _without_body(None),
+    0x41: _without_body(True),
+    0x42: _without_body(False),
+    0x43: _without_body(UInt(0)),
+    0x44: _without_body(ULong(0)),
+    0x45: _without_body([]),
     **dict.fromkeys((0x50, 0x52, 0x53, 0x56), lambda value: bytes((value,))),
     **dict.fromkeys((0x51, 0x54, 0x55), _I8.pack),
     0x60: _U16.pack,
@@ -481,42 +481,44 @@ _CODES: dict[type, int] = {
     Decimal128: 0x94, uuid.UUID: 0x98, bytes: 0xB0, str: 0xB1, Symbol: 0xB3, list: 0xD0, Map: 0xD1, dict: 0xD1,
     Array: 0xF0,
 }  # fmt: skip
-"""The constructor that an array of a type gets where its owner names none: one that fits every value."""
+"""The default constructor of an array, by element type: one that fits every value."""
 
 
 def _widened(value: Array) -> Array:
     return Array(value.items, code=value.code, descriptor=value.descriptor, wide=True)
 
 
-# Values that travelled in a longer constructor than they need: {code: (class that remembers it, when it was longer)}.
+# Values in a longer constructor than necessary: {code: (class that keeps the form, test for a longer form)}.
 
-_ODD: dict[int, tuple[Callable[[Any], Value], Callable[[Any, int], bool]]] = {}
+_LONG_FORMS: dict[int, tuple[Callable[[Any], Value], Callable[[Any, int], bool]]] = {}
 
 
-def _remember(code: int, base: type, longer: Callable[[Any, int], bool], *, plain: type | None = None) -> None:
+def _register_long_form(
+    code: int, base: type, longer: Callable[[Any, int], bool], *, plain: type | None = None
+) -> None:
     plain = plain or base
     cls = type(plain.__name__, (base,), {"plain": plain, "__slots__": ()})
     constructor, body = bytes((code,)), _BODIES[code]
     _ENCODERS[cls] = lambda value: constructor + body(value)
-    _ODD[code] = (cls, longer)
+    _LONG_FORMS[code] = (cls, longer)
 
 
-def _remember_map() -> None:
+def _register_long_map() -> None:
     cls = type("Map", (Map,), {"plain": Map, "__slots__": ()})
     _ENCODERS[cls] = lambda value: b"\xd1" + _BODIES[0xD1](value)
-    _ODD[0xD1] = (lambda value: cls(value.pairs), lambda _value, size: size < 263)
+    _LONG_FORMS[0xD1] = (lambda value: cls(value.pairs), lambda _value, size: size < 263)
 
 
-_remember(0x52, UInt, lambda value, _size: value == 0)
-_remember(0x70, UInt, lambda value, _size: value < 256)
-_remember(0x53, ULong, lambda value, _size: value == 0)
-_remember(0x80, ULong, lambda value, _size: value < 256)
-_remember(0x71, Int, lambda value, _size: -128 <= value <= 127)
-_remember(0x81, Long, lambda value, _size: -128 <= value <= 127)
-_remember(0x56, int, lambda _value, _size: True, plain=bool)
-_remember(0xB0, bytes, lambda _value, size: size < 260)
-_remember(0xB1, str, lambda _value, size: size < 260)
-_remember(0xB3, Symbol, lambda _value, size: size < 260)
-_remember(0xC0, list, lambda value, _size: not value)
-_remember(0xD0, list, lambda value, size: len(value) < 256 and size < 263)
-_remember_map()
+_register_long_form(0x52, UInt, lambda value, _size: value == 0)
+_register_long_form(0x70, UInt, lambda value, _size: value < 256)
+_register_long_form(0x53, ULong, lambda value, _size: value == 0)
+_register_long_form(0x80, ULong, lambda value, _size: value < 256)
+_register_long_form(0x71, Int, lambda value, _size: -128 <= value <= 127)
+_register_long_form(0x81, Long, lambda value, _size: -128 <= value <= 127)
+_register_long_form(0x56, int, lambda _value, _size: True, plain=bool)
+_register_long_form(0xB0, bytes, lambda _value, size: size < 260)
+_register_long_form(0xB1, str, lambda _value, size: size < 260)
+_register_long_form(0xB3, Symbol, lambda _value, size: size < 260)
+_register_long_form(0xC0, list, lambda value, _size: not value)
+_register_long_form(0xD0, list, lambda value, size: len(value) < 256 and size < 263)
+_register_long_map()

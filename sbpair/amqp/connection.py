@@ -1,8 +1,8 @@
-"""A connection: bytes in -> events, calls -> bytes out, for a client and for a server.
+"""The state machine of a connection, client or server: bytes in -> events, calls -> bytes out.
 
-The law of this file: it owns no socket and no clock. `receive(data, now)` and `tick(now)` are told the time (seconds,
-of any monotonic clock); `take()` gives the bytes to write. After Closed, which comes once, nothing more is said or
-heard. AMQP 1.0, part 2.4.
+Invariant: it owns no socket and no clock. `receive(data, now)` and `tick(now)` take the time, in seconds of any
+monotonic clock; `take()` returns the bytes to write. ConnectionClosed comes once; after it no event and no frame
+follows. AMQP 1.0, part 2.4.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 MAX_FRAME_SIZE = 65_536
 CHANNEL_MAX = 255
 IDLE_SECONDS = 240.0
-"""How long a silent peer is given; it is told half of it, so that its heartbeats are in time."""
+"""How long a peer may be silent. The open frame states half of it, so that its heartbeats are in time."""
 
 MAX_DESCRIPTION = 200
-"""Characters of an error's description: a frame of 512 bytes has room for them, whatever they are."""
+"""Characters of an error's description: any of them fit a frame of 512 bytes."""
 
 NEVER = float("inf")
 
@@ -69,10 +69,10 @@ class Connection(ProtocolEndpoint):
         self.remote_max_frame_size = frames.FRAME_MIN_MAX
         self.sasl_failed = False
         self._sasl = sasl
-        self._mine = Open(container_id, hostname, max_frame_size, CHANNEL_MAX, int(idle_seconds * 500) or None)
+        self._open_frame = Open(container_id, hostname, max_frame_size, CHANNEL_MAX, int(idle_seconds * 500) or None)
         self._idle_seconds = idle_seconds
         self._remote_idle_seconds = 0.0
-        self._heard = self._spoke = now
+        self._last_received = self._last_sent = now
         self._buffer = frames.FrameBuffer(max_frame_size)
         self._read: Callable[[], bool] = self._read_header
         self._out: list[bytes] = []
@@ -81,39 +81,39 @@ class Connection(ProtocolEndpoint):
         self._remote_sessions: dict[int, Session] = {}
         self._remote_channel_max = CHANNEL_MAX
         self._signed_in = False
-        self._greeted = False
-        self._said_goodbye = False
-        self._over = False
+        self._header_sent = False
+        self._close_sent = False
+        self._ended = False
         if isinstance(sasl, SaslClient):
             self._out.append(frames.SASL_HEADER)
 
-    # What the owner does.
+    # For the owner.
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """Take in bytes; answers what they mean. A peer that breaks the protocol is told so, and Closed follows."""
-        if not self._over:
-            self._heard = now
+        """Return the events in the bytes. A protocol error by the peer ends the connection with an error."""
+        if not self._ended:
+            self._last_received = now
             try:
                 more = self._buffer.feed(data)
-                while more and not self._over:
+                while more and not self._ended:
                     more = self._read()
             except ProtocolError as error:
                 self.fail(Error(error.condition, error.message))
-        return self._told()
+        return self._take_events()
 
     def take(self) -> bytes:
-        """The bytes that wait to be written, in one piece."""
+        """Return and remove the bytes to write."""
         out = b"".join(self._out)
         self._out.clear()
         return out
 
     def wrote(self, now: float) -> None:
-        """Tell when bytes were last written, so that heartbeats are sent only into silence."""
-        self._spoke = now
+        """Record when bytes were last written: heartbeats are sent only after silence."""
+        self._last_sent = now
 
     def begin(self) -> Session:
-        """Begin a session; SessionBegun answers. Raises ProtocolError before we have opened, and after the end."""
-        if not self.usable or self._over:
+        """Begin a session; SessionBegun follows. Raises ProtocolError if the connection is not open."""
+        if not self.usable or self._ended:
             raise ProtocolError("a session needs an open connection", condition="amqp:illegal-state")
         session = Session(self, self._free_channel())
         self._sessions[session.channel] = session
@@ -121,55 +121,55 @@ class Connection(ProtocolEndpoint):
         return session
 
     def close(self, error: Error | None = None) -> None:
-        """Say goodbye; the peer's answer arrives as Closed. Before we have opened nothing is said, and Closed follows.
+        """Send close; ConnectionClosed follows the peer's answer. Before open nothing is sent, and it follows at once.
 
-        A peer that never answers is not given up on here: how long that may take is the owner's to say.
+        There is no time limit for the answer: that is up to the owner.
         """
         if self.can_close:
             self.step(EndpointStep.WE_CLOSE)
-            self._goodbye(Close(error))
-        elif self.state is EndpointState.UNMAPPED and not self._over:
+            self._send_close(Close(error))
+        elif self.state is EndpointState.UNMAPPED and not self._ended:
             self._end(error, by_peer=False)
 
     def fail(self, error: Error) -> None:
-        """End the connection over something the peer did, or did not do in time. Closed follows, with `error`."""
-        if self._over:
+        """End the connection because of the peer's error or silence. ConnectionClosed follows, with `error`."""
+        if self._ended:
             return
-        if self.state is EndpointState.UNMAPPED and self._greeted:
+        if self.state is EndpointState.UNMAPPED and self._header_sent:
             self._open()
         if self.can_close:
             self.close(Error(error.condition, (error.description or "")[:MAX_DESCRIPTION], error.info))
         self._end(error, by_peer=False)
 
     def tick(self, now: float) -> list[Event]:
-        """Do what time demands: send a heartbeat, or give up on a peer that has gone quiet."""
-        if not self._over:
-            if now >= self._quiet_at:
+        """Send a heartbeat if due, or fail a silent peer."""
+        if not self._ended:
+            if now >= self._silence_ends_at:
                 text = f"Nothing was heard for {self._idle_seconds:g} seconds."
                 self.fail(Error("amqp:resource-limit-exceeded", text))
-            elif now >= self._beat_at:
+            elif now >= self._heartbeat_at:
                 self._out.append(frames.EMPTY_FRAME)
-                self._spoke = now
-        return self._told()
+                self._last_sent = now
+        return self._take_events()
 
     def deadline(self) -> float:
-        """When `tick` is wanted next, if nothing happens before; infinity for never."""
-        return NEVER if self._over else min(self._quiet_at, self._beat_at)
+        """Return when `tick` is due next; infinity for never."""
+        return NEVER if self._ended else min(self._silence_ends_at, self._heartbeat_at)
 
     @property
-    def heard(self) -> float:
-        """When anything came last, by the clock that `receive` is told."""
-        return self._heard
+    def last_received(self) -> float:
+        """When bytes last arrived, by the clock of `receive`."""
+        return self._last_received
 
     @property
-    def _quiet_at(self) -> float:
-        return self._heard + self._idle_seconds if self._idle_seconds else NEVER
+    def _silence_ends_at(self) -> float:
+        return self._last_received + self._idle_seconds if self._idle_seconds else NEVER
 
     @property
-    def _beat_at(self) -> float:
-        return self._spoke + self._remote_idle_seconds / 2 if self._remote_idle_seconds and self.is_open else NEVER
+    def _heartbeat_at(self) -> float:
+        return self._last_sent + self._remote_idle_seconds / 2 if self._remote_idle_seconds and self.is_open else NEVER
 
-    def _told(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
@@ -179,16 +179,16 @@ class Connection(ProtocolEndpoint):
 
     @property
     def over(self) -> bool:
-        return self._over
+        return self._ended
 
     @property
     def unread(self) -> bytes:
-        """What has come of a frame that is not whole yet."""
+        """The bytes of an incomplete frame."""
         return self._buffer.unread
 
     def put(self, channel: int, body: bytes) -> None:
-        # What its owner still says of a delivery that came just before the peer's close is for nobody.
-        if self._said_goodbye:
+        # Dropped after close: the owner may still settle a delivery that came just before the peer's close.
+        if self._close_sent:
             return
         if self.state is OPEN and len(body) + 8 > self.remote_max_frame_size:
             text = f"A frame of {len(body) + 8} bytes is more than the peer's {self.remote_max_frame_size}."
@@ -197,21 +197,21 @@ class Connection(ProtocolEndpoint):
         self._out.append(frames.frame(body, channel=channel))
 
     def put_transfer(self, channel: int, head: bytes, payload: bytes) -> None:
-        """A frame that its link has cut to the peer's size. The payload is copied once, when it is taken."""
-        if not self._said_goodbye:
+        """Queue a frame that fits the peer's size. The payload is copied once, by `take`."""
+        if not self._close_sent:
             self._out.append(frames.head(len(head) + len(payload), channel) + head)
             self._out.append(payload)
 
     def put_frames(self, pieces: list[bytes]) -> None:
-        """Frames as they leave, in pieces."""
-        if not self._said_goodbye:
+        """Queue encoded frames, in pieces."""
+        if not self._close_sent:
             self._out += pieces
 
-    def _goodbye(self, close: Close) -> None:
+    def _send_close(self, close: Close) -> None:
         self.put(0, close.encode())
-        self._said_goodbye = True
+        self._close_sent = True
 
-    # Signing in: headers and SASL, step by step. Each reader answers whether to go on.
+    # Headers and SASL. Each reader returns whether to go on.
 
     def _read_header(self) -> bool:
         header = self._buffer.protocol_header()
@@ -228,18 +228,18 @@ class Connection(ProtocolEndpoint):
                 self._out.append(frames.AMQP_HEADER)
             raise ProtocolError("the peer speaks another version of AMQP", condition="amqp:not-implemented")
         if isinstance(self._sasl, SaslClient) and not self._signed_in:
-            raise ProtocolError("the peer does not let anybody sign in", condition="amqp:not-implemented")
+            raise ProtocolError("the peer offers no SASL sign-in", condition="amqp:not-implemented")
         self._read = self._read_frames
         self._signed_in = True
         if isinstance(self._sasl, SaslServer):
-            self._greet()
+            self._send_header()
         return True
 
     def _read_sasl(self) -> bool:
         for _, buffer, start, end in self._buffer.frames(frames.SASL_FRAME):
             body, _ = decode_composite(buffer[start:end])
             self._on_sasl(body)
-            if self._read != self._read_sasl or self._over:
+            if self._read != self._read_sasl or self._ended:
                 return True
         return False
 
@@ -252,7 +252,7 @@ class Connection(ProtocolEndpoint):
             if self._sasl.mechanism not in offered(body):
                 self._refused(f"The peer does not offer to sign in by {self._sasl.mechanism}.", by_peer=False)
             else:
-                self._put_sasl(self._sasl.init(self._mine.hostname))
+                self._put_sasl(self._sasl.init(self._open_frame.hostname))
         elif isinstance(self._sasl, SaslClient) and isinstance(body, SaslOutcome):
             self._signed(body)
         else:
@@ -265,15 +265,15 @@ class Connection(ProtocolEndpoint):
         self._signed_in = True
         self._read = self._read_header
         if isinstance(self._sasl, SaslClient):
-            self._greet()
+            self._send_header()
             self._open()
 
     def _refused(self, text: str, *, by_peer: bool) -> None:
         self.sasl_failed = True
         self._end(Error("amqp:unauthorized-access", text), by_peer=by_peer)
 
-    def _greet(self) -> None:
-        self._greeted = True
+    def _send_header(self) -> None:
+        self._header_sent = True
         self._out.append(frames.AMQP_HEADER)
 
     def _put_sasl(self, body: Composite) -> None:
@@ -281,9 +281,9 @@ class Connection(ProtocolEndpoint):
 
     def _open(self) -> None:
         self.step(EndpointStep.WE_OPEN)
-        self.put(0, self._mine.encode())
+        self.put(0, self._open_frame.encode())
 
-    # AMQP proper.
+    # AMQP.
 
     def _read_frames(self) -> bool:
         remote, add, dispositions = self._remote_sessions, self._events.append, DispositionRange(self._on_performative)
@@ -301,19 +301,19 @@ class Connection(ProtocolEndpoint):
                         delivery = session.on_transfer(buffer, start, end)
                         if delivery is not None:
                             add(delivery)
-                            if burst.follows(buffer, start, end):
+                            if frames.same_head(buffer, start, end):
                                 self._buffer.skip_to(self._read_burst(session, delivery.link, buffer, start, end))
                         continue
                 frame = buffer[start:end]
                 self._on_performative(channel, decode_composite(frame)[0], frame)
-                if self._over:
+                if self._ended:
                     break
         finally:
             dispositions.end()
         return False
 
     def _read_burst(self, session: Session, link: ReceivingLink, buffer: bytes, start: int, end: int) -> int:
-        """Read on behind a delivery, while what follows is written as it is; answers where that ends."""
+        """Read the transfers after a delivery while they are encoded alike; return where they end."""
         deliveries, end = burst.read_on(link, buffer, start, end, self._buffer.max_frame_size)
         session.on_burst(link, deliveries)
         self._events += deliveries
@@ -329,7 +329,7 @@ class Connection(ProtocolEndpoint):
         elif isinstance(body, Begin):
             self._on_begin(channel, body)
         elif (session := self._remote_sessions.get(channel)) is not None:
-            # What comes for a session that is gone was on its way when it ended.
+            # Frames for an ended session were sent before its end, and are dropped.
             self._on_session(session, body, frame)
 
     def _on_session(self, session: Session, body: Composite, frame: bytes) -> None:
@@ -339,21 +339,21 @@ class Connection(ProtocolEndpoint):
             return
         if session.state is not EndpointState.OPEN:
             return
-        told: Any
+        event: Any
         if isinstance(body, Flow):
-            told = session.on_flow(body)
+            event = session.on_flow(body)
         elif isinstance(body, Disposition):
-            told = session.on_disposition(body)
+            event = session.on_disposition(body)
         elif isinstance(body, Attach):
-            told = session.on_attach(body)
+            event = session.on_attach(body)
         elif isinstance(body, Detach):
-            told = session.on_detach(body)
+            event = session.on_detach(body)
         elif isinstance(body, Transfer):
-            told = session.on_transfer(frame, 0, len(frame))
+            event = session.on_transfer(frame, 0, len(frame))
         else:
-            raise ProtocolError(f"{body.NAME} is no frame of a session", condition="amqp:not-allowed")
-        if told is not None:
-            self._events.append(told)
+            raise ProtocolError(f"{body.NAME} is not a session frame", condition="amqp:not-allowed")
+        if event is not None:
+            self._events.append(event)
 
     def _on_open(self, remote: Open) -> None:
         self.step(EndpointStep.THEY_OPEN)
@@ -370,7 +370,7 @@ class Connection(ProtocolEndpoint):
         by_peer = self.state is EndpointState.CLOSE_RECEIVED
         if by_peer:
             self.step(EndpointStep.WE_CLOSE)
-            self._goodbye(Close())
+            self._send_close(Close())
         self._end(close.error if isinstance(close.error, Error) else None, by_peer=by_peer)
 
     def _on_begin(self, channel: int, begin: Begin) -> None:
@@ -396,7 +396,7 @@ class Connection(ProtocolEndpoint):
             self._remote_sessions.pop(session.remote_channel, None)
 
     def _end(self, error: Error | None, *, by_peer: bool) -> None:
-        self._over = True
+        self._ended = True
         self._events.append(ConnectionClosed(error, by_peer))
 
     def _free_channel(self) -> int:

@@ -1,7 +1,7 @@
-"""The life of a connection, a session or a link: each of the two sides opens once and closes once.
+"""The lifecycle of a connection, session or link: each side opens once and closes once.
 
-One table serves all three nouns, for both roles. The law: nothing is said on an endpoint that its own side has not
-opened, and nothing after its own side has closed it; a peer that breaks it gets ProtocolError. AMQP 1.0, 2.4 to 2.6.
+One table serves all three, in both roles. Invariant: a side sends nothing before its open and nothing after its close;
+a peer that violates this gets ProtocolError. AMQP 1.0, 2.4 to 2.6.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EndpointState(Enum):
 
 
 OPEN = EndpointState.OPEN
-"""For the paths that every message takes: looking a member up in its class takes longer than all else there."""
+"""A constant for hot paths: the lookup of an enum member in its class is slow."""
 
 
 class EndpointStep(Enum):
@@ -52,7 +52,7 @@ TRANSITIONS: dict[EndpointState, dict[EndpointStep, EndpointState]] = {
     },
     EndpointState.CLOSE_PIPE: {EndpointStep.THEY_OPEN: EndpointState.CLOSE_SENT},
     EndpointState.CLOSE_SENT: {EndpointStep.THEY_CLOSE: EndpointState.CLOSED},
-    # A side that is told of the end before it has answered the beginning may answer both.
+    # A side that receives the close before it has answered the open may answer both.
     EndpointState.CLOSE_RECEIVED: {
         EndpointStep.WE_OPEN: EndpointState.CLOSE_RECEIVED,
         EndpointStep.WE_CLOSE: EndpointState.CLOSED,
@@ -62,7 +62,7 @@ TRANSITIONS: dict[EndpointState, dict[EndpointStep, EndpointState]] = {
 
 
 class ProtocolEndpoint:
-    """What a connection, a session and a link have in common."""
+    """The common part of connection, session and link."""
 
     def __init__(self) -> None:
         self.state = EndpointState.UNMAPPED
@@ -73,7 +73,7 @@ class ProtocolEndpoint:
 
     @property
     def usable(self) -> bool:
-        """Whether anything may be said on it: a peer need not have answered yet."""
+        """Whether frames may be sent: the peer need not have answered yet."""
         return self.state in (EndpointState.OPEN, EndpointState.OPEN_SENT)
 
     @property
@@ -81,7 +81,7 @@ class ProtocolEndpoint:
         return EndpointStep.WE_CLOSE in TRANSITIONS[self.state]
 
     def step(self, step: EndpointStep) -> None:
-        """Take a step. Raises ProtocolError where the table has no such step."""
+        """Take a step. Raises ProtocolError if the table does not permit it."""
         try:
             self.state = TRANSITIONS[self.state][step]
         except KeyError:

@@ -1,4 +1,4 @@
-"""What a connection has to tell, in the order in which it happened. Events are facts: none asks for an answer."""
+"""Events of a connection, in the order in which they happened. They are facts: none needs an answer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ConnectionOpened:
 
 @dataclass(slots=True)
 class ConnectionClosed:
-    """The connection is over, and every session and link with it: they are not reported one by one.
+    """The connection has ended, with all sessions and links, which are not reported one by one.
 
-    `by_peer` tells who said so first; bytes may still be waiting to be written.
+    `by_peer`: the peer closed first. Bytes may still wait to be written.
     """
 
     error: Error | None
@@ -36,7 +36,7 @@ class SessionBegun:
 
 @dataclass(slots=True)
 class SessionEnded:
-    """The peer has ended a session; a LinkDetached for each link in it has come before. Our own end is not reported."""
+    """The peer has ended a session, after a LinkDetached for each link. Our own end is not reported."""
 
     session: Session
     error: Error | None
@@ -44,23 +44,23 @@ class SessionEnded:
 
 @dataclass(slots=True)
 class LinkAttaching:
-    """The peer asks for a link: answer with `link.accept(…)` or `link.refuse(…)`."""
+    """The peer requests a link: answer with `link.accept(…)` or `link.refuse(…)`."""
 
     link: Link
 
 
 @dataclass(slots=True)
 class LinkAttached:
-    """The peer has agreed to a link that we asked for, unless a LinkDetached with an error follows at once."""
+    """The peer has attached a link that we opened; a LinkDetached with an error may follow at once."""
 
     link: Link
 
 
 @dataclass(slots=True)
 class LinkDetached:
-    """The peer has let go of a link, has refused it, or has ended its session. Our own close is not reported.
+    """The peer has detached or refused a link, or has ended its session. Our own close is not reported.
 
-    Without `closed` the peer means to come back to it.
+    Without `closed` the peer means to resume it.
     """
 
     link: Link
@@ -70,20 +70,20 @@ class LinkDetached:
 
 @dataclass(slots=True)
 class CreditChanged:
-    """The peer has said how much it can take; `link.credit` and `link.draining` tell."""
+    """The peer has sent a flow: see `link.credit` and `link.draining`."""
 
     link: SendingLink
 
 
 @dataclass(slots=True)
 class WindowOpened:
-    """The peer has said how many frames it can take in a session: `session.room` tells what is left of it."""
+    """The peer has changed its window of a session: see `session.room`."""
 
     session: Session
 
 
 class Delivery:
-    """A whole message that has arrived. `tag` names it for the link's life, `id` in its session."""
+    """A complete message. `tag` identifies it during the link's life, `id` in its session."""
 
     __slots__ = ("context", "format", "id", "link", "payload", "settled", "tag")
 
@@ -106,7 +106,7 @@ class Delivery:
 
 
 class Sent:
-    """A delivery that we have sent and that is not settled yet. `context` is whatever the sender gave."""
+    """A delivery sent and not settled yet. `context` belongs to the sender."""
 
     __slots__ = ("context", "id", "link")
 
@@ -118,9 +118,9 @@ class Sent:
 
 @dataclass(slots=True)
 class Disposed:
-    """The peer says what became of deliveries that we sent (Sent), or answers our word on received ones (Delivery).
+    """The peer's disposition of deliveries that we sent (Sent), or its answer for received ones (Delivery).
 
-    `state` is an outcome, or whatever else the peer sent; `settled` says whether it has forgotten them.
+    `state` is an outcome or any other state; `settled`: the peer has forgotten them.
     """
 
     session: Session

@@ -1,6 +1,6 @@
-"""Frames: the envelopes that performatives travel in, and the buffer that finds them in a stream.
+"""Frames, which carry performatives, and the buffer that finds them in a stream.
 
-A size field is believed only up to the size that was agreed on; nothing is allocated for it. AMQP 1.0, part 2.3.
+A frame's size is limited to the agreed one, and nothing is allocated by it. AMQP 1.0, part 2.3.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 HEADER_SIZE = 8
 FRAME_MIN_MAX = 512
-"""The smallest max-frame-size that a peer may ask for."""
+"""The smallest max-frame-size that a peer may state."""
 
 AMQP_FRAME, SASL_FRAME = 0x00, 0x01
 
@@ -24,7 +24,7 @@ EMPTY_FRAME = _HEAD.pack(8, 2, AMQP_FRAME, 0)
 
 
 def head(size: int, channel: int) -> bytes:
-    """What goes before the `size` bytes of an AMQP frame's body."""
+    """Return the head of an AMQP frame whose body has `size` bytes."""
     return _HEAD.pack(8 + size, 2, AMQP_FRAME, channel)
 
 
@@ -32,36 +32,41 @@ def frame(body: bytes, *, channel: int = 0, kind: int = AMQP_FRAME) -> bytes:
     return _HEAD.pack(8 + len(body), 2, kind, channel) + body
 
 
+def same_head(buffer: bytes, start: int, end: int) -> bool:
+    """Return whether the frame after `end` equals, up to its first handle or id, the one whose body is at `start`."""
+    return buffer[start - 4 : start + 8] == buffer[end + 4 : end + 16]
+
+
 class FrameBuffer:
-    """Cuts a stream into its protocol headers and frames."""
+    """Splits a stream into protocol headers and frames."""
 
     def __init__(self, max_frame_size: int) -> None:
         self.max_frame_size = max_frame_size
         self._data = b""
-        self._late: list[bytes] = []
+        self._pieces: list[bytes] = []
         self._missing = self._read = 0
 
     def feed(self, data: bytes) -> bool:
-        """Take in a piece of the stream; answers whether it is worth looking for more than there was before.
+        """Add bytes of the stream. Return whether new frames may be complete.
 
-        The pieces of a large frame are put together once, when the last of them is there.
+        The pieces of a large frame are joined once, after the last.
         """
-        self._late.append(data)
+        self._pieces.append(data)
         self._missing -= len(data)
         if self._missing > 0:
             return False
-        self._data = b"".join((self._data, *self._late)) if self._data or len(self._late) > 1 else bytes(data)
-        self._late.clear()
+        self._data = b"".join((self._data, *self._pieces)) if self._data or len(self._pieces) > 1 else bytes(data)
+        self._pieces.clear()
         self._missing = 0
         return bool(self._data)
 
     @property
     def unread(self) -> bytes:
-        """What has come of a frame that is not whole yet."""
-        return b"".join((self._data, *self._late))
+        """The bytes of an incomplete frame."""
+        return b"".join((self._data, *self._pieces))
 
     def protocol_header(self) -> bytes | None:
-        """The eight bytes of a protocol header, taken off, or None while they are not all there."""
+        """Remove and return the eight bytes of a protocol header, or None while they are incomplete."""
         if self._data[:4] != b"AMQP"[: len(self._data)]:
             raise ProtocolError("the peer does not speak AMQP", condition="amqp:connection:framing-error")
         if len(self._data) < HEADER_SIZE:
@@ -70,9 +75,9 @@ class FrameBuffer:
         return header
 
     def frames(self, kind: int) -> Iterator[tuple[int, bytes, int, int]]:
-        """Each whole frame of `kind`, as (channel, buffer, start of its body, end). Raises ProtocolError.
+        """Yield each complete frame of `kind`, as (channel, buffer, start of its body, end). Raises ProtocolError.
 
-        The buffer may be left between any two frames: what has been given out is taken off.
+        The caller may stop between any two frames: yielded ones are removed.
         """
         data, self._read = self._data, 0
         length, limit, unpack = len(data), self.max_frame_size, _HEAD.unpack_from
@@ -87,7 +92,7 @@ class FrameBuffer:
                     )
                 if found != kind:
                     raise ProtocolError(
-                        f"a frame of type {found} came where one of type {kind} belongs",
+                        f"expected a frame of type {kind}, got type {found}",
                         condition="amqp:connection:framing-error",
                     )
                 if end > length:
@@ -99,5 +104,5 @@ class FrameBuffer:
             self._data = data[self._read :]
 
     def skip_to(self, position: int) -> None:
-        """Whoever reads the frames has read on by itself, in the buffer that it was given, to the end of a frame."""
+        """Continue at `position`: the caller has read on to there, in the yielded buffer."""
         self._read = position

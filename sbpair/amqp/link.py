@@ -1,7 +1,7 @@
-"""Links: the one-way roads that messages take, with the credit that keeps them from being flooded.
+"""Links: one-way paths for messages, with flow control by credit.
 
-A sender sends only what it has credit for; a receiver grants credit and puts a delivery together from its frames. Both
-keep AMQP's `delivery-count` on the same idea of what was sent. AMQP 1.0, parts 2.6 and 2.7.
+A sender sends only with credit; a receiver grants credit and assembles deliveries from frames. Both keep AMQP's
+`delivery-count` in step. AMQP 1.0, parts 2.6 and 2.7.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.session import Session
 
 SERIAL, SERIAL_HALF = 0xFFFFFFFF, 0x80000000
-"""Delivery counts and ids are serial numbers of 32 bits: they wrap, and what is half the circle ahead is behind."""
+"""Delivery counts and ids are 32-bit serial numbers: they wrap; half the circle ahead means behind."""
 
 MAX_TAG = 32
 
@@ -28,9 +28,9 @@ Parts = tuple[bytes, bytes, bytes]
 
 
 class Link(ProtocolEndpoint):
-    """What both kinds of link are. `remote` is the peer's attach; `context` is the owner's to use.
+    """The common part of both kinds of link. `remote` is the peer's attach; `context` belongs to the owner.
 
-    Once the link is gone, `abandoned` holds the deliveries that it sent and nobody has settled.
+    Once the link has ended, `abandoned` holds the unsettled deliveries that it sent.
     """
 
     IS_RECEIVER = False
@@ -56,9 +56,9 @@ class Link(ProtocolEndpoint):
         properties: dict[Any, Any] | None = None,
         snd_settle_mode: int | None = None,
     ) -> None:
-        """Agree to a link that the peer asked for: its own terms are echoed where none are given.
+        """Attach a link that the peer requested, with its own terms by default.
 
-        Does nothing where the peer has let go of it in the meantime.
+        Does nothing if the peer has detached it meanwhile.
         """
         if self.state is not EndpointState.OPEN_RECEIVED:
             return
@@ -74,11 +74,11 @@ class Link(ProtocolEndpoint):
         )
 
     def refuse(self, error: Error) -> None:
-        """Turn down a link that the peer asked for: attach to nothing, then detach with the reason."""
+        """Refuse a link that the peer requested: attach without a terminus, then detach with the reason."""
         self.close(error)
 
     def close(self, error: Error | None = None) -> None:
-        """Let go of the link for good: what still waits for the session's window is not sent any more."""
+        """Detach for good. Deliveries that still wait for the session's window are not sent."""
         if self.state is EndpointState.OPEN_RECEIVED:
             self._attach(Attach(snd_settle_mode=self.remote.snd_settle_mode))
         if self.can_close:
@@ -89,11 +89,11 @@ class Link(ProtocolEndpoint):
             self.cut()
 
     def cut(self) -> bool:
-        """The session is gone, and the link with it; answers whether that is news."""
-        news = self.state in (EndpointState.OPEN_SENT, EndpointState.OPEN_RECEIVED, EndpointState.OPEN)
+        """End the link with its session. Return whether the owner does not know yet."""
+        was_open = self.state in (EndpointState.OPEN_SENT, EndpointState.OPEN_RECEIVED, EndpointState.OPEN)
         self.state = EndpointState.CLOSED
         self.session.forget(self)
-        return news
+        return was_open
 
     def _attach(self, attach: Attach) -> None:
         attach.name, attach.handle, attach.role = self.name, self.handle, self.IS_RECEIVER
@@ -103,16 +103,16 @@ class Link(ProtocolEndpoint):
         self.session.put(attach)
 
     def open(self, *, source: Any, target: Any, **terms: Any) -> None:
-        """Ask the peer for this link; LinkAttached, or LinkDetached with its reason, answers.
+        """Request this link; LinkAttached follows, or LinkDetached with the reason.
 
-        Raises ProtocolError when the session is over.
+        Raises ProtocolError if the session has ended.
         """
         if not self.session.usable:
-            raise ProtocolError("the session of a link is over", condition="amqp:illegal-state")
+            raise ProtocolError("the session of a link has ended", condition="amqp:illegal-state")
         self._attach(Attach(source=source, target=target, **terms))
 
     def lose(self) -> None:
-        """Nothing more comes or goes."""
+        """Discard the credit and all pending state."""
         self.credit = 0
 
     def on_attach(self, attach: Attach) -> LinkAttached | LinkAttaching | None:
@@ -124,7 +124,7 @@ class Link(ProtocolEndpoint):
         return LinkAttached(self) if self.state is EndpointState.OPEN else None
 
     def on_detach(self, detach: Detach) -> LinkDetached | None:
-        """The peer lets go; answered in kind, unless we have let go before."""
+        """Answer the peer's detach, unless we detached first."""
         known = self.state is not EndpointState.CLOSE_SENT
         unanswered = self.state is EndpointState.OPEN_RECEIVED
         self.step(EndpointStep.THEY_CLOSE)
@@ -142,10 +142,9 @@ class Link(ProtocolEndpoint):
 
 
 class SendingLink(Link):
-    """The sending end. `draining` asks for an answer: `drained()` once there is nothing more to send.
+    """The sending end. While `draining`, call `drained()` once there is nothing more to send.
 
-    `queued` deliveries wait for the session's window; `credit` has been spent on them, `delivery_count` counts them
-    when they leave.
+    `queued` deliveries wait for the session's window: they have used `credit`; `delivery_count` counts them when sent.
     """
 
     def __init__(self, session: Session, name: str, handle: int) -> None:
@@ -156,9 +155,9 @@ class SendingLink(Link):
     def send(
         self, payload: bytes, tag: bytes, *, message_format: int = 0, settled: bool = False, context: Any = None
     ) -> int:
-        """Put a message on the link, in as many frames as it takes; answers its delivery id.
+        """Send a message in as many frames as needed; return its delivery id.
 
-        Raises ValueError without credit, which a link that is gone never has: that is for the caller to have looked at.
+        Raises ValueError without credit, which an ended link never has: check first.
         """
         if self.credit <= 0:
             raise ValueError(f"link {self.name!r} has no credit")
@@ -166,13 +165,13 @@ class SendingLink(Link):
             raise ValueError(f"a delivery tag has at most {MAX_TAG} bytes")
         session = self.session
         delivery_id = session.next_delivery_id()
-        head = transfer.write(self.handle, delivery_id, tag, message_format, settled=settled, more=False)
+        head = transfer.encode_transfer(self.handle, delivery_id, tag, message_format, settled=settled, more=False)
         self.credit -= 1
         if not settled:
             session.sent[delivery_id] = Sent(self, delivery_id, context)
         room = session.connection.remote_max_frame_size - 8 - len(head)
         if len(payload) > room:
-            more = transfer.write(self.handle, delivery_id, tag, message_format, settled=settled, more=True)
+            more = transfer.encode_transfer(self.handle, delivery_id, tag, message_format, settled=settled, more=True)
             for position in range(room, len(payload), room):
                 session.put_transfer(self, more, payload[position - room : position], last=False)
             payload = payload[position:]
@@ -180,9 +179,9 @@ class SendingLink(Link):
         return delivery_id
 
     def send_all(self, deliveries: Sequence[Parts]) -> None:
-        """Put unsettled messages on the link. As `send` does for each, at half the cost where none needs two frames.
+        """Send unsettled messages: half the cost of `send` for each, if each fits one frame.
 
-        A delivery's tag is its context too.
+        A delivery's context is its tag.
         """
         session = self.session
         if len(deliveries) > min(self.credit, session.room) or not deliveries:
@@ -209,7 +208,7 @@ class SendingLink(Link):
             self.send(beginning + rest, tag, context=tag)
 
     def drained(self) -> None:
-        """Give back the credit that a draining receiver has granted and there is nothing for."""
+        """Return the credit that a draining receiver granted in vain."""
         if self.queued:
             self.session.after_queued(self)
         elif self.usable:
@@ -223,11 +222,11 @@ class SendingLink(Link):
         self.queued = 0
 
     def on_flow(self, flow: Flow) -> CreditChanged | None:
-        # A receiver that does not know our count yet counts from the beginning: ours is 0.
+        # A receiver that does not know our count yet counts from our initial one, 0.
         known = flow.delivery_count or 0
         if flow.link_credit is not None:
             ahead = (self.delivery_count + self.queued - known) & SERIAL
-            # A receiver that knows of fewer deliveries than we have sent may have granted less than nothing.
+            # If the receiver has counted fewer deliveries than we sent, the result may be negative.
             self.credit = max(0, flow.link_credit - (ahead if ahead < SERIAL_HALF else 0))
         self.draining = bool(flow.drain)
         if flow.echo and self.usable:
@@ -255,13 +254,13 @@ class ReceivingLink(Link):
         super().open(source=source, target=target, max_message_size=max_message_size, **terms)
 
     def grant(self, credit: int) -> None:
-        """Let the peer send until `credit` more deliveries have come."""
+        """Let the peer send `credit` more deliveries."""
         if self.usable:
             self.credit = credit
             self.session.put_flow(self)
 
     def drain(self) -> None:
-        """Ask the peer to use up its credit now, or to give it back."""
+        """Ask the peer to use up its credit now, or to return it."""
         if self.usable:
             self.session.put_flow(self, drain=True)
 
@@ -272,7 +271,7 @@ class ReceivingLink(Link):
         return super().on_attach(attach)
 
     def on_flow(self, flow: Flow) -> CreditChanged | None:
-        """The sender tells how far it is: with drain, what it will not send is given back."""
+        """Follow the sender's count: after a drain, unused credit is returned."""
         if flow.delivery_count is not None:
             advanced = (flow.delivery_count - self.delivery_count) & SERIAL
             if advanced < SERIAL_HALF:
@@ -283,7 +282,7 @@ class ReceivingLink(Link):
         return None
 
     def on_transfer(self, fields: transfer.Fields, buffer: bytes, end: int) -> Delivery | None:
-        """One frame of a delivery; the delivery, once it is whole. Raises ProtocolError."""
+        """Add one frame of a delivery; return the delivery once it is complete. Raises ProtocolError."""
         _, delivery_id, tag, message_format, settled, more, aborted, start = fields
         if self._partial is not None or more or aborted:
             return self._on_part(fields, buffer[start:end])
@@ -307,7 +306,7 @@ class ReceivingLink(Link):
             delivery = self._partial = Delivery(self, delivery_id, tag or b"", message_format, settled)
             self.count()
         elif delivery_id is not None and delivery_id != delivery.id:
-            raise ProtocolError("a delivery begins before the one before it has ended", condition="amqp:not-allowed")
+            raise ProtocolError("a delivery begins before the previous one has ended", condition="amqp:not-allowed")
         delivery.settled = delivery.settled or settled
         if aborted:
             self._reset()
@@ -326,9 +325,9 @@ class ReceivingLink(Link):
         return delivery
 
     def count(self, deliveries: int = 1) -> None:
-        """A delivery counts from its first frame on, whether it is completed or aborted."""
+        """Count deliveries at their first frame, whether completed or aborted."""
         self.delivery_count = (self.delivery_count + deliveries) & SERIAL
-        # A peer may overrun its credit (pyamqp does): that is no reason to lose a message.
+        # A peer may overrun its credit (pyamqp does): its message is accepted anyway.
         self.credit = max(0, self.credit - deliveries)
 
     def _too_large(self, delivery_id: int, size: int) -> None:
@@ -348,7 +347,7 @@ class ReceivingLink(Link):
 
 
 def terminus_address(terminus: Any) -> str | None:
-    """The address of a source or target, or None for one that has none."""
+    """Return the address of a source or target, or None if it has none."""
     if isinstance(terminus, (Source, Target)) and isinstance(terminus.address, str):
         return terminus.address
     return None

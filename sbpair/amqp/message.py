@@ -1,6 +1,6 @@
-"""A message as the raw bytes of its seven sections, decoded only where somebody asks.
+"""A message as the raw bytes of its seven sections, decoded on demand.
 
-What nobody asks for is never re-encoded, and so never altered. AMQP 1.0, part 3.2.
+Sections that are not changed are never re-encoded, and so never altered. AMQP 1.0, part 3.2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Header(Composite):
 @_composite(PROPERTIES, "amqp:properties:list")
 @dataclass(slots=True)
 class Properties(Composite):
-    """Ids are whatever AMQP type the sender chose; times are milliseconds since 1970."""
+    """Ids have any AMQP type; times are milliseconds since 1970."""
 
     message_id: Anything = None
     user_id: Binary = None
@@ -70,14 +70,14 @@ _NAMES = {
 }
 _MAPS = (DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES, FOOTER)
 _LISTS = (HEADER, PROPERTIES, SEQUENCE)
-# Format codes whose constructor says how wide the value is: 0x4x none, 0x5x one byte, and so on.
+# Width of a value by the high digit of its constructor: 0x4x none, 0x5x one byte, and so on.
 _FIXED_WIDTH = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 
 
 class Sections:
-    """The raw slices of one message: descriptors included, b"" for a section that is not there.
+    """The raw slices of one message, with descriptors; b"" for a missing section.
 
-    `body` is all of the body's sections. The typed readers decode on every call.
+    `body` is all body sections. The readers decode on every call.
     """
 
     __slots__ = (
@@ -120,7 +120,7 @@ class Sections:
 
     @classmethod
     def split(cls, payload: bytes) -> Sections:
-        """Find the sections of an encoded message. Raises ProtocolError where it is not one."""
+        """Return the sections of an encoded message. Raises ProtocolError if it is not a message."""
         found = cls.__new__(cls)
         if _fill(found, payload):
             return found
@@ -133,7 +133,7 @@ class Sections:
         for code, start, end in parts:
             if code <= last or last >= DATA:
                 if code == DELIVERY_ANNOTATIONS and not found.delivery_annotations:
-                    # The SDK for Python puts them behind everything else, and the service takes them.
+                    # The Python SDK puts them last, and the service accepts that.
                     found.delivery_annotations = payload[start:end]
                     last = FOOTER
                     continue
@@ -187,11 +187,11 @@ class Sections:
         return _read_map(self.application_properties)
 
     def read_body(self) -> list[tuple[int, Value]]:
-        """Each body section as (DATA, SEQUENCE or VALUE; its value)."""
+        """Return each body section as (DATA, SEQUENCE or VALUE; its value)."""
         return [(code, codec.decode_all(self.body[start:end]).value) for code, start, end in _walk(self.body)]
 
     def check(self) -> None:
-        """Decode everything, so that what is broken inside of a section is found. Raises ProtocolError."""
+        """Decode every section. Raises ProtocolError for a malformed one."""
         self.read_header(), self.read_properties()
         self.read_delivery_annotations(), self.read_message_annotations(), self.read_application_properties()
         self.read_body(), _read_map(self.footer)
@@ -211,15 +211,15 @@ _SLOTS = {
 
 
 def _fill(sections: Sections, payload: bytes) -> bool:
-    """Set the slices of a message as nearly all are written. Every message comes through here, and some twice."""
+    """Set the slices of a message in its common form; return whether it has that form. Hot path."""
     position, size = 0, len(payload)
     codes: list[int] = []
     parts = [b""]
     while position < size:
-        usual = _USUAL.get(payload[position : position + 4])
-        if usual is None or position + 8 > size:
+        common = _COMMON_HEADS.get(payload[position : position + 4])
+        if common is None or position + 8 > size:
             return False
-        code, width = usual
+        code, width = common
         end = position + (5 + payload[position + 4] if width == 1 else 8 + _U32(payload, position + 4)[0])
         codes.append(code)
         parts.append(payload[position:end])
@@ -241,9 +241,9 @@ def _fill(sections: Sections, payload: bytes) -> bool:
 
 @lru_cache(256)
 def _in_order(codes: tuple[int, ...]) -> Callable[[list[bytes]], tuple[bytes, ...]] | None:
-    """Picks Sections.ORDER from what the codes stand before, and b"" before that.
+    """Return a function that picks Sections.ORDER from the sections with these codes; index 0 is b"".
 
-    None unless they stand in their order, one of each and one for the body, as in nearly every message.
+    None unless the codes are in order, each once, with at most one body section.
     """
     if not all(before < after for before, after in pairwise(codes)) or sum(DATA <= code <= VALUE for code in codes) > 1:
         return None
@@ -252,7 +252,7 @@ def _in_order(codes: tuple[int, ...]) -> Callable[[list[bytes]], tuple[bytes, ..
 
 
 def encode_map(code: int, values: Map | dict[Symbol, Value] | dict[str, Value]) -> bytes:
-    """A whole section that holds a map; b"" where there is nothing in it."""
+    """Return a section that holds a map; b"" for an empty map."""
     return section(code, codec.encode(values)) if len(values) else b""
 
 
@@ -269,7 +269,7 @@ def value_body(value: Value) -> bytes:
 
 
 def batch_members(payload: bytes) -> list[bytes]:
-    """The encoded messages of a batch (message-format BATCH_FORMAT), in order. Raises ProtocolError."""
+    """Return the encoded messages of a batch (message-format BATCH_FORMAT), in order. Raises ProtocolError."""
     found: list[bytes] = []
     position, size = 0, len(payload)
     while payload.startswith(_LONG_DATA, position) and position + 8 <= size:
@@ -285,13 +285,13 @@ def batch_members(payload: bytes) -> list[bytes]:
 
 
 def batch_of(members: Sequence[bytes], envelope: bytes = b"") -> bytes:
-    """The payload of a batch (message-format BATCH_FORMAT). `envelope` is the sections that speak of all of it."""
+    """Return the payload of a batch (message-format BATCH_FORMAT). `envelope` is its common sections."""
     return b"".join((envelope, *chain.from_iterable(zip(map(member_head, map(len, members)), members, strict=True))))
 
 
 @lru_cache(4096)
 def member_head(size: int) -> bytes:
-    """What stands before a member of so many bytes in a batch: a data section begins."""
+    """Return the bytes before a member of a batch: the head of a data section."""
     return _LONG_DATA + size.to_bytes(4)
 
 
@@ -300,7 +300,7 @@ _U32 = struct.Struct(">I").unpack_from
 
 
 def is_plain(payload: bytes) -> bool:
-    """Whether a message is properties with a text for its id and nothing else, then one data section, as most are."""
+    """Return whether a message is properties with only a text id, then one data section, the most common form."""
     try:
         if not payload.startswith(_SHORT_PROPERTIES) or payload[6] != 0xA1:
             return False
@@ -313,13 +313,13 @@ def is_plain(payload: bytes) -> bool:
 
 
 def ends_in_data(payload: bytes, at: int) -> bool:
-    """Whether one data section is all that is left."""
+    """Return whether one data section fills the rest."""
     return payload.startswith(data_heads(len(payload) - at), at)
 
 
 @lru_cache(4096)
 def data_heads(size: int) -> tuple[bytes, ...]:
-    """What a data section of `size` bytes may begin with, head included."""
+    """Return the possible heads of a data section of `size` bytes in all."""
     short = _SHORT_DATA + bytes((size - 5,)) if 5 <= size < 261 else None
     long = member_head(size - 8) if size >= 8 else None
     return tuple(filter(None, (long, short)))
@@ -332,11 +332,11 @@ _SHORT_PROPERTIES = bytes((0x00, 0x53, PROPERTIES, 0xC0))
 
 
 def skip(buffer: bytes, position: int) -> int:
-    """The position after the value at `position`, found without decoding it. Raises ProtocolError."""
+    """Return the position after the value at `position`, without decoding it. Raises ProtocolError."""
     try:
         end = _skip(buffer, position)
     except (IndexError, KeyError):
-        raise ProtocolError("a message is cut short, or no message at all") from None
+        raise ProtocolError("a message is cut short, or not a message") from None
     if end > len(buffer):
         raise ProtocolError("a message is cut short")
     return end
@@ -361,17 +361,17 @@ def _skip(buffer: bytes, position: int, depth: int = 0) -> int:
 def _check_order(code: int, last: int) -> None:
     repeated = code == last and code in (DATA, SEQUENCE)
     if not repeated and (code <= last or (last >= DATA and code != FOOTER)):
-        raise ProtocolError(f"section 0x{code:02x} of a message is out of its place")
+        raise ProtocolError(f"section 0x{code:02x} of a message is out of order")
 
 
 def _walk(payload: bytes) -> list[tuple[int, int, int]]:
-    """(section code, start, end) of each section, in the order in which they stand."""
+    """Return (section code, start, end) of each section, in order."""
     found: list[tuple[int, int, int]] = []
     position, size = 0, len(payload)
     while position < size:
-        usual = _USUAL.get(payload[position : position + 4])
-        if usual is not None and position + 4 + usual[1] <= size:
-            code, width = usual
+        common = _COMMON_HEADS.get(payload[position : position + 4])
+        if common is not None and position + 4 + common[1] <= size:
+            code, width = common
             if width == 1:
                 end = position + 5 + payload[position + 4]
             else:
@@ -382,7 +382,7 @@ def _walk(payload: bytes) -> list[tuple[int, int, int]]:
             position = end
             continue
         if payload[position] != 0x00:
-            raise ProtocolError("a message has bytes that belong to no section")
+            raise ProtocolError("a message has bytes outside its sections")
         if payload[position + 1 : position + 2] == b"\x53" and position + 2 < size:
             code, value_at = payload[position + 2], position + 3
         else:
@@ -395,9 +395,8 @@ def _walk(payload: bytes) -> list[tuple[int, int, int]]:
     return found
 
 
-# How nearly every section begins: {its first four bytes: (section code, how many bytes its size has)}. Each message has
-# several, and is walked through more than once.
-_USUAL = {
+# The common heads of sections: {first four bytes: (section code, width of the size)}. Hot path.
+_COMMON_HEADS = {
     bytes((0x00, 0x53, code, constructor)): (code, width)
     for codes, constructors in ((_MAPS, (0xC1, 0xD1)), (_LISTS, (0xC0, 0xD0)), ((DATA,), (0xA0, 0xB0)))
     for code in codes
@@ -421,7 +420,7 @@ def _check_section(code: int, constructor: int) -> None:
     else:
         fits = code == VALUE
     if not fits:
-        raise ProtocolError(f"section 0x{code:02x} of a message holds what does not belong there")
+        raise ProtocolError(f"section 0x{code:02x} of a message has the wrong type")
 
 
 def _read(raw: bytes, cls: type[C]) -> C:
@@ -433,5 +432,5 @@ def _read_map(raw: bytes) -> Map:
         return Map()
     value = codec.decode_all(raw).value
     if not isinstance(value, Map):
-        raise ProtocolError("a section that is a map holds something else")
+        raise ProtocolError("a section is not a map")
     return value

@@ -1,4 +1,4 @@
-"""AMQP's composite types: what connections, sessions, links and deliveries say to each other, and SASL.
+"""AMQP's composite types: performatives of connections, sessions, links and deliveries, outcomes, and SASL.
 
 Each is a dataclass whose annotations name the AMQP type of every field; encoding and decoding follow from them. Every
 field is written, trailing nulls too: some peers index past the end of a trimmed list. AMQP 1.0, parts 2, 3 and 5.
@@ -38,7 +38,7 @@ _ACCEPTS: dict[type, tuple[type, ...]] = {
     **dict.fromkeys((str, Symbol), (str, Symbol)),
     bool: (bool,), bytes: (bytes,), Map: (Map,), Array: (Array, Symbol, str, list),
 }  # fmt: skip
-"""What a peer may send where a type is wanted: an integer of another width will do, if the value fits."""
+"""Accepted Python types for a wanted one: an integer of another width is accepted if the value fits."""
 
 Int8: TypeAlias = Annotated[int | None, UByte]
 Int16: TypeAlias = Annotated[int | None, UShort]
@@ -55,7 +55,7 @@ Anything: TypeAlias = Any
 
 
 class Composite:
-    """A described list with a name for each of its elements."""
+    """A described list with a name for each element."""
 
     CODE: ClassVar[int]
     NAME: ClassVar[str]
@@ -73,7 +73,7 @@ class Composite:
 
     @classmethod
     def from_list(cls: type[C], values: Value) -> C:
-        """Make one of the list that a peer sent. Raises ProtocolError for a missing or mistyped field."""
+        """Decode a peer's list. Raises ProtocolError for a missing or mistyped field."""
         if not isinstance(values, list) or len(values) > len(cls.TYPES):
             raise ProtocolError(f"{cls.NAME} is not a list of at most {len(cls.TYPES)} fields")
         given = {}
@@ -134,7 +134,7 @@ def _composite(code: int, name: str) -> Any:
 
 
 def composite_of(value: Value) -> Value:
-    """The composite that a described list stands for; any other value as it is."""
+    """Return the composite that a described list stands for; any other value unchanged."""
     if isinstance(value, Described) and isinstance(value.descriptor, (ULong, Symbol)):
         cls = _BY_DESCRIPTOR.get(value.descriptor)
         if cls is not None:
@@ -143,18 +143,18 @@ def composite_of(value: Value) -> Value:
 
 
 def decode_composite(buffer: bytes, position: int = 0) -> tuple[Composite, int]:
-    """The composite that starts at `position`, and the position after it. Raises ProtocolError."""
+    """Return the composite at `position`, and the position after it. Raises ProtocolError."""
     value, end = codec.decode(buffer, position)
-    made = composite_of(value)
-    if not isinstance(made, Composite):
+    composite = composite_of(value)
+    if not isinstance(composite, Composite):
         raise ProtocolError("a frame's body is not a performative that this peer knows")
-    return made, end
+    return composite, end
 
 
 @_composite(0x1D, "amqp:error:list")
 @dataclass(slots=True)
 class Error(Composite):
-    """Always three fields on the wire: with two, pyamqp waits for ever."""
+    """Always three fields on the wire: with two, pyamqp hangs."""
 
     condition: Sym = None
     description: Text = None
@@ -255,7 +255,7 @@ class Transfer(Composite):
 @_composite(0x15, "amqp:disposition:list")
 @dataclass(slots=True)
 class Disposition(Composite):
-    """`role` is that of who says it: True for a receiver."""
+    """`role` is the writer's: True for a receiver."""
 
     role: Flag = False
     first: Int32 = 0

@@ -1,6 +1,6 @@
-"""Who signs in how, before AMQP proper begins. AMQP 1.0, part 5.3, and RFC 4616 for PLAIN.
+"""SASL sign-in, before AMQP begins. AMQP 1.0, part 5.3, and RFC 4616 for PLAIN.
 
-Service Bus takes ANONYMOUS, EXTERNAL and MSSBCBS, then expects a token on `$cbs`; PLAIN carries a key and its name.
+Service Bus accepts ANONYMOUS, EXTERNAL and MSSBCBS, then expects a token on `$cbs`; PLAIN carries a key and its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OK, AUTH_FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class SaslClient:
-    """How a client signs in: a mechanism, and the response that goes with it."""
+    """A client's sign-in: a mechanism and its initial response."""
 
     mechanism: str = ANONYMOUS
     response: bytes = field(default=b"", repr=False)
@@ -33,14 +33,14 @@ class SaslClient:
 
 
 def offered(mechanisms: SaslMechanisms) -> tuple[str, ...]:
-    """The names in an offer: an array of symbols, or a single one."""
+    """Return the mechanisms of an offer: an array of symbols, or a single one."""
     names = mechanisms.sasl_server_mechanisms
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 @dataclass(frozen=True, slots=True)
 class SaslServer:
-    """How a server decides: `check_plain(user, password)` answers for PLAIN, the others are let in."""
+    """A server's decision: `check_plain(user, password)` for PLAIN; the other mechanisms are accepted."""
 
     check_plain: Callable[[str, str], bool] = field(default=lambda _user, _password: False)
 

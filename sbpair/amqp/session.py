@@ -1,7 +1,7 @@
-"""Sessions: they number deliveries, keep both directions within a window, and carry links.
+"""Sessions: they number deliveries, limit both directions by windows, and carry links.
 
-A transfer leaves only while the peer's incoming window is open; what is behind it waits here, in order. Delivery ids
-belong to the session, so a ranged disposition may settle deliveries of any link in it. AMQP 1.0, part 2.5.
+A transfer leaves only while the peer's incoming window is open; later ones wait here, in order. Delivery ids belong to
+the session, so a ranged disposition may settle deliveries of any link in it. AMQP 1.0, part 2.5.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.connection import Connection
 
 WINDOW = 5_000
-"""How many transfer frames a peer may send before it hears of us again."""
+"""Number of transfer frames that a peer may send before our next flow."""
 
 HANDLE_MAX = 1_023
 
@@ -45,9 +45,9 @@ class Session(ProtocolEndpoint):
         self._incoming_window = WINDOW
         self._remote_window = 0
         self._waiting: deque[tuple[SendingLink, bytes | None, bytes, bool]] = deque()
-        self._said_goodbye = False
+        self._end_sent = False
 
-    # What the owner does.
+    # For the owner.
 
     def begin(self) -> None:
         self.step(EndpointStep.WE_OPEN)
@@ -57,7 +57,7 @@ class Session(ProtocolEndpoint):
         """End the session, and every link in it."""
         if self.can_close:
             self.step(EndpointStep.WE_CLOSE)
-            self._goodbye(End(error))
+            self._send_end(End(error))
             self._cut_links()
 
     def sender(self, name: str) -> SendingLink:
@@ -71,7 +71,7 @@ class Session(ProtocolEndpoint):
         return link
 
     def dispose(self, first: int, last: int, state: Any, *, receiver: bool, settled: bool) -> None:
-        """Say what has become of deliveries `first` to `last`; with `settled`, forget them."""
+        """Send the state of deliveries `first` to `last`; with `settled`, forget them."""
         if type(state) is Accepted:
             self._put_raw(disposition.write_accepted(first, last, role=receiver, settled=settled))
         else:
@@ -91,25 +91,25 @@ class Session(ProtocolEndpoint):
 
     @property
     def room(self) -> int:
-        """How many more frames of transfers would leave at once; what is sent beyond that waits here, in memory."""
+        """How many transfer frames would leave at once; more would wait here, in memory."""
         return self._remote_window - len(self._waiting)
 
-    # What links do.
+    # For links.
 
     def put(self, body: Composite) -> None:
         self._put_raw(body.encode())
 
     def _put_raw(self, body: bytes) -> None:
-        # What its owner still says of a delivery that came just before the peer's end is for nobody.
-        if not self._said_goodbye:
+        # Dropped after end: the owner may still settle a delivery that came just before the peer's end.
+        if not self._end_sent:
             self.connection.put(self.channel, body)
 
-    def _goodbye(self, end: End) -> None:
+    def _send_end(self, end: End) -> None:
         self.put(end)
-        self._said_goodbye = True
+        self._end_sent = True
 
     def put_transfer(self, link: SendingLink, head: bytes, payload: bytes, *, last: bool) -> None:
-        """Send one frame of a delivery, as soon as the window allows; `last` completes the delivery."""
+        """Send one frame of a delivery once the window allows; `last` completes the delivery."""
         if self._remote_window > 0 and not self._waiting:
             self._leave(link, head, payload, last)
         else:
@@ -117,7 +117,7 @@ class Session(ProtocolEndpoint):
             link.queued += last
 
     def put_frames(self, link: SendingLink, frames: list[bytes]) -> None:
-        """Let whole frames leave, each a delivery and given as two pieces. There must be room for them."""
+        """Send whole frames, each one delivery in two pieces. The window must have room for them."""
         count = len(frames) // 2
         self._delivery_id = (self._delivery_id + count) & SERIAL
         self._remote_window -= count
@@ -127,7 +127,7 @@ class Session(ProtocolEndpoint):
         self.connection.put_frames(frames)
 
     def after_queued(self, link: SendingLink) -> None:
-        """Let the link say that it is drained when what it has sent before has left."""
+        """Report the link as drained once its queued deliveries have left."""
         self._waiting.append((link, None, b"", False))
 
     def put_flow(self, link: Link | None = None, *, drain: bool = False, echo: bool = False) -> None:
@@ -160,7 +160,7 @@ class Session(ProtocolEndpoint):
         return delivery_id
 
     def forget(self, link: Link) -> None:
-        """A closed link's deliveries can no longer be settled; its handle is free once both sides have closed."""
+        """Drop a closed link's deliveries: they cannot be settled. Its handle is free once both sides have closed."""
         link.lose()
         if self._waiting:
             self._waiting = deque(item for item in self._waiting if item[0] is not link)
@@ -173,7 +173,7 @@ class Session(ProtocolEndpoint):
             if link.remote_handle is not None:
                 self._remote_links.pop(link.remote_handle, None)
 
-    # What the peer does.
+    # From the peer.
 
     def on_begin(self, begin: Begin) -> SessionBegun | None:
         self._next_incoming_id = begin.next_outgoing_id or 0
@@ -188,7 +188,7 @@ class Session(ProtocolEndpoint):
         if self.state is not EndpointState.CLOSE_RECEIVED:
             return []
         self.step(EndpointStep.WE_CLOSE)
-        self._goodbye(End())
+        self._send_end(End())
         error = end.error if isinstance(end.error, Error) else None
         return [*(LinkDetached(link, error) for link in self._cut_links()), SessionEnded(self, error)]
 
@@ -197,7 +197,7 @@ class Session(ProtocolEndpoint):
             raise ProtocolError(f"handle {attach.handle} is out of bounds", condition="amqp:connection:framing-error")
         if attach.handle in self._remote_links:
             raise ProtocolError(f"handle {attach.handle} is in use", condition="amqp:session:handle-in-use")
-        link = self._asked_for(attach)
+        link = self._link_answered_by(attach)
         if link is None:
             name = attach.name or ""
             link = self.sender(name) if attach.role else self.receiver(name)
@@ -205,23 +205,23 @@ class Session(ProtocolEndpoint):
         return link.on_attach(attach)
 
     def on_flow(self, flow: Flow) -> Any:
-        # A peer that has not seen our begin counts from our first transfer: it has number 0.
+        # A peer that has not seen our begin counts from our first transfer, 0.
         in_flight = (self._next_outgoing_id - (flow.next_incoming_id or 0)) & SERIAL
-        # A window that has shrunk may be less than what is already on its way.
+        # A shrunk window may be less than the transfers already sent.
         self._remote_window = max(0, (flow.incoming_window or 0) - (in_flight if in_flight < SERIAL_HALF else 0))
-        told: Any = None
+        event: Any = None
         if flow.handle is not None:
             link = self._remote_links.get(flow.handle)
-            # A receiver may grant credit right behind its attach, before that is answered.
-            heard = (EndpointState.OPEN, EndpointState.OPEN_RECEIVED)
-            told = link.on_flow(flow) if link is not None and link.state in heard else None
+            # A receiver may grant credit right after its attach, before our answer.
+            active = (EndpointState.OPEN, EndpointState.OPEN_RECEIVED)
+            event = link.on_flow(flow) if link is not None and link.state in active else None
         elif flow.echo:
             self.put_flow()
         self._flush()
-        return told or WindowOpened(self)
+        return event or WindowOpened(self)
 
     def on_transfer(self, buffer: bytes, start: int, end: int) -> Delivery | None:
-        fields = transfer.read(buffer, start, end)
+        fields = transfer.decode_transfer(buffer, start, end)
         self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL
         self._incoming_window -= 1
         if self._incoming_window < WINDOW // 2:
@@ -234,7 +234,7 @@ class Session(ProtocolEndpoint):
         return link.on_transfer(fields, buffer, end) if link.state is OPEN else None
 
     def on_burst(self, link: ReceivingLink, deliveries: list[Delivery]) -> None:
-        """Whole deliveries on one link, as `on_transfer` takes each."""
+        """Add whole deliveries of one link, as `on_transfer` adds each."""
         count = len(deliveries)
         self._next_incoming_id = (self._next_incoming_id + count) & SERIAL
         self._incoming_window -= count
@@ -244,22 +244,22 @@ class Session(ProtocolEndpoint):
         if deliveries and not deliveries[0].settled:
             self.received.update(zip(map(_id_of, deliveries), deliveries, strict=True))
 
-    def on_disposition(self, said: Disposition) -> Disposed | None:
-        known: dict[int, Any] = self.sent if said.role else self.received
-        first = said.first or 0
-        last = first if said.last is None else said.last
+    def on_disposition(self, body: Disposition) -> Disposed | None:
+        known: dict[int, Any] = self.sent if body.role else self.received
+        first = body.first or 0
+        last = first if body.last is None else body.last
         ids = _range(first, last, known)
-        deliveries = list(map(known.pop if said.settled else known.__getitem__, ids))
+        deliveries = list(map(known.pop if body.settled else known.__getitem__, ids))
         if not deliveries:
             return None
-        return Disposed(self, deliveries, said.state, bool(said.settled))
+        return Disposed(self, deliveries, body.state, bool(body.settled))
 
     def on_detach(self, detach: Detach) -> LinkDetached | None:
         link = self._remote_links.get(detach.handle or 0)
         return link.on_detach(detach) if link is not None else None
 
-    def _asked_for(self, attach: Attach) -> Link | None:
-        """The link of ours that this attach answers: same name, other role."""
+    def _link_answered_by(self, attach: Attach) -> Link | None:
+        """Return the local link that this attach answers: same name, other role."""
         for link in self._links.values():
             waiting = link.state in (EndpointState.OPEN_SENT, EndpointState.CLOSE_PIPE)
             if waiting and link.name == attach.name and link.IS_RECEIVER is not attach.role:
@@ -286,7 +286,7 @@ class Session(ProtocolEndpoint):
         self.connection.put_transfer(self.channel, head, payload)
 
     def _cut_links(self) -> list[Link]:
-        """Every link goes with its session; answers those for which that is news."""
+        """End every link with the session; return those whose owner does not know yet."""
         return [link for link in self.links if link.cut()]
 
     def _free_handle(self) -> int:
@@ -297,7 +297,7 @@ class Session(ProtocolEndpoint):
 
 
 def _range(first: int, last: int, known: dict[int, Any]) -> list[int]:
-    """The ids from `first` to `last` (they may wrap) that are in `known`; the cost is never the width of the range."""
+    """Return the known ids from `first` to `last`, which may wrap. The cost does not depend on the range's width."""
     width = (last - first) & SERIAL
     if width >= SERIAL_HALF:
         raise ProtocolError(f"a disposition ends at {last}, before its first {first}", condition="amqp:invalid-field")

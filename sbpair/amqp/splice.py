@@ -1,7 +1,7 @@
-"""Changing one thing in an encoded section and leaving the bytes of all the rest as they are. Pure.
+"""Changes to one part of an encoded section that keep the bytes of all the rest. Pure.
 
-Nothing is decoded but the keys that are asked about. A section keeps its four-byte sizes where its sender used them
-without need; otherwise it gets the shortest that fit, as everybody's encoder does.
+Only the requested keys are decoded. A section keeps four-byte sizes that its sender did not need; otherwise it gets the
+shortest sizes that fit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ NULL = b"\x40"
 
 
 class _Layout(NamedTuple):
-    """Where the parts of a described list or map stand. `base` is the one-byte constructor: 0xC0 or 0xC1."""
+    """The positions in a described list or map. `base` is the one-byte constructor: 0xC0 or 0xC1."""
 
     constructor: int
     first: int
     end: int
     number: int
     base: int
-    roomy: bool
+    wide: bool
 
 
 def map_pairs(raw: bytes) -> Iterable[tuple[Value, bytes, bytes]]:
-    """Each pair of a map section: (key, its bytes with the value's, the value's alone). Raises ProtocolError."""
+    """Yield each pair of a map section: (key, bytes of key and value, bytes of the value). Raises ProtocolError."""
     if not raw:
         return
     layout = _layout(raw, 0xC1)
@@ -42,22 +42,22 @@ def map_pairs(raw: bytes) -> Iterable[tuple[Value, bytes, bytes]]:
         yield key, raw[position:end], raw[value_at:end]
         position = end
     if position != layout.end:
-        raise ProtocolError("a map does not end where it says")
+        raise ProtocolError("a map does not end at its stated size")
 
 
-def without(raw: bytes, doomed: Callable[[Value], bool]) -> bytes:
-    """A map section less the pairs whose key is `doomed`; b"" where none is left. Raises ProtocolError."""
+def without(raw: bytes, removed: Callable[[Value], bool]) -> bytes:
+    """Return a map section without the pairs whose key is `removed`; b"" if none is left. Raises ProtocolError."""
     if not raw:
         return raw
     pairs = list(map_pairs(raw))
-    kept = [pair for key, pair, _ in pairs if not doomed(key)]
+    kept = [pair for key, pair, _ in pairs if not removed(key)]
     if len(kept) == len(pairs):
         return raw
     return _rebuilt(raw, _layout(raw, 0xC1), kept, 2 * len(kept)) if kept else b""
 
 
 def with_pairs(raw: bytes, code: int, pairs: Mapping[Value, Value]) -> bytes:
-    """A map section with `pairs` after what it has; a new section `code` where `raw` is b"". Raises ProtocolError."""
+    """Return a map section with `pairs` appended; a new section `code` if `raw` is b"". Raises ProtocolError."""
     added = [codec.encode(key) + codec.encode(value) for key, value in pairs.items()]
     if not added:
         return raw
@@ -68,9 +68,9 @@ def with_pairs(raw: bytes, code: int, pairs: Mapping[Value, Value]) -> bytes:
 
 
 def with_fields(raw: bytes, code: int, fields: Mapping[int, Value]) -> bytes:
-    """A list section with the elements at these indexes replaced, nulls in between where it was shorter.
+    """Return a list section with the elements at these indexes replaced, padded with nulls.
 
-    A new section `code` where `raw` is b"". Raises ProtocolError.
+    A new section `code` if `raw` is b"". Raises ProtocolError.
     """
     raw = raw or bytes((0x00, 0x53, code, 0x45))
     layout = _layout(raw, 0xC0)
@@ -82,7 +82,7 @@ def with_fields(raw: bytes, code: int, fields: Mapping[int, Value]) -> bytes:
 
 
 def fields(raw: bytes) -> list[bytes]:
-    """Each element of a list section, encoded. Raises ProtocolError."""
+    """Return each element of a list section, encoded. Raises ProtocolError."""
     return _elements(raw, _layout(raw, 0xC0))
 
 
@@ -93,7 +93,7 @@ def _elements(raw: bytes, layout: _Layout) -> list[bytes]:
         elements.append(raw[position:end])
         position = end
     if position != layout.end:
-        raise ProtocolError("a list does not end where it says")
+        raise ProtocolError("a list does not end at its stated size")
     return elements
 
 
@@ -101,18 +101,18 @@ def _layout(raw: bytes, base: int) -> _Layout:
     at = skip(raw, 1)
     code = raw[at] if at < len(raw) else 0
     if skip(raw, at) != len(raw):
-        raise ProtocolError("a section does not end where it says")
+        raise ProtocolError("a section does not end at its stated size")
     if code == 0x45 and base == 0xC0:
-        return _Layout(at, at + 1, at + 1, 0, base, roomy=False)
+        return _Layout(at, at + 1, at + 1, 0, base, wide=False)
     if code == base and at + 3 <= len(raw):
-        return _Layout(at, at + 3, len(raw), raw[at + 2], base, roomy=False)
+        return _Layout(at, at + 3, len(raw), raw[at + 2], base, wide=False)
     if code == base + 0x10:
         count, size = int.from_bytes(raw[at + 5 : at + 9]), len(raw) - at - 9
         if count > size:
             raise ProtocolError("a section claims more elements than it has bytes")
-        return _Layout(at, at + 9, len(raw), count, base, roomy=size < 255 and count < 256)
-    raise ProtocolError("a section holds what does not belong there")
+        return _Layout(at, at + 9, len(raw), count, base, wide=size < 255 and count < 256)
+    raise ProtocolError("a section has the wrong type")
 
 
 def _rebuilt(raw: bytes, layout: _Layout, parts: list[bytes], count: int) -> bytes:
-    return raw[: layout.constructor] + codec.compound(layout.base, count, b"".join(parts), wide=layout.roomy)
+    return raw[: layout.constructor] + codec.compound(layout.base, count, b"".join(parts), wide=layout.wide)

@@ -1,6 +1,6 @@
-"""The one performative that every message pays for, read and written without the general machinery.
+"""The transfer performative, which every message needs, read and written directly.
 
-Whatever is not as peers usually write it goes through `performatives.Transfer`: this is a short cut, not a dialect.
+A fast path only: any uncommon encoding goes through `performatives.Transfer`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FLAGS = {
 }
 
 
-def _usual_tails() -> dict[bytes, tuple[int, bool, bool]]:
-    """How peers write what follows the message format when they ask for nothing special.
+def _common_tails() -> dict[bytes, tuple[int, bool, bool]]:
+    """Return the common encodings of the fields after the message format.
 
-    {bytes of the fields: (how many fields, settled, more)}, for peers with one-byte and with two-byte booleans.
+    {bytes of the fields: (number of fields, settled, more)}, with one-byte and two-byte booleans.
     """
     tails = {}
     for no, yes in ((b"\x42", b"\x41"), (b"\x56\x00", b"\x56\x01")):
@@ -44,12 +44,12 @@ def _usual_tails() -> dict[bytes, tuple[int, bool, bool]]:
     return tails
 
 
-_TAILS = _usual_tails()
+_TAILS = _common_tails()
 
 
-def read(buffer: bytes, start: int, end: int) -> Fields:
-    """The fields of the transfer that stands at `start`. Raises ProtocolError."""
-    # Every message comes through here: nothing is called that need not be, and what is wrong is found out at the end.
+def decode_transfer(buffer: bytes, start: int, end: int) -> Fields:
+    """Return the fields of the transfer at `start`. Raises ProtocolError."""
+    # Hot path: few calls, and errors are detected at the end.
     try:
         stop = start + 5 + buffer[start + 4]
         handle: int | None
@@ -77,11 +77,11 @@ def read(buffer: bytes, start: int, end: int) -> Fields:
             return handle, delivery_id, tag, message_format or 0, settled, more, False, stop
     except (IndexError, KeyError, struct.error):
         pass
-    return _read_any(buffer, start, end)
+    return _decode_any(buffer, start, end)
 
 
 def uint(buffer: bytes, position: int) -> tuple[int | None, int]:
-    """A uint that may be null, and the position after it. Raises IndexError where something else stands."""
+    """Return a uint or null, and the position after it. Raises IndexError for any other value."""
     code = buffer[position]
     if code == 0x52:
         return buffer[position + 1], position + 2
@@ -94,10 +94,10 @@ def uint(buffer: bytes, position: int) -> tuple[int | None, int]:
     raise IndexError
 
 
-def _read_any(buffer: bytes, start: int, end: int) -> Fields:
+def _decode_any(buffer: bytes, start: int, end: int) -> Fields:
     transfer, length = decode_composite(buffer[start:end])
     if not isinstance(transfer, Transfer) or transfer.handle is None:
-        raise ProtocolError("a transfer cannot be read")
+        raise ProtocolError("a transfer is malformed")
     return (
         transfer.handle,
         transfer.delivery_id,
@@ -111,9 +111,9 @@ def _read_any(buffer: bytes, start: int, end: int) -> Fields:
 
 
 def frame_head(channel: int, handle: int, tag_size: int) -> Callable[[int, int, bytes], bytes]:
-    """Writes, for (payload size, delivery id, tag), all of a frame that stands before its payload.
+    """Return a function of (payload size, delivery id, tag) that writes a frame up to its payload.
 
-    It is for unsettled messages that need but one frame: what is the same for all of a link is worked out once.
+    For unsettled messages that fit one frame: the constant part of a link is computed once.
     """
     end = b"\x43" + _FLAGS[False, False]
     body = _HEAD.size + tag_size + len(end)
@@ -127,8 +127,10 @@ def frame_head(channel: int, handle: int, tag_size: int) -> Callable[[int, int, 
     return write_head
 
 
-def write(handle: int, delivery_id: int, tag: bytes, message_format: int, *, settled: bool, more: bool) -> bytes:
-    """A transfer's performative, all eleven fields of it."""
+def encode_transfer(
+    handle: int, delivery_id: int, tag: bytes, message_format: int, *, settled: bool, more: bool
+) -> bytes:
+    """Return a transfer performative with all eleven fields."""
     size = len(tag)
     end = b"\x43" if message_format == 0 else b"\x70" + _U32.pack(message_format)
     end += _FLAGS[settled, more]

@@ -1,8 +1,8 @@
-"""AMQP's types as Python values that remember which type they are.
+"""AMQP's types as Python values that keep their type.
 
-Python has one `int` and one `str` where AMQP has nine and two, so each AMQP type that Python's own types cannot tell
-apart is a subclass here: `UInt(5) == 5`, and still encodes as a uint. The types that need none are None (null), bool,
-float (double), str (string), bytes (binary), uuid.UUID, and list. AMQP 1.0, part 1: types.
+Python has one `int` and one `str` where AMQP has nine and two. So each type that Python's own cannot distinguish is a
+subclass here: `UInt(5) == 5`, and it encodes as a uint. None (null), bool, float (double), str (string), bytes
+(binary), uuid.UUID and list need no subclass. AMQP 1.0, part 1: types.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Pairs: TypeAlias = tuple[tuple[Value, Value], ...]
 
 
 class Integer(int):
-    """An integer of a width that AMQP names. Raises ValueError where the value does not fit it."""
+    """An AMQP integer of a given width. Raises ValueError if the value does not fit."""
 
     LOW: ClassVar[int] = 0
     HIGH: ClassVar[int] = 0
@@ -109,14 +109,14 @@ class Char(str):
 
 
 class Decimal(bytes):
-    """An IEEE 754 decimal as it travelled: nothing here calculates with it."""
+    """An IEEE 754 decimal as received: no arithmetic."""
 
     WIDTH: ClassVar[int] = 0
     __slots__ = ()
 
     def __new__(cls, value: bytes) -> Decimal:
         if len(value) != cls.WIDTH:
-            raise ValueError(f"{len(value)} bytes are no {cls.__name__.lower()}: it has {cls.WIDTH}")
+            raise ValueError(f"{len(value)} bytes are not a {cls.__name__.lower()}, which has {cls.WIDTH}")
         return super().__new__(cls, value)
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ class Decimal128(Decimal):
 
 
 class Described:
-    """A value with a descriptor that says what it means, such as `com.microsoft:timespan`."""
+    """A value with a descriptor of its meaning, such as `com.microsoft:timespan`."""
 
     __slots__ = ("descriptor", "value")
 
@@ -158,9 +158,9 @@ class Described:
 
 
 class Map:
-    """An AMQP map in the order it travelled.
+    """An AMQP map in its original order.
 
-    Not a dict: Symbol("a") and "a", or UInt(1) and Int(1), are two keys to AMQP and one to Python.
+    Not a dict: Symbol("a") and "a", or UInt(1) and Int(1), are two keys in AMQP and one in Python.
     """
 
     __slots__ = ("pairs",)
@@ -169,7 +169,7 @@ class Map:
         self.pairs: Pairs = tuple(pairs)
 
     def get(self, key: str, default: Value = None) -> Value:
-        """The value of the first key that compares equal to `key`."""
+        """Return the value of the first key that compares equal to `key`."""
         for candidate, value in self.pairs:
             if candidate == key:
                 return value
@@ -203,8 +203,7 @@ class Map:
 class Array:
     """Values of one type that share one constructor. `code` is its format code; None lets the encoder choose.
 
-    `descriptor` describes every element, where the constructor is a described one. `wide` asks for four-byte sizes
-    where one-byte ones would do.
+    `descriptor` describes every element, if the constructor is a described one. `wide` forces four-byte sizes.
     """
 
     __slots__ = ("code", "descriptor", "items", "wide")
@@ -234,13 +233,13 @@ class Array:
 
 
 def type_of(value: Value) -> type:
-    """The AMQP type of a value, however many bytes its encoding spent on it."""
+    """Return the AMQP type of a value, whatever the length of its encoding."""
     cls = type(value)
     return getattr(cls, "plain", cls)
 
 
 def same(left: Value, right: Value) -> bool:
-    """Equal in value *and* in AMQP type, all the way down; `==` alone takes UInt(1) for Int(1)."""
+    """Return whether values are equal, with equal AMQP types at every level; `==` takes UInt(1) for Int(1)."""
     if type_of(left) is not type_of(right):
         return False
     if isinstance(left, Described):
@@ -257,7 +256,7 @@ def same(left: Value, right: Value) -> bool:
 
 
 def text_of(value: Value) -> str | None:
-    """The text of a message id, whatever type of id it is; None stays None."""
+    """Return the text of a message id of any type; None for None."""
     if value is None:
         return None
     return value.hex() if isinstance(value, bytes) else str(value)

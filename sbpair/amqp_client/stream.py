@@ -144,7 +144,7 @@ class Stream(asyncio.Protocol):
     def check_silence(self, asked_at: float) -> None:
         """What was asked then, by the loop's clock, has no answer. Where nothing has come since, nothing will."""
         seconds = self._loop.time() - asked_at
-        if self.connection.heard <= asked_at and seconds >= SILENT_SECONDS:
+        if self.connection.last_received <= asked_at and seconds >= SILENT_SECONDS:
             silent = f"nothing has come from {self.address} for {seconds:.0f} s"
             self.abort(Unreachable(silent, hint="retry in a minute"))
 

@@ -38,7 +38,7 @@ class Sent:
         if self.general:
             body = Transfer(self.handle, delivery_id, self.tag, self.message_format, self.settled, self.more).encode()
         else:
-            body = transfer.write(
+            body = transfer.encode_transfer(
                 self.handle, delivery_id, self.tag, self.message_format, settled=self.settled, more=self.more
             )
         return frame(body + self.payload)
@@ -143,8 +143,8 @@ def test_a_long_run_opens_the_window_again_and_again() -> None:
 
 def test_frames_alike_take_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    whole = transfer.read
-    monkeypatch.setattr(transfer, "read", lambda *where: read.append(where) or whole(*where))
+    whole = transfer.decode_transfer
+    monkeypatch.setattr(transfer, "decode_transfer", lambda *where: read.append(where) or whole(*where))
     peer = Peer()
     peer.hear(b"".join(Sent(0, b"tag4", 0, False, False, b"hello").written(70_000 + each) for each in range(50)))
     assert len(peer.heard) == 50

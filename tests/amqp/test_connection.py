@@ -378,7 +378,7 @@ def test_channels_run_out_for_us_with_an_error_and_are_free_again_after_the_end(
 
 def test_a_peer_with_few_channels_is_not_given_more(pair: Any) -> None:
     client = pair.client.connection
-    pair.server.connection._mine.channel_max = 0
+    pair.server.connection._open_frame.channel_max = 0
     pair.pump()
     client.begin()
     with pytest.raises(ProtocolError, match="no channel is free"):

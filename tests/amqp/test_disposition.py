@@ -172,8 +172,8 @@ def test_what_follows_on_is_heard_as_one() -> None:
 
 def test_what_is_written_alike_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    usual = disposition._read_usual
-    monkeypatch.setattr(disposition, "_read_usual", lambda frame: read.append(frame) or usual(frame))
+    usual = disposition._read_common
+    monkeypatch.setattr(disposition, "_read_common", lambda frame: read.append(frame) or usual(frame))
     alike = [Disposition(True, 70_000 + number, 70_000 + number, False, Accepted()) for number in range(100)]
     heard([(0, body.encode()) for body in alike])
     assert len(read) == 1

@@ -39,5 +39,5 @@ def test_a_size_beyond_the_message_is_refused() -> None:
 def test_both_ways_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = b"\x00\x53\x70\x45" + b"\x00\x53\x73\xc0\x04\x01\xa1\x01x" + data_body(b"a") + data_body(bytes(300))
     short = Sections.split(payload)
-    monkeypatch.setattr(message, "_USUAL", {})
+    monkeypatch.setattr(message, "_COMMON_HEADS", {})
     assert Sections.split(payload) == short

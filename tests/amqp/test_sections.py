@@ -124,19 +124,19 @@ def test_delivery_annotations_are_found_behind_everything_else_too(parts: list[t
     expected = Sections.split(rest)
     expected.delivery_annotations = annotations
     assert Sections.split(rest + annotations) == expected
-    with pytest.raises(ProtocolError, match="out of its place"):
+    with pytest.raises(ProtocolError, match="out of order"):
         Sections.split(rest + annotations + data_body(b"more"))
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations([DATA, SEQUENCE, VALUE], 2)))
 def test_a_body_is_of_one_kind(first: int, second: int) -> None:
     contents = {DATA: codec.encode(b"x"), SEQUENCE: codec.encode([]), VALUE: codec.encode(None)}
-    with pytest.raises(ProtocolError, match="out of its place"):
+    with pytest.raises(ProtocolError, match="out of order"):
         Sections.split(section(first, contents[first]) + section(second, contents[second]))
 
 
 def test_two_values_are_one_too_many() -> None:
-    with pytest.raises(ProtocolError, match="out of its place"):
+    with pytest.raises(ProtocolError, match="out of order"):
         Sections.split(value_body("a") + value_body("b"))
 
 

@@ -81,7 +81,7 @@ def generally(raw: bytes, start: int, end: int) -> Any:
 def test_the_short_cut_reads_what_the_general_reader_reads(raw: bytes, before: bytes, payload: bytes) -> None:
     whole = before + raw + payload + b"the next frame"
     start, end = len(before), len(before + raw + payload)
-    assert transfer.read(whole, start, end) == generally(whole, start, end)
+    assert transfer.decode_transfer(whole, start, end) == generally(whole, start, end)
 
 
 @given(raw_transfers(), st.data())
@@ -95,9 +95,9 @@ def test_the_short_cut_is_no_more_lenient_than_the_general_reader(raw: bytes, da
         expected = generally(bytes(broken), 0, len(broken))
     except (ProtocolError, AssertionError):
         with pytest.raises(ProtocolError):
-            transfer.read(bytes(broken), 0, len(broken))
+            transfer.decode_transfer(bytes(broken), 0, len(broken))
     else:
-        assert transfer.read(bytes(broken), 0, len(broken)) == expected
+        assert transfer.decode_transfer(bytes(broken), 0, len(broken)) == expected
 
 
 @given(uints, uints, tags, uints, flags, flags)
@@ -105,15 +105,24 @@ def test_the_short_cut_is_no_more_lenient_than_the_general_reader(raw: bytes, da
 def test_what_we_write_is_a_transfer_with_all_its_fields(
     handle: int, delivery_id: int, tag: bytes, message_format: int, settled: bool, more: bool
 ) -> None:
-    raw = transfer.write(handle, delivery_id, tag, message_format, settled=settled, more=more)
+    raw = transfer.encode_transfer(handle, delivery_id, tag, message_format, settled=settled, more=more)
     body, end = decode_composite(raw + b"payload")
     assert body == Transfer(handle, delivery_id, tag, message_format, settled, more)
     assert end == len(raw)
     assert len(codec.decode_all(raw).value) == 11
-    assert transfer.read(raw, 0, len(raw)) == (handle, delivery_id, tag, message_format, settled, more, False, end)
+    assert transfer.decode_transfer(raw, 0, len(raw)) == (
+        handle,
+        delivery_id,
+        tag,
+        message_format,
+        settled,
+        more,
+        False,
+        end,
+    )
 
 
 def test_a_transfer_of_something_else_is_refused() -> None:
     for raw in (b"\x00\x53\x14\xc0\x02\x01\x40", b"\x00\x53\x14\x45", b"\x00\x53\x14", codec.encode(ULong(0x14))):
         with pytest.raises(ProtocolError):
-            transfer.read(raw, 0, len(raw))
+            transfer.decode_transfer(raw, 0, len(raw))

@@ -179,7 +179,7 @@ async def test_a_message_in_endless_parts_costs_its_link() -> None:
         async def attack() -> None:
             async with stage.connect() as peer:
                 link = await peer.attach_sender("orders")
-                part = transfer.write(link.handle, 0, b"t", 0, settled=False, more=True) + bytes(60_000)
+                part = transfer.encode_transfer(link.handle, 0, b"t", 0, settled=False, more=True) + bytes(60_000)
                 for _ in range(OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
                     peer.connection.put(link.session.channel, part)
                 detached = await peer.wait(LinkDetached)
@@ -192,7 +192,7 @@ async def test_empty_parts_use_no_memory() -> None:
     async with open_stage() as stage, stage.connect() as peer, stage.connect() as other:
         out = await other.attach_sender("orders")
         link = await peer.attach_sender("orders")
-        part = transfer.write(link.handle, 0, b"t", 0, settled=False, more=True)
+        part = transfer.encode_transfer(link.handle, 0, b"t", 0, settled=False, more=True)
         flood = frame(part, channel=link.session.channel) * 1_000
         tracemalloc.start()
         try:
@@ -205,7 +205,7 @@ async def test_empty_parts_use_no_memory() -> None:
             tracemalloc.stop()
         # A byte kept of each of the 20 000 parts would be 700 kB.
         assert held < 500_000
-        last = transfer.write(link.handle, 0, b"t", 0, settled=False, more=False)
+        last = transfer.encode_transfer(link.handle, 0, b"t", 0, settled=False, more=False)
         peer.connection.put(link.session.channel, last + data_body(b"whole"))
         await peer.flush()
         delivery = (await peer.take(await peer.attach_receiver("orders"), 21))[-1]
