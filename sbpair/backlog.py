@@ -1,6 +1,6 @@
-"""Backlog queues: their names, and the exact description that the original gave them.
+"""Backlog queues: their names, and the exact description that the original library gave them.
 
-Pure. What is written here is read by clients that nobody can change any more: facts, not choices.
+Pure. Existing clients read these values: they are facts, not choices.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ TRANSFER_SEGMENT = "x-servicebus-transfer"
 PATH_LIMIT = 260
 
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
-# No leading zeros: `…/07` is a queue that no client ever asks for.
+# No leading zeros: no client uses `…/07`.
 _INDEX = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 
 def prefix(primary: str) -> str:
-    """What every backlog queue of `primary` begins with, the last slash included."""
+    """Return the common prefix of the backlog queues of `primary`, with the last slash."""
     return f"{primary}/{TRANSFER_SEGMENT}/"
 
 
 def queue_path(primary: str, index: int) -> str:
-    """`<primary>/x-servicebus-transfer/<index>`. Raises NameInvalid where Service Bus would refuse it."""
+    """Return `<primary>/x-servicebus-transfer/<index>`. Raises NameInvalid for a path that Service Bus rejects."""
     if index < 0:
-        raise NameInvalid(f"a backlog queue cannot have the index {index}", hint="indexes start at 0")
+        raise NameInvalid(f"expected an index of 0 or more, got {index}", hint="backlog queues are numbered from 0")
     if not is_segment(primary):
         raise NameInvalid(
-            f"{primary!r} cannot be the name of a namespace",
+            f"{primary!r} is not a valid namespace name",
             hint="use the first label of its host name: contoso for contoso.servicebus.windows.net",
         )
     path = f"{prefix(primary)}{index}"
@@ -44,12 +44,12 @@ def queue_path(primary: str, index: int) -> str:
 
 
 def under_prefix(primary: str, path: str) -> bool:
-    """Whether `path` is one of `primary`'s backlog queues, or is named like one. Case does not count."""
+    """Return whether `path` is under the prefix of `primary`. Case is ignored."""
     return path.lower().startswith(prefix(primary).lower())
 
 
 def index_of(primary: str, path: str) -> int | None:
-    """The index of a backlog queue of `primary`; None for every other path. Case does not count."""
+    """Return the index of a backlog queue of `primary`; None for every other path. Case is ignored."""
     if not under_prefix(primary, path):
         return None
     rest = path[len(prefix(primary)) :]
@@ -57,28 +57,28 @@ def index_of(primary: str, path: str) -> int | None:
 
 
 def primary_of(path: str) -> str | None:
-    """The primary that a backlog path names; None where `path` is not a backlog path at all."""
+    """Return the primary in a backlog path; None for any other path."""
     primary, marker, _rest = path.partition("/")
     return primary if marker and under_prefix(primary, path) else None
 
 
 def is_segment(text: str) -> bool:
-    """Whether `text` may stand between two slashes of a path."""
+    """Return whether `text` is a valid segment of a path."""
     return bool(_SEGMENT.fullmatch(text)) and text not in (".", "..")
 
 
-def check_path(path: str, *, shorten: str = "the namespace's name must be shorter") -> None:
-    """Raise NameInvalid for a path that Service Bus would refuse. `shorten` is the advice where it is too long."""
+def check_path(path: str, *, shorten: str = "shorten the name of the namespace") -> None:
+    """Raise NameInvalid for a path that Service Bus rejects. `shorten` is the hint if it is too long."""
     if len(path) > PATH_LIMIT:
         raise NameInvalid(
-            f"the path {path[:40]}… has {len(path)} characters, and Service Bus allows {PATH_LIMIT}",
+            f"the path {path[:40]}… has {len(path)} characters; Service Bus allows {PATH_LIMIT}",
             hint=shorten,
         )
     for segment in path.split("/"):
         if not is_segment(segment):
             raise NameInvalid(
-                f"{path!r} cannot be the path of a queue or a topic",
-                hint="segments are letters, digits, '.', '-' and '_', with one '/' between them",
+                f"{path!r} is not a valid path of a queue or topic",
+                hint="use segments of letters, digits, '.', '-' and '_', separated by one '/'",
             )
 
 
@@ -86,7 +86,7 @@ def check_path(path: str, *, shorten: str = "the namespace's name must be shorte
 
 
 def queue_spec(primary: str, index: int) -> QueueSpec:
-    """The description that the original's clients gave; all the rest is the service's default."""
+    """Return the description by the original's clients; all other properties are the service's defaults."""
     return QueueSpec(
         path=queue_path(primary, index),
         lock_duration="PT1M",
@@ -107,7 +107,7 @@ PING_TTL_MS = 1_000
 
 # The aliases ------------------------------------------------------------------------------------
 #
-# What a message had to give up on its way into the backlog, kept in its application properties.
+# Properties that a message gave up on its way into the backlog, kept as application properties.
 
 PATH = "x-ms-path"
 SESSION_ID = "x-ms-sessionid"
@@ -121,7 +121,7 @@ TICKS_PER_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """What the aliases of one message say. Ticks are .NET's, of 100 ns; `scheduled_at` is milliseconds since 1970."""
+    """The values of a message's aliases. Ticks are .NET's, of 100 ns; `scheduled_at` is milliseconds since 1970."""
 
     path: str
     session_id: str | None = None
@@ -130,14 +130,14 @@ class Aliases:
 
 
 class AliasError(ValueError):
-    """An alias is missing, or of the wrong type: the message can go nowhere. The text says which, and why."""
+    """An alias is missing or has the wrong type, so the message has no destination. The text is the reason."""
 
 
 def read_aliases(properties: Iterable[tuple[Value, Value]]) -> Aliases:
-    """The aliases among application properties. Raises AliasError.
+    """Read the aliases among application properties. Raises AliasError.
 
-    A DateTime under `x-ms-path` is the schedule: the feature's documentation says so, wrongly, and a client may have
-    been written by it. A string there is always the path.
+    A DateTime under `x-ms-path` is the schedule: the feature's documentation wrongly describes it so, and clients may
+    follow it. A string there is always the path.
     """
     found: dict[str, Value] = {}
     for key, value in properties:
@@ -145,12 +145,12 @@ def read_aliases(properties: Iterable[tuple[Value, Value]]) -> Aliases:
             name = SCHEDULED if key == PATH and isinstance(value, Timestamp) else str(key)
             found.setdefault(name, alias_value(name, value))
     if PATH not in found:
-        raise AliasError(f"the message has no {PATH}, and so no destination")
+        raise AliasError(f"the message has no {PATH}, so no destination")
     return Aliases(found[PATH], found.get(SESSION_ID), found.get(TIME_TO_LIVE), found.get(SCHEDULED))
 
 
 def write_aliases(aliases: Aliases) -> dict[str, Value]:
-    """The application properties that say it, with the names and types of the original's clients."""
+    """Return the application properties of the aliases, with the names and types of the original's clients."""
     written: dict[str, Value] = {PATH: aliases.path}
     if aliases.session_id is not None:
         written[SESSION_ID] = aliases.session_id
@@ -162,7 +162,7 @@ def write_aliases(aliases: Aliases) -> dict[str, Value]:
 
 
 def alias_value(name: str, value: Value) -> str | int:
-    """What one alias says, in the units of Aliases. Raises AliasError where its type is wrong."""
+    """Return the value of one alias, in the units of Aliases. Raises AliasError for a wrong type."""
     if name == TIME_TO_LIVE:
         return _ticks(value)
     if name == SCHEDULED:
@@ -180,7 +180,7 @@ def _ticks(value: Value) -> int:
     if not (isinstance(value, Described) and value.descriptor == TIMESPAN and isinstance(value.value, Long)):
         raise AliasError(f"{TIME_TO_LIVE} is {_kind(value)} and not a {TIMESPAN}")
     if value.value <= 0:
-        raise AliasError(f"{TIME_TO_LIVE} is {int(value.value)} ticks, and a time to live is more than none")
+        raise AliasError(f"{TIME_TO_LIVE} is {int(value.value)} ticks, and must be more than 0")
     return int(value.value)
 
 

@@ -1,38 +1,38 @@
-"""Every error that sbpair raises on purpose, and the exit code that each one means.
+"""The errors of sbpair, with their exit codes.
 
     SbpairError                     1
     ├── UsageError                  2  the command line or the configuration is wrong
     │   ├── ConnectionStringError   2
-    │   ├── NameInvalid             2  a name that Service Bus would refuse
-    │   └── EntityMissing           2  (condition) an entity that was named does not exist
-    ├── Unsafe                      4  refused: doing it could lose or double messages
-    │   ├── LeaseHeld               4  another mover is at work on this pair
-    │   ├── LeaseLost               4  the lease was taken away while messages were being moved
-    │   └── StateRefused            4  the state is of another pair or version, or broken
+    │   ├── NameInvalid             2  a name that Service Bus rejects
+    │   └── EntityMissing           2  a named entity does not exist
+    ├── Unsafe                      4  refused: it could lose or duplicate messages
+    │   ├── LeaseHeld               4  another mover is running on this pair
+    │   ├── LeaseLost               4  the lease was lost while messages were being moved
+    │   └── StateRefused            4  the state is of another pair or newer version, or broken
     ├── AccessError                 5
     │   ├── NotAuthenticated        5  wrong key, expired token
     │   └── NotAuthorized           5  a claim (Send, Listen, Manage) is missing
     ├── Unavailable                 6  retriable
     │   ├── Unreachable             6  no connection, or it broke
     │   ├── TimedOut                6
-    │   ├── InDoubt                 6  asked, and no answer came: it may or may not have happened
-    │   ├── Throttled               6  the service asks to slow down
-    │   ├── QuotaExceeded           6  the entity is full: room may come back
-    │   ├── ConnectionFaulted       6  one side of a pair closed and the other had to be closed too
-    │   └── BothFailed              6  neither namespace did what either of them could have done
-    ├── ServiceRefused              3  the service said no for good, with a condition
+    │   ├── InDoubt                 6  sent, but no answer came: it may or may not have happened
+    │   ├── Throttled               6  the service requests a slower rate
+    │   ├── QuotaExceeded           6  the entity is full: receivers may free space
+    │   ├── ConnectionFaulted       6  one side of a pair closed, and the other was closed with it
+    │   └── BothFailed              6  neither namespace of a pair could act
+    ├── ServiceRefused              3  the service refused for good, with a condition
     │   ├── NameTaken               3  an entity of another kind has the name
-    │   ├── PartitionsWanted        3  the whole namespace is partitioned, and so must be what is made in it
-    │   ├── MessageLockLost         3  a settlement came too late; the message will be delivered again
-    │   ├── SessionLocked           3  another receiver has the session
-    │   ├── SessionLockLost         3  a session is not this receiver's any more
-    │   └── UnreadableMessage       3  azure-servicebus cannot decode a message that the service delivers
-    ├── ProtocolError               6  bytes that are not the AMQP 1.0 that they claim to be
+    │   ├── PartitionsWanted        3  the namespace is partitioned, and its entities must be too
+    │   ├── MessageLockLost         3  a settlement came too late: the message will be delivered again
+    │   ├── SessionLocked           3  another receiver holds the session
+    │   ├── SessionLockLost         3  the session is no longer held by this receiver
+    │   └── UnreadableMessage       3  azure-servicebus cannot decode a delivered message
+    ├── ProtocolError               6  bytes that violate AMQP 1.0
     └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
         └── PortInUse               7
 
-`message` is one line that says what happened, `hint` one line that says what to do. Neither ever holds a
-secret. `retriable` says whether the same thing may work a little later. Nothing of sbpair is imported here.
+`message` describes the error in one line, `hint` the remedy in another. Neither holds a secret. `retriable` is whether
+a retry may succeed. Nothing of sbpair is imported here.
 """
 
 from enum import IntEnum
@@ -55,7 +55,7 @@ class ExitCode(IntEnum):
 
 
 class SbpairError(Exception):
-    """The root: `except SbpairError` catches everything that this package raises on purpose."""
+    """The root: `except SbpairError` catches every expected error of this package."""
 
     exit_code: int = ExitCode.BUG
     retriable: bool = False
@@ -71,15 +71,15 @@ class UsageError(SbpairError):
 
 
 class ConnectionStringError(UsageError):
-    """A connection string that cannot be read. The message never repeats the string."""
+    """An invalid connection string. The message never repeats it."""
 
 
 class NameInvalid(UsageError):
-    """A queue, pair or namespace name that Service Bus, or this tool, does not allow."""
+    """A queue, pair or namespace name that Service Bus, or sbpair, rejects."""
 
 
 class EntityMissing(UsageError):
-    """An entity that was asked for by name does not exist."""
+    """A named entity does not exist."""
 
     def __init__(self, message: str, *, entity: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -91,15 +91,15 @@ class Unsafe(SbpairError):
 
 
 class LeaseHeld(Unsafe):
-    """Another process, on this machine or with the same lease on another one, is moving messages of the same pair."""
+    """Another process is moving messages of the pair, on this machine or with the same lease on another one."""
 
 
 class LeaseLost(Unsafe):
-    """The lease is no longer this process's: another one may be moving messages of the same pair."""
+    """This process lost the lease: another one may be moving messages of the pair."""
 
 
 class StateRefused(Unsafe):
-    """The state on disk cannot be relied upon: it is another pair's, a newer version's, or broken."""
+    """The state on disk is unusable: of another pair, of a newer version, or broken."""
 
 
 class AccessError(SbpairError):
@@ -107,15 +107,15 @@ class AccessError(SbpairError):
 
 
 class NotAuthenticated(AccessError):
-    """The service does not accept the key or the token."""
+    """The service rejects the key or the token."""
 
 
 class NotAuthorized(AccessError):
-    """The key or the token is good, but lacks a claim: Send, Listen or Manage."""
+    """The key or the token is valid, but lacks a claim: Send, Listen or Manage."""
 
 
 class Unavailable(SbpairError):
-    """`retry_after_seconds` is how long the service wants to be left alone, where it said so."""
+    """`retry_after_seconds` is the delay that the service requested, if any."""
 
     exit_code = ExitCode.UNAVAILABLE
     retriable = True
@@ -123,7 +123,7 @@ class Unavailable(SbpairError):
 
 
 class Unreachable(Unavailable):
-    """No connection could be made, or the one that there was is gone."""
+    """No connection, or it broke."""
 
 
 class TimedOut(Unavailable):
@@ -131,25 +131,25 @@ class TimedOut(Unavailable):
 
 
 class InDoubt(Unavailable):
-    """Something left for the peer, and the connection or the patience ended before its answer came."""
+    """A request was sent, but no answer came before the connection or the time ended."""
 
 
 class Throttled(Unavailable):
-    """The service is busy, or asks this client to slow down (SubCode 50009, 50004)."""
+    """The service is busy, or requests a slower rate (SubCode 50009, 50004)."""
 
 
 class QuotaExceeded(Unavailable):
-    """The entity is full. Room may come back when its receivers catch up."""
+    """The entity is full. Receivers may free space."""
 
 
 class ConnectionFaulted(Unavailable):
-    """One side of a pair is gone, and the other was closed with it: neither is left half open."""
+    """One side of a pair failed, and the other was closed with it: neither is left half open."""
 
 
 class BothFailed(Unavailable):
-    """Neither namespace of a pair did what either could have done. `reasons` is, by side, what each of them raised.
+    """Neither namespace of a pair could act. `reasons` are the errors by side.
 
-    `in_doubt` are the sides that may have done it all the same: no answer came from there.
+    `in_doubt` are the sides that may have acted: no answer came from there.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class BothFailed(Unavailable):
 
 
 class ServiceRefused(SbpairError):
-    """The service refused one thing for good; trying the same again cannot help.
+    """The service refused an operation for good; a retry cannot help.
 
-    `condition` is the AMQP error condition or HTTP SubCode, as the service gave it.
+    `condition` is the AMQP error condition or HTTP SubCode from the service.
     """
 
     exit_code = ExitCode.PARTIAL_OR_FINDINGS
@@ -179,23 +179,23 @@ class ServiceRefused(SbpairError):
 
 
 class PartitionsWanted(ServiceRefused):
-    """A Premium namespace that is partitioned as a whole refuses what does not ask for partitions too."""
+    """A partitioned Premium namespace refuses an entity without partitions."""
 
 
 class NameTaken(ServiceRefused):
-    """Something of another kind has the name, such as a topic that of a queue."""
+    """An entity of another kind has the name, such as a topic that of a queue."""
 
 
 class MessageLockLost(ServiceRefused):
-    """The lock ran out before the settlement arrived: the message will be delivered again."""
+    """The lock expired before the settlement arrived: the message will be delivered again."""
 
 
 class SessionLocked(ServiceRefused):
-    """The session that was asked for is another receiver's."""
+    """Another receiver holds the session."""
 
 
 class SessionLockLost(ServiceRefused):
-    """The lock of a session ran out, or was taken away: somebody else may have the session."""
+    """The session's lock expired or was taken away: another receiver may hold it."""
 
 
 class UnreadableMessage(ServiceRefused):
@@ -203,7 +203,7 @@ class UnreadableMessage(ServiceRefused):
 
 
 class ProtocolError(SbpairError):
-    """Bytes that are not the AMQP 1.0 that they claim to be. `condition` is what AMQP calls it."""
+    """Bytes that violate AMQP 1.0. `condition` is AMQP's name for the violation."""
 
     exit_code = ExitCode.UNAVAILABLE
 
@@ -217,4 +217,4 @@ class MachineLacks(SbpairError):
 
 
 class PortInUse(MachineLacks):
-    """The port is taken by another process."""
+    """Another process uses the port."""

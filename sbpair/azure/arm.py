@@ -22,7 +22,7 @@ from sbpair.azure.management_errors import answer_of, translate_management_error
 from sbpair.azure.transport import CALL_SECONDS, HttpRoute, RoutedTransport, http_route, is_local, session_for
 from sbpair.errors import EntityMissing, NameTaken, UsageError
 from sbpair.model import tiers
-from sbpair.model.entities import Queue, Rule, Subscription, Topic, asking_for_partitions
+from sbpair.model.entities import Queue, Rule, Subscription, Topic, with_partitions
 from sbpair.model.pair import Endpoint, Identity, ResourceGroup
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
@@ -121,7 +121,7 @@ class ArmNamespace:
                 with self._translated("read the namespace's tier"):
                     found = await self._client.namespaces.get(*self._address)
                 sku, partitions = found["sku"], _properties(found).get("premiumMessagingPartitions")
-                self._capacity = Capacity(tiers.named(str(sku["name"])), sku.get("capacity"), partitions or None)
+                self._capacity = Capacity(tiers.tier_named(str(sku["name"])), sku.get("capacity"), partitions or None)
         return self._capacity
 
     async def queue_bytes(self) -> dict[str, int]:
@@ -166,7 +166,7 @@ class ArmNamespace:
             await self._read(entity)
             return False
         if isinstance(entity, (QueueSpec, Topic)) and ((await self.capacity()).partitions or 1) > 1:
-            entity = asking_for_partitions(entity)
+            entity = with_partitions(entity)
         with self._translated(f"create {_label(entity)}"):
             try:
                 await self._put(entity, body_of(entity))

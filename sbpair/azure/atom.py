@@ -34,7 +34,7 @@ from sbpair.azure.transport import CALL_SECONDS
 from sbpair.errors import NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
-from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, asking_for_partitions
+from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, with_partitions
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
 
@@ -87,7 +87,7 @@ class AtomNamespace:
         async with self._capacity_lock:
             if self._capacity is None:
                 name, units = await self._read_sku()
-                self._capacity = Capacity(tiers.named(name), units)
+                self._capacity = Capacity(tiers.tier_named(name), units)
         return self._capacity
 
     async def probe(self) -> NamespaceProbe:
@@ -226,7 +226,7 @@ class AtomNamespace:
             with suppress(PartitionsWanted):
                 return await self.create_exact(entity)
             self._wants_partitions = True
-        return await self.create_exact(asking_for_partitions(entity))
+        return await self.create_exact(with_partitions(entity))
 
     async def create_exact(self, entity: Described) -> bool:
         """Create an entity without adding partitions. Raises PartitionsWanted."""

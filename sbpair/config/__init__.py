@@ -1,7 +1,7 @@
-"""Which pair is meant, and how its namespaces are reached: flags over environment over file.
+"""Selection of a pair and its connection details: flags over environment over file.
 
-Every value remembers where it came from. The environment is an argument, secrets are in no repr, and a connection
-string is taken from environment variables alone: files and command lines are read by others.
+Each value keeps its source. The environment is an argument, and no repr shows a secret. Connection strings come from
+environment variables only: other users may read files and command lines.
 """
 
 from __future__ import annotations
@@ -14,9 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sbpair.config.file import config_path, file_layer, file_setting, pair_names, read
-from sbpair.config.pair import endpoint_of, pair_of
-from sbpair.config.setting import SIDES, Environment, Flags, Layer, Origin, Secret, Setting, either_or, home, merged
+from sbpair.config.file import config_path, file_layer, file_setting, pair_names, read_pairs
+from sbpair.config.pair import build_endpoint, build_pair
+from sbpair.config.setting import (
+    SIDES,
+    Environment,
+    Flags,
+    Layer,
+    Origin,
+    Secret,
+    Setting,
+    base_directory,
+    conflict,
+    merged,
+)
 from sbpair.errors import SbpairError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +48,7 @@ __all__ = [
     "load",
     "load_pair",
     "merged",
-    "misspelt",
+    "misspelled",
     "pair_names",
     "survey",
 ]
@@ -53,7 +64,7 @@ DEFAULT_PAIR = "default"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A pair, the directory of its state, and every setting that somebody made, with where it came from.
+    """A pair, the directory of its state, and every configured setting with its source.
 
     Besides the settings of the pair: `pair` (its name), `config` (the file) and `state` (the directory).
     """
@@ -65,7 +76,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What there is of a profile, and all that is wrong with it. Sides that make sense are there in any case."""
+    """The valid parts of a profile, and all its errors. Valid sides are present in any case."""
 
     profile: Profile | None
     endpoints: Mapping[str, Endpoint]
@@ -73,25 +84,25 @@ class Survey:
 
 
 def load_pair(name: str | None = None, *, config: Path | None = None, environ: Environment | None = None) -> Pair:
-    """The pair of that name, or the only one, as the command line would find it.
+    """Return the pair of that name, or the only one, as the command line does.
 
-    `config` is the file, instead of the usual one; `environ` stands for the process's own environment. Raises
-    UsageError where there is no such pair, or where the configuration is wrong.
+    `config` is another file than the default; `environ` replaces the process's environment. Raises UsageError if the
+    pair does not exist, or the configuration is wrong.
     """
     return load(Flags(pair=name, config=config), os.environ if environ is None else environ).pair
 
 
 def load(flags: Flags, environ: Environment) -> Profile:
-    """Find, merge and check everything about one pair. Reads the file, and nothing else."""
-    settings, of_the_file = _settings(flags, environ)
-    pair = pair_of(str(settings["pair"].value), settings)
-    # Whoever says elsewhere which namespaces are meant, means another pair than the profile's.
-    state = state_setting(pair.name if of_the_file else f"{pair.primary.name}+{pair.secondary.name}", flags, environ)
+    """Find, merge and check the settings of one pair. Reads only the file."""
+    settings, from_file_only = _settings(flags, environ)
+    pair = build_pair(str(settings["pair"].value), settings)
+    # Namespaces from flags or the environment make another pair than the file's, with its own state.
+    state = state_setting(pair.name if from_file_only else f"{pair.primary.name}+{pair.secondary.name}", flags, environ)
     return Profile(pair, Path(str(state.value)), settings | {"state": state})
 
 
 def survey(flags: Flags, environ: Environment) -> Survey:
-    """As `load`, but what is wrong is told and not raised, so that one thing does not hide another."""
+    """Load like `load`, but return all errors instead of raising the first."""
     try:
         profile = load(flags, environ)
     except SbpairError as error:
@@ -105,37 +116,37 @@ def survey(flags: Flags, environ: Environment) -> Survey:
     endpoints, errors = {}, []
     for side in SIDES:
         try:
-            endpoints[side] = endpoint_of(side, settings, str(settings["pair"].value))
+            endpoints[side] = build_endpoint(side, settings, str(settings["pair"].value))
         except SbpairError as error:
             errors.append(error)
     return Survey(None, endpoints, tuple(errors) or (first,))
 
 
-def misspelt(environ: Environment) -> dict[str, str]:
-    """Variables that nobody reads, and the names that they were meant to have, by all appearances."""
+def misspelled(environ: Environment) -> dict[str, str]:
+    """Return unknown SBPAIR_ variables, with the names they probably stand for."""
     unknown = [each for each in environ if each.startswith("SBPAIR_") and each not in VARIABLES]
     near = {each: difflib.get_close_matches(each, VARIABLES, 1, cutoff=0.85) for each in sorted(unknown)}
     return {each: found[0] for each, found in near.items() if found}
 
 
 def flag_layer(flags: Flags) -> Layer:
-    said: dict[str, tuple[str | int | None, str]] = {
+    given: dict[str, tuple[str | int | None, str]] = {
         "primary.address": (flags.primary, "--primary"),
         "secondary.address": (flags.secondary, "--secondary"),
         "backlog_queues": (flags.backlog_queues, "--count"),
     }
-    return {key: Setting(value, source, Origin.FLAG) for key, (value, source) in said.items() if value is not None}
+    return {key: Setting(value, source, Origin.FLAG) for key, (value, source) in given.items() if value is not None}
 
 
 def environment_layer(environ: Environment) -> Layer:
-    """SBPAIR_PRIMARY_… and SBPAIR_SECONDARY_… with CONNECTION_STRING, NAMESPACE, NAME and ENDPOINT."""
+    """Return the settings of SBPAIR_PRIMARY_… and SBPAIR_SECONDARY_…: CONNECTION_STRING, NAMESPACE, NAME, ENDPOINT."""
     layer: dict[str, Setting] = {}
     for side in SIDES:
         variables = {key: f"SBPAIR_{side.upper()}_{key}" for key in ENVIRONMENT_KEYS}
-        said = {key: environ[variable] for key, variable in variables.items() if environ.get(variable)}
-        if "CONNECTION_STRING" in said and "NAMESPACE" in said:
-            raise either_or(variables["CONNECTION_STRING"], variables["NAMESPACE"], "the environment")
-        for key, text in said.items():
+        given = {key: environ[variable] for key, variable in variables.items() if environ.get(variable)}
+        if "CONNECTION_STRING" in given and "NAMESPACE" in given:
+            raise conflict(variables["CONNECTION_STRING"], variables["NAMESPACE"], "the environment")
+        for key, text in given.items():
             value = Secret(text) if key == "CONNECTION_STRING" else text
             short = "address" if key in ("CONNECTION_STRING", "NAMESPACE") else key.lower()
             layer[f"{side}.{short}"] = Setting(value, variables[key], Origin.ENVIRONMENT)
@@ -143,32 +154,32 @@ def environment_layer(environ: Environment) -> Layer:
 
 
 def state_setting(pair: str, flags: Flags, environ: Environment) -> Setting:
-    """`--state`, else `$XDG_STATE_HOME/sbpair/<pair>`. It is not made here."""
+    """Return `--state`, else `$XDG_STATE_HOME/sbpair/<pair>`, without creating it."""
     if flags.state:
         return Setting(str(flags.state), "--state", Origin.FLAG)
-    directory = home("XDG_STATE_HOME", ".local/state", environ)
+    directory = base_directory("XDG_STATE_HOME", ".local/state", environ)
     return replace(directory, value=str(Path(str(directory.value)) / "sbpair" / quote(pair, safe="+")))
 
 
 def _settings(flags: Flags, environ: Environment) -> tuple[dict[str, Setting], bool]:
-    """All that was said, merged, and whether both namespaces are the file's."""
+    """Return all settings, merged, and whether both namespaces come from the file."""
     path = config_path(flags, environ)
-    tables = read(path)
+    tables = read_pairs(path)
     from_environment = environment_layer(environ)
     chosen = _choose(flags, environ, tables, path, from_environment)
     name = str(chosen.value)
     from_file = file_layer(name, tables[name], path, environ) if name in tables else {}
     settings = merged(flag_layer(flags), from_environment, from_file)
     addresses = [f"{side}.address" for side in SIDES]
-    of_the_file = all(settings.get(each) is from_file.get(each) for each in addresses)
-    return settings | {"pair": chosen, "config": file_setting(flags, environ)}, of_the_file
+    from_file_only = all(settings.get(each) is from_file.get(each) for each in addresses)
+    return settings | {"pair": chosen, "config": file_setting(flags, environ)}, from_file_only
 
 
 def _other_pairs(name: str, tables: Mapping[str, object], path: Path) -> str:
     if near := difflib.get_close_matches(name, tables, 1):
         return f"did you mean {near[0]}?"
     if not tables and not path.exists():
-        return f"pairs are named in a file, and there is no {path}: sbpair config --example shows one"
+        return f"{path} does not exist: sbpair config --example shows an example"
     return f"{path} has: {', '.join(sorted(tables)) or 'no pairs'}"
 
 
@@ -178,11 +189,11 @@ def _choose(
     source = "--pair" if flags.pair else "SBPAIR_PAIR"
     if name := flags.pair or environ.get("SBPAIR_PAIR"):
         if name not in tables:
-            raise UsageError(f"{source}: there is no pair {name!r}", hint=_other_pairs(name, tables, path))
+            raise UsageError(f"{source}: pair {name!r} does not exist", hint=_other_pairs(name, tables, path))
         return Setting(name, source, Origin.FLAG if flags.pair else Origin.ENVIRONMENT)
     if len(tables) == 1:
         return Setting(next(iter(tables)), str(path), Origin.FILE)
     addressed = {*flag_layer(flags), *from_environment} >= {"primary.address", "secondary.address"}
     if len(tables) > 1 and not addressed:
-        raise UsageError(f"{path} has several pairs, and none was chosen", hint=f"--pair {' | '.join(sorted(tables))}")
+        raise UsageError(f"{path} has several pairs", hint=f"choose one: --pair {' | '.join(sorted(tables))}")
     return Setting(DEFAULT_PAIR, "", Origin.DEFAULT)

@@ -1,6 +1,6 @@
-"""The configuration file: where it is, what may stand in it, and what it says about one pair.
+"""The configuration file: its path, its permitted keys, and its settings of one pair.
 
-It holds no secrets: a connection string in it is refused, and its text is never repeated.
+It holds no secrets: a connection string in it is rejected, and its text never repeated.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sbpair.config.setting import SIDES, Environment, Flags, Layer, Origin, Secret, Setting, either_or, home
+from sbpair.config.setting import SIDES, Environment, Flags, Layer, Origin, Secret, Setting, base_directory, conflict
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 from sbpair.model.connection_string import looks_like_connection_string
 
@@ -20,34 +20,34 @@ SIDE_KEYS = ("name", "namespace", "connection_string_env", "endpoint", "tls", "c
 
 
 def file_setting(flags: Flags, environ: Environment) -> Setting:
-    """`--config`, else SBPAIR_CONFIG, else `$XDG_CONFIG_HOME/sbpair/config.toml`. It need not exist."""
+    """Return `--config`, else SBPAIR_CONFIG, else `$XDG_CONFIG_HOME/sbpair/config.toml`. It need not exist."""
     if flags.config:
         return Setting(str(flags.config), "--config", Origin.FLAG)
     if environ.get("SBPAIR_CONFIG"):
         return Setting(environ["SBPAIR_CONFIG"], "SBPAIR_CONFIG", Origin.ENVIRONMENT)
-    directory = home("XDG_CONFIG_HOME", ".config", environ)
+    directory = base_directory("XDG_CONFIG_HOME", ".config", environ)
     return replace(directory, value=str(Path(str(directory.value)) / "sbpair" / "config.toml"))
 
 
 def config_path(flags: Flags, environ: Environment) -> Path:
-    """The same, as a path. One that was asked for must exist."""
+    """Return the file's path. One named explicitly must exist."""
     setting = file_setting(flags, environ)
     path = Path(str(setting.value))
     if setting.source in ("--config", "SBPAIR_CONFIG") and not path.exists():
-        raise UsageError(f"{setting.source}: there is no file {path}", hint="check the path")
+        raise UsageError(f"{setting.source}: {path} does not exist", hint="check the path")
     return path
 
 
 def pair_names(flags: Flags, environ: Environment) -> list[str]:
-    """The pairs of the file, for whoever is still typing: of a file that cannot be read, none."""
+    """Return the pairs of the file for shell completion; none if the file is unreadable."""
     try:
-        return sorted(read(config_path(flags, environ)))
+        return sorted(read_pairs(config_path(flags, environ)))
     except SbpairError:
         return []
 
 
-def read(path: Path) -> dict[str, object]:
-    """The tables under `pairs`, by name; none where there is no file. Raises UsageError, MachineLacks."""
+def read_pairs(path: Path) -> dict[str, object]:
+    """Return the tables under `pairs`, by name; none without a file. Raises UsageError, MachineLacks."""
     try:
         with path.open("rb") as file:
             content: dict[str, object] = tomllib.load(file)
@@ -62,7 +62,7 @@ def read(path: Path) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8, as TOML is", hint="save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io for its few rules") from error
+        raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
     entries = _table(content, ("pairs",), str(path))
     pairs = entries.get("pairs", {})
     if not isinstance(pairs, dict):
@@ -71,17 +71,17 @@ def read(path: Path) -> dict[str, object]:
 
 
 def file_layer(name: str, table: object, path: Path, environ: Environment) -> Layer:
-    """`[pairs.NAME]` and its two sides. Raises UsageError that names the key and the place."""
+    """Return the settings of `[pairs.NAME]` and its two sides. Raises UsageError with the key and its place."""
     place = f"{path} [pairs.{name}]"
     entries = _table(table, (*PAIR_KEYS, *SIDES), place)
-    layer = {key: _said(_scalar(entries[key], key, place), place) for key in PAIR_KEYS if key in entries}
+    layer = {key: _from_file(_scalar(entries[key], key, place), place) for key in PAIR_KEYS if key in entries}
     for side in SIDES:
         if side in entries:
             layer |= _side_layer(side, entries[side], f"{path} [pairs.{name}.{side}]", environ)
     return layer
 
 
-def _said(value: str | int | bool, place: str) -> Setting:
+def _from_file(value: str | int | bool, place: str) -> Setting:
     return Setting(value, place, Origin.FILE)
 
 
@@ -89,16 +89,20 @@ def _side_layer(side: str, table: object, place: str, environ: Environment) -> L
     entries = _table(table, SIDE_KEYS, place)
     values = {key: _scalar(value, key, place) for key, value in entries.items()}
     if "namespace" in values and "connection_string_env" in values:
-        raise either_or("namespace", "connection_string_env", place)
+        raise conflict("namespace", "connection_string_env", place)
     layer = {
-        f"{side}.{key}": _said(values[key], place) for key in ("name", "endpoint", "tls", "ca_file") if key in values
+        f"{side}.{key}": _from_file(values[key], place)
+        for key in ("name", "endpoint", "tls", "ca_file")
+        if key in values
     }
     if "namespace" in values:
-        layer[f"{side}.address"] = _said(values["namespace"], place)
+        layer[f"{side}.address"] = _from_file(values["namespace"], place)
     if "connection_string_env" in values:
         variable = str(values["connection_string_env"])
         if not environ.get(variable):
-            raise UsageError(f"{place}: the environment has no {variable}", hint=f"export {variable}='Endpoint=sb://…'")
+            raise UsageError(
+                f"{place}: the variable {variable} is not set", hint=f"export {variable}='Endpoint=sb://…'"
+            )
         layer[f"{side}.address"] = Setting(Secret(environ[variable]), variable, Origin.ENVIRONMENT)
     return layer
 
@@ -111,7 +115,7 @@ def _table(table: object, known: tuple[str, ...], place: str) -> Mapping[str, ob
             raise _secret_in_file(place)
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
             raise UsageError(f"{place}: unknown key {_safe(key)!r}", hint=hint)
     return table
 
@@ -122,7 +126,7 @@ def _scalar(value: object, key: str, place: str) -> str | int | bool:
     kinds: dict[str, tuple[type, str]] = {"backlog_queues": (int, "a whole number"), "tls": (bool, "true or false")}
     kind, wanted = kinds.get(key, (str, "text in quotes"))
     if type(value) is not kind:
-        raise UsageError(f"{place}: {key} must be {wanted}", hint=f"correct {key} in that place")
+        raise UsageError(f"{place}: {key} must be {wanted}", hint=f"correct {key} there")
     assert isinstance(value, (str, int))  # noqa: S101  # for the type checker: `kind` is one of the three
     return value
 

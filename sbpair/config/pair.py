@@ -1,4 +1,4 @@
-"""From merged settings to a checked Pair. Pure; what is wrong is told with the place that said it."""
+"""The checked Pair of merged settings. Pure; errors name the source of the wrong value."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, first_label,
 PUBLIC_SUFFIX = ".servicebus.windows.net"
 
 
-def pair_of(name: str, settings: Mapping[str, Setting]) -> Pair:
-    """The checked Pair that the merged settings describe."""
-    pair = Pair(name, endpoint_of("primary", settings, name), endpoint_of("secondary", settings, name))
+def build_pair(name: str, settings: Mapping[str, Setting]) -> Pair:
+    """Build the checked Pair that the merged settings describe."""
+    pair = Pair(name, build_endpoint("primary", settings, name), build_endpoint("secondary", settings, name))
     if (count := settings.get("backlog_queues")) and isinstance(count.value, int):
         pair = replace(pair, backlog_queues=count.value)
     if failover := settings.get("failover_interval"):
@@ -27,23 +27,23 @@ def pair_of(name: str, settings: Mapping[str, Setting]) -> Pair:
     return pair
 
 
-def endpoint_of(side: str, settings: Mapping[str, Setting], pair: str) -> Endpoint:
-    """One side of a pair: its address, and whatever was said about how to get there."""
+def build_endpoint(side: str, settings: Mapping[str, Setting], pair: str) -> Endpoint:
+    """Build one side of a pair: its address, and its overrides."""
     address = settings.get(f"{side}.address")
     if address is None:
         raise UsageError(
             f"pair {pair!r} has no {side} namespace",
             hint=f"set SBPAIR_{side.upper()}_CONNECTION_STRING, or [pairs.{pair}.{side}] in the configuration file",
         )
-    endpoint = _addressed(address)
+    endpoint = _endpoint_at(address)
     if name := settings.get(f"{side}.name"):
         endpoint = replace(endpoint, name=str(name.value))
     elif side == "primary" and is_address(endpoint.host):
         raise UsageError(
-            f"{address.source}: {endpoint.host} does not say what the primary namespace is called",
-            hint="set SBPAIR_PRIMARY_NAME, or name = in the configuration file: backlog queues are named after it",
+            f"{address.source}: the namespace's name is unknown: {endpoint.host} is an IP address",
+            hint="set SBPAIR_PRIMARY_NAME, or name in the configuration file: it is part of backlog queue paths",
         )
-    return _led(endpoint, side, settings)
+    return _with_overrides(endpoint, side, settings)
 
 
 def _seconds(setting: Setting) -> float:
@@ -53,7 +53,7 @@ def _seconds(setting: Setting) -> float:
         raise UsageError(f"{setting.source}: {error.message}", hint=error.hint) from None
 
 
-def _addressed(address: Setting) -> Endpoint:
+def _endpoint_at(address: Setting) -> Endpoint:
     if isinstance(address.value, Secret):
         try:
             return endpoint_from_connection_string(address.value.text)
@@ -62,22 +62,24 @@ def _addressed(address: Setting) -> Endpoint:
     text = str(address.value)
     if looks_like_connection_string(text):
         raise UsageError(
-            f"{address.source} holds a connection string, and wants the name of a namespace",
+            f"{address.source}: expected the name of a namespace, got a connection string",
             hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING or SBPAIR_SECONDARY_CONNECTION_STRING",
         )
     host = (text if "." in text or is_address(text) else text + PUBLIC_SUFFIX).lower()
     if _host_port(f"{host}:1") is None:
         raise UsageError(
-            f"{address.source}: {text!r} is not a namespace", hint=f"write contoso or contoso{PUBLIC_SUFFIX}"
+            f"{address.source}: expected a namespace, got {text!r}", hint=f"write contoso or contoso{PUBLIC_SUFFIX}"
         )
     return Endpoint(first_label(host), host, host, AMQPS_PORT, tls=True, credential=Identity())
 
 
-def _led(endpoint: Endpoint, side: str, settings: Mapping[str, Setting]) -> Endpoint:
+def _with_overrides(endpoint: Endpoint, side: str, settings: Mapping[str, Setting]) -> Endpoint:
     if setting := settings.get(f"{side}.endpoint"):
         found = _host_port(str(setting.value))
         if found is None:
-            raise UsageError(f"{setting.source}: {setting.value!r} is not host:port", hint="write 127.0.0.1:5672")
+            raise UsageError(
+                f"{setting.source}: expected host:port, got {setting.value!r}", hint="write 127.0.0.1:5672"
+            )
         endpoint = replace(endpoint, host=found[0], port=found[1])
     if setting := settings.get(f"{side}.tls"):
         endpoint = replace(endpoint, tls=bool(setting.value))

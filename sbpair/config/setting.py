@@ -1,4 +1,4 @@
-"""A value and where it came from, and how layers of them become one. Pure; secrets are in no repr."""
+"""Values with their sources, and the merge of layers. Pure; no repr shows a secret."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SIDES = ("primary", "secondary")
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A connection string, which no repr and no message shows."""
+    """A connection string, hidden from every repr and message."""
 
     text: str = field(repr=False)
 
 
 class Origin(StrEnum):
-    """What kind of place a value came from. The values are part of the JSON contract of `sbpair config`."""
+    """The kind of a value's source. The values are part of the JSON contract of `sbpair config`."""
 
     FLAG = "flag"
     ENVIRONMENT = "environment"
@@ -34,9 +34,9 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value and where it came from: `--count`, `SBPAIR_PRIMARY_NAME`, `config.toml [pairs.orders]`.
+    """A value and its source: `--count`, `SBPAIR_PRIMARY_NAME`, `config.toml [pairs.orders]`.
 
-    One that is derived has the key of the setting that it follows from as its source, and a default has none.
+    The source of a derived value is the key that it follows from; a default has none.
     """
 
     value: str | int | float | bool | Secret
@@ -44,14 +44,14 @@ class Setting:
     origin: Origin
 
 
-# Keys are `backlog_queues` or `primary.endpoint`; a namespace's address, be it its name or its connection string, is
-# `primary.address`, for the two exclude each other.
+# Keys are such as `backlog_queues` or `primary.endpoint`. `primary.address` is a namespace's name or connection string:
+# they exclude each other.
 Layer: TypeAlias = Mapping[str, Setting]
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the command line said; None is "nothing"."""
+    """The options of the command line; None if not given."""
 
     pair: str | None = None
     config: Path | None = None
@@ -62,9 +62,9 @@ class Flags:
 
 
 def merged(*layers: Layer) -> dict[str, Setting]:
-    """The layers, highest first, in one. A layer that says which namespace is meant says so for good.
+    """Merge layers, the highest first. Only the highest layer with a side's address configures that side.
 
-    What lower layers say about the same side (its name, its endpoint) is then about another namespace, and is left out.
+    Lower layers' name and endpoint for it belong to another namespace, and are dropped.
     """
     settings: dict[str, Setting] = {}
     for layer in layers:
@@ -75,15 +75,18 @@ def merged(*layers: Layer) -> dict[str, Setting]:
     return settings
 
 
-def home(variable: str, fallback: str, environ: Environment) -> Setting:
-    """The directory that an XDG variable names, or the usual one under HOME."""
+def base_directory(variable: str, fallback: str, environ: Environment) -> Setting:
+    """Return the directory of an XDG variable, or its default under HOME."""
     given = Path(environ.get(variable, ""))
-    # The XDG specification has relative paths ignored.
+    # By the XDG specification, relative paths are ignored.
     if given.is_absolute():
         return Setting(str(given), variable, Origin.ENVIRONMENT)
     return Setting(str(Path(environ.get("HOME") or Path.home()) / fallback), "", Origin.DEFAULT)
 
 
-def either_or(one: str, other: str, place: str) -> UsageError:
-    """The error for a place that says in two ways how to sign in."""
-    return UsageError(f"{place} has both {one} and {other}", hint="keep one: a key's connection string, or an identity")
+def conflict(one: str, other: str, place: str) -> UsageError:
+    """Return the error for two credentials in one place."""
+    return UsageError(
+        f"{place} has both {one} and {other}",
+        hint="keep one: the connection string of a key, or the namespace for an identity",
+    )

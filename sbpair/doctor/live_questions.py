@@ -142,7 +142,7 @@ class _Questions:
 
     async def _partitioned_size(self, queues: TrialQueues, tier: str) -> Check:
         spec = replace(TRIAL, max_size_in_megabytes=GIGABYTES_5)
-        known = tiers.named(tier)
+        known = tiers.tier_named(tier)
         if known.whole_namespace:
             found = await self._unpartitioned(queues, spec)
         else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sbpair.azure.atom import open_atom
 from sbpair.azure.retry import attempt
 from sbpair.errors import EntityMissing, NameTaken, SbpairError
-from sbpair.model.entities import asking_for_partitions
+from sbpair.model.entities import with_partitions
 from sbpair.model.queues import QueueSpec
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class TrialQueues:
         return path
 
     async def _create(self, spec: QueueSpec, *, partitioned: bool) -> None:
-        if not await self.namespace.create_exact(asking_for_partitions(spec) if partitioned else spec):
+        if not await self.namespace.create_exact(with_partitions(spec) if partitioned else spec):
             self.created.remove(spec.path)
             raise NameTaken(f"{spec.path} exists already in {self.name}", hint="run it again: names differ")
 

@@ -139,7 +139,7 @@ class _Auditor:
         """Return the tier, which only matters to the sizes of partitioned queues."""
         if not any(state.partitioned for state in own):
             return tiers.STANDARD
-        return tiers.named(await self._attempt("read the namespace's tier", self.queues.tier))
+        return tiers.tier_named(await self._attempt("read the namespace's tier", self.queues.tier))
 
     async def _attempt(self, what: str, action: Callable[[], Awaitable[Result]]) -> Result:
         return await attempt(what, action, sleep=self.sleep, on_event=self.on_event)

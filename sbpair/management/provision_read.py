@@ -76,7 +76,7 @@ async def _backlog_queues(target: NamespaceTarget) -> list[QueueState]:
 
 
 async def _tier(target: NamespaceTarget) -> Tier:
-    tier = tiers.named(await target.calls.read("read the namespace's tier", target.control.tier))
+    tier = tiers.tier_named(await target.calls.read("read the namespace's tier", target.control.tier))
     target.calls.counted = tier is not tiers.PREMIUM
     return tier
 

@@ -9,9 +9,9 @@ from sbpair.model.pair import AMQP_PORT, AMQPS_PORT, Credential, Endpoint, SasKe
 
 
 def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_file: str | None = None) -> Endpoint:
-    """Read a Service Bus connection string, as the portal and the emulator print it.
+    """Parse a Service Bus connection string, as the portal and the emulator print it.
 
-    Raises ConnectionStringError, which says which part is wrong and never repeats a value.
+    Raises ConnectionStringError, which names the wrong part and never repeats a value.
     """
     parts = _connection_string_parts(text)
     address = parts.get("endpoint")
@@ -32,7 +32,7 @@ def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_fi
 
 
 def looks_like_connection_string(text: str) -> bool:
-    """Whether `text` holds what must not stand where other users of the machine can read it."""
+    """Return whether `text` holds a secret that other users of the machine must not see."""
     lowered = text.lower()
     return any(mark in lowered for mark in ("sharedaccesskey=", "sharedaccesssignature", "endpoint=sb:"))
 
@@ -72,7 +72,7 @@ def _connection_string_parts(text: str) -> dict[str, str]:
         if lowered in parts:
             # Only a known key is named: an unknown one may be a piece of a secret that holds a ';'.
             raise _bad_connection_string(
-                f"it has {lowered!r} twice" if lowered in _KNOWN_PARTS else "a key stands twice"
+                f"it has {lowered!r} twice" if lowered in _KNOWN_PARTS else "it has a key twice"
             )
         parts[lowered] = value.strip()
     return parts
@@ -88,9 +88,9 @@ def _connection_string_credential(parts: dict[str, str]) -> Credential:
     raise _bad_connection_string(f"it has no {missing}=")
 
 
-def _bad_connection_string(what: str) -> ConnectionStringError:
+def _bad_connection_string(problem: str) -> ConnectionStringError:
     return ConnectionStringError(
-        f"the connection string cannot be read: {what}",
+        f"the connection string is invalid: {problem}",
         hint="copy it whole from the portal: Endpoint=sb://<namespace>.servicebus.windows.net/;"
         "SharedAccessKeyName=<name>;SharedAccessKey=<key>",
     )

@@ -1,7 +1,7 @@
-"""Billable operations, and what they cost by a dated table of prices. Pure.
+"""Billable operations, and their cost by a dated table of prices. Pure.
 
-Prices change, and differ by region and contract: every estimate names the date of its table, and is a span. The least
-is what it costs while a month's included operations last, the most what it costs once they are used up.
+Prices change, and differ by region and contract, so each estimate carries the table's date and is a range. Its minimum
+applies while a month's included operations last, its maximum once they are used up.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 
 UNIT_BYTES = 64 * 1024
-"""A message is billed as one operation for each of these that it begins."""
+"""A message is billed as one operation per started unit."""
 
 STAGES = 4
-"""How often a message that goes through the backlog is billed as a message: sent to it, received from it, and again."""
+"""How often a message through the backlog is billed: sent and received there, then sent and received again."""
 
 MILLION = Decimal(1_000_000)
 
@@ -24,12 +24,12 @@ MILLION = Decimal(1_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Billable operations by what they are done for; they add up with `+`.
+    """Billable operations by purpose; they add up with `+`.
 
-    `stranded`: messages were sent into the backlog, which has been paid for. `received`: they are received from it and
-    settled in it. `sent`: to the primary. `renewals` of locks, `empty_receives` that nothing came of, and
-    `management_calls`: queues counted, pages peeked at. `delivered`: what one receiver of each message in the
-    primary is going to spend; a topic's subscriptions each have their own.
+    `stranded`: sent into the backlog, already paid. `received`: received from the backlog and settled there. `sent`:
+    sent to the primary. `renewals` of locks; `empty_receives` without a message; `management_calls`: counts and peeked
+    pages. `delivered`: the future cost of one receiver of each message in the primary; each of a topic's subscriptions
+    adds its own.
     """
 
     stranded: int = 0
@@ -45,12 +45,12 @@ class Operations:
 
     @property
     def secondary(self) -> int:
-        """What a move itself spends where the backlog is."""
+        """The operations of a move in the secondary."""
         return self.received + self.renewals + self.empty_receives + self.management_calls
 
     @property
     def primary(self) -> int:
-        """What a move itself spends where messages are brought back to."""
+        """The operations of a move in the primary."""
         return self.sent
 
     @property
@@ -59,27 +59,27 @@ class Operations:
 
     @property
     def total(self) -> int:
-        """From the client that could not reach the primary to the one that receives there in the end."""
+        """All operations, from the client that could not reach the primary to the final receiver."""
         return self.stranded + self.by_sbpair + self.delivered
 
 
 def units(size: int) -> int:
-    """How many operations it is to send or receive a message of `size` bytes; to settle it is billed alike."""
+    """Return how many operations it is to send, receive or settle a message of `size` bytes."""
     return max(1, -(-size // UNIT_BYTES))
 
 
 def moved(size: int) -> Operations:
-    """A message that goes the whole way: send, receive and complete, send, receive and complete."""
+    """Return the operations of a moved message: send, receive and complete, twice."""
     return of_units(units(size), 0)
 
 
 def turned_away(size: int) -> Operations:
-    """A message that ends in the backlog's dead-letter queue."""
+    """Return the operations of a message that ends in the backlog's dead-letter queue."""
     return of_units(0, units(size))
 
 
 def of_units(moved: int, turned_away: int) -> Operations:
-    """The same of many messages, whose `units` have been added up."""
+    """Return the operations of many messages, from the sums of their `units`."""
     both = moved + turned_away
     return Operations(stranded=both, received=2 * both, sent=moved, delivered=2 * moved)
 
@@ -89,7 +89,7 @@ def of_units(moved: int, turned_away: int) -> Operations:
 
 @dataclass(frozen=True, slots=True)
 class PriceStep:
-    """Up to that many operations a month, counted from the first (None: all beyond), a million costs so much."""
+    """The price of a million operations, up to `up_to` operations a month (None: all beyond)."""
 
     up_to: int | None
     per_million: Decimal
@@ -97,13 +97,13 @@ class PriceStep:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """What a namespace of one tier costs. `hourly` is there anyway, and in no estimate; the rest is by operation."""
+    """The prices of a tier. `hourly` is due in any case, and not part of an estimate."""
 
     hourly: Decimal
     steps: tuple[PriceStep, ...]
 
     def price(self, operations: int, *, after: int = 0) -> Decimal:
-        """What so many operations cost in a month in which there have been `after` others."""
+        """Return the price of operations in a month that already had `after` others."""
         total, begin, end = Decimal(0), 0, after + operations
         for step in self.steps:
             limit = end if step.up_to is None else min(step.up_to, end)
@@ -112,14 +112,14 @@ class Tariff:
         return total
 
     def dearest(self, operations: int) -> Decimal:
-        """The most that so many operations can cost, whatever else there is in the month."""
+        """Return the highest price of the operations, whatever else the month has."""
         begins = (0, *(step.up_to for step in self.steps if step.up_to is not None))
         return max(self.price(operations, after=begin) for begin in begins)
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """A table of prices, by tier in lower case, and the day on which it was true."""
+    """A table of prices, by tier in lower case, and its date."""
 
     dated: str
     currency: str
@@ -139,17 +139,17 @@ PRICES = Prices(
                 PriceStep(None, Decimal("0.20")),
             ),
         ),
-        # Its messaging units are paid by the hour, and operations are free.
+        # Messaging units are billed by the hour; operations are free.
         "premium": Tariff(Decimal("0.928"), (PriceStep(None, Decimal(0)),)),
         "basic": Tariff(Decimal(0), (PriceStep(None, Decimal("0.05")),)),
     },
 )
-"""As last seen, in US dollars, without tax; Premium's hour is that of one messaging unit."""
+"""In US dollars, without tax; Premium's hour is that of one messaging unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoneyRange:
-    """An amount of money that is not known more exactly."""
+    """A range of an amount of money."""
 
     minimum: Decimal = Decimal(0)
     maximum: Decimal = Decimal(0)
@@ -157,9 +157,9 @@ class MoneyRange:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a move costs. `by_sbpair` is its own part, `delivered` what receivers in the primary are going to add.
+    """The cost of a move. `by_sbpair` is the move's own part, `delivered` that of receivers in the primary.
 
-    Both are None where the table has no price for one of the tiers; `dated` is the table's day.
+    Both are None if the table lacks a price for one of the tiers; `dated` is the table's date.
     """
 
     operations: Operations
@@ -170,7 +170,9 @@ class Estimate:
 
 
 def estimate(operations: Operations, *, secondary: str, primary: str) -> Estimate:
-    """The price of `operations` in namespaces of these tiers. Those of one tier share what a month includes."""
+    """Return the price of `operations` in namespaces of these tiers. Namespaces of one tier share the included
+    operations.
+    """
     spent = ((secondary, operations.secondary), (primary, operations.primary))
     return Estimate(
         operations,

@@ -14,9 +14,9 @@ TICKS_PER_SECOND = 10_000_000
 
 
 def ticks(duration: str) -> int:
-    """The 100 ns ticks of a duration: `90s`, `1m`, `1.5h`, `1h30m`, `PT1M`, or a bare number of seconds.
+    """Return the 100 ns ticks of a duration: `90s`, `1m`, `1.5h`, `1h30m`, `PT1M`, or a bare number of seconds.
 
-    Days are 24 hours; years and months, which have no fixed length, are refused. Raises UsageError.
+    Days are 24 hours; years and months, which have no fixed length, are rejected. Raises UsageError.
     """
     text = duration.strip()
     if number := _BARE_SECONDS.fullmatch(text):
@@ -25,12 +25,12 @@ def ticks(duration: str) -> int:
         match = _ISO_DURATION.fullmatch(text) or _SPOKEN_DURATION.fullmatch(text)
         parts = {unit: value for unit, value in match.groupdict().items() if value} if match else {}
     if not parts:
-        raise UsageError(f"{duration!r} is not a duration", hint="write 90s, 1m, 1h30m or PT1M")
+        raise UsageError(f"expected a duration such as 90s, got {duration!r}", hint="write 90s, 1m, 1h30m or PT1M")
     return int(sum(Decimal(value) * _UNIT_SECONDS[unit] for unit, value in parts.items()) * TICKS_PER_SECOND)
 
 
 def iso_duration(count: int) -> str:
-    """Ticks as ISO 8601 text; anything from the days of TimeSpan.MaxValue on is that value."""
+    """Return ticks as ISO 8601 text, limited to TimeSpan.MaxValue."""
     days, rest = divmod(count, 86_400 * TICKS_PER_SECOND)
     if days >= TIMESPAN_MAX_DAYS:
         return TIMESPAN_MAX

@@ -1,7 +1,7 @@
-"""An application's own entities: queues, topics, subscriptions and rules, as they are asked for and as they are read.
+"""An application's own entities, as specified and as read: queues, topics, subscriptions and rules.
 
-Frozen data, and nothing else. Only what both management clients, azure-servicebus and azure-mgmt-servicebus, can set is
-here. Durations are ISO 8601 text, as in QueueSpec; every default is the service's own.
+Frozen data. Only properties that both management clients, azure-servicebus and azure-mgmt-servicebus, can set.
+Durations are ISO 8601 text, as in QueueSpec; every default is the service's own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.queues import QueueSpec
 
 DEFAULT_RULE = "$Default"
-"""The rule that the service gives a new subscription: it takes every message."""
+"""The rule of a new subscription: it selects every message."""
 
 EVERY_MESSAGE = "1=1"
 NO_MESSAGE = "1=0"
@@ -21,10 +21,10 @@ NO_MESSAGE = "1=0"
 
 @dataclass(frozen=True, slots=True)
 class Queue(QueueSpec):
-    """A queue with all that can be said of one; QueueSpec is as much of it as a backlog queue needs.
+    """A queue with all its properties; QueueSpec has those of a backlog queue.
 
-    `max_message_size_in_kilobytes` is None for what the tier has by itself: 256, and 1024 on Premium. What
-    `enable_partitioning` makes of a size is not in `max_size_in_megabytes`, which is one part of it, also when read.
+    `max_message_size_in_kilobytes` is None for the tier's default: 256, or 1024 on Premium. `max_size_in_megabytes` is
+    the size of one partition, also when read.
     """
 
     duplicate_detection_history_time_window: str = "PT10M"
@@ -57,7 +57,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A subscription of `topic`. Its size, duplicates and partitions are the topic's."""
+    """A subscription of `topic`, which determines its size, duplicate detection and partitions."""
 
     kind: ClassVar[str] = "subscription"
 
@@ -83,7 +83,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """Messages of which a SQL expression is true; every message by default."""
+    """Selects messages for which an SQL expression is true; every message by default."""
 
     expression: str = EVERY_MESSAGE
 
@@ -93,9 +93,9 @@ class SqlFilter:
 
 @dataclass(frozen=True, slots=True)
 class CorrelationFilter:
-    """Messages that have each of these properties with just this value. An empty one is not asked for.
+    """Selects messages whose properties have exactly these values. An empty value is not compared.
 
-    `properties` are application properties, sorted by name; only text can be said to azure-mgmt-servicebus.
+    `properties` are application properties, sorted by name; azure-mgmt-servicebus supports text only.
     """
 
     correlation_id: str = ""
@@ -115,7 +115,7 @@ class CorrelationFilter:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of a subscription: what `filter` selects is taken, and changed by the SQL `action` where there is one."""
+    """A rule of a subscription: messages that `filter` selects are delivered, after the SQL `action` if any."""
 
     kind: ClassVar[str] = "rule"
 
@@ -134,15 +134,15 @@ AnyEntity = Queue | Topic | Subscription | Rule
 Described = AnyEntity | QueueSpec
 
 
-def asking_for_partitions(entity: QueueSpec | Topic) -> Queue | Topic:
-    """The same, partitioned."""
+def with_partitions(entity: QueueSpec | Topic) -> Queue | Topic:
+    """Return the entity, partitioned."""
     if isinstance(entity, (Queue, Topic)):
         return replace(entity, enable_partitioning=True)
     return Queue(**asdict(entity), enable_partitioning=True)
 
 
 NAMES = frozenset({"path", "topic", "subscription", "name"})
-"""The fields that say which entity is meant; all others are its properties."""
+"""The fields that identify an entity; all others are its properties."""
 
 PROPERTY_NAMES = {
     "lock_duration": "LockDuration",
@@ -167,7 +167,7 @@ PROPERTY_NAMES = {
     "filter": "Filter",
     "action": "Action",
 }
-"""The service's own names, which the portal, the articles and the old clients use."""
+"""The service's own names of properties, used by the portal and older clients."""
 
 DURATIONS = frozenset(
     {

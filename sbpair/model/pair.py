@@ -1,4 +1,4 @@
-"""A pair of namespaces, and how each of them is reached."""
+"""A pair of namespaces, and the connection details of each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ AMQP_PORT = 5672
 AMQPS_PORT = 5671
 
 MAX_BACKLOG_QUEUES = 10_000
-"""A namespace of the Standard tier holds no more entities than that."""
+"""The limit of entities in a namespace of the Standard tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class SasKey:
-    """A shared access key: who holds it can mint tokens for as long as the key lives."""
+    """A shared access key: its holder can create tokens as long as the key lives."""
 
     name: str
     key: str = field(repr=False)
@@ -25,14 +25,14 @@ class SasKey:
 
 @dataclass(frozen=True, slots=True)
 class SasToken:
-    """A ready-made `SharedAccessSignature …`: it cannot be renewed here when it expires."""
+    """A complete `SharedAccessSignature …`: it cannot be renewed when it expires."""
 
     token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whoever azure-identity's DefaultAzureCredential finds to be signed in."""
+    """The identity that azure-identity's DefaultAzureCredential finds."""
 
 
 Credential = SasKey | SasToken | Identity
@@ -40,12 +40,11 @@ Credential = SasKey | SasToken | Identity
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One namespace of a pair, and how it is reached.
+    """One namespace of a pair, and its connection details.
 
-    `name` is the namespace's own name (`contoso`), which backlog paths are made of. `authority` is the
-    host, with the port where the connection string has one; tokens are made out to it. `host` and `port`
-    are where to connect, which differ from it behind a proxy or a private link. `ca_file` holds the
-    certificates to trust instead of the machine's.
+    `name` is the namespace's own name (`contoso`), part of backlog paths. `authority` is the host, with the port if the
+    connection string has one; tokens are issued for it. `host` and `port` are the address to connect to, which differs
+    behind a proxy or a private link. `ca_file` holds the certificates to trust instead of the machine's.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two namespaces: messages for `primary` wait in backlog queues of `secondary` while it is away.
+    """Two namespaces: messages for `primary` wait in backlog queues of `secondary` while it is unavailable.
 
     `failover_interval` and `ping_interval` are seconds.
     """
@@ -75,39 +74,39 @@ class Pair:
     def __post_init__(self) -> None:
         if not _PAIR_NAME.fullmatch(self.name):
             raise NameInvalid(
-                f"{self.name!r} cannot be the name of a pair",
+                f"{self.name!r} is not a valid pair name",
                 hint="use up to 64 letters, digits, '.', '-' and '_', with a letter or a digit first",
             )
         if self.backlog_queues < 1:
             raise UsageError(
                 f"pair {self.name!r}: backlog_queues is {self.backlog_queues}, and must be at least 1",
-                hint="10 is the default, and what the original used",
+                hint="the default is 10, as in the original library",
             )
         if self.backlog_queues > MAX_BACKLOG_QUEUES:
             raise UsageError(
                 f"pair {self.name!r}: backlog_queues is {self.backlog_queues}, and must be at most"
                 f" {MAX_BACKLOG_QUEUES}",
-                hint="10 is the default, and what the original used",
+                hint="the default is 10, as in the original library",
             )
         self._check_seconds("failover_interval", self.failover_interval, 0, 3600)
         self._check_seconds("ping_interval", self.ping_interval, 1, 1800)
         if self.primary.authority.lower() == self.secondary.authority.lower():
             raise UsageError(
                 f"pair {self.name!r}: the primary and the secondary are the same namespace",
-                hint="a backlog in the namespace that it stands in for would be away together with it",
+                hint="a backlog in the primary would be unavailable together with it: choose another secondary",
             )
 
     def _check_seconds(self, option: str, value: float, minimum: int, limit: int) -> None:
         if not minimum <= value <= limit:
             raise UsageError(
                 f"pair {self.name!r}: {option} is {value:g} s, and must be from {minimum} s to {limit} s",
-                hint="60 s is the default, and what the original used",
+                hint="the default is 60 s, as in the original library",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceGroup:
-    """Where Azure Resource Manager keeps namespaces. Raises UsageError for what can be none."""
+    """The resource group of namespaces in Azure Resource Manager. Raises UsageError for an invalid one."""
 
     subscription: str
     name: str
@@ -126,15 +125,15 @@ class ResourceGroup:
 
 
 def first_label(host: str) -> str:
-    """`contoso` for `contoso.servicebus.windows.net`, lower-case as the service compares it.
+    """Return `contoso` for `contoso.servicebus.windows.net`, in lower case as the service compares it.
 
-    An address has no labels, and stands for itself.
+    An IP address has no labels, and is returned whole.
     """
     return host.lower() if is_address(host) else host.split(".", 1)[0].lower()
 
 
 def is_address(host: str) -> bool:
-    """Whether `host` is an IP address, which says nothing about a namespace's name."""
+    """Return whether `host` is an IP address, which does not contain a namespace's name."""
     try:
         ip_address(host)
     except ValueError:
@@ -143,7 +142,7 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine itself."""
+    """Return whether `host` is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -151,7 +150,7 @@ def is_loopback(host: str) -> bool:
 
 
 def authority_of(host: str, port: int | None) -> str:
-    """`host[:port]` as it stands in a URL: an IPv6 address in brackets."""
+    """Return `host[:port]` as in a URL: an IPv6 address in brackets."""
     bracketed = f"[{host}]" if ":" in host else host
     return bracketed if port is None else f"{bracketed}:{port}"
 

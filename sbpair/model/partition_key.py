@@ -1,6 +1,6 @@
-"""The property of a message that decides its partition, and the keys that the service refuses.
+"""The property of a message that decides its partition, and the keys that the service rejects.
 
-Pure. Which partition a key belongs to is known to the service only: nothing here guesses it.
+Pure. Only the service knows which partition a key belongs to: nothing here guesses it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 from sbpair.errors import UsageError
 
 MAX_CHARACTERS = 128
-"""Of a session id, a partition key and a message id, counted in units of UTF-16 as .NET does."""
+"""Limit of a session id, a partition key and a message id, in UTF-16 units as in .NET."""
 
 
 class DecidingProperty(StrEnum):
@@ -57,9 +57,9 @@ class PartitionedEntity:
 
 
 def deciding_property(keys: MessageKeys, entity: PartitionedEntity) -> DecidingProperty | None:
-    """Return the property that decides the partition; None if the service chooses one in turn. Raises KeyConflict.
+    """Return the property that decides the partition; None if the service chooses in turn. Raises KeyConflict.
 
-    Where MESSAGE_ID decides and `keys` has none, the sender's client assigns one.
+    If MESSAGE_ID decides and `keys` has none, the sender's client assigns one.
     """
     _check(keys, entity)
     if keys.session_id is not None:

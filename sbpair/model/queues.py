@@ -1,4 +1,4 @@
-"""Queues as they are asked for and as they are found, the differences, and the events of management calls."""
+"""Queues as specified and as found, their differences, and the events of management calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbpair.model.durations import TIMESPAN_MAX
 class QueueSpec:
     """A queue's description. The defaults are the service's own; durations are ISO 8601 text.
 
-    Text and not timedelta, because TIMESPAN_MAX does not fit a timedelta.
+    Text, since TIMESPAN_MAX does not fit a timedelta.
     """
 
     kind: ClassVar[str] = "queue"
@@ -34,9 +34,9 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Messages of a queue. `total` includes what has no figure of its own here, such as deferred ones.
+    """Messages of a queue. `total` includes those without a count of their own here, such as deferred ones.
 
-    `transfer` are on their way to where the queue forwards to, `transfer_dead_letter` never got there.
+    `transfer` are on their way to the queue's forwarding destination, `transfer_dead_letter` failed to get there.
     """
 
     active: int = 0
@@ -48,7 +48,7 @@ class Counts:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no message of any kind."""
+        """Whether no count is above 0."""
         return not any((self.active, self.dead_letter, self.scheduled, self.total, self.transfer)) and not (
             self.transfer_dead_letter
         )
@@ -56,7 +56,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a queue holds, in bytes, and when it was last touched, in seconds since 1970; None where nobody said."""
+    """The bytes of a queue, and when it was last used, in seconds since 1970; None if unknown."""
 
     size_bytes: int | None = None
     created_at: float | None = None
@@ -65,13 +65,13 @@ class Usage:
 
     @property
     def used_at(self) -> float | None:
-        """When it was made, changed, sent to or received from for the last time."""
+        """When it was last created, changed, sent to or received from."""
         return max((at for at in (self.created_at, self.updated_at, self.accessed_at) if at is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as the service gave it back. `counts` and `usage` are None where they were not asked for."""
+    """A queue as the service returned it. `counts` and `usage` are None if not requested."""
 
     spec: QueueSpec
     partitioned: bool = False
@@ -81,7 +81,7 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One property of a queue that is not what it should be. `property` is the service's own name for it."""
+    """A property of a queue with an unexpected value. `property` is the service's name for it."""
 
     property: str
     expected: str | int | bool
@@ -90,11 +90,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """How full a queue is, how old and how busy. None is what nobody measured, or said.
+    """The size, age and growth of a queue; None for unknown values.
 
-    `max_bytes` is what fits into all of its partitions together. `idle` is whether `idle_seconds` is more than was
-    allowed. `looked_at` is how many of its messages were looked at, `saw_all` whether that was all of them, and
-    `oldest_seconds` the age of the oldest among these. `full_in_seconds` is None for a queue that does not grow.
+    `max_bytes` is the capacity of all its partitions. `idle`: `idle_seconds` exceeds the limit. `looked_at` is the
+    number of messages peeked, `saw_all` whether those were all, `oldest_seconds` the age of the oldest of them.
+    `full_in_seconds` is None for a queue that does not grow.
     """
 
     max_bytes: int
@@ -120,7 +120,7 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True)
 class QueueFinding:
-    """What is known of one queue of a report. `counts` is None where the queue is not there, or was not counted."""
+    """The facts of one queue in a report. `counts` is None if it does not exist, or was not counted."""
 
     index: int | None
     counts: Counts | None = None
@@ -139,7 +139,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Retrying:
-    """Event: something failed in a way that may pass, and is tried again after `wait_seconds`."""
+    """Event: something failed for now, and is retried after `wait_seconds`."""
 
     what: str
     attempt: int
@@ -149,7 +149,7 @@ class Retrying:
 
 @dataclass(frozen=True, slots=True)
 class QueueProvisioned:
-    """Event: one queue of `total` was dealt with. `outcome` is a value of `report.Outcome`."""
+    """Event: one queue of `total` is done. `outcome` is a value of `report.Outcome`."""
 
     path: str
     outcome: str

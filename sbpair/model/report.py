@@ -18,7 +18,7 @@ Detail = TypeVar("Detail")
 
 
 class Outcome(StrEnum):
-    """What happened to an item, or what was found. The values are part of the JSON contracts."""
+    """The outcome of an item. The values are part of the JSON contracts."""
 
     CREATED = "created"
     WOULD_CREATE = "would_create"
@@ -40,10 +40,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportItem(Generic[Detail]):
-    """One thing and what became of it.
+    """One item and its outcome.
 
-    `reason` is one line for people, empty where the outcome says it all. `exit_code` is the failure's own, of
-    `sbpair.errors`, and 0 for everything else.
+    `reason` is one line for people, empty if the outcome needs none. `exit_code` is the failure's own, of
+    `sbpair.errors`, and 0 otherwise.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Report(Generic[Detail]):
     def exit_code_for(self, findings: Collection[Outcome] = ()) -> int:
         """Return 3 if an item failed or its outcome is one of `findings`, else 0.
 
-        If all items failed with one code, return that code: it says more than "partial", such as 6 for a namespace
-        that went away.
+        If all items failed with one code, return that code, which is more specific: such as 6 for an unreachable
+        namespace.
         """
         failed = self.of(Outcome.FAILED)
         codes = {item.exit_code for item in failed}

@@ -1,6 +1,6 @@
-"""What a namespace's tier lets its queues and topics be: sizes, partitions, features.
+"""Limits of a namespace's tier for its queues and topics: sizes, partitions, features.
 
-Pure. The figures are the service's own. A size is megabytes and "chosen", unless it is called effective.
+Pure. The figures are the service's own. A size is in megabytes, and "chosen" unless called effective.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from sbpair.errors import ServiceRefused, UsageError
 
 MEGABYTES = 1024
-"""Of a gigabyte, as the service counts."""
+"""Megabytes of a gigabyte, as the service counts."""
 PARTITIONS = 16
-"""Of a partitioned entity, but in Premium."""
+"""Partitions of a partitioned entity, except in Premium."""
 PREMIUM_PARTITIONS = (1, 2, 4)
-"""That a whole Premium namespace may be in. Which of them is chosen when it is made."""
+"""Possible partitions of a Premium namespace, chosen at its creation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """`partitioned_most` is how many partitioned entities a namespace may have; None where there is no such limit.
+    """`max_partitioned` is the limit of partitioned entities in a namespace; None for no limit.
 
-    `whole_namespace`: partitioning is a property of the namespace, and of no entity of it by itself.
+    `whole_namespace`: partitioning is a property of the namespace, not of an entity. `has_everything` is False for the
+    tier without topics and sessions.
     """
 
     name: str
@@ -40,9 +41,9 @@ TIERS = (BASIC, STANDARD, PREMIUM)
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a namespace is. None is what it does not tell, or has not.
+    """The tier and size of a namespace; None for unknown values.
 
-    Only Premium has messaging `units` and `partitions`, and Resource Manager alone tells the number of partitions.
+    Only Premium has messaging `units` and `partitions`; only Resource Manager returns the number of partitions.
     """
 
     tier: Tier
@@ -50,50 +51,50 @@ class Capacity:
     partitions: int | None = None
 
 
-def named(name: str) -> Tier:
-    """The tier that a namespace says it is of. Raises ServiceRefused for one that is not known here."""
+def tier_named(name: str) -> Tier:
+    """Return the tier of that name. Raises ServiceRefused for an unknown one."""
     for tier in TIERS:
         if tier.name.lower() == name.lower():
             return tier
     raise ServiceRefused(
-        f"the namespace is of the tier {name[:40]!r}, and nothing is known of that one here",
-        hint="queues and topics can still be made with the portal",
+        f"the namespace has the unknown tier {name[:40]!r}",
+        hint="create its queues and topics in the portal",
     )
 
 
 def check_size(size_gb: int, tiers: tuple[Tier, ...] = TIERS, where: str = "") -> None:
-    """Raise UsageError where none of `tiers` has entities of that size. `where` is for its message."""
+    """Raise UsageError if none of `tiers` has entities of that size. `where` is for the message."""
     sizes = sorted({size for tier in tiers for size in tier.sizes_gb})
     if size_gb not in sizes:
         *limit, last = sizes
         raise UsageError(
-            f"a queue or topic{where} cannot be of {size_gb} GB",
+            f"a queue or topic{where} cannot have {size_gb} GB",
             hint=f"choose {', '.join(map(str, limit))} or {last}{_multiplied(tiers)}",
         )
 
 
 def effective_megabytes(tier: Tier, megabytes: int, *, partitioned: bool) -> int:
-    """What an entity of that chosen size can hold, and what the service gives back as its size."""
+    """Return the effective size of an entity of that chosen size, which the service returns."""
     return megabytes * _factor(tier, partitioned=partitioned)
 
 
 def chosen_megabytes(tier: Tier, effective: int, *, partitioned: bool) -> int:
-    """The size that was asked for, of one that was read; what was read must never be written back as it is."""
+    """Return the chosen size of an effective one. An effective size must never be written back."""
     size, rest = divmod(effective, _factor(tier, partitioned=partitioned))
     return effective if rest else size
 
 
 def partitions_possible(namespace: Capacity, *, partitioned: bool | None) -> tuple[int, ...]:
-    """How many partitions an entity may have; one number where it is known.
+    """Return the possible numbers of partitions of an entity; a single one if it is known.
 
-    `partitioned` is what the service says of the entity, or of the others of its namespace; None where there is none.
-    In Premium the number is the namespace's, and divides its messaging units.
+    `partitioned` is the service's value for the entity, or for others of its namespace; None if there are none. In
+    Premium the number is the namespace's, and divides its messaging units.
     """
     if not namespace.tier.whole_namespace:
         return (PARTITIONS,) if partitioned else (1,)
     if namespace.partitions is not None:
         return (namespace.partitions,)
-    # What came from Standard in a migration stays partitioned also in a namespace that is not.
+    # An entity migrated from Standard stays partitioned in a namespace that is not.
     if partitioned is False or namespace.units == 1:
         return (1,)
     fitting = [count for count in PREMIUM_PARTITIONS if not (namespace.units and namespace.units % count)]

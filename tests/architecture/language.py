@@ -59,8 +59,8 @@ def prose_of(text: str) -> str:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Split prose into sentences. A table's cell, a list item and a heading each end one."""
-    for block in re.split(r"\n\s*\n|\n\s*(?=[-*|#]|\d+\. )|\|", prose_of(text)):
+    """Split prose into sentences. A table's cell, a list item, a line of a tree and a heading each end one."""
+    for block in re.split(r"\n\s*\n|\n\s*(?=[-*|#├└│]|\d+\. )|\|", prose_of(text)):
         yield from re.split(r"(?<=[.!?:;])\s+", " ".join(block.split()))
 
 

@@ -86,10 +86,10 @@ def test_some_number_of_partitions_is_always_possible(partitioned, units) -> Non
 
 @pytest.mark.parametrize("name", ["standard", "Standard", "STANDARD"])
 def test_a_tier_is_known_by_its_name(name) -> None:
-    assert tiers.named(name) is STANDARD
+    assert tiers.tier_named(name) is STANDARD
 
 
 @pytest.mark.parametrize("name", ["", "None", "Gold", "Standard "])
 def test_a_tier_of_the_future_is_said_to_be_unknown(name) -> None:
     with pytest.raises(ServiceRefused, match="nothing is known of that one here"):
-        tiers.named(name)
+        tiers.tier_named(name)

@@ -124,7 +124,7 @@ def configuration(survey: config.Survey) -> Iterator["Check"]:
     if survey.profile is not None:
         pair = survey.profile.pair
         yield ok("configuration", f"pair {pair.name}: {pair.primary.name} with {pair.secondary.name} as secondary")
-    for variable, meant in config.misspelt(os.environ).items():
+    for variable, meant in config.misspelled(os.environ).items():
         yield failed("environment", f"{variable} is not a known variable", f"did you mean {meant}?")
 
 
