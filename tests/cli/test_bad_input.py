@@ -80,7 +80,7 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         ["audit"],
         {**PAIR, SECONDARY: "Endpoint=sb://contoso-dr/;SharedAccessKey=c2VjcmV0a2V5"},
         2,
-        f"{SECONDARY}: the connection string cannot be read: it has no SharedAccessKeyName=",
+        f"{SECONDARY}: the connection string is invalid: it has no SharedAccessKeyName=",
         (
             "copy it whole from the portal: Endpoint=sb://<namespace>.servicebus.windows.net/;"
             "SharedAccessKeyName=<name>;SharedAccessKey=<key>"
@@ -133,7 +133,7 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         PAIR,
         2,
         "contoso/x-servicebus-transfer/3 is the name of a backlog queue",
-        "sbpair provision makes those, as they have to be",
+        "sbpair provision creates those",
     ),
     (
         ["provision", "--subscription", NOWHERE],
@@ -146,22 +146,22 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         ["provision", "--via", "arm", "--subscription", NOWHERE, "--resource-group", "messaging"],
         PAIR,
         2,
-        "contoso-dr.invalid does not say in which cloud of Azure it is",
-        f"leave --via arm to namespaces of {', '.join(CLOUDS)}",
+        "contoso-dr.invalid is in no known cloud of Azure",
+        f"use --via arm for namespaces of {', '.join(CLOUDS)}",
     ),
     (
         ["provision", "--count", "99999999999"],
         PAIR,
         2,
         "pair 'default': backlog_queues is 99999999999, and must be at most 10000",
-        "10 is the default, and what the original used",
+        "the default is 10, as in the original library",
     ),
     (
         ["provision", "--count", "0"],
         PAIR,
         2,
         "pair 'default': backlog_queues is 0, and must be at least 1",
-        "10 is the default, and what the original used",
+        "the default is 10, as in the original library",
     ),
     (
         ["provision", "--count", "5000"],
@@ -174,14 +174,14 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         ["provision"],
         {**PAIR, "SBPAIR_PRIMARY_NAME": LONG},
         2,
-        f"the path {LONG[:40]}… has 274 characters, and Service Bus allows 260",
-        "the namespace's name must be shorter",
+        f"the path {LONG[:40]}… has 274 characters; Service Bus allows 260",
+        "shorten the name of the namespace",
     ),
     (
         ["provision"],
         {**PAIR, "SBPAIR_PRIMARY_NAME": "con\x1b[31mtoso"},
         2,
-        r"'con\x1b[31mtoso' cannot be the name of a namespace",
+        r"'con\x1b[31mtoso' is not a valid namespace name",
         "use the first label of its host name: contoso for contoso.servicebus.windows.net",
     ),
     (
@@ -189,20 +189,20 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         PAIR,
         2,
         "pair 'default': the primary and the secondary are the same namespace",
-        "a backlog in the namespace that it stands in for would be away together with it",
+        "a backlog in the primary would be unavailable together with it: choose another secondary",
     ),
     (
         ["audit", "--config", "/nowhere/config.toml"],
         {},
         2,
-        "--config: there is no file /nowhere/config.toml",
+        "--config: /nowhere/config.toml does not exist",
         "check the path",
     ),
     (
         ["audit"],
         {**PAIR, "SBPAIR_SECONDARY_ENDPOINT": "localhost"},
         2,
-        "SBPAIR_SECONDARY_ENDPOINT: 'localhost' is not host:port",
+        "SBPAIR_SECONDARY_ENDPOINT: expected host:port, got 'localhost'",
         "write 127.0.0.1:5672",
     ),
     (["syphon"], PAIR, 2, "expected one of --once, --watch and --dry-run", ONE_OF_THREE),
@@ -243,7 +243,7 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         2,
         "contoso/X-ServiceBus-Transfer/0 is a backlog queue and cannot carry a lease",
         (
-            "create it with sessions, and a lock of 30 s or more: az servicebus queue create --enable-session true"
+            "create it with sessions and a lock of 30 s or more: az servicebus queue create --enable-session true"
             " --lock-duration PT1M --name sbpair-lease"
         ),
     ),
@@ -251,15 +251,15 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
         ["syphon", "--once", "--lease", ""],
         PAIR,
         2,
-        "'' cannot be the path of a queue or a topic",
-        "segments are letters, digits, '.', '-' and '_', with one '/' between them",
+        "'' is not a valid path of a queue or topic",
+        "use segments of letters, digits, '.', '-' and '_', separated by one '/'",
     ),
     (
         ["syphon", "--once", "--lease", "sb://contoso-dr/leases"],
         PAIR,
         2,
-        "'sb://contoso-dr/leases' cannot be the path of a queue or a topic",
-        "segments are letters, digits, '.', '-' and '_', with one '/' between them",
+        "'sb://contoso-dr/leases' is not a valid path of a queue or topic",
+        "use segments of letters, digits, '.', '-' and '_', separated by one '/'",
     ),
     (
         ["syphon", "--once", "--max-held", "0"],

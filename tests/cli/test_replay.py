@@ -169,7 +169,7 @@ def test_a_run_of_another_pair_is_refused(java: Path) -> None:
 def test_a_destination_that_no_entity_can_be_is_refused(java: Path) -> None:
     done = resume(java, "--destination", "no such")
     assert done.returncode == 2
-    assert "'no such' cannot be the path of a queue or a topic" in done.stderr
+    assert "'no such' is not a valid path of a queue or topic" in done.stderr
 
 
 def put(archive: Archive) -> str:

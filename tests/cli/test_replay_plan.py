@@ -121,8 +121,8 @@ async def test_a_queue_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--destination", "no such"), "cannot be the path of a queue or a topic"),
-        (("--destination", ""), "cannot be the path of a queue or a topic"),
+        (("--destination", "no such"), "is not a valid path of a queue or topic"),
+        (("--destination", ""), "is not a valid path of a queue or topic"),
         (("--rate", "0"), "must be greater than 0"),
         (("--where", "true"), "No such option: --where"),
         (("--dedup", "guess"), "--dedup"),

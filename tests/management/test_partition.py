@@ -165,7 +165,7 @@ async def test_the_name_of_another_kind_is_taken() -> None:
 @pytest.mark.parametrize("size", [10, 80])
 async def test_a_size_of_premium_is_refused_by_standard_before_it_is_made_in_either(size) -> None:
     async with Emulator(TIERS) as emulator:
-        with pytest.raises(errors.UsageError, match=f"in contoso, of the tier Standard, cannot be of {size} GB"):
+        with pytest.raises(errors.UsageError, match=f"in contoso, of the tier Standard, cannot have {size} GB"):
             await create_partitioned(at(emulator, "wide", "contoso"), partitioned_queue("orders", size))
         assert emulator.namespaces["wide"].queues() == []
 

@@ -41,29 +41,29 @@ def test_a_window_is_what_makes_an_entity_detect_duplicates() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "options", "message"),
     [
-        ("", 5, {}, "'' cannot be the path"),
-        ("/orders", 5, {}, "cannot be the path"),
-        ("orders/", 5, {}, "cannot be the path"),
-        ("or//ders", 5, {}, "cannot be the path"),
-        ("or ders", 5, {}, "cannot be the path"),
-        ("orders~0", 5, {}, "cannot be the path"),
-        ("orders$", 5, {}, "cannot be the path"),
-        ("../orders", 5, {}, "cannot be the path"),
-        ("bestellung\N{LATIN SMALL LETTER E WITH ACUTE}", 5, {}, "cannot be the path"),
+        ("", 5, {}, "'' is not a valid path"),
+        ("/orders", 5, {}, "is not a valid path"),
+        ("orders/", 5, {}, "is not a valid path"),
+        ("or//ders", 5, {}, "is not a valid path"),
+        ("or ders", 5, {}, "is not a valid path"),
+        ("orders~0", 5, {}, "is not a valid path"),
+        ("orders$", 5, {}, "is not a valid path"),
+        ("../orders", 5, {}, "is not a valid path"),
+        ("bestellung\N{LATIN SMALL LETTER E WITH ACUTE}", 5, {}, "is not a valid path"),
         ("a" * 261, 5, {}, "has 261 characters"),
         ("contoso/X-ServiceBus-Transfer/0", 5, {}, "is the name of a backlog queue"),
-        ("orders", 0, {}, "cannot be of 0 GB"),
-        ("orders", -5, {}, "cannot be of -5 GB"),
-        ("orders", 6, {}, "cannot be of 6 GB"),
-        ("orders", 5120, {}, "cannot be of 5120 GB"),
+        ("orders", 0, {}, "cannot have 0 GB"),
+        ("orders", -5, {}, "cannot have -5 GB"),
+        ("orders", 6, {}, "cannot have 6 GB"),
+        ("orders", 5120, {}, "cannot have 5120 GB"),
         ("orders", 5, {"duplicates": "19s"}, "cannot be detected for 19s"),
         ("orders", 5, {"duplicates": "7d1s"}, "cannot be detected for 7d1s"),
         ("orders", 5, {"duplicates": "20.5s"}, "cannot be detected for 20.5s"),
-        ("orders", 5, {"duplicates": "-10m"}, "'-10m' is not a duration"),
-        ("orders", 5, {"duplicates": "soon"}, "'soon' is not a duration"),
-        ("orders", 5, {"duplicates": ""}, "'' is not a duration"),
+        ("orders", 5, {"duplicates": "-10m"}, "expected a duration such as 90s, got '-10m'"),
+        ("orders", 5, {"duplicates": "soon"}, "expected a duration such as 90s, got 'soon'"),
+        ("orders", 5, {"duplicates": ""}, "expected a duration such as 90s, got ''"),
         ("orders", 5, {"forward_to": "Orders"}, "cannot forward to itself"),
-        ("orders", 5, {"forward_to": "a b"}, "'a b' cannot be the path"),
+        ("orders", 5, {"forward_to": "a b"}, "'a b' is not a valid path"),
         ("orders", 5, {"forward_to": "next", "sessions": True}, "cannot forward its messages"),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
     if fits:
         assert partitioned.fit_to_tier(entity, tier, "contoso") == entity
         return
-    with pytest.raises(UsageError, match=f"in contoso, of the tier {tier.name}, cannot be of {size} GB"):
+    with pytest.raises(UsageError, match=f"in contoso, of the tier {tier.name}, cannot have {size} GB"):
         partitioned.fit_to_tier(entity, tier, "contoso")
 
 

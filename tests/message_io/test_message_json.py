@@ -94,7 +94,7 @@ WRONG: list[tuple[bytes, str]] = [
     (b'{"body": "a", "message_id": "%s"}' % (b"x" * 129), "cannot be longer than 128"),
     (b'{"body": "a", "session_id": "s", "partition_key": "k"}', "cannot be set to a different value"),
     (b'{"body": "a", "ttl": 0}', "ttl must be greater than 0"),
-    (b'{"body": "a", "ttl": -1}', "ttl: '-1' is not a duration"),
+    (b'{"body": "a", "ttl": -1}', "ttl: expected a duration such as 90s, got '-1'"),
     (b'{"body": "a", "ttl": true}', "ttl: expected text, got true or false"),
     (b'{"body": "a", "ttl": 1e999}', "is not a duration"),
     (b'{"body": "a", "ttl": NaN}', "NaN is not JSON"),

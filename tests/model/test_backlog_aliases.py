@@ -93,7 +93,7 @@ def test_a_key_that_is_a_symbol_is_the_same_alias():
         (TIME_TO_LIVE, Long(1), "x-ms-timetolive is of type long and not a com.microsoft:timespan"),
         (TIME_TO_LIVE, Described(TIMESPAN, UInt(1)), "x-ms-timetolive is described as 'com.microsoft:timespan'"),
         (TIME_TO_LIVE, Described(Symbol("com.microsoft:uri"), "x"), "is described as 'com.microsoft:uri'"),
-        (TIME_TO_LIVE, Described(TIMESPAN, Long(0)), "is 0 ticks, and a time to live is more than none"),
+        (TIME_TO_LIVE, Described(TIMESPAN, Long(0)), "is 0 ticks, and must be more than 0"),
         (TIME_TO_LIVE, Described(TIMESPAN, Long(-1)), "is -1 ticks"),
         (SCHEDULED, "2026-01-01", "x-ms-scheduledenqueuetimeutc is of type string and not a timestamp"),
         (SCHEDULED, Long(1), "x-ms-scheduledenqueuetimeutc is of type long and not a timestamp"),
@@ -110,5 +110,5 @@ def test_an_alias_of_the_wrong_type_says_which_and_why(name, value, reason):
 
 
 def test_no_alias_at_all_is_no_destination():
-    with pytest.raises(AliasError, match="the message has no x-ms-path, and so no destination"):
+    with pytest.raises(AliasError, match="the message has no x-ms-path, so no destination"):
         read_aliases([("other", "x")])

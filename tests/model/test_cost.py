@@ -56,7 +56,7 @@ def test_operations_add_up(one, other):
     both = one + other
     assert both == other + one
     assert both.total == one.total + other.total
-    assert both.own == one.by_sbpair + other.by_sbpair == both.primary + both.secondary
+    assert both.by_sbpair == one.by_sbpair + other.by_sbpair == both.primary + both.secondary
     assert one + Operations() == one
 
 

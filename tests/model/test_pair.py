@@ -74,7 +74,7 @@ def test_a_ready_made_signature_is_a_token() -> None:
         ("Endpoint=sb://a.b/;SharedAccessKeyName=x", "no SharedAccessKey="),
         (f"Endpoint=sb://a.b/;SharedAccessKey={SECRET}", "no SharedAccessKeyName="),
         (f"{CONTOSO};SharedAccessKey={SECRET}", "'sharedaccesskey' twice"),
-        (f"{CONTOSO};{SECRET}=a;{SECRET}=a", "a key stands twice"),
+        (f"{CONTOSO};{SECRET}=a;{SECRET}=a", "it has a key twice"),
     ],
 )
 def test_a_malformed_connection_string_says_what_is_wrong_and_repeats_no_value(text: str, says: str) -> None:
@@ -137,7 +137,7 @@ def test_durations_are_read_as_people_write_them(text: str, seconds: float) -> N
     "text", ["", " ", "P", "PT", "1y", "P1Y", "P1M", "-1s", "1 minute", "s", "1m1m", "\u0661s", "1e3s"]
 )
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a duration"):
+    with pytest.raises(UsageError, match="expected a duration"):
         ticks(text)
 
 
