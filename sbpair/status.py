@@ -1,8 +1,8 @@
-"""A pair at a glance: which side answers, what waits in the backlog, and which queues and topics take links.
+"""The status of a pair: its two sides, the messages in the backlog, and links to queues and topics.
 
 status = await sbpair.status.read_status(pair, ["orders"])
 
-The law: nothing is sent, locked or changed, and what one side does not say keeps nobody from telling of the other.
+Invariant: nothing is sent, locked or changed, and an error of one side does not hide the other.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from sbpair.management.audit_findings import DestinationSummary, QueueItem
     from sbpair.model.pair import Endpoint, Pair
 
-DESTINATIONS_ASKED = 100
+MAX_DESTINATIONS = 100
 MAX_PEEK = 250
-"""One look into each queue: the first message is the oldest, but for what was scheduled."""
+"""One page of each queue: the first message is the oldest, except for scheduled ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideStatus:
-    """One namespace: whether its management side answered within `seconds`, whoever asks. `error` is why not."""
+    """One namespace: the seconds until its management side answered without a token, or `error`."""
 
     endpoint: Endpoint
     seconds: float
@@ -49,7 +49,7 @@ class SideStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """A backlog queue. `messages` wait to be moved, at least so many where not `exact`; None is what nobody said."""
+    """A backlog queue. `messages` wait to be moved, at least so many unless `exact`; None is unknown."""
 
     path: str
     messages: int | None = None
@@ -61,7 +61,7 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class DestinationStatus:
-    """A queue or topic of the primary, and how many of the messages that were looked at wait for it."""
+    """A queue or topic of the primary, and the number of peeked messages for it."""
 
     link: PingResult
     waiting: int
@@ -69,7 +69,7 @@ class DestinationStatus:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """A file of messages that neither side took: (entity, how many, the age of the oldest in seconds) each."""
+    """A file of messages that neither side accepted: (entity, count, age of the oldest in seconds) each."""
 
     path: Path
     waiting: tuple[tuple[str, int, float], ...]
@@ -77,7 +77,7 @@ class OutboxStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`unseen` are (name, why) of what could not be looked at; `denied` is whether that goes for the whole backlog."""
+    """`unseen` are (name, reason) of queues and namespaces that could not be read; `denied` is all of the backlog."""
 
     primary: SideStatus
     secondary: SideStatus
@@ -89,7 +89,7 @@ class Status:
 
     @property
     def exit_code(self) -> int:
-        """6 where a side or an entity is down, 3 where an entity is broken, 5 for want of access alone, else 0."""
+        """6 where a side or an entity is down, 3 where an entity is broken, 5 for refused access alone, else 0."""
         if not (self.primary.answers and self.secondary.answers):
             return ExitCode.UNAVAILABLE
         return ping.ping_exit_code([each.link for each in self.entities]) or (ExitCode.ACCESS if self.denied else 0)
@@ -111,39 +111,38 @@ async def read_status(
     seconds: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Status:
-    """Look at both sides, in no more than so many seconds an answer.
+    """Read the status of both sides, with at most `seconds` for each answer.
 
-    `entities` of the primary, and those that messages of the backlog want to go to, are asked for a link, over which
-    nothing is sent. Counts need the Manage claim on the secondary; without it, messages are looked at with Listen.
-    An `outbox` is a file, which may be in use. Raises NameInvalid, and what keeps that file from being read: what does
-    not answer is told.
+    Links are opened to `entities` of the primary and to the destinations of the backlog; nothing is sent over them.
+    Counts need the Manage claim on the secondary; without it, messages are peeked with Listen. An `outbox` is a file,
+    which may be in use. Raises NameInvalid, and errors of that file. A side without an answer is part of the result.
     """
-    kept = None if outbox is None else _kept(outbox, time.time())
+    outbox_status = None if outbox is None else _read_outbox(outbox, time.time())
     primary, secondary = await asyncio.gather(
-        *(_greeted(side, seconds, clock) for side in (pair.primary, pair.secondary))
+        *(_read_side(side, seconds, clock) for side in (pair.primary, pair.secondary))
     )
     backlog = await _backlog(pair) if secondary.answers else _Backlog()
     waiting = dict(backlog.waiting)
     names = {name.lower(): name for name in (*entities, *waiting)}
-    asked = list(names.values())[: len(set(entities)) + DESTINATIONS_ASKED]
-    links = await _links(primary, asked, seconds)
+    paths = list(names.values())[: len(set(entities)) + MAX_DESTINATIONS]
+    links = await _links(primary, paths, seconds)
     counts = {name.lower(): count for name, count in waiting.items()}
     found = tuple(DestinationStatus(link, counts.get(link.entity.lower(), 0)) for link in links)
-    return Status(primary, secondary, backlog.queues, found, backlog.unseen, backlog.denied, kept)
+    return Status(primary, secondary, backlog.queues, found, backlog.unseen, backlog.denied, outbox_status)
 
 
-def _kept(path: Path, now: float) -> OutboxStatus:
+def _read_outbox(path: Path, now: float) -> OutboxStatus:
     from sbpair.failover.outbox import outbox_depths
 
     if not path.exists():
-        raise UsageError(f"there is no outbox {path}", hint="check the path; the first message makes it")
+        raise UsageError(f"outbox {path} does not exist", hint="check the path; the first message creates it")
     found = outbox_depths(path).items()
     return OutboxStatus(
         path, tuple((name, each.messages, max(0.0, now - each.oldest_ms / 1000)) for name, each in found)
     )
 
 
-async def _greeted(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> SideStatus:
+async def _read_side(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> SideStatus:
     started = clock()
     try:
         await check_health(endpoint, seconds=seconds)
@@ -162,7 +161,7 @@ async def _backlog(pair: Pair) -> _Backlog:
     try:
         found = await auditing.audit(pair, max_peek=MAX_PEEK, sample_seconds=0)
     except AccessError as error:
-        return await _looked_at(pair, f"how many messages wait: {error.message}")
+        return await _peek_backlog(pair, f"how many messages wait: {error.message}")
     except SbpairError as error:
         return _Backlog(unseen=((pair.secondary.name, error.message),))
     return _Backlog(
@@ -172,15 +171,15 @@ async def _backlog(pair: Pair) -> _Backlog:
     )
 
 
-async def _looked_at(pair: Pair, why: str) -> _Backlog:
-    """What Listen alone shows."""
+async def _peek_backlog(pair: Pair, why: str) -> _Backlog:
+    """Read the backlog with Listen alone."""
     paths = [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
 
     def ignored(_event: object) -> None:
         return
 
     async with open_backlog_scan(pair, MAX_PEEK, sleep=asyncio.sleep, on_event=ignored) as scan:
-        seen = await scan.scan_all({path: Utilisation(max_bytes=0) for path in paths}, time.time())
+        scanned = await scan.scan_all({path: Utilisation(max_bytes=0) for path in paths}, time.time())
         unseen = {each.name: each.reason for each in scan.unseen() if each.name != pair.primary.name}
         waiting = _waiting(scan.destinations())
     denied = pair.secondary.name in unseen
@@ -192,7 +191,7 @@ async def _looked_at(pair: Pair, why: str) -> _Backlog:
             oldest_seconds=fill.oldest_seconds,
             note=unseen.pop(path, ""),
         )
-        for path, fill in seen.items()
+        for path, fill in scanned.items()
     )
     return _Backlog(queues, waiting, (*unseen.items(), (pair.secondary.name, why)), denied)
 

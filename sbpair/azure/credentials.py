@@ -1,6 +1,6 @@
-"""Credentials of the model into what Azure's clients want.
+"""Conversion of the model's credentials into those of Azure's clients.
 
-Secrets pass through here and stay nowhere: nothing is logged, nothing is kept.
+Invariant: no secret is logged or stored here.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from sbpair.model.pair import Pair
 
-# A ready-made signature cannot be renewed, so the SDK is told that it never needs to be: the service knows better.
+# A ready-made signature cannot be renewed, so the SDK sees one that never expires; the service checks the real date.
 FAR_FUTURE = 2**40
 
 GRACE_SECONDS = 5.0
-"""How long a token that is still being asked for is waited for, once nobody wants it any more."""
+"""How long `close` waits for a pending token request."""
 
 
 class ReadyMadeToken:
-    """An AsyncTokenCredential around a signature that somebody else has made."""
+    """An AsyncTokenCredential around a ready-made signature."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -38,7 +38,7 @@ class ReadyMadeToken:
         return AccessToken(self._token, FAR_FUTURE)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        return
 
     async def __aenter__(self) -> ReadyMadeToken:
         return self
@@ -47,43 +47,43 @@ class ReadyMadeToken:
         await self.close()
 
 
-class OneAsker:
-    """An AsyncTokenCredential that asks once for all who want the same token, whoever of them goes away meanwhile.
+class SharedTokenRequests:
+    """An AsyncTokenCredential that shares one request among all callers, even if some are cancelled.
 
-    Asking may be a program's work (`az`): many at once are slow, and one that is left behind is complained of.
+    A request may run a program (`az`): many at once are slow, and an abandoned one causes a warning.
     """
 
     def __init__(self, credential: AsyncTokenCredential, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self._credential = credential
         self._grace_seconds = grace_seconds
-        self._asking: dict[tuple[object, ...], asyncio.Task[AccessToken]] = {}
+        self._pending: dict[tuple[object, ...], asyncio.Task[AccessToken]] = {}
 
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
-        wanted = (scopes, *sorted(options.items()))
-        if wanted not in self._asking:
-            task = asyncio.create_task(self._credential.get_token(*scopes, **options), name="ask for a token")
-            self._asking[wanted] = task
-            task.add_done_callback(lambda done: self._answered(wanted, done))
-        return await asyncio.shield(self._asking[wanted])
+        key = (scopes, *sorted(options.items()))
+        if key not in self._pending:
+            task = asyncio.create_task(self._credential.get_token(*scopes, **options), name="request a token")
+            self._pending[key] = task
+            task.add_done_callback(lambda done: self._on_done(key, done))
+        return await asyncio.shield(self._pending[key])
 
-    def _answered(self, wanted: tuple[object, ...], done: asyncio.Task[AccessToken]) -> None:
-        del self._asking[wanted]
+    def _on_done(self, key: tuple[object, ...], done: asyncio.Task[AccessToken]) -> None:
+        del self._pending[key]
         if not done.cancelled():
-            # Whoever asked may be gone, and nobody else would look at it.
+            # Mark the exception as retrieved: every caller may have been cancelled.
             done.exception()
 
     async def close(self) -> None:
-        """Wait a little for what is under way, and break off what nobody answers."""
+        """Wait briefly for pending requests, then cancel them."""
         await self._wait()
-        for task in self._asking.values():
+        for task in self._pending.values():
             task.cancel()
         await self._wait()
 
     async def _wait(self) -> None:
-        if self._asking:
-            await asyncio.wait(self._asking.values(), timeout=self._grace_seconds)
+        if self._pending:
+            await asyncio.wait(self._pending.values(), timeout=self._grace_seconds)
 
-    async def __aenter__(self) -> OneAsker:
+    async def __aenter__(self) -> SharedTokenRequests:
         return self
 
     async def __aexit__(self, *_details: object) -> None:
@@ -91,20 +91,20 @@ class OneAsker:
 
 
 def connection_string(authority: str, key: SasKey) -> str:
-    """The public way to give a shared access key to an Azure client."""
+    """Format a shared access key as a connection string, the form that Azure's clients accept."""
     return f"Endpoint=sb://{authority}/;SharedAccessKeyName={key.name};SharedAccessKey={key.key}"
 
 
 @asynccontextmanager
 async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCredential]:
-    """What an Azure client takes for a signature or an identity. Keys go in by connection string."""
+    """Open the SDK credential of a signature or an identity. Keys go into a connection string."""
     if isinstance(credential, SasToken):
         yield ReadyMadeToken(credential.token)
     elif isinstance(credential, Identity):
         # azure-identity takes a third of a second to load, and most users have a key.
         from azure.identity.aio import DefaultAzureCredential
 
-        async with DefaultAzureCredential() as identity, OneAsker(identity) as credential_of_all:
+        async with DefaultAzureCredential() as identity, SharedTokenRequests(identity) as credential_of_all:
             yield credential_of_all
     else:
         raise TypeError("a shared access key goes into a connection string")
@@ -112,7 +112,7 @@ async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCr
 
 @asynccontextmanager
 async def token_getter(pair: Pair) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
-    """How an identity's tokens are had, (scope) -> (token, seconds since 1970); None where none is needed."""
+    """Open a function (scope) -> (token, expiry in seconds since 1970); None where no identity signs in."""
     identity = next((each for each in _credentials(pair) if isinstance(each, Identity)), None)
     async with token_getter_for(identity, pair.name) as get:
         yield get
@@ -122,7 +122,7 @@ async def token_getter(pair: Pair) -> AsyncIterator[Callable[[str], Awaitable[tu
 async def token_getter_for(
     credential: Credential | None, who: str
 ) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
-    """The same for one credential; `who` is signed in to, for the message of an error."""
+    """Open the same for one credential. `who` names the namespace in errors."""
     if not isinstance(credential, Identity):
         yield None
         return

@@ -1,7 +1,7 @@
 """Receiving and pinging with azure-servicebus: one entity each, over a connection of its own.
 
-Thin: it calls, bounds and translates errors. Invariant: nothing is tried twice here, since the caller knows better what
-has happened already.
+Thin: it calls with a time limit and translates errors. Invariant: nothing is retried here, since only the caller knows
+which attempts were made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OPEN_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
 
-AT_ONCE_SECONDS = 0.05
+MIN_WAIT_SECONDS = 0.05
 """A receive that ends sooner without a message has not waited for one."""
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_client(endpoint: Endpoint) -> AsyncIterator[ServiceBusClient]:
-    """The SDK's client. Nothing is connected before something is received or sent. Raises MachineLacks."""
+    """Open the SDK's client. Nothing is connected before the first receive or send. Raises MachineLacks."""
     async with AsyncExitStack() as stack:
         credential: Signed | AsyncTokenCredential | None = signed(endpoint)
         if credential is None:
@@ -52,7 +52,7 @@ async def open_client(endpoint: Endpoint) -> AsyncIterator[ServiceBusClient]:
 async def open_receiver(endpoint: Endpoint, queue: str) -> AsyncIterator[QueueReceiver]:
     """Receive from a queue under lock. Raises EntityMissing, AccessError, Unavailable."""
     async with open_client(endpoint) as client:
-        # Without prefetch the credit is what is asked for, and no more than that is ever locked.
+        # Without prefetch the credit is the requested count, and no more messages are ever locked.
         receiver = client.get_queue_receiver(queue, prefetch_count=0)
         try:
             await _opened(receiver, f"receiving from {queue!r}")
@@ -74,22 +74,22 @@ async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[Des
 
 
 class QueueReceiver:
-    """One queue, received from under lock. To be had from `open_receiver`."""
+    """A receiver of one queue, under lock. Get one from `open_receiver`."""
 
     def __init__(self, receiver: ServiceBusReceiver, queue: str) -> None:
         self._receiver = receiver
         self._queue = queue
 
     async def receive(self, limit: int, seconds: float) -> Sequence[ServiceBusReceivedMessage]:
-        """Up to so many messages; [] where none came within `seconds`. Raises UnreadableMessage."""
+        """Receive up to `limit` messages; [] where none came within `seconds`. Raises UnreadableMessage."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         with translate_data_errors(f"receiving from {self._queue!r}"):
             messages = await self._receiver.receive_messages(limit, max_wait_time=seconds)
-        if not messages and loop.time() < started + AT_ONCE_SECONDS < started + seconds:
-            # It says nothing at all of some messages that it cannot read, and never receives again.
+        if not messages and loop.time() < started + MIN_WAIT_SECONDS < started + seconds:
+            # The SDK reports no error for some messages that it cannot decode, and never receives again.
             raise UnreadableMessage(
-                f"receiving from {self._queue!r}: azure-servicebus receives nothing any more", hint=UNREADABLE_HINT
+                f"receiving from {self._queue!r}: azure-servicebus no longer receives", hint=UNREADABLE_HINT
             )
         return messages
 
@@ -98,12 +98,12 @@ class QueueReceiver:
             await self._receiver.complete_message(message)
 
     async def abandon(self, message: ServiceBusReceivedMessage) -> None:
-        """Give it back, as far as the SDK can: its delivery count rises."""
+        """Release the message as the SDK does: its delivery count rises."""
         with self._settling():
             await self._receiver.abandon_message(message)
 
     async def peek(self, start: int, limit: int) -> Sequence[ServiceBusReceivedMessage]:
-        """Up to so many messages from a sequence number on, which is at least 1."""
+        """Peek up to `limit` messages from a sequence number on, which is at least 1."""
         with translate_data_errors(f"peeking in {self._queue!r}"):
             return await self._receiver.peek_messages(limit, sequence_number=start)
 
@@ -112,7 +112,7 @@ class QueueReceiver:
 
 
 class DestinationSender:
-    """One queue or topic, sent to by one coroutine. To be had from `open_sender`."""
+    """A sender to one queue or topic, for one coroutine. Get one from `open_sender`."""
 
     def __init__(self, sender: ServiceBusSender, destination: str) -> None:
         self._sender = sender
@@ -138,13 +138,13 @@ async def _opened(handler: ServiceBusReceiver | ServiceBusSender, doing: str) ->
             with translate_data_errors(doing):
                 await handler.__aenter__()
     except TimeoutError as error:
-        raise TimedOut(f"{doing}: no link within {OPEN_SECONDS:g} s", hint="a retry may help") from error
+        raise TimedOut(f"{doing}: no link within {OPEN_SECONDS:g} s", hint="retry in a minute") from error
 
 
 async def _closed(handler: ServiceBusReceiver | ServiceBusSender | ServiceBusClient) -> None:
-    """Close what may be broken: what goes wrong then concerns nobody any more."""
+    """Close a connection that may be broken already. Errors are logged, not raised."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await handler.close()
-    except Exception as error:  # noqa: BLE001  the SDK raises what it likes, and nobody waits for this
+    except Exception as error:  # noqa: BLE001  the SDK raises any exception, and there is no waiter
         log.info("closing a connection of the SDK: %s", type(error).__name__)

@@ -1,6 +1,6 @@
-"""Foreign exceptions of the management side into those of `sbpair.errors`: the one place where that is done.
+"""Translation of the management side's exceptions into `sbpair.errors`.
 
-Statuses and SubCodes are the service's. What the service says goes into a message, what was sent to it never does.
+Statuses and SubCodes are the service's. The service's text becomes part of a message, the request's never does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _SUB_CODE = re.compile(r"SubCode=(\d{3,6})")
 _DETAIL = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
 _NAMESPACE = re.compile(r"namespaces/[^/']+'")
 _TRACKING = re.compile(r"\s*(?:TrackingId:|CorrelationId:|To know more visit).*", re.DOTALL)
-LONGEST_DETAIL = 200
-LONGEST_SECONDS = 8
+MAX_DETAIL_CHARACTERS = 200
+MAX_RETRY_AFTER_DIGITS = 8
 
 CONFLICT_IN_PROGRESS = "40901"
 NAMESPACE_IS_FULL = "40300"
@@ -30,15 +30,15 @@ THROTTLED = frozenset({"50004", "50009"})
 
 SIGN_IN_HINT = "sign in (az login), or set a connection string: see sbpair provision --help"
 _CLAIM_HINT = "use a key or an identity with the Manage claim (the role Azure Service Bus Data Owner)"
-_ROLE_HINT = "give whoever is signed in a role on the namespace: Azure Service Bus Data Owner, or Contributor"
-_REACH_HINT = "check the namespace's name, the network and the firewall; a retry may help"
+_ROLE_HINT = "assign the identity a role on the namespace: Azure Service Bus Data Owner, or Contributor"
+_REACH_HINT = "check the namespace's name, the network and the firewall; or retry in a minute"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceResponse:
-    """What the service said: an HTTP status, its SubCode ("" without one) and a line for people.
+    """A response of the service: an HTTP status, its SubCode ("" without one) and one line of text.
 
-    `retry_after_seconds` is how long it wants to be left alone; None where it did not say.
+    `retry_after_seconds` is the requested pause, None without one.
     """
 
     status: int
@@ -48,9 +48,9 @@ class ServiceResponse:
 
     @property
     def name_is_taken(self) -> bool:
-        """A conflict, and not with another operation that is still under way.
+        """Whether the name exists; False for a conflict with an operation in progress.
 
-        Resource Manager says both with 409 or 429, as it pleases.
+        Resource Manager uses both 409 and 429 for either.
         """
         if self.status == 429:
             return "already exists" in self.detail
@@ -58,17 +58,17 @@ class ServiceResponse:
 
     @property
     def wants_partitions(self) -> bool:
-        """A Premium namespace that is partitioned as a whole takes nothing that does not ask to be so."""
+        """Whether a Premium namespace, partitioned as a whole, refuses an entity without partitions."""
         return self.status == 400 and "non-partitioned entities are not allowed" in self.detail.lower()
 
     @property
     def of_resource_manager(self) -> bool:
-        """Its answers begin with a code, as the SDK shows them."""
+        """Whether it is Resource Manager's, whose texts begin with a code."""
         return self.detail.startswith("(")
 
     @property
     def is_about_the_place(self) -> bool:
-        """Resource Manager has no such subscription, resource group or namespace."""
+        """Whether Resource Manager has no such subscription, resource group or namespace."""
         if self.detail.startswith(("(ResourceNotFound)", "(ParentResourceNotFound)")):
             return _NAMESPACE.search(self.detail) is not None
         return self.detail.startswith(("(SubscriptionNotFound)", "(ResourceGroupNotFound)"))
@@ -76,9 +76,9 @@ class ServiceResponse:
 
 @contextmanager
 def translate_management_errors(what: str, namespace: str, *, sign_in: str = SIGN_IN_HINT) -> Iterator[None]:
-    """Raise what goes wrong inside as an SbpairError. `what` completes "cannot …", for the message.
+    """Raise an error of the block as an SbpairError. `what` completes "cannot …" in its message.
 
-    `sign_in` is what to do where nobody is signed in.
+    `sign_in` is the hint where no identity is signed in.
     """
     try:
         yield
@@ -91,12 +91,12 @@ def translate_management_errors(what: str, namespace: str, *, sign_in: str = SIG
 
 
 def of_azure(error: azure.AzureError, what: str, namespace: str, sign_in: str = SIGN_IN_HINT) -> errors.SbpairError:
-    """The SbpairError that stands for one of azure-core's."""
+    """Return the SbpairError for one of azure-core's."""
     if isinstance(error, azure.ResourceNotFoundError) and error.response is None:
         return _missing(what, namespace)
     if isinstance(error, (azure.DecodeError, azure.DeserializationError)):
         return errors.Unreachable(
-            f"cannot {what}: what answers as {namespace} is not a Service Bus", hint="check the address and the proxy"
+            f"cannot {what}: the server at {namespace} is not a Service Bus", hint="check the address and the proxy"
         )
     if isinstance(error, azure.HttpResponseError) and error.status_code:
         return of_answer(answer_of(error), what, namespace)
@@ -104,26 +104,26 @@ def of_azure(error: azure.AzureError, what: str, namespace: str, sign_in: str = 
         return _timed_out(what, namespace)
     if isinstance(error, azure.ClientAuthenticationError):
         return errors.NotAuthenticated(
-            f"cannot {what}: no identity is signed in that {namespace} would accept",
+            f"cannot {what}: no identity is signed in that {namespace} accepts",
             hint=sign_in,
         )
     if _is_tls(error.__cause__):
         return errors.Unreachable(
             f"cannot {what}: {namespace} could not be reached over TLS, or its certificate is not trusted",
-            hint="give the certificates to trust as ca_file, or check whether the port speaks TLS at all",
+            hint="set ca_file to the certificates to trust, or check that the port speaks TLS",
         )
     return errors.Unreachable(f"cannot {what}: {namespace} cannot be reached", hint=_REACH_HINT)
 
 
 def _is_tls(cause: BaseException | None) -> bool:
-    # Not imported above: whoever only sends and receives can do without it.
+    # Imported here, since senders and receivers do not need aiohttp.
     from aiohttp import ClientSSLError
 
     return isinstance(cause, ClientSSLError)
 
 
 def answer_of(error: azure.HttpResponseError) -> ServiceResponse:
-    """Status, SubCode and detail of a refusal, from the SDK's text or from the XML inside it."""
+    """Parse the status, SubCode and detail of a refusal from the SDK's text, or from the XML in it."""
     text = str(error)
     found = _DETAIL.search(text)
     detail = _TRACKING.sub("", found.group(1) if found else text.partition("\n")[0]).strip()
@@ -137,8 +137,8 @@ def answer_of(error: azure.HttpResponseError) -> ServiceResponse:
 
 
 def of_answer(answer: ServiceResponse, what: str, namespace: str) -> errors.SbpairError:
-    """The SbpairError that an HTTP answer of the service means."""
-    error = _meant(answer, what, namespace)
+    """Return the SbpairError for an HTTP response of the service."""
+    error = _translation(answer, what, namespace)
     if isinstance(error, errors.Unavailable):
         error.retry_after_seconds = answer.retry_after_seconds
     return error
@@ -147,11 +147,11 @@ def of_answer(answer: ServiceResponse, what: str, namespace: str) -> errors.Sbpa
 def _retry_after(error: azure.HttpResponseError) -> float | None:
     headers = getattr(error.response, "headers", None) or {}
     text = str(headers.get("Retry-After", ""))
-    # The service gives seconds. A date, which HTTP allows too, would be of a clock that may not be this one.
-    return float(text) if text.isascii() and text.isdigit() and len(text) < LONGEST_SECONDS else None
+    # The service sends seconds. A date, which HTTP also allows, depends on the namespace's clock.
+    return float(text) if text.isascii() and text.isdigit() and len(text) < MAX_RETRY_AFTER_DIGITS else None
 
 
-def _meant(answer: ServiceResponse, what: str, namespace: str) -> errors.SbpairError:
+def _translation(answer: ServiceResponse, what: str, namespace: str) -> errors.SbpairError:
     if answer.status == 401:
         return _unauthorized(answer, what, namespace)
     if answer.status == 403 and answer.sub_code != NAMESPACE_IS_FULL:
@@ -161,29 +161,29 @@ def _meant(answer: ServiceResponse, what: str, namespace: str) -> errors.SbpairE
         return _nowhere(what, namespace) if answer.is_about_the_place else _missing(what, namespace)
     if answer.sub_code == CONFLICT_IN_PROGRESS:
         return errors.Unavailable(
-            f"cannot {what}: {namespace} is still busy with it ({answer.status})", hint="try again in a minute"
+            f"cannot {what}: {namespace} is still busy with it ({answer.status})", hint="retry in a minute"
         )
     if answer.status == 429 or answer.sub_code in THROTTLED:
         return errors.Throttled(
-            f"cannot {what}: {namespace} asks to slow down ({answer.status})", hint="try again in a minute"
+            f"cannot {what}: {namespace} asks to slow down ({answer.status})", hint="retry in a minute"
         )
     if answer.status in (408, 504):
         return _timed_out(what, namespace)
     if answer.status >= 500:
         return errors.Unavailable(
             f"cannot {what}: {namespace} answered {answer.status}",
-            hint="the service may be busy: try again in a minute",
+            hint="the service may be busy: retry in a minute",
         )
     refusal = errors.PartitionsWanted if answer.wants_partitions else errors.ServiceRefused
     return refusal(
-        f"cannot {what}: {namespace} refused it ({answer.status}): {answer.detail[:LONGEST_DETAIL]}",
+        f"cannot {what}: {namespace} refused it ({answer.status}): {answer.detail[:MAX_DETAIL_CHARACTERS]}",
         condition=answer.sub_code or str(answer.status),
-        hint="the service will not change its mind: correct what it says",
+        hint="correct the request: a retry would fail, too",
     )
 
 
 def _unauthorized(answer: ServiceResponse, what: str, namespace: str) -> errors.SbpairError:
-    # "claim is empty or token is invalid" is said of a bad token; a missing claim is one that is required.
+    # A bad token gives "claim is empty or token is invalid", a missing claim one that is required.
     if "claim" in answer.detail.lower() and "required" in answer.detail.lower():
         return errors.NotAuthorized(f"cannot {what}: the key for {namespace} lacks a claim", hint=_CLAIM_HINT)
     return errors.NotAuthenticated(
@@ -194,14 +194,14 @@ def _unauthorized(answer: ServiceResponse, what: str, namespace: str) -> errors.
 
 def _missing(what: str, namespace: str) -> errors.SbpairError:
     return errors.EntityMissing(
-        f"cannot {what}: {namespace} has no such entity", hint="sbpair audit lists what is there"
+        f"cannot {what}: {namespace} has no such entity", hint="list the queues with sbpair audit"
     )
 
 
 def _nowhere(what: str, namespace: str) -> errors.SbpairError:
     return errors.UsageError(
-        f"cannot {what}: there is no namespace {namespace} in that subscription and resource group",
-        hint="check --subscription and --resource-group: az servicebus namespace list shows where it is",
+        f"cannot {what}: no namespace {namespace} in that subscription and resource group",
+        hint="check --subscription and --resource-group: az servicebus namespace list shows them",
     )
 
 

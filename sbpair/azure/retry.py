@@ -1,7 +1,6 @@
-"""Trying again what may work a little later. The only place where management calls are repeated.
+"""Retries of management calls and peeks. The SDK's own retries are off, since nested retries multiply.
 
-The SDK's own retries are switched off: two of them, one inside the other, multiply. Nothing is asked again earlier than
-the service wishes, nor by many at the same moment.
+A retry comes no earlier than the service requests, and jitter spreads concurrent ones.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ Result = TypeVar("Result")
 ATTEMPTS = 3
 FIRST_WAIT_SECONDS = 1.0
 GROWTH = 4.0
-# What the SDKs wait for, too: less, and the service counts the attempt against the namespace again.
+# As the SDKs: the service counts an earlier attempt against the namespace again.
 THROTTLED_WAIT_SECONDS = 10.0
 JITTER = 0.5
-"""By up to so much of itself every wait is longer: those who were refused together must not come back together."""
+"""Each wait is longer by up to this fraction: callers refused together must not return together."""
 
 MAX_WAIT_SECONDS = 120.0
-"""Whoever is to wait longer than that is told so instead."""
+"""A longer wait is not begun: the error is raised instead."""
 
 
 async def attempt(
@@ -37,9 +36,9 @@ async def attempt(
     on_event: Callable[[Retrying], object],
     chance: Callable[[], float] = random.random,
 ) -> Result:
-    """`action()`, up to three times while its error is retriable; the last error is raised as it is.
+    """Run `action` up to three times while its error is retriable. Raises the last error.
 
-    `chance` is a number from 0 to 1, by which waits differ.
+    `chance` returns the jitter, a number from 0 to 1.
     """
     for number in range(1, ATTEMPTS):
         try:
@@ -54,11 +53,11 @@ async def attempt(
 
 
 def wait_seconds(number: int, error: SbpairError, chance: float) -> float:
-    """How long to wait after the failed attempt `number`, counted from 1."""
+    """Return how long to wait after the failed attempt `number`, counted from 1."""
     wait: float = FIRST_WAIT_SECONDS * GROWTH ** (number - 1)
-    asked = error.retry_after_seconds if isinstance(error, Unavailable) else None
-    if asked is not None:
-        wait = max(wait, asked)
+    requested = error.retry_after_seconds if isinstance(error, Unavailable) else None
+    if requested is not None:
+        wait = max(wait, requested)
     elif isinstance(error, Throttled):
         wait = max(wait, THROTTLED_WAIT_SECONDS)
     return wait * (1 + JITTER * chance)

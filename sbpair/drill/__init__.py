@@ -1,9 +1,9 @@
-"""A rehearsal of the whole story on an emulator of its own, with every message compared to the byte in the end.
+"""A rehearsal of a failover on an emulator of its own; every message is compared byte for byte at the end.
 
 result = await sbpair.drill.run_drill(messages=1_000)
 
-What old clients have stranded is brought back; and an application sends on through the paired client while its primary,
-and then a backlog queue too, goes away and comes back.
+Messages stranded by old clients are moved back. An application sends through the paired client while its primary, and
+then a backlog queue, fails and recovers.
 """
 
 from __future__ import annotations
@@ -40,19 +40,18 @@ if TYPE_CHECKING:
     from sbpair.move.receipt import Receipt
 
 APPLICATION = "checkout"
-"""Where the application sends to."""
+"""The queue that the application sends to."""
 
-AT_ONCE = 50
-"""Messages that are on their way at the same time while the backlog is written."""
+CONCURRENT_SENDS = 50
+"""Messages in flight while the backlog is written."""
 
-EXAMPLES = 20
-"""How many altered messages are named."""
+MAX_EXAMPLES = 20
+"""The number of altered and of lost messages that a result names."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillPhase:
-    """A drill has come to a new part of its story, or a paired client has told something ("sender"), so long after its
-    beginning."""
+    """Event: a phase begins, or a paired client has an event ("sender"). `seconds` counts from the start."""
 
     name: str
     text: str
@@ -61,7 +60,7 @@ class DrillPhase:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """So many of the messages are in the backlog."""
+    """Event: so many of the messages are in the backlog."""
 
     count: int
     total: int
@@ -69,7 +68,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonProgress:
-    """So many of the messages have been read back."""
+    """Event: so many of the messages have been read back."""
 
     count: int
     total: int
@@ -81,9 +80,9 @@ OnEvent: TypeAlias = Callable[[DrillEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class DrillResult:
-    """What became of the messages that were stranded: `alterations` are (message id, what is not as it was sent).
+    """The result for stranded messages; `alterations` are (message id, differences).
 
-    `sending` is what became of those that were sent by the paired client, and `timeline` what happened when.
+    `sending` is the result for messages of the paired client, `timeline` the phases.
     """
 
     sent: int
@@ -105,7 +104,7 @@ class DrillResult:
 
 
 class Timeline:
-    """Tells phases as they come, and keeps them."""
+    """Emits phases, and records them."""
 
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
@@ -129,37 +128,39 @@ async def run_drill(
     intervals: Intervals | None = None,
     on_event: OnEvent = lambda _event: None,
 ) -> DrillResult:
-    """Run the drill. Nothing outside of this machine is touched, and nothing is left behind.
+    """Run the drill. It uses nothing outside this machine and leaves nothing behind.
 
-    Raises UsageError for a count below 1, MachineLacks where the emulator cannot start, TimedOut where a part of the
-    story does not come about.
+    Raises UsageError for a count below 1, MachineLacks where the emulator cannot start, TimedOut where a phase does
+    not complete.
     """
     if messages < 1:
-        raise UsageError(f"a drill with {messages} messages shows nothing", hint="give --messages at least 1")
-    tell = Timeline(on_event)
-    tell("start", "starting an emulator of its own")
+        raise UsageError(f"expected at least 1 message, got {messages}", hint="set --messages to at least 1")
+    timeline = Timeline(on_event)
+    timeline("start", "starting an emulator")
     async with emulated_pair(queues) as pair:
-        tell("provision", f"creating {queues} backlog queues in {pair.secondary.name}")
+        timeline("provision", f"creating {queues} backlog queues in {pair.secondary.name}")
         await provisioning.provision(pair)
         await _create_destinations(pair.primary)
-        stage = EmulatedOutages(pair)
-        async with scenario.application(pair, APPLICATION, stage, intervals or Intervals(), tell, seed) as application:
-            tell("strand", f"stranding {messages} messages in the backlog, as the old client would")
+        outages = EmulatedOutages(pair)
+        async with scenario.application(
+            pair, APPLICATION, outages, intervals or Intervals(), timeline, seed
+        ) as application:
+            timeline("strand", f"stranding {messages} messages in the backlog, as the old client does")
             sent = originals(messages, now_ms=int(time.time() * 1000), seed=seed)
             await _strand(pair, sent, on_event)
-            tell("syphon", f"bringing them back to {pair.primary.name}, while an application sends to {APPLICATION}")
+            timeline("syphon", f"moving them back to {pair.primary.name}, while an application sends to {APPLICATION}")
             moved = await runner.run(pair, once=True, on_event=on_event)
-            await scenario.tell_all(application, stage, pair, tell)
-            tell("syphon", "bringing back what the application sent to the backlog, while it sends on")
+            await scenario.play(application, outages, pair, timeline)
+            timeline("syphon", "moving back the application's messages, while it continues to send")
             followed, _ = await asyncio.gather(
                 runner.run(pair, once=True, on_event=on_event), application.until_more("primary")
             )
-        tell("compare", "reading all of it back, and comparing each to the byte")
+        timeline("compare", "reading all messages back, and comparing each byte for byte")
         arrived = await received(pair.primary, APPLICATION, len(application.sent))
         sending = accounted(application, arrived, followed.receipt)
         back = await _read_back(pair.primary, messages, on_event)
     result = _result(sent, back, moved.receipt, sending)
-    return replace(result, seconds=tell.seconds, timeline=tuple(tell.phases))
+    return replace(result, seconds=timeline.seconds, timeline=tuple(timeline.phases))
 
 
 async def drill_against(
@@ -171,17 +172,17 @@ async def drill_against(
     intervals: Intervals | None = None,
     on_event: OnEvent = lambda _event: None,
 ) -> DrillResult:
-    """The part of the story that sends, on a user's own namespaces: the failure is this client's alone.
+    """Run the sending part on a user's own namespaces, with an outage simulated in this client alone.
 
-    It writes to queues that it makes (`drill.own_namespaces.names`), and deletes. Needs Manage, Send and Listen on both
-    sides. Nothing is stranded: those counts are 0. Raises SbpairError, with its queues gone.
+    It writes only to queues that it creates and deletes (`drill_queue_names`). Needs Manage, Send and Listen on both
+    sides. No messages are stranded: those counts are 0. Raises SbpairError, after its queues are deleted.
     """
-    tell = Timeline(on_event)
+    timeline = Timeline(on_event)
     sending = await against_pair.drill_on_pair(
-        pair, tag, tell, queues=queues, seed=seed, intervals=intervals, on_event=on_event
+        pair, tag, timeline, queues=queues, seed=seed, intervals=intervals, on_event=on_event
     )
     result = _result([], [], sending.receipt, sending)
-    return replace(result, seconds=tell.seconds, timeline=tuple(tell.phases))
+    return replace(result, seconds=timeline.seconds, timeline=tuple(timeline.phases))
 
 
 async def _create_destinations(primary: Endpoint) -> None:
@@ -191,36 +192,36 @@ async def _create_destinations(primary: Endpoint) -> None:
 
 
 async def _strand(pair: Pair, sent: list[OriginalMessage], on_event: OnEvent) -> None:
-    async with connect(pair.secondary) as wire:
+    async with connect(pair.secondary) as client:
         senders = [
-            await wire.sender(backlog.queue_path(pair.primary.name, index)) for index in range(pair.backlog_queues)
+            await client.sender(backlog.queue_path(pair.primary.name, index)) for index in range(pair.backlog_queues)
         ]
-        for start in range(0, len(sent), AT_ONCE):
-            chunk = sent[start : start + AT_ONCE]
+        for start in range(0, len(sent), CONCURRENT_SENDS):
+            chunk = sent[start : start + CONCURRENT_SENDS]
             await asyncio.gather(*(senders[each.number % len(senders)].send(each.in_backlog()) for each in chunk))
             on_event(Written(start + len(chunk), len(sent)))
 
 
 async def _read_back(primary: Endpoint, expected: int, on_event: OnEvent) -> list[tuple[str, bytes]]:
-    """All that is in the destinations, as (destination, encoded message); scheduled ones once their time has come."""
-    back: list[tuple[str, bytes]] = []
-    async with open_atom(primary) as control, connect(primary) as wire:
-        for _ in ("what is there at once", "what was scheduled"):
+    """Receive every message of the destinations, as (destination, encoded message), scheduled ones included."""
+    received_messages: list[tuple[str, bytes]] = []
+    async with open_atom(primary) as control, connect(primary) as client:
+        for _ in ("enqueued", "scheduled"):
             for path in DESTINATIONS:
-                receiver = await wire.receiver(path)
+                receiver = await client.receiver(path)
                 while (await control.counts(path)).active:
                     receiver.grant(500)
                     deliveries = await receiver.take(500, seconds=1.0)
                     await receiver.settle(deliveries, ACCEPTED)
-                    back += [(path, delivery.payload) for delivery in deliveries]
-                    on_event(ComparisonProgress(len(back), expected))
+                    received_messages += [(path, delivery.payload) for delivery in deliveries]
+                    on_event(ComparisonProgress(len(received_messages), expected))
                 receiver.close()
             await advance_clock(primary, SCHEDULE_MS + 60_000)
-    return back
+    return received_messages
 
 
 def _id_of(payload: bytes) -> str:
-    """ "" for what has none, and for what cannot be read: nobody sent that."""
+    """Return the message id, "" for a message without one or an unreadable one."""
     with suppress(ProtocolError):
         return text_of(Sections.split(payload).read_properties().message_id) or ""
     return ""
@@ -236,9 +237,9 @@ def _result(
         message_id = _id_of(payload)
         seen[message_id] += 1
         original = known.get(message_id)
-        wrong = ["nobody sent it"] if original is None else differences(original, payload)
+        wrong = ["it was never sent"] if original is None else differences(original, payload)
         if original is not None and original.destination != destination:
-            wrong.append(f"it came to {destination} and not to {original.destination}")
+            wrong.append(f"expected at {original.destination}, received at {destination}")
         if wrong:
             alterations[message_id] = "; ".join(wrong)
     lost = [message_id for message_id in known if not seen[message_id]]
@@ -250,7 +251,7 @@ def _result(
         altered=len(alterations),
         seconds=0.0,
         receipt=receipt,
-        alterations=tuple(alterations.items())[:EXAMPLES],
-        lost_ids=tuple(lost[:EXAMPLES]),
+        alterations=tuple(alterations.items())[:MAX_EXAMPLES],
+        lost_ids=tuple(lost[:MAX_EXAMPLES]),
         sending=sending,
     )

@@ -1,6 +1,6 @@
-"""The messages of a drill: what an application sent, and what the old client left of it in the backlog. Pure.
+"""The messages of a drill, as an application sends them and as the old client writes them to the backlog. Pure.
 
-Written from the wire facts and not with the code that a move uses, so that a mistake there cannot hide here.
+Written from the wire format and without the code of a move, so that a mistake there cannot hide here.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ DESTINATIONS = ("orders", "billing/invoices", "telemetry")
 
 MINUTE_TICKS = 600_000_000
 SCHEDULE_MS = 600_000
-"""How far in the future a scheduled message is, at the time of writing."""
+"""How far in the future a scheduled message is when it is written."""
 
 _MINUTES = (1, 30, 24 * 60)
 _FOREVER_MINUTES = 100 * 24 * 60
-"""A time to live that does not fit a header: a hundred days."""
+"""A time to live that does not fit the header: a hundred days."""
 
 _TIMESPAN = Symbol("com.microsoft:timespan")
 
@@ -70,7 +70,7 @@ class OriginalMessage:
     scheduled_at: int | None
 
     def in_backlog(self) -> bytes:
-        """The message as the old client put it into the backlog: aliases on, and what they stand for cleared."""
+        """Encode the message as the old client writes it to the backlog: with aliases, and their properties cleared."""
         pairs = list(self.sections.read_application_properties().pairs)
         pairs.append(("x-ms-path", self.destination))
         if self.session_id is not None:
@@ -90,7 +90,7 @@ class OriginalMessage:
 
 
 def originals(count: int, *, now_ms: int, seed: int = 0) -> list[OriginalMessage]:
-    """`count` messages that differ in all that messages differ in. The same seed makes the same messages."""
+    """Make `count` messages that cover every part of a message. The same seed makes the same messages."""
     rng = random.Random(seed)  # noqa: S311  a drill is repeatable on purpose
     return [_original(number, rng, now_ms) for number in range(count)]
 
@@ -124,7 +124,7 @@ def _ttl_ticks(number: int, *, scheduled: bool) -> int | None:
         return None
     if number % 10 == 8:
         return _FOREVER_MINUTES * MINUTE_TICKS
-    # A scheduled message is looked for when its time has come: it has to live until then.
+    # A scheduled message must live until its time.
     return _MINUTES[-1 if scheduled else number % len(_MINUTES)] * MINUTE_TICKS
 
 
@@ -152,7 +152,7 @@ def _annotations(number: int) -> bytes:
 
 
 def every_type(number: int) -> list[tuple[str, Value]]:
-    """A property of every AMQP type that a property can have, and of the described ones that .NET writes."""
+    """Make a property of every AMQP type that a property can have, and of the described types that .NET writes."""
     return [
         ("null", None),
         ("true", True),

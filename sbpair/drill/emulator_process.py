@@ -1,4 +1,4 @@
-"""The emulator of a drill: a process of its own, on free ports, gone when the drill is."""
+"""The emulator of a drill: a child process on free ports, stopped with the drill."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ STOP_SECONDS = 10.0
 
 @asynccontextmanager
 async def emulated_pair(backlog_queues: int) -> AsyncIterator[Pair]:
-    """A pair of namespaces that nobody else uses. Raises MachineLacks where the emulator does not start."""
+    """Start an emulator with a pair of namespaces. Raises MachineLacks where it does not start."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "sbpair", "emulator", "--output", "json"),
         *("--namespace", f"{PRIMARY}=0", "--namespace", f"{SECONDARY}=0"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        # A Ctrl-C is for the drill, which then stops its emulator itself.
+        # Ctrl-C goes to the drill, which then stops its emulator itself.
         start_new_session=True,
     )
     try:
@@ -43,24 +43,24 @@ async def emulated_pair(backlog_queues: int) -> AsyncIterator[Pair]:
 
 
 async def advance_clock(endpoint: Endpoint, ms: int) -> None:
-    """Put the emulator's clock forward."""
+    """Advance the emulator's clock."""
     await _control(endpoint, "POST", "clock", {"advance_ms": ms})
 
 
 async def begin_fault(endpoint: Endpoint, kind: str, namespace: str, entity: str | None = None) -> str:
-    """Break something; the answer is what ends it."""
-    wanted = {"kind": kind, "namespace": namespace} | ({"entity": entity} if entity else {})
-    return str(json.loads(await _control(endpoint, "POST", "faults", wanted))["id"])
+    """Begin a fault. Returns its id, for `end_fault`."""
+    body = {"kind": kind, "namespace": namespace} | ({"entity": entity} if entity else {})
+    return str(json.loads(await _control(endpoint, "POST", "faults", body))["id"])
 
 
 async def end_fault(endpoint: Endpoint, identity: str) -> None:
     await _control(endpoint, "DELETE", f"faults/{identity}")
 
 
-async def _control(endpoint: Endpoint, method: str, what: str, wanted: dict[str, Any] | None = None) -> bytes:
+async def _control(endpoint: Endpoint, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
     request = urllib.request.Request(
-        f"http://{endpoint.authority}/$control/{what}",
-        data=None if wanted is None else json.dumps(wanted).encode(),
+        f"http://{endpoint.authority}/$control/{path}",
+        data=None if body is None else json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
         method=method,
     )
@@ -73,14 +73,14 @@ async def _control(endpoint: Endpoint, method: str, what: str, wanted: dict[str,
 
 
 async def _ready(process: asyncio.subprocess.Process) -> tuple[Endpoint, Endpoint]:
-    assert process.stdout is not None  # noqa: S101  it was asked for
+    assert process.stdout is not None  # noqa: S101  requested above
     line = b""
     with suppress(TimeoutError):
         async with asyncio.timeout(START_SECONDS):
             line = await process.stdout.readline()
     if not line.strip():
         raise MachineLacks(
-            f"the emulator did not start{await _last_words(process)}", hint="try 'sbpair emulator' to see why"
+            f"the emulator did not start{await _failure(process)}", hint="run 'sbpair emulator' to see why"
         )
     found = {
         entry["name"]: endpoint_from_connection_string(entry["connection_string"], name=entry["name"])
@@ -89,12 +89,12 @@ async def _ready(process: asyncio.subprocess.Process) -> tuple[Endpoint, Endpoin
     return found[PRIMARY], found[SECONDARY]
 
 
-async def _last_words(process: asyncio.subprocess.Process) -> str:
+async def _failure(process: asyncio.subprocess.Process) -> str:
     if process.returncode is None and process.stdout is not None and not process.stdout.at_eof():
         return f" within {START_SECONDS:g} s"
-    assert process.stderr is not None  # noqa: S101  it was asked for
-    said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-    return f": {said[0]}" if said else ""
+    assert process.stderr is not None  # noqa: S101  requested above
+    lines = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+    return f": {lines[0]}" if lines else ""
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -1,4 +1,4 @@
-"""What fails in a drill, and how: on an emulator the namespace itself, against a user's namespaces the client alone."""
+"""Outages of a drill: of an emulated namespace, or simulated in the client for a user's namespaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class EmulatedOutages:
-    """Connections to the primary break, and new ones are refused; so do links to one backlog queue."""
+    """Breaks connections to the primary, or links to one backlog queue, and refuses new ones."""
 
     outage: SimulatedOutage | None = None
 
@@ -20,10 +20,10 @@ class EmulatedOutages:
         self._pair = pair
         self._faults: list[str] = []
 
-    async def primary_away(self) -> None:
+    async def stop_primary(self) -> None:
         await self._begin("namespace-down", self._pair.primary.name)
 
-    async def queue_away(self, path: str) -> None:
+    async def stop_queue(self, path: str) -> None:
         await self._begin("entity-down", self._pair.secondary.name, path)
 
     async def restore(self) -> None:
@@ -31,23 +31,23 @@ class EmulatedOutages:
             await end_fault(self._pair.secondary, self._faults.pop())
 
     async def _begin(self, kind: str, namespace: str, entity: str | None = None) -> None:
-        # The secondary's door answers for both, also while the primary is away.
+        # The secondary's port controls both, also while the primary is down.
         self._faults.append(await begin_fault(self._pair.secondary, kind, namespace, entity))
 
 
 class SimulatedOutages:
-    """The client does as if: nobody else notices, and nothing is broken."""
+    """Simulates outages in this client; no other client is affected."""
 
     def __init__(self) -> None:
         from sbpair.failover.simulated_outage import SimulatedOutage
 
         self.outage: SimulatedOutage | None = SimulatedOutage()
 
-    async def primary_away(self) -> None:
+    async def stop_primary(self) -> None:
         if self.outage is not None:
             self.outage.begin("primary")
 
-    async def queue_away(self, path: str) -> None:
+    async def stop_queue(self, path: str) -> None:
         if self.outage is not None:
             self.outage.begin("backlog", path)
 

@@ -1,7 +1,7 @@
-"""An application that sends steadily through the paired client while its primary goes away and comes back.
+"""An application that sends steadily through the paired client while its primary fails and recovers.
 
-The law: each part of the story ends with what it was to show, and not with a time; and every message that a send
-returned for is looked for afterwards.
+Invariant: each phase ends with its expected event, not after a time, and every message whose send returned is looked
+for afterwards.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.move.receipt import Receipt
 
-FEW = 10
-"""So many messages go to one side before the story goes on."""
+MIN_MESSAGES = 10
+"""So many messages go to one side before the next phase."""
 
-PATIENCE_SECONDS = 90.0
+MAX_PHASE_SECONDS = 90.0
 QUIET_SECONDS = 0.5
-LATE_SECONDS = 10.0
-EXAMPLES = 20
+MAX_DELAY_SECONDS = 10.0
+MAX_EXAMPLES = 20
 
-Tell = Callable[[str, str], object]
+EmitPhase = Callable[[str, str], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """In seconds, but for `rate`, which is messages a second."""
+    """Intervals in seconds; `rate` is messages a second."""
 
     failover: float = 0.5
     ping: float = 1.0
@@ -52,23 +52,23 @@ class Intervals:
 
 
 class OutageControl(Protocol):
-    """What fails, and is mended, for the story's sake."""
+    """Begins and ends the outages of a scenario."""
 
     outage: SimulatedOutage | None
 
-    async def primary_away(self) -> None: ...
+    async def stop_primary(self) -> None: ...
 
-    async def queue_away(self, path: str) -> None: ...
+    async def stop_queue(self, path: str) -> None: ...
 
     async def restore(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SendTally:
-    """What became of the messages that the application sent: `sent` are those that a send returned for.
+    """The result for the application's messages: `sent` counts sends that returned, `refused` those that raised.
 
-    `doubtful` are those that the client named as sent again without an answer; `duplicated` counts all that came again,
-    `unexplained` those of them that nobody named. `refused` are sends that raised.
+    `doubtful` counts messages that the client reported as sent again after no answer, `duplicated` all repeated
+    messages, and `unexplained` the repeated ones without such a report.
     """
 
     entity: str
@@ -93,7 +93,7 @@ class SendTally:
 
 @dataclass
 class Application:
-    """What it has sent, by message id, as it was encoded; and what it was told."""
+    """An application's sent messages, encoded, by message id, and its client's events."""
 
     client: AsyncPairedClient
     sender: AsyncPairedSender
@@ -104,102 +104,101 @@ class Application:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until(self, what: str, shown: Callable[[], bool]) -> None:
-        """Wait for what a part of the story is to show. Raises TimedOut."""
+        """Wait until `shown` returns True. Raises TimedOut."""
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(MAX_PHASE_SECONDS):
                 while not shown():
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
-            raise TimedOut(
-                f"the drill waited {PATIENCE_SECONDS:g} s, and {what} did not happen", hint="sbpair doctor may say why"
-            ) from None
+            raise TimedOut(f"the drill waited {MAX_PHASE_SECONDS:g} s for {what}", hint="run sbpair doctor") from None
 
     async def until_more(self, side: str) -> None:
-        """Wait until a side has taken a few more."""
+        """Wait until a side has accepted a few more messages."""
         before: int = getattr(self.sender.delivered, side)
         await self.until(
-            f"a send to the {side}", lambda: bool(getattr(self.sender.delivered, side) >= before + FEW or self.refused)
+            f"a send to the {side}",
+            lambda: bool(getattr(self.sender.delivered, side) >= before + MIN_MESSAGES or self.refused),
         )
 
     @property
     def state(self) -> State:
         return self.client.states()[self.sender.entity_name]
 
-    def heard(self, event: SenderEvent, tell: Tell) -> None:
+    def on_event(self, event: SenderEvent, emit: EmitPhase) -> None:
         from sbpair.failover.events import QueueLeft, SendInDoubt
 
         if isinstance(event, SendInDoubt):
             self.doubtful.update(event.message_ids)
         self.left += isinstance(event, QueueLeft)
-        tell("sender", str(event))
+        emit("sender", str(event))
         self.changed.set()
 
 
 @asynccontextmanager
 async def application(
-    pair: Pair, entity: str, stage: OutageControl, intervals: Intervals, tell: Tell, seed: int = 0
+    pair: Pair, entity: str, outages: OutageControl, intervals: Intervals, emit: EmitPhase, seed: int = 0
 ) -> AsyncIterator[Application]:
-    """Sends in the background for as long as it is entered."""
+    """Open an application that sends in the background until it is closed."""
     from sbpair.failover.aio import AsyncPairedClient
 
     own = replace(pair, failover_interval=intervals.failover, ping_interval=intervals.ping)
-    told: list[Application] = []
+    started: list[Application] = []
 
-    def heard(event: SenderEvent) -> None:
-        for each in told:
-            each.heard(event, tell)
+    def on_event(event: SenderEvent) -> None:
+        for each in started:
+            each.on_event(event, emit)
 
-    async with AsyncPairedClient(own, on_failure="wait", retries=0, on_event=heard, outage=stage.outage) as client:
+    async with AsyncPairedClient(own, on_failure="wait", retries=0, on_event=on_event, outage=outages.outage) as client:
         sender = client.get_queue_sender(entity)
         sending = Application(client, sender)
-        told.append(sending)
+        started.append(sending)
         stop = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
-                sends = _send_on(sending, random.Random(seed), 1 / intervals.rate, stop)  # noqa: S311  it is repeatable
+                sends = _send_until(sending, random.Random(seed), 1 / intervals.rate, stop)  # noqa: S311  repeatable
                 tasks.create_task(sends, name="send")
                 try:
                     yield sending
                 finally:
-                    # What is in hand is finished; the SDK has been seen to swallow a cancellation.
+                    # A pending send is completed: the SDK can swallow a cancellation.
                     stop.set()
         except BaseExceptionGroup as group:
             raise _first(group) from None
 
 
-async def tell_all(sending: Application, stage: OutageControl, pair: Pair, tell: Tell) -> None:
-    """The whole story, from a primary that is well to one that is well again. Raises TimedOut."""
+async def play(sending: Application, outages: OutageControl, pair: Pair, emit: EmitPhase) -> None:
+    """Run every phase, from a healthy primary to a healthy primary. Raises TimedOut."""
     from sbpair.failover.states import State
 
     primary, secondary = pair.primary.name, pair.secondary.name
     await sending.until_more("primary")
-    tell("primary-down", f"{primary} goes away; the application sends on")
-    await stage.primary_away()
+    emit("primary-down", f"{primary} stops; the application continues to send")
+    await outages.stop_primary()
     try:
         await sending.until("a failover", lambda: sending.state is State.FAILED_OVER)
         await sending.until_more("backlog")
         if sending.client.pair.backlog_queues > 1 and (queue := sending.sender.backlog_queue):
-            tell("queue-down", f"its backlog queue {queue} in {secondary} goes away as well")
+            emit("queue-down", f"its backlog queue {queue} in {secondary} stops, too")
             before = sending.left
-            await stage.queue_away(queue)
-            await sending.until("a turn to another backlog queue", lambda: sending.left > before)
+            await outages.stop_queue(queue)
+            await sending.until("a change to another backlog queue", lambda: sending.left > before)
             await sending.until_more("backlog")
-        tell("primary-up", f"all of it is there again; a ping will find {primary}")
+        emit("primary-up", f"all are up again; a ping will find {primary}")
     finally:
-        await stage.restore()
-    await sending.until("the way back", lambda: sending.state is State.HEALTHY)
+        await outages.restore()
+    await sending.until("the return to the primary", lambda: sending.state is State.HEALTHY)
 
 
 async def received(endpoint: Endpoint, entity: str, expected: int, get_token: Any = None) -> list[bytes]:
-    """All that is in the entity, encoded. Ends when nothing more comes, and not before `expected` unless it is late."""
+    """Receive the entity's messages, encoded, until no more arrive; before `expected` it waits longer."""
     back: list[bytes] = []
-    async with connect(endpoint, get_token=get_token) as wire:
-        receiver = await wire.receiver(entity)
+    async with connect(endpoint, get_token=get_token) as client:
+        receiver = await client.receiver(entity)
         while True:
             receiver.grant(500)
-            late = QUIET_SECONDS if len(back) >= expected else LATE_SECONDS
-            deliveries = await receiver.take(500, seconds=late)
+            wait = QUIET_SECONDS if len(back) >= expected else MAX_DELAY_SECONDS
+            deliveries = await receiver.take(500, seconds=wait)
             if not deliveries:
                 break
             await receiver.settle(deliveries, ACCEPTED)
@@ -209,7 +208,7 @@ async def received(endpoint: Endpoint, entity: str, expected: int, get_token: An
 
 
 def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> SendTally:
-    """Every message of the application against what has arrived."""
+    """Compare every message of the application with those received."""
     seen: Counter[str] = Counter()
     alterations: dict[str, str] = {}
     for payload in back:
@@ -218,7 +217,7 @@ def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> Send
         if wrong:
             alterations[message_id] = "; ".join(wrong)
     lost = [message_id for message_id in sending.sent if not seen[message_id]]
-    again = {message_id: times - 1 for message_id, times in seen.items() if times > 1}
+    repeated = {message_id: times - 1 for message_id, times in seen.items() if times > 1}
     delivered = sending.sender.delivered
     return SendTally(
         entity=sending.sender.entity_name,
@@ -229,32 +228,29 @@ def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> Send
         doubtful=len(sending.doubtful),
         received=len(back),
         lost=len(lost),
-        duplicated=sum(again.values()),
-        unexplained=sum(times for message_id, times in again.items() if message_id not in sending.doubtful),
+        duplicated=sum(repeated.values()),
+        unexplained=sum(times for message_id, times in repeated.items() if message_id not in sending.doubtful),
         altered=len(alterations),
         receipt=receipt,
-        alterations=tuple(alterations.items())[:EXAMPLES],
-        lost_ids=tuple(lost[:EXAMPLES]),
+        alterations=tuple(alterations.items())[:MAX_EXAMPLES],
+        lost_ids=tuple(lost[:MAX_EXAMPLES]),
     )
-
-
-# Inside -----------------------------------------------------------------------------------------
 
 
 def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _send_on(sending: Application, chance: random.Random, seconds: float, stop: asyncio.Event) -> None:
+async def _send_until(sending: Application, chance: random.Random, seconds: float, stop: asyncio.Event) -> None:
     from sbpair.failover import sdk_messages
 
     for number in count():
-        message = sdk_messages.prepare_one(_described(number, chance))
+        message = sdk_messages.prepare_one(_describe(number, chance))
         try:
             await sending.sender.send_messages(message)
         except SbpairError:
             raise
-        except Exception:  # noqa: BLE001  the SDK raises what it likes: the application was told
+        except Exception:  # noqa: BLE001  the SDK raises any exception
             sending.refused += 1
         else:
             sending.sent[_id_of(message)] = Sections.split(sdk_messages.encode(message))
@@ -267,8 +263,8 @@ async def _send_on(sending: Application, chance: random.Random, seconds: float, 
             continue
 
 
-def _described(number: int, chance: random.Random) -> dict[str, Any]:
-    """A message that has much of what messages have, and of each thing now and then."""
+def _describe(number: int, chance: random.Random) -> dict[str, Any]:
+    """Describe a message; each of its properties is set in some messages only."""
     own: dict[str, Any] = {"message_id": f"sent-{number:06d}-{chance.getrandbits(32):08x}"}
     if number % 3 == 0:
         own["session_id"] = f"session-{number % 7}"
@@ -286,24 +282,26 @@ def _id_of(message: Any) -> str:
 
 
 def _compared(sent: dict[str, Sections], payload: bytes) -> tuple[str, list[str]]:
-    """The id of what has arrived, and what is not as it was sent."""
+    """Return the id and the differences of a received message."""
     try:
         got = Sections.split(payload)
         has = got.read_properties()
         message_id = text_of(has.message_id) or ""
         original = sent.get(message_id)
-        return message_id, ["nobody sent it"] if original is None else list(_differences(original, got, has))
+        return message_id, ["it was never sent"] if original is None else list(_differences(original, got, has))
     except ProtocolError as error:
-        return "", [f"it cannot be read: {error.message}"]
+        return "", [f"unreadable: {error.message}"]
 
 
 def _differences(original: Sections, got: Sections, has: Properties) -> list[str]:
     parts = ("body", "footer", "application_properties")
-    wrong = [f"the bytes of its {part} are others" for part in parts if getattr(original, part) != getattr(got, part)]
+    wrong = [f"the bytes of {part} differ" for part in parts if getattr(original, part) != getattr(got, part)]
     had = original.read_properties()
-    # The SDK writes the moment of sending beside a time to live.
+    # With a time to live, the SDK also sends the time of sending.
     names = [name for name, _, _ in Properties.TYPES if name not in ("absolute_expiry_time", "creation_time")]
-    wrong += [f"its {name} is another" for name in names if not types.same(getattr(had, name), getattr(has, name))]
+    wrong += [
+        f"the property {name} differs" for name in names if not types.same(getattr(had, name), getattr(has, name))
+    ]
     if original.read_header().ttl != (got.read_header().ttl if original.read_header().ttl is not None else None):
-        wrong.append("its time to live is another")
+        wrong.append("the time to live differs")
     return wrong

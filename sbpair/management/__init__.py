@@ -1,1 +1,148 @@
-"""Management of a pair's entities: plan, compare, provision, audit, prune, partition."""
+"""Management of a pair's entities: plan, compare, provision, audit, prune, partition.
+
+The public names, imported when they are first used. `sbpair help management` has examples.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sbpair.management.audit_findings import (
+        FAIL_ON,
+        Audit,
+        AuditFinding,
+        DestinationSummary,
+        QueueItem,
+        Unseen,
+        audit_exit_code,
+    )
+    from sbpair.management.auditing import audit
+    from sbpair.management.entities_file import EntitiesDocument, parse_entities
+    from sbpair.management.partitioned import partitioned_queue, partitioned_topic
+    from sbpair.management.partitioning import (
+        PartitionedEntityState,
+        PartitionItem,
+        PartitionReport,
+        create_partitioned,
+        list_partitions,
+        partition_exit_code,
+    )
+    from sbpair.management.provision_target import EntityFinding, EntityItem
+    from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
+    from sbpair.management.pruning import QueueReport, prune, prune_exit_code
+    from sbpair.management.single import create_queue
+    from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+    from sbpair.model.pair import ResourceGroup
+    from sbpair.model.partition_key import (
+        DecidingProperty,
+        KeyConflict,
+        KeyProblem,
+        MessageKeys,
+        PartitionedEntity,
+        deciding_property,
+    )
+    from sbpair.model.queues import (
+        Counts,
+        Difference,
+        Listed,
+        QueueFinding,
+        QueueProvisioned,
+        QueueSpec,
+        Retrying,
+        Utilisation,
+    )
+    from sbpair.model.report import Outcome, Report, ReportItem
+
+__all__ = [
+    "FAIL_ON",
+    "Audit",
+    "AuditFinding",
+    "CorrelationFilter",
+    "Counts",
+    "DecidingProperty",
+    "DestinationSummary",
+    "Difference",
+    "EntitiesDocument",
+    "EntityFinding",
+    "EntityItem",
+    "EntityReport",
+    "KeyConflict",
+    "KeyProblem",
+    "Listed",
+    "MessageKeys",
+    "Outcome",
+    "PartitionItem",
+    "PartitionReport",
+    "PartitionedEntity",
+    "PartitionedEntityState",
+    "Queue",
+    "QueueFinding",
+    "QueueItem",
+    "QueueProvisioned",
+    "QueueReport",
+    "QueueSpec",
+    "Report",
+    "ReportItem",
+    "ResourceGroup",
+    "Retrying",
+    "Rule",
+    "SqlFilter",
+    "Subscription",
+    "Topic",
+    "Unseen",
+    "Utilisation",
+    "audit",
+    "audit_exit_code",
+    "create_partitioned",
+    "create_queue",
+    "deciding_property",
+    "list_partitions",
+    "parse_entities",
+    "partition_exit_code",
+    "partitioned_queue",
+    "partitioned_topic",
+    "provision",
+    "provision_exit_code",
+    "prune",
+    "prune_exit_code",
+]
+
+_HOMES = {
+    "management.auditing": ("audit",),
+    "management.audit_findings": (
+        *("FAIL_ON", "Audit", "AuditFinding", "DestinationSummary", "QueueItem", "Unseen", "audit_exit_code"),
+    ),
+    "management.entities_file": ("EntitiesDocument", "parse_entities"),
+    "management.partitioned": ("partitioned_queue", "partitioned_topic"),
+    "management.partitioning": (
+        *("PartitionItem", "PartitionReport", "PartitionedEntityState"),
+        *("create_partitioned", "list_partitions", "partition_exit_code"),
+    ),
+    "management.provision_target": ("EntityFinding", "EntityItem"),
+    "management.provisioning": ("EntityReport", "provision", "provision_exit_code"),
+    "management.pruning": ("QueueReport", "prune", "prune_exit_code"),
+    "management.single": ("create_queue",),
+    "model.entities": ("CorrelationFilter", "Queue", "Rule", "SqlFilter", "Subscription", "Topic"),
+    "model.pair": ("ResourceGroup",),
+    "model.partition_key": (
+        *("DecidingProperty", "KeyConflict", "KeyProblem", "MessageKeys", "PartitionedEntity", "deciding_property"),
+    ),
+    "model.queues": (
+        *("Counts", "Difference", "Listed", "QueueFinding", "QueueProvisioned", "QueueSpec", "Retrying"),
+        "Utilisation",
+    ),
+    "model.report": ("Outcome", "Report", "ReportItem"),
+}
+_MODULES = {name: f"sbpair.{module}" for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Desired entities compared with those of a namespace: what to create, what is unchanged, drifted or unexpected.
+"""Desired entities compared with those of a namespace: missing, unchanged, drifted or unexpected.
 
 Pure: a plan is data, and nothing here reads, creates or changes an entity. A backlog queue is an entity with an index.
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from azure.core.credentials import AccessToken
 
-from sbpair.azure.credentials import OneAsker
+from sbpair.azure.credentials import SharedTokenRequests
 
 
 class Slow:
@@ -45,7 +45,7 @@ async def soon() -> None:
 
 async def test_those_who_want_the_same_token_at_once_share_one_request() -> None:
     slow = Slow()
-    async with OneAsker(slow) as asker:
+    async with SharedTokenRequests(slow) as asker:
         wanting = [asyncio.create_task(asker.get_token(scope)) for scope in ("a", "a", "b", "a")]
         await soon()
         assert slow.asked == [("a",), ("b",)]
@@ -58,7 +58,7 @@ async def test_a_request_goes_on_when_whoever_asked_goes_away_and_is_waited_for(
     unheard: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
     slow = Slow(ValueError("nobody looks at it"))
-    async with OneAsker(slow) as asker:
+    async with SharedTokenRequests(slow) as asker:
         wanting = asyncio.create_task(asker.get_token("a"))
         await soon()
         wanting.cancel()
@@ -84,7 +84,7 @@ async def test_what_nobody_answers_is_broken_off() -> None:
 
     ended: list[tuple[str, ...]] = []
     let_go = asyncio.Event()
-    async with OneAsker(Stubborn(), grace_seconds=0) as asker:
+    async with SharedTokenRequests(Stubborn(), grace_seconds=0) as asker:
         wanting = [asyncio.create_task(asker.get_token(scope)) for scope in ("quick", "stubborn")]
         await soon()
     assert sorted(ended) == [("quick",), ("stubborn",)]
@@ -96,7 +96,7 @@ async def test_what_nobody_answers_is_broken_off() -> None:
 async def test_a_failure_is_everybodys_and_is_not_kept() -> None:
     slow = Slow(ValueError("not now"))
     slow.answer.set()
-    async with OneAsker(slow) as asker:
+    async with SharedTokenRequests(slow) as asker:
         both = await asyncio.gather(asker.get_token("a"), asker.get_token("a"), return_exceptions=True)
         assert [str(each) for each in both] == ["not now", "not now"]
         assert (await asker.get_token("a")).token == "a 2"

@@ -189,7 +189,7 @@ WRONG = [
     (["drill", "--ping-interval", "0"], 2, "--ping-interval is 0, and must be from 1 s to 60 s"),
     (["drill", "--failover-interval", "2m"], 2, "--failover-interval is 2m, and must be from 0 s to 60 s"),
     (["drill", "--rate", "0"], 2, "Invalid value for '--rate'"),
-    (["status", "--outbox", "nowhere.db"], 2, "there is no outbox nowhere.db"),
+    (["status", "--outbox", "nowhere.db"], 2, "outbox nowhere.db does not exist"),
     (["send", "orders", "--outbox", "no/dir/o.db", "/dev/null"], 2, "'no/dir/o.db' cannot be an outbox"),
     (["status", "--timeout", "x"], 2, "--timeout: expected a duration such as 90s, got 'x'"),
 ]

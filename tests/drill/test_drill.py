@@ -118,9 +118,9 @@ async def test_a_drill_on_own_namespaces_tells_the_story_and_leaves_nothing_behi
 async def test_a_story_that_does_not_come_about_says_so_and_cleans_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scenario, "PATIENCE_SECONDS", 3.0)
-    monkeypatch.setattr(outages.SimulatedOutages, "primary_away", lambda _self: asyncio.sleep(0))
-    with pytest.raises(errors.TimedOut, match="a failover did not happen"):
+    monkeypatch.setattr(scenario, "MAX_PHASE_SECONDS", 3.0)
+    monkeypatch.setattr(outages.SimulatedOutages, "stop_primary", lambda _self: asyncio.sleep(0))
+    with pytest.raises(errors.TimedOut, match="the drill waited 3 s for a failover"):
         await on_own(rig, [])
     gc.collect()
     assert left_of(rig) == []
@@ -128,7 +128,7 @@ async def test_a_story_that_does_not_come_about_says_so_and_cleans_up(
 
 async def test_a_queue_of_that_name_is_somebody_elses_and_stays(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue(f"sbpair-drill-{TAG}"))
-    with pytest.raises(errors.NameTaken, match="is there already"):
+    with pytest.raises(errors.NameTaken, match="exists already"):
         await on_own(rig, [])
     assert left_of(rig) == [f"sbpair-drill-{TAG}"]
 
@@ -142,11 +142,11 @@ def sections(**own: Any) -> Sections:
     ("arrived", "wrong"),
     [
         (sections(), []),
-        (sections(message_id="other"), ["nobody sent it"]),
-        (sections(body=b"c"), ["the bytes of its body are others"]),
-        (sections(application_properties={"n": 2}), ["the bytes of its application_properties are others"]),
-        (sections(session_id="s"), ["its group_id is another"]),
-        (sections(subject="s"), ["its subject is another"]),
+        (sections(message_id="other"), ["it was never sent"]),
+        (sections(body=b"c"), ["the bytes of body differ"]),
+        (sections(application_properties={"n": 2}), ["the bytes of application_properties differ"]),
+        (sections(session_id="s"), ["the property group_id differs"]),
+        (sections(subject="s"), ["the property subject differs"]),
     ],
 )
 def test_what_is_not_as_it_was_sent_is_found(arrived: Sections, wrong: list[str]) -> None:
@@ -154,13 +154,13 @@ def test_what_is_not_as_it_was_sent_is_found(arrived: Sections, wrong: list[str]
 
 
 def test_what_cannot_be_read_is_found() -> None:
-    assert scenario._compared({}, b"\x00\x53\x75")[1][0].startswith("it cannot be read")
+    assert scenario._compared({}, b"\x00\x53\x75")[1][0].startswith("unreadable")
 
 
 def test_a_time_to_live_that_is_lost_is_found() -> None:
     lived, lost = sections(time_to_live=timedelta(days=1)), sections()
     assert scenario._compared({"m": lived}, lived.join())[1] == []
-    assert scenario._compared({"m": lived}, lost.join())[1] == ["its time to live is another"]
+    assert scenario._compared({"m": lived}, lost.join())[1] == ["the time to live differs"]
 
 
 class Sent:
