@@ -84,7 +84,7 @@ async def test_every_filter_of_every_subscription_is_counted() -> None:
         async with open_destinations(endpoint) as asked:
             assert await asked.filters_of("events") == 4
             # It is what the namespace itself counts for each message that is sent.
-            assert topic.credits_a_message == 1 + 4
+            assert topic.credits_per_message == 1 + 4
 
 
 async def test_what_a_message_costs_to_send() -> None:

@@ -154,7 +154,7 @@ async def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> No
 async def test_a_namespace_that_takes_less_is_told_beside_what_is_assumed() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
         namespace = emulator.namespaces["contoso"]
-        namespace.tier = replace(namespace.tier, message_kilobytes=128, max_message_kilobytes=128)
+        namespace.tier = replace(namespace.tier, default_message_kilobytes=128, max_message_kilobytes=128)
         checks, code = await ask(emulator)
         assert checks["message_size"].detail
         assert (checks["message_size"].detail.assumed, checks["message_size"].detail.observed) == (
