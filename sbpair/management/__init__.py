@@ -5,8 +5,9 @@ The public names, imported when they are first used. `sbpair help management` ha
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sbpair import lazy_names
 
 if TYPE_CHECKING:
     from sbpair.management.audit_findings import (
@@ -109,40 +110,59 @@ __all__ = [
     "prune_exit_code",
 ]
 
-_HOMES = {
-    "management.auditing": ("audit",),
-    "management.audit_findings": (
-        *("FAIL_ON", "Audit", "AuditFinding", "DestinationSummary", "QueueItem", "Unseen", "audit_exit_code"),
-    ),
-    "management.entities_file": ("EntitiesDocument", "parse_entities"),
-    "management.partitioned": ("partitioned_queue", "partitioned_topic"),
-    "management.partitioning": (
-        *("PartitionItem", "PartitionReport", "PartitionedEntityState"),
-        *("create_partitioned", "list_partitions", "partition_exit_code"),
-    ),
-    "management.provision_target": ("EntityFinding", "EntityItem"),
-    "management.provisioning": ("EntityReport", "provision", "provision_exit_code"),
-    "management.pruning": ("QueueReport", "prune", "prune_exit_code"),
-    "management.single": ("create_queue",),
-    "model.entities": ("CorrelationFilter", "Queue", "Rule", "SqlFilter", "Subscription", "Topic"),
-    "model.pair": ("ResourceGroup",),
-    "model.partition_key": (
-        *("DecidingProperty", "KeyConflict", "KeyProblem", "MessageKeys", "PartitionedEntity", "deciding_property"),
-    ),
-    "model.queues": (
-        *("Counts", "Difference", "Listed", "QueueFinding", "QueueProvisioned", "QueueSpec", "Retrying"),
-        "Utilisation",
-    ),
-    "model.report": ("Outcome", "Report", "ReportItem"),
-}
-_MODULES = {name: f"sbpair.{module}" for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "FAIL_ON": "sbpair.management.audit_findings:FAIL_ON",
+        "Audit": "sbpair.management.audit_findings:Audit",
+        "AuditFinding": "sbpair.management.audit_findings:AuditFinding",
+        "CorrelationFilter": "sbpair.model.entities:CorrelationFilter",
+        "Counts": "sbpair.model.queues:Counts",
+        "DecidingProperty": "sbpair.model.partition_key:DecidingProperty",
+        "DestinationSummary": "sbpair.management.audit_findings:DestinationSummary",
+        "Difference": "sbpair.model.queues:Difference",
+        "EntitiesDocument": "sbpair.management.entities_file:EntitiesDocument",
+        "EntityFinding": "sbpair.management.provision_target:EntityFinding",
+        "EntityItem": "sbpair.management.provision_target:EntityItem",
+        "EntityReport": "sbpair.management.provisioning:EntityReport",
+        "KeyConflict": "sbpair.model.partition_key:KeyConflict",
+        "KeyProblem": "sbpair.model.partition_key:KeyProblem",
+        "Listed": "sbpair.model.queues:Listed",
+        "MessageKeys": "sbpair.model.partition_key:MessageKeys",
+        "Outcome": "sbpair.model.report:Outcome",
+        "PartitionItem": "sbpair.management.partitioning:PartitionItem",
+        "PartitionReport": "sbpair.management.partitioning:PartitionReport",
+        "PartitionedEntity": "sbpair.model.partition_key:PartitionedEntity",
+        "PartitionedEntityState": "sbpair.management.partitioning:PartitionedEntityState",
+        "Queue": "sbpair.model.entities:Queue",
+        "QueueFinding": "sbpair.model.queues:QueueFinding",
+        "QueueItem": "sbpair.management.audit_findings:QueueItem",
+        "QueueProvisioned": "sbpair.model.queues:QueueProvisioned",
+        "QueueReport": "sbpair.management.pruning:QueueReport",
+        "QueueSpec": "sbpair.model.queues:QueueSpec",
+        "Report": "sbpair.model.report:Report",
+        "ReportItem": "sbpair.model.report:ReportItem",
+        "ResourceGroup": "sbpair.model.pair:ResourceGroup",
+        "Retrying": "sbpair.model.queues:Retrying",
+        "Rule": "sbpair.model.entities:Rule",
+        "SqlFilter": "sbpair.model.entities:SqlFilter",
+        "Subscription": "sbpair.model.entities:Subscription",
+        "Topic": "sbpair.model.entities:Topic",
+        "Unseen": "sbpair.management.audit_findings:Unseen",
+        "Utilisation": "sbpair.model.queues:Utilisation",
+        "audit": "sbpair.management.auditing:audit",
+        "audit_exit_code": "sbpair.management.audit_findings:audit_exit_code",
+        "create_partitioned": "sbpair.management.partitioning:create_partitioned",
+        "create_queue": "sbpair.management.single:create_queue",
+        "deciding_property": "sbpair.model.partition_key:deciding_property",
+        "list_partitions": "sbpair.management.partitioning:list_partitions",
+        "parse_entities": "sbpair.management.entities_file:parse_entities",
+        "partition_exit_code": "sbpair.management.partitioning:partition_exit_code",
+        "partitioned_queue": "sbpair.management.partitioned:partitioned_queue",
+        "partitioned_topic": "sbpair.management.partitioned:partitioned_topic",
+        "provision": "sbpair.management.provisioning:provision",
+        "provision_exit_code": "sbpair.management.provisioning:provision_exit_code",
+        "prune": "sbpair.management.pruning:prune",
+        "prune_exit_code": "sbpair.management.pruning:prune_exit_code",
+    },
+)
