@@ -106,7 +106,7 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
 
     Args:
         failover_on: Which errors count as unavailability: "default", "article", or a function of the error.
-        on_failure: What a send does when it fails before the entity has failed over. "raise" raises the error. "wait"
+        on_failure: Reaction to a send that fails before the entity has failed over. "raise" raises the error. "wait"
             retries the primary until the failover or the timeout. "backlog-now" sends to the backlog at once.
         timeout: Seconds for each send that sets no timeout of its own.
         retries: How many retries follow a failed attempt, 0.8 s later, then 1.6 s and so on, while time remains.

@@ -218,7 +218,7 @@ class FailoverSend:
     def _pause_after(self, error: Exception, attempts: int, deadline: float) -> float | None:
         """Return the seconds until the next attempt, NOW for the backlog at once, or None to give up.
 
-        The first retries replace the SDK's own, which do not report what they send again.
+        The first retries replace the SDK's own, which do not report messages that they send again.
         """
         now = self._now()
         pause = retry_pause(attempts)
@@ -232,7 +232,7 @@ class FailoverSend:
         return pause if self._policy.on_failure == "wait" and now + pause < deadline else None
 
     def _to_backlog(self, copies: list[Message], deadline: float) -> Steps[None]:
-        """Send to the backlog, and put what it does not accept into the outbox, if there is one."""
+        """Send to the backlog, and put messages that it does not accept into the outbox, if there is one."""
         done = 0
         for content, messages in sdk_messages.batches(copies, SMALLEST_TIER_BYTES):
             try:

@@ -188,7 +188,7 @@ class Outbox(SqliteFile):
 
 
 def outbox_depths(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
-    """Return what an outbox holds, by entity, or {} without a file. It may be in use; nothing is changed.
+    """Return the depth of an outbox by entity, or {} without a file. It may be in use, and is not changed.
 
     Raises StateRefused for a file that is no outbox, MachineLacks for one that cannot be read.
     """

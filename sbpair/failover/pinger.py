@@ -194,6 +194,6 @@ class PingerThread:
 
 
 def _sdk_error(error: Exception | None) -> Exception | None:
-    """Return the SDK error that caused it, which is what callers of a sender expect."""
+    """Return the SDK error that caused it, as callers of a sender expect."""
     cause = error.__cause__ if isinstance(error, SbpairError) else None
     return cause if isinstance(cause, AzureError) else error

@@ -1,6 +1,6 @@
 """Outgoing messages as SDK types: ids, aliases, sizes, batches, and the ping. Pure.
 
-Invariant: the caller's message is never changed. A copy holds what differs, and shares the rest.
+Invariant: the caller's message is never changed. A copy holds the differences, and shares the rest.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _annotated(message: OneMessage) -> Message:
 
 
 def _unchanged(given: OneMessage, prepared: Message) -> ServiceBusMessage | Message:
-    """Return what was given if nothing was added: the SDK would wrap the other form again."""
+    """Return the given message if nothing was added: the SDK would wrap the other form again."""
     return given if isinstance(given, ServiceBusMessage) and given.raw_amqp_message is prepared else prepared
 
 

@@ -48,7 +48,7 @@ class SideConnections(Generic[SideT]):
     def call(
         self, side: SideT, path: str, action: SdkAction, seconds: float, failed: BaseException | None = None
     ) -> Steps[Any]:
-        """Perform `action` with the side's sender and return its result. Raises what `action` raises.
+        """Perform `action` with the side's sender and return its result. Raises the errors of `action`.
 
         `failed` is an error that `action` has already raised outside of these steps.
         """

@@ -55,11 +55,8 @@ def parse_json(line: bytes) -> Message:
 
 
 def batch_key(message: Message) -> tuple[object, object]:
-    """Return what messages of one batch must share: the session and the partition key."""
+    """Return the session and the partition key, which messages of one batch must share."""
     return (message.properties.group_id if message.properties else None, sdk_messages.partition_key(message))
-
-
-# Inside -----------------------------------------------------------------------------------------
 
 
 class _Pairs(list[tuple[str, Any]]):

@@ -81,7 +81,7 @@ async def receive_messages(
     """Show and complete up to `limit` messages, until none arrives for `wait_seconds`. Keeps `counts` current.
 
     Receives from the primary, or with `dedup` the first copies of both sides. Raises UsageError, EntityMissing,
-    AccessError and Unavailable, and what `show` raises: that message is not completed.
+    AccessError and Unavailable, and the errors of `show`: that message is not completed.
     """
 
     def listener(event: ReplicationEvent) -> None:

@@ -1,7 +1,7 @@
 """Sending of a stream of messages with a paired sender, in order, with a result that accounts for each.
 
 Invariant: the accepted messages are a prefix. The first message that cannot be sent ends the run, so one line number
-tells where to continue.
+is enough to continue.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SendResult:
     """The outcome of a run. `messages` is the sum of the delivered, `in_doubt` and `failed` ones.
 
     `in_doubt` were sent last and never answered; `failed` were refused. All lines before `next_line` are accepted.
-    `error` is what ended an incomplete run, at `line`. `doubtful` are the ids of delivered messages that were sent
+    `error` ended an incomplete run, at `line`. `doubtful` are the ids of delivered messages that were sent
     again after an unanswered attempt: they may arrive twice.
     """
 

@@ -1,4 +1,4 @@
-"""The copies under lock: which one is the application's, and what becomes of the others. Pure but for the store.
+"""The copies under lock: the application's one, held ones and duplicates. Pure but for the store.
 
 Invariant: a copy is completed as a duplicate only after another copy of its key was *completed*. While the application
 has the first one, the others are held. If the first one is released otherwise (abandoned, dead-lettered, lock lost),
@@ -56,7 +56,7 @@ class Copies(Generic[CopyT]):
         self._next: deque[tuple[CopyT, bool]] = deque()
 
     def admit(self, copy: CopyT, now: float) -> Verdict:
-        """Return what to do with a received copy. A copy to be given becomes the first."""
+        """Decide about a received copy. A copy to be given becomes the first."""
         if copy.key is None:
             return Verdict.GIVE
         held = self._held.get(copy.key)

@@ -33,7 +33,7 @@ class KeyRule:
         self._of = by if callable(by) else _named(by)
 
     def of(self, message: Received) -> str | None:
-        """Return the key of a message, or None. Raises what a user's function raises."""
+        """Return the key of a message, or None. Raises the errors of a user's function."""
         value = self._of(message)
         if isinstance(value, bytes | bytearray):
             value = _text(bytes(value))

@@ -1,6 +1,6 @@
 """The shared part of the sync and the async senders and receivers: everything but `await`.
 
-Their docstrings state the guarantees and what can still go wrong.
+Their docstrings state the guarantees and the remaining risks.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ActiveSenderBase(_ReplicatingSenderBase):
     last time is tried once. Receive with a DedupReceiver. Raises BothFailed, with both reasons, if neither side
     accepted the message; UsageError and NameInvalid for invalid arguments.
 
-    What can still go wrong:
+    Remaining risks:
 
     - Every message costs twice. A send takes as long as the slower side; while one stalls, that is `timeout`, and a
       blocking client may need 30 s to give up an unanswered connection.
@@ -120,7 +120,7 @@ class PassiveSenderBase(_ReplicatingSenderBase):
     disabled or full entity, a message that is too large or refused. `failover_on` may be "article" or a function of the
     error instead. The active side has two thirds of `timeout` (seconds).
 
-    What can still go wrong:
+    Remaining risks:
 
     - A message that the active side accepted, and that was not received before its data center failed, is late by the
       length of the outage, or lost with it.
@@ -178,7 +178,7 @@ class DedupReceiverBase:
     another entity or key. RECEIVE_AND_DELETE is refused, because its copies are gone before anything is completed. The
     service refuses entities that require sessions: a session's lock and state are in one namespace.
 
-    What can still go wrong:
+    Remaining risks:
 
     - A copy that arrives after its key left the window is given again, as is one that another process receives: all
       copies must come through one receiver.

@@ -1,0 +1,83 @@
+"""READMEs of packages: a ```python block after `<!-- example: NAME -->` runs against an emulated pair."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sbpair.backlog import queue_path
+from tests.kit.running import NAMESPACE, OTHER, Running
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "cli" / "golden"
+READMES = {path.parent.name: path.read_text() for path in sorted((ROOT / "sbpair").glob("*/README.md"))}
+EXAMPLES = [
+    (package, name, code)
+    for package, text in READMES.items()
+    for name, code in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, flags=re.DOTALL)
+]
+PUBLIC = {"sbpair", "sbpair.aio", "sbpair.events", "sbpair.management", "sbpair.testing"}
+
+
+def blocks(kind: str) -> Iterator[tuple[str, str]]:
+    for package, text in READMES.items():
+        for block in re.findall(rf"```{kind}\n(.*?)```", text, flags=re.DOTALL):
+            yield package, block
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Return the words of each `sbpair` command in a shell block, without its comment."""
+    found = re.compile(r"(?:^|\| )(sbpair [^|#\n]*)", re.MULTILINE)
+    return [(package, command.split()) for package, block in blocks("sh") for command in found.findall(block)]
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    """A pair with backlog queues, and `orders` in both namespaces, as the configuration of a program."""
+    with Running() as running:
+        for namespace in (running.namespace, running.other):
+            running.do(lambda each=namespace: each.create_queue("orders"))
+        for path in [queue_path(NAMESPACE, index) for index in range(10)]:
+            running.do(lambda each=path: running.other.create_queue(each))
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
+        for side, name in (("PRIMARY", NAMESPACE), ("SECONDARY", OTHER)):
+            environ[f"SBPAIR_{side}_NAME"] = name
+            environ[f"SBPAIR_{side}_CONNECTION_STRING"] = running.emulator.namespaces[name].connection_string
+        yield {**environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("code", [each[2] for each in EXAMPLES], ids=[f"{each[0]}-{each[1]}" for each in EXAMPLES])
+def test_example_runs_and_prints_its_comments(code: str, environment: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    printed = re.findall(r"^ *print\(.*\)  # ([(\w{][^;\n]*?)(?:[;,] .*)?$", code, flags=re.MULTILINE)
+    assert [text for text in printed if text not in done.stdout] == []
+
+
+@pytest.mark.parametrize(("package", "code"), list(blocks("python")))
+def test_python_block_imports_only_public_modules(package: str, code: str) -> None:
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [node.module if isinstance(node, ast.ImportFrom) else each.name for node in nodes for each in node.names]
+    assert {name for name in names if str(name).split(".")[0] == "sbpair"} <= PUBLIC, package
+
+
+@pytest.mark.parametrize(("package", "words"), commands(), ids=lambda value: value if isinstance(value, str) else None)
+def test_shell_command_and_its_options_exist(package: str, words: list[str]) -> None:
+    pages = (GOLDEN / f"{'-'.join(words[:length])}.txt" for length in (3, 2))
+    page = next((each for each in pages if each.exists()), None)
+    assert page is not None, f"{package}: {' '.join(words)}"
+    text = page.read_text()
+    assert [option for option in words if option.startswith("--") and option.split("=")[0] not in text] == []
+
+
+def test_both_capabilities_with_a_client_have_examples() -> None:
+    assert {"failover", "replication"} <= {package for package, _, _ in EXAMPLES}
