@@ -1,8 +1,8 @@
-"""Trees of SQL made into functions of a message's view: three-valued conditions, values, and actions' steps. Pure.
+"""Compiler of SQL trees to functions of a message's view: three-valued conditions, values and action steps. Pure.
 
-Names of parameters are looked up once, when a rule is made: one that is not given makes the rule invalid. The rest is
-the service's semantics: unknown properties are unknown, whoever asks for what cannot be calculated gets
-EvaluationFailed. AND and OR look no further than they must.
+Parameters are looked up once, when a rule is created: a missing one makes the rule invalid. The semantics are the
+service's: an unknown property is unknown, and a value that cannot be calculated raises EvaluationFailed. AND and OR
+stop at the operand that decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias, cast
 
 from sbpair.amqp.types import Value
-from sbpair.emulator.entities.rules import syntax
+from sbpair.emulator.entities.rules import syntax, syntax_tree
 from sbpair.emulator.entities.rules.syntax import SqlInvalid
 from sbpair.emulator.entities.rules.values import (
     EvaluationFailed,
@@ -22,9 +22,9 @@ from sbpair.emulator.entities.rules.values import (
     calculate,
     cannot_apply,
     compare,
-    keep_sign,
     negate,
     type_name,
+    unary_plus,
 )
 from sbpair.emulator.entities.rules.view import SYSTEM_PROPERTIES, Draft, MessageView
 
@@ -32,18 +32,18 @@ Predicate: TypeAlias = Callable[[MessageView], Truth]
 Calculation: TypeAlias = Callable[[MessageView], Value]
 Step: TypeAlias = Callable[[Draft], None]
 Parameters: TypeAlias = Mapping[str, Value]
-"""By name in lower case, without the @."""
+"""Values by name in lower case, without the @."""
 
-_PATTERNS_REMEMBERED: Final = 256
+_CACHED_PATTERNS: Final = 256
 
 
 def compile_filter(text: str, parameters: Parameters) -> Predicate:
-    """What a filter's text asks of a message. Raises SqlInvalid."""
+    """Compile a filter to a predicate. Raises SqlInvalid."""
     return _Compiler(parameters).test(syntax.parse_filter(text))
 
 
 def compile_action(text: str, parameters: Parameters) -> tuple[Step, ...]:
-    """What an action's text does to a message, in order. Raises SqlInvalid."""
+    """Compile an action to its steps, in order. Raises SqlInvalid."""
     compiler = _Compiler(parameters)
     return tuple(compiler.step(statement) for statement in syntax.parse_action(text))
 
@@ -52,15 +52,15 @@ class _Compiler:
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters
 
-    def test(self, node: syntax.Condition) -> Predicate:
+    def test(self, node: syntax_tree.Condition) -> Predicate:
         return cast("Predicate", getattr(self, f"_{type(node).__name__.lower()}")(node))
 
-    def value(self, node: syntax.Expression) -> Calculation:
+    def value(self, node: syntax_tree.Expression) -> Calculation:
         return getattr(self, f"_{type(node).__name__.lower()}")(node)  # type: ignore[no-any-return]
 
-    def step(self, statement: syntax.Statement) -> Step:
+    def step(self, statement: syntax_tree.Statement) -> Step:
         name, is_system = statement.target.name, statement.target.is_system
-        if isinstance(statement, syntax.Remove):
+        if isinstance(statement, syntax_tree.Remove):
             return lambda draft: draft.set_system(name, None) if is_system else draft.remove_user(name)
         if is_system:
             written = self.value(statement.value)
@@ -68,36 +68,36 @@ class _Compiler:
         value = self._raw(statement.value)
         return lambda draft: draft.set_user(name, value(draft))
 
-    def _raw(self, node: syntax.Expression) -> Calculation:
-        # A property that is only copied keeps what its sender wrote, to the type.
-        if isinstance(node, syntax.Property) and not node.is_system:
+    def _raw(self, node: syntax_tree.Expression) -> Calculation:
+        # A property that is only copied keeps the sender's value and type.
+        if isinstance(node, syntax_tree.Property) and not node.is_system:
             name = node.name
             return lambda view: view.raw(name)
         return self.value(node)
 
     # Values
 
-    def _constant(self, node: syntax.Constant) -> Calculation:
+    def _constant(self, node: syntax_tree.Constant) -> Calculation:
         value = node.value
         return lambda _: value
 
-    def _parameter(self, node: syntax.Parameter) -> Calculation:
+    def _parameter(self, node: syntax_tree.Parameter) -> Calculation:
         name = node.name[1:].lower()
         if name not in self._parameters:
             raise SqlInvalid("the parameter is not given", token=node.name)
         value = self._parameters[name]
         return lambda _: value
 
-    def _property(self, node: syntax.Property) -> Calculation:
+    def _property(self, node: syntax_tree.Property) -> Calculation:
         name = node.name
         if node.is_system:
             return SYSTEM_PROPERTIES[name].read
         return lambda view: view.user_value(name)
 
-    def _newid(self, _: syntax.NewId) -> Calculation:
+    def _newid(self, _: syntax_tree.NewId) -> Calculation:
         return lambda _: uuid.uuid4()
 
-    def _propertynamed(self, node: syntax.PropertyNamed) -> Calculation:
+    def _propertynamed(self, node: syntax_tree.PropertyNamed) -> Calculation:
         name = self.value(node.name)
 
         def value(view: MessageView) -> Value:
@@ -108,11 +108,11 @@ class _Compiler:
 
         return value
 
-    def _signed(self, node: syntax.Signed) -> Calculation:
-        operand, change = self.value(node.operand), negate if node.negative else keep_sign
+    def _signed(self, node: syntax_tree.Signed) -> Calculation:
+        operand, change = self.value(node.operand), negate if node.negative else unary_plus
         return lambda view: change(operand(view))
 
-    def _chain(self, node: syntax.Chain) -> Calculation:
+    def _chain(self, node: syntax_tree.Chain) -> Calculation:
         first = self.value(node.first)
         rest = [(symbol, self.value(operand)) for symbol, operand in node.rest]
 
@@ -126,21 +126,21 @@ class _Compiler:
 
     # Conditions
 
-    def _comparison(self, node: syntax.Comparison) -> Predicate:
+    def _comparison(self, node: syntax_tree.Comparison) -> Predicate:
         symbol, left, right = node.symbol, self.value(node.left), self.value(node.right)
         return lambda view: compare(symbol, left(view), right(view))
 
-    def _isnull(self, node: syntax.IsNull) -> Predicate:
+    def _isnull(self, node: syntax_tree.IsNull) -> Predicate:
         subject, negated = self.value(node.subject), node.negated
         return lambda view: (subject(view) is None) is not negated
 
-    def _exists(self, node: syntax.Exists) -> Predicate:
+    def _exists(self, node: syntax_tree.Exists) -> Predicate:
         name = node.subject.name
         if node.subject.is_system:
             return lambda view: view.system_value(name) is not None
         return lambda view: view.has(name)
 
-    def _in(self, node: syntax.In) -> Predicate:
+    def _in(self, node: syntax_tree.In) -> Predicate:
         subject, negated = self.value(node.subject), node.negated
         choices = [self.value(choice) for choice in node.choices]
 
@@ -158,7 +158,7 @@ class _Compiler:
 
         return test
 
-    def _like(self, node: syntax.Like) -> Predicate:
+    def _like(self, node: syntax_tree.Like) -> Predicate:
         subject, pattern, negated = self.value(node.subject), self.value(node.pattern), node.negated
         escape = None if node.escape is None else self.value(node.escape)
 
@@ -175,7 +175,7 @@ class _Compiler:
 
         return test
 
-    def _not(self, node: syntax.Not) -> Predicate:
+    def _not(self, node: syntax_tree.Not) -> Predicate:
         operand = self.test(node.operand)
 
         def test(view: MessageView) -> Truth:
@@ -184,15 +184,15 @@ class _Compiler:
 
         return test
 
-    def _all(self, node: syntax.All) -> Predicate:
+    def _all(self, node: syntax_tree.All) -> Predicate:
         return _until(False, [self.test(operand) for operand in node.operands])
 
-    def _anyof(self, node: syntax.AnyOf) -> Predicate:
+    def _anyof(self, node: syntax_tree.AnyOf) -> Predicate:
         return _until(True, [self.test(operand) for operand in node.operands])
 
 
 def _until(decisive: bool, operands: list[Predicate]) -> Predicate:
-    """AND is decided by the first False, OR by the first True; else one unknown makes the whole unknown."""
+    """Combine operands: False decides AND, True decides OR; otherwise one unknown makes the whole unknown."""
 
     def test(view: MessageView) -> Truth:
         answer: Truth = not decisive
@@ -210,13 +210,13 @@ def _until(decisive: bool, operands: list[Predicate]) -> Predicate:
 
 
 def like(text: str, pattern: str, escape: str = "") -> bool:
-    """`%` is any text and `_` any character. The time is bounded by the product of the two lengths."""
+    """Match `%` with any text and `_` with any character, in time bounded by the product of the two lengths."""
     pieces = _pieces(pattern, escape)
     first, last = pieces[0], pieces[-1]
     if len(pieces) == 1:
         return first.fullmatch(text) is not None
     found: Any = first.match(text)
-    # Taking each piece where it first comes leaves the most for those that follow: there is no going back.
+    # Taking each piece at its first place leaves the most text for the others: no backtracking.
     for piece in pieces[1:-1]:
         found = found and piece.search(text, found.end())
     if not found:
@@ -226,7 +226,7 @@ def like(text: str, pattern: str, escape: str = "") -> bool:
 
 
 class _Piece:
-    """What stands between two `%` of a pattern: so many characters, each given or any."""
+    """The characters between two `%` of a pattern; an empty one stands for any character."""
 
     __slots__ = ("fullmatch", "match", "search", "width")
 
@@ -236,7 +236,7 @@ class _Piece:
         self.width = len(characters)
 
 
-@lru_cache(_PATTERNS_REMEMBERED)
+@lru_cache(_CACHED_PATTERNS)
 def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
     pieces: list[list[str]] = [[]]
     escaped = False

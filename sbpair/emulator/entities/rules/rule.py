@@ -1,7 +1,7 @@
-"""A subscription's rules: which messages each filter selects, and the copies that come of it. Pure.
+"""The rules of a subscription: filters that select messages, and actions that change copies of them. Pure.
 
-All matching rules without an action make one copy together, every matching rule with an action one of its own, which
-says the rule's name as the property RuleName. Nothing of a message is copied but what an action changes.
+All matching rules without an action make one copy together. Every matching rule with an action makes a copy of its
+own, with the rule's name as property RuleName. Only the parts that an action changes are copied.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ACTION_FAILED: Final = "RuleActionException"
 _FORBIDDEN: Final = frozenset("/\\@?#*")
 
 NamedValues = tuple[tuple[str, TypedValue], ...]
-"""Parameters of an expression, or properties of a correlation filter, in the order in which they came."""
+"""Parameters of an expression, or properties of a correlation filter, in the order of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrueRuleFilter:
-    """Selects every message."""
+    """A filter that selects every message."""
 
     expression = "1=1"
 
@@ -43,7 +43,7 @@ class TrueRuleFilter:
 
 @dataclass(frozen=True, slots=True)
 class FalseRuleFilter:
-    """Selects none."""
+    """A filter that selects no message."""
 
     expression = "1=0"
 
@@ -53,7 +53,7 @@ class FalseRuleFilter:
 
 @dataclass(frozen=True, slots=True)
 class SqlRuleFilter:
-    """Selects what its expression is true of. Raises SqlInvalid where it is none."""
+    """A filter that selects messages for which its expression is true. Raises SqlInvalid."""
 
     expression: str
     parameters: NamedValues = ()
@@ -73,12 +73,12 @@ CORRELATION_FIELDS: Final[dict[str, str]] = {
     "reply_to_session_id": "ReplyToSessionId",
     "content_type": "ContentType",
 }
-"""Field of a correlation filter -> system property, in the service's order."""
+"""System property by field of a correlation filter, in the service's order."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorrelationRuleFilter:
-    """Selects what has all of the given properties with just these values. None is not asked for."""
+    """A filter that selects messages with all of these values. A field that is None is not compared."""
 
     correlation_id: str | None = None
     message_id: str | None = None
@@ -107,7 +107,7 @@ Filter = TrueRuleFilter | FalseRuleFilter | SqlRuleFilter | CorrelationRuleFilte
 
 @dataclass(frozen=True, slots=True)
 class SqlAction:
-    """Changes a message. Raises SqlInvalid where its expression is no action."""
+    """An action that changes a message. Raises SqlInvalid."""
 
     expression: str
     parameters: NamedValues = ()
@@ -119,7 +119,7 @@ class SqlAction:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRule:
-    """Raises ArgumentInvalid for a name that no rule can have."""
+    """A named filter with an optional action. Raises ArgumentInvalid for an invalid name."""
 
     name: str = DEFAULT_RULE
     filter: Filter = TrueRuleFilter()
@@ -128,7 +128,7 @@ class SubscriptionRule:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_RULE_NAME:
-            raise ArgumentInvalid(f"The name of a rule has 1 to {MAX_RULE_NAME} characters, and not {len(self.name)}.")
+            raise ArgumentInvalid(f"The name of a rule has 1 to {MAX_RULE_NAME} characters, not {len(self.name)}.")
         if not self.name.isprintable() or not self.name.strip() or _FORBIDDEN & set(self.name):
             raise ArgumentInvalid(f"'{self.name}' contains characters that are not allowed in the name of a rule.")
 
@@ -137,25 +137,25 @@ def _values(named: NamedValues) -> Parameters:
     return {name.removeprefix("@").lower(): typed.value for name, typed in named}
 
 
-# Which copies a message makes
+# Copies of a message
 
 
 class RuleFailure(NamedTuple):
-    """Why the rules of a subscription could not say whether it gets a message: a dead letter's reason and text."""
+    """The error of a rule that could not be evaluated: a dead letter's reason and text."""
 
     reason: str
     description: str
 
 
 class RuleMatches(NamedTuple):
-    """`failure` is the first that there was; rules that did match have their copies nevertheless."""
+    """The copies for one subscription, and the first failure. Rules that matched have their copies in any case."""
 
     copies: list[StoredMessage]
     failure: RuleFailure | None
 
 
 def select_copies(rules: Iterable[SubscriptionRule], view: MessageView) -> RuleMatches:
-    """The copies of a message that one subscription gets."""
+    """Return the copies of a message for one subscription."""
     failure: RuleFailure | None = None
     plain = False
     changed: list[StoredMessage] = []
@@ -168,17 +168,19 @@ def select_copies(rules: Iterable[SubscriptionRule], view: MessageView) -> RuleM
             if rule.action is None:
                 plain = True
             else:
-                changed.append(_annotated(rule, rule.action, view))
+                changed.append(_changed_copy(rule, rule.action, view))
         except EvaluationFailed as error:
             failure = failure or RuleFailure(getattr(error, "reason", FILTER_FAILED), error.message)
     return RuleMatches([view.message.for_subscription(), *changed] if plain else changed, failure)
 
 
 class ActionFailed(EvaluationFailed):
+    """An action could not be calculated for a message."""
+
     reason = ACTION_FAILED
 
 
-def _annotated(rule: SubscriptionRule, action: SqlAction, view: MessageView) -> StoredMessage:
+def _changed_copy(rule: SubscriptionRule, action: SqlAction, view: MessageView) -> StoredMessage:
     draft = Draft(view)
     try:
         for step in action.steps:
@@ -190,7 +192,7 @@ def _annotated(rule: SubscriptionRule, action: SqlAction, view: MessageView) -> 
 
 
 def selects_all(rules: Sequence[SubscriptionRule]) -> bool:
-    """Whether every message makes one copy, so that no message need be looked at."""
+    """Return whether every message makes one plain copy, so that none needs to be decoded."""
     return any(type(rule.filter) is TrueRuleFilter and rule.action is None for rule in rules) and all(
         rule.action is None and not isinstance(rule.filter, SqlRuleFilter) for rule in rules
     )

@@ -1,18 +1,40 @@
-"""The SQL of filters and actions: text in, a tree out, or SqlInvalid with where it is wrong. Pure.
+"""The parser of SQL filters and actions: text in, a `syntax_tree` out, or SqlInvalid with the place of the error.
 
-The grammar is the documented one. The parser is LALR, so its time is linear in a text that is bounded; how deep a text
-nests is bounded too, so that whoever walks the tree may do so by recursion. The parser library is imported with the
-first text: whoever uses no SQL pays nothing for it.
+The grammar is the documented one. The parser is LALR, so its time is linear in the text, whose length is bounded. The
+depth of a tree is bounded too, so it can be walked by recursion. The parser library is imported with the first text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.amqp.types import Long, Value
+from sbpair.emulator.entities.rules.syntax_tree import (
+    All,
+    AnyOf,
+    Chain,
+    Comparison,
+    Condition,
+    Constant,
+    Exists,
+    Expression,
+    In,
+    IsNull,
+    Like,
+    NewId,
+    Node,
+    Not,
+    Parameter,
+    Property,
+    PropertyNamed,
+    Remove,
+    Set,
+    Signed,
+    Statement,
+)
 from sbpair.emulator.entities.rules.view import SYSTEM_PROPERTIES
 from sbpair.emulator.service_errors import ArgumentInvalid
 
@@ -26,7 +48,7 @@ MAX_STATEMENTS: Final = 32
 
 
 class SqlInvalid(ArgumentInvalid):
-    """A text that is no filter, or no action. `line` counts from 1, `column` from 0, as the service does."""
+    """An invalid filter or action. `line` counts from 1 and `column` from 0, as the service does."""
 
     def __init__(self, details: str, *, token: str = "", line: int = 1, column: int = 0) -> None:
         self.token, self.line, self.column = token, line, column
@@ -36,140 +58,14 @@ class SqlInvalid(ArgumentInvalid):
         )
 
 
-# The tree. `depth` is how far a node is from its lowest leaf by way of parentheses and functions.
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    depth: int
-
-
-class Expression(Node):
-    """Has a value."""
-
-    __slots__ = ()
-
-
-class Condition(Node):
-    """Is true, false or unknown."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Constant(Expression):
-    value: Value
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter(Expression):
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Property(Expression):
-    """`name` is as written; of a system property, it is in lower case and known."""
-
-    name: str
-    is_system: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NewId(Expression):
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class PropertyNamed(Expression):
-    """`property(name)`: the name is calculated."""
-
-    name: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class Signed(Expression):
-    negative: bool
-    operand: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class Chain(Expression):
-    """`first + a - b`, all of one precedence, from the left."""
-
-    first: Expression
-    rest: tuple[tuple[str, Expression], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison(Condition):
-    symbol: str
-    left: Expression
-    right: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class IsNull(Condition):
-    subject: Property
-    negated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class In(Condition):
-    subject: Expression
-    choices: tuple[Expression, ...]
-    negated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Like(Condition):
-    subject: Expression
-    pattern: Expression
-    escape: Expression | None
-    negated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Exists(Condition):
-    subject: Property
-
-
-@dataclass(frozen=True, slots=True)
-class Not(Condition):
-    operand: Condition
-
-
-@dataclass(frozen=True, slots=True)
-class All(Condition):
-    operands: tuple[Condition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf(Condition):
-    operands: tuple[Condition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Set:
-    target: Property
-    value: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    target: Property
-
-
-Statement = Set | Remove
-
-
 def parse_filter(text: str) -> Condition:
-    """Raises SqlInvalid."""
+    """Parse a filter. Raises SqlInvalid."""
     tree: Condition = _parse("filter", text)
     return tree
 
 
 def parse_action(text: str) -> tuple[Statement, ...]:
-    """Raises SqlInvalid."""
+    """Parse the statements of an action. Raises SqlInvalid."""
     statements: tuple[Statement, ...] = _parse("action", text)
     if len(statements) > MAX_STATEMENTS:
         raise SqlInvalid(f"an action has at most {MAX_STATEMENTS} statements")
@@ -184,14 +80,14 @@ def _parse(start: str, text: str) -> Any:
     try:
         return _parser().parse(text, start)
     except UnexpectedInput as error:
-        raise _explained(error, text) from error
+        raise _sql_invalid(error, text) from error
 
 
-def _explained(error: UnexpectedInput, text: str) -> SqlInvalid:
+def _sql_invalid(error: UnexpectedInput, text: str) -> SqlInvalid:
     from lark.exceptions import UnexpectedToken
 
     if not isinstance(error, UnexpectedToken):
-        details = "there is no token that begins so, or it does not end"
+        details = "no token begins with this, or it does not end"
         return SqlInvalid(details, token=getattr(error, "char", ""), line=error.line, column=error.column - 1)
     if error.token.type == "$END":
         details = f"syntax error, unexpected EOF, expecting {_expected(error)}"
@@ -271,7 +167,7 @@ def _parser() -> Lark:
         _GRAMMAR,
         start=["filter", "action"],
         parser="lalr",
-        # Not the contextual one: a keyword is a keyword wherever it stands.
+        # Not the contextual lexer: a keyword is a keyword at every position.
         lexer="basic",
         lexer_callbacks={"IDENTIFIER": _keyword},
         transformer=_Builder(),
@@ -286,7 +182,7 @@ def _keyword(token: Token) -> Token:
 
 
 class _Builder:
-    """What is made of each rule of the grammar, from its parts. Methods are named as the rules are."""
+    """Builds the node of each grammar rule from its parts. Methods have the names of the rules."""
 
     def filter(self, parts: list[Any]) -> Condition:
         return _condition(parts[0], None)
@@ -363,7 +259,7 @@ class _Builder:
         if word in ("property", "p") and argument is not None:
             argument = _expression(argument, name)
             return PropertyNamed(self.nested([argument]).depth, argument)
-        raise _at(name, f"there is no function {name} with such an argument: newid(), property(name) and p(name) are")
+        raise _at(name, f"expected newid(), property(name) or p(name), got {name} with such an argument")
 
     def nested(self, parts: list[Any]) -> Node:
         inner: Node = parts[0]
@@ -407,19 +303,19 @@ def _depth(*nodes: Node | None) -> int:
 
 def _condition(node: Node, near: Token | None) -> Condition:
     if not isinstance(node, Condition):
-        raise _at(near, "a condition is expected, and a value is given")
+        raise _at(near, "expected a condition, got a value")
     return node
 
 
 def _expression(node: Node, near: Token) -> Expression:
     if not isinstance(node, Expression):
-        raise _at(near, "a value is expected, and a condition is given")
+        raise _at(near, "expected a value, got a condition")
     return node
 
 
 def _property(node: Node, near: Token) -> Property:
     if not isinstance(node, Property):
-        raise _at(near, f"{near.upper()} is asked of a property only")
+        raise _at(near, f"{near.upper()} applies to a property only")
     return node
 
 

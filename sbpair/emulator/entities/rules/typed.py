@@ -1,7 +1,7 @@
-"""Values that travel in XML with the name of their type: parameters of SQL, and properties of correlation filters.
+"""Values that are written in XML with the name of their type: SQL parameters and correlation properties. Pure.
 
-Pure: text and a type's name in, an AMQP value out, and the other way round. The names are those of XML Schema, as
-.NET's serializer uses them; what came in is given back as it came.
+It converts text and a type's name to an AMQP value, and back. The names are those of XML Schema, as .NET's serializer
+uses them. The text of a request is returned unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TypedValue(NamedTuple):
-    """`value` is what rules calculate with; `original` is it in AMQP's types."""
+    """A value with its XML type. Rules calculate with `value`; `original` is the same in AMQP's types."""
 
     kind: str
     text: str
@@ -47,7 +47,7 @@ class TypedValue(NamedTuple):
 
 
 def read_typed(kind: str, text: str) -> TypedValue:
-    """Raises ArgumentInvalid for a type that is not known, and for a text that is not of it."""
+    """Parse the text of a type. Raises ArgumentInvalid for an unknown type or an invalid text."""
     reader = _READERS.get(kind)
     if reader is None:
         raise ArgumentInvalid(f"The type '{kind[:40]}' of a value is none of {', '.join(sorted(_READERS))}.")
@@ -61,17 +61,17 @@ def read_typed(kind: str, text: str) -> TypedValue:
 
 
 def from_amqp(original: Value) -> TypedValue:
-    """Raises ArgumentInvalid for an AMQP value that no property of a filter can have."""
+    """Convert an AMQP value. Raises ArgumentInvalid for a type that no property of a filter can have."""
     kind = _KINDS.get(type_of(original))
     value = rule_value(original)
     if kind is None and isinstance(value, (TimeSpanValue, Instant)):
         kind = "duration" if isinstance(value, TimeSpanValue) else "dateTime"
     if kind is None:
         raise ArgumentInvalid(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
-    return TypedValue(kind, _show(value), original, value)
+    return TypedValue(kind, _xml_text(value), original, value)
 
 
-def _show(value: Value) -> str:
+def _xml_text(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, TimeSpanValue):

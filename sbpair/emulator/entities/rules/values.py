@@ -1,8 +1,8 @@
-"""The values that filters and actions calculate with, and the operators on them.
+"""The values of filters and actions, and the operators on them. Pure.
 
-Pure. A value of a message is brought once to an int, a double, a decimal, a text, a bool, or a time; binary values and
-GUIDs can only be compared for equality. None is unknown, and so is NULL. A mismatch raises EvaluationFailed: nothing is
-converted from or to text in order to compare it.
+A value of a message is converted once to an int, a double, a decimal, a text, a bool or a time. Binary values and GUIDs
+can only be compared for equality. None is unknown, and so is NULL. A mismatch of types raises EvaluationFailed:
+nothing is converted from or to text for a comparison.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Instant(Ticks):
 
 
 def rule_value(value: Value) -> Value:
-    """Return what to calculate with for an AMQP value. Any other value is returned as it is."""
-    convert = _PLAIN.get(type_of(value))
+    """Return the value to calculate with for an AMQP value; any other value unchanged."""
+    convert = _CONVERSIONS.get(type_of(value))
     return value if convert is None else convert(value)
 
 
@@ -106,7 +106,7 @@ def _decimal(value: bytes) -> Decimal:
 _FLOAT_MAX: Final = (2 - 2**-23) * 2.0**127
 _INTEGERS: Final = frozenset({Byte, Short, Int, Long, UByte, UShort, UInt, ULong})
 _DOUBLES: Final = frozenset({Float, float})
-_PLAIN: Final[dict[type, Callable[[Value], Value]]] = {
+_CONVERSIONS: Final[dict[type, Callable[[Value], Value]]] = {
     **dict.fromkeys(_INTEGERS, int), **dict.fromkeys(_DOUBLES, float), **dict.fromkeys((str, Symbol, Char), str),
     **dict.fromkeys((Decimal32, Decimal64, Decimal128), _decimal), bool: bool, bytes: bytes, Timestamp: _instant,
     Described: _described,
@@ -219,7 +219,7 @@ def negate(value: Value) -> Value:
     return _fitting(-value) if isinstance(value, int) else -value
 
 
-def keep_sign(value: Value) -> Value:
+def unary_plus(value: Value) -> Value:
     if value is not None and not isinstance(value, TimeSpanValue) and _kind(value) != "number":
         raise EvaluationFailed(f"Operator '+' cannot be applied to operand of type '{type_name(value)}'.")
     return value

@@ -1,7 +1,7 @@
-"""What a rule sees of a message, and what an action makes of it: system properties, and the sender's own by name.
+"""The view of a message for rules, and the draft of a copy for actions: system and application properties by name.
 
-The law of this file: a section is decoded when a rule asks for something in it, once for all rules of all
-subscriptions, and never encoded as a whole. Names are compared in lower case, as the service's filters do.
+Invariant: a section is decoded when a rule first needs it, once for all rules of all subscriptions, and is never
+encoded as a whole. Names are compared in lower case, as the service's filters do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_TTL: Final = 0xFFFFFFFF
 
 
 class MessageView:
-    """One message, as it was sent."""
+    """One message as it was sent, decoded on demand."""
 
     def __init__(self, message: StoredMessage) -> None:
         self.message = message
@@ -58,10 +58,10 @@ class MessageView:
 
     @property
     def user(self) -> dict[str, tuple[Value, Value]]:
-        """The application properties: name in lower case -> (name as sent, value as sent)."""
+        """The application properties: name and value as sent, by name in lower case."""
         if self._user is None:
             pairs = _read(self.message.sections.read_application_properties).pairs
-            # Of two names that differ in case only, the first is the one that is found.
+            # Of two names that differ only in case, the first one counts.
             self._user = {str(key).lower(): (key, value) for key, value in reversed(pairs)}
         return self._user
 
@@ -75,7 +75,7 @@ class MessageView:
         return rule_value(self.raw(name))
 
     def raw(self, name: str) -> Value:
-        """An application property as it came; None where there is none. `name` in any case."""
+        """Return an application property as sent, or None. `name` may be in any case."""
         found = self.user.get(name.lower())
         return None if found is None else found[1]
 
@@ -94,7 +94,7 @@ def _read(reader: Callable[[], Value]) -> Value:
 
 
 class SystemProperty(NamedTuple):
-    """How a system property is read, and where an action writes it to: a field of Properties, or a place of its own."""
+    """A system property: how to read it, and where an action writes it, a field of Properties or another `place`."""
 
     name: str
     read: Callable[[MessageView], Value]
@@ -124,7 +124,7 @@ def _expires_at(view: MessageView) -> Instant | None:
     return None if ttl is None else _instant(view.message.enqueued_at_ms + ttl)
 
 
-_DESCRIBED: Final = (
+_PROPERTIES: Final = (
     SystemProperty("ContentType", lambda view: _text(view.properties.content_type), 6),
     SystemProperty("CorrelationId", lambda view: _text(view.properties.correlation_id), 5),
     SystemProperty("DeadLetterSource", lambda _: None),
@@ -151,40 +151,40 @@ _DESCRIBED: Final = (
     SystemProperty("ViaPartitionKey", lambda view: view.annotation("x-opt-via-partition-key")),
 )
 
-SYSTEM_PROPERTIES: Final[dict[str, SystemProperty]] = {each.name.lower(): each for each in _DESCRIBED}
-"""By name in lower case. An action may set ScheduledEnqueueTimeUtc, and a subscription takes no notice of it."""
+SYSTEM_PROPERTIES: Final[dict[str, SystemProperty]] = {each.name.lower(): each for each in _PROPERTIES}
+"""By name in lower case. An action may set ScheduledEnqueueTimeUtc, but a subscription ignores it."""
 
 
-# What an action makes of a message
+# Changes by an action
 
 
 class Draft(MessageView):
-    """A copy of a message that an action works on. The sender's bytes stay, but for what is set or removed."""
+    """A copy of a message for an action to change. The sender's bytes stay, except what is set or removed."""
 
     def __init__(self, view: MessageView) -> None:
         super().__init__(view.message.for_subscription())
         self.message.enqueued_at_ms = view.message.enqueued_at_ms
         self.message.sequence_number = view.message.sequence_number
         self._user = dict(view.user)
-        self._touched: dict[str, Value] = {}
-        """Names, as sent, of the application properties that are no longer as sent."""
-        self._has_new_key = False
+        self._changed: dict[str, Value] = {}
+        """Names, as sent, of the application properties that were set or removed."""
+        self._key_changed = False
 
     def set_user(self, name: str, value: Value) -> None:
-        """In the type of the property that there was, where it can be had."""
+        """Set an application property, in the type of its earlier value if the new one fits."""
         key, existing = self.user.get(name.lower(), (name, None))
-        self._touched[key] = None
+        self._changed[key] = None
         self.user[name.lower()] = (key, as_type_of(existing, amqp_value(value)))
 
     def remove_user(self, name: str) -> None:
         found = self.user.pop(name.lower(), None)
         if found is not None:
-            self._touched[found[0]] = None
+            self._changed[found[0]] = None
 
     def set_system(self, name: str, value: Value) -> None:
-        """Raises EvaluationFailed for a value of the wrong type."""
+        """Set a system property. Raises EvaluationFailed for a value of the wrong type."""
         system = SYSTEM_PROPERTIES[name]
-        self._has_new_key |= system.name in ("SessionId", "PartitionKey")
+        self._key_changed |= system.name in ("SessionId", "PartitionKey")
         sections = self.message.sections = _copied(self.message.sections)
         if system.field is not None:
             self._set_field(sections, system, value)
@@ -206,7 +206,7 @@ class Draft(MessageView):
 
     def _set_time_to_live(self, sections: Sections, value: Value) -> None:
         if not isinstance(value, TimeSpanValue) or value <= 0:
-            raise EvaluationFailed("TimeToLive can be set to a duration of more than zero only.")
+            raise EvaluationFailed("TimeToLive can only be set to a duration of more than zero.")
         ttl = max(1, value // TICKS_PER_MS)
         self.message.ttl_ms = ttl
         sections.header = with_fields(sections.header, HEADER, {_TTL: UInt(min(ttl, _MAX_TTL))})
@@ -220,14 +220,14 @@ class Draft(MessageView):
         self.message.partition_key = text
 
     def finish(self) -> StoredMessage:
-        """The changed copy, its size as it is now. Raises EvaluationFailed where its keys contradict each other."""
+        """Return the changed copy with its new size. Raises EvaluationFailed if its keys contradict each other."""
         message = self.message
-        if self._has_new_key and None not in (keys := {message.session_id, message.partition_key}) and len(keys) > 1:
+        if self._key_changed and None not in (keys := {message.session_id, message.partition_key}) and len(keys) > 1:
             raise EvaluationFailed("The PartitionKey of a message must be its SessionId where both are set.")
-        if self._touched:
+        if self._changed:
             sections = message.sections = _copied(message.sections)
-            kept = without(sections.application_properties, lambda key: key in self._touched)
-            pairs = {key: value for key, value in self.user.values() if key in self._touched}
+            kept = without(sections.application_properties, lambda key: key in self._changed)
+            pairs = {key: value for key, value in self.user.values() if key in self._changed}
             sections.application_properties = with_pairs(kept, APPLICATION_PROPERTIES, pairs)
         message.size = len(message.sections)
         return message
@@ -235,7 +235,7 @@ class Draft(MessageView):
 
 def _checked_text(name: str, value: Value) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise EvaluationFailed(f"The property {name} can be set to text only.")
+        raise EvaluationFailed(f"The property {name} can only be set to text.")
     return None if value is None else str.__str__(value)
 
 
