@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sbpair.emulator.entities.description import (
-    ELEMENTS,
-    SETTABLE,
-    QueueDescription,
-    check_order,
-    check_path,
-    format_value,
-    from_elements,
-)
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.description_limits import check_path
+from sbpair.emulator.entities.description_schema import ELEMENTS, QUEUE, SETTABLE, format_value, from_elements
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 
 
 def read(existing=None, **values) -> QueueDescription:
-    return from_elements(values, (), existing)
+    return from_elements(QUEUE, QueueDescription(), values, existing)
 
 
 def test_what_is_left_out_is_the_services_default() -> None:
@@ -109,12 +103,12 @@ def test_a_partitioned_queue_reads_back_sixteen_times_its_size() -> None:
 
 
 def test_elements_come_in_the_services_order() -> None:
-    check_order(list(ELEMENTS))
-    check_order([])
-    check_order(["Status", "AutoDeleteOnIdle", "ForwardTo", "UserMetadata"])
+    QUEUE.check_order(list(ELEMENTS))
+    QUEUE.check_order([])
+    QUEUE.check_order(["Status", "AutoDeleteOnIdle", "ForwardTo", "UserMetadata"])
     for wrong in (["MaxSizeInMegabytes", "LockDuration"], ["LockDuration", "LockDuration"], ["LockDuratoin"]):
         with pytest.raises(ArgumentInvalid, match="element"):
-            check_order(wrong)
+            QUEUE.check_order(wrong)
 
 
 @pytest.mark.parametrize("path", ["orders", "contoso/x-servicebus-transfer/0", "A.b-c_d/1", "x" * 260])

@@ -7,7 +7,8 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.entities.description import QueueDescription, from_elements
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.description_schema import QUEUE, from_elements
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.namespace_tiers import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, RequestedNamespace
 from sbpair.emulator.entities.partitions import partition_of
@@ -21,7 +22,7 @@ DAY = timespan.TICKS_PER_DAY
 
 
 def described(tier: EmulatedTier, **values: str) -> QueueDescription:
-    return from_elements(values, (), None, tier)
+    return from_elements(QUEUE, QueueDescription(), values, None, tier=tier)
 
 
 def namespace(tier: EmulatedTier, partitions: int = 1) -> Namespace:
@@ -111,7 +112,8 @@ def test_premium_partitions_the_whole_namespace() -> None:
     for message in sent:
         queue.send([message])
     assert sorted(partition_of(message.sequence_number) for message in sent) == [0, 0, 1, 1, 2, 2, 3, 3]
-    queue.update(from_elements({"MaxSizeInMegabytes": "81920"}, (), queue.description, PREMIUM))
+    larger = {"MaxSizeInMegabytes": "81920"}
+    queue.update(from_elements(QUEUE, QueueDescription(), larger, queue.description, tier=PREMIUM))
     assert queue.description.total_size_in_megabytes == 81920
     assert namespace(PREMIUM).create_queue("orders").partitions is None
 

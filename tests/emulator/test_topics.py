@@ -10,7 +10,8 @@ import pytest
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, encode_map
 from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
-from sbpair.emulator.entities import service_envelope, topic_description
+from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.entities.description_schema import from_elements
 from sbpair.emulator.entities.rules.rule import (
     CorrelationRuleFilter,
     FalseRuleFilter,
@@ -348,12 +349,12 @@ def test_the_order_of_elements_is_minded(shape) -> None:
 )
 def test_what_cannot_change_and_what_cannot_be(shape, default, values) -> None:
     with pytest.raises(ArgumentInvalid, match=next(iter(values))):
-        topic_description.from_elements(shape, default, values, default)
+        from_elements(shape, default, values, default)
 
 
 def test_what_an_update_leaves_out_is_default_again_but_for_what_cannot_change() -> None:
     existing = replace(SubscriptionDescription(), requires_session=True, max_delivery_count=3)
-    updated = topic_description.from_elements(SUBSCRIPTION, SubscriptionDescription(), {}, existing)
+    updated = from_elements(SUBSCRIPTION, SubscriptionDescription(), {}, existing)
     assert (updated.requires_session, updated.max_delivery_count) == (True, 10)
 
 

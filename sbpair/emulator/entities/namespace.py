@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers, parse_token, scope_of, verify_token
 from sbpair.emulator.entities.consumers import CallSoon, call_now
-from sbpair.emulator.entities.description import QueueDescription, check_path, default_of
+from sbpair.emulator.entities.description import QueueDescription, default_of
+from sbpair.emulator.entities.description_limits import check_path
 from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from sbpair.emulator.entities import description as queues
 from sbpair.emulator.entities import topic_description as topics
+from sbpair.emulator.entities.description_schema import QUEUE, from_elements
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sbpair.emulator.access.sas import AuthorizationRule
-    from sbpair.emulator.entities.description import Settable
+    from sbpair.emulator.entities.description_schema import Settable
     from sbpair.emulator.entities.namespace import Namespace
 
 T = TypeVar("T")
@@ -120,7 +121,7 @@ class Queues(Entities[QueueEntity]):
         return self.namespace.find_queue(path_of(name))
 
     def description(self, values: dict[str, str], before: queues.QueueDescription | None) -> queues.QueueDescription:
-        return queues.from_elements(values, _rules_of(before), before, self.namespace.tier)
+        return from_elements(QUEUE, queues.QueueDescription(), values, before, _rules_of(before), self.namespace.tier)
 
     def create(self, name: str, description: queues.QueueDescription) -> QueueEntity:
         return self.namespace.create_queue(path_of(name), description)
@@ -141,7 +142,7 @@ class Topics(Entities[TopicEntity]):
 
     def description(self, values: dict[str, str], before: topics.TopicDescription | None) -> topics.TopicDescription:
         default, rules = topics.TopicDescription(), _rules_of(before)
-        return topics.from_elements(topics.TOPIC, default, values, before, rules, self.namespace.tier)
+        return from_elements(topics.TOPIC, default, values, before, rules, self.namespace.tier)
 
     def create(self, name: str, description: topics.TopicDescription) -> TopicEntity:
         return self.namespace.create_topic(path_of(name), description)
@@ -173,7 +174,7 @@ class Subscriptions(Entities[SubscriptionEntity]):
         self, values: dict[str, str], before: topics.SubscriptionDescription | None
     ) -> topics.SubscriptionDescription:
         default = topics.SubscriptionDescription()
-        return topics.from_elements(topics.SUBSCRIPTION, default, values, before, tier=self.namespace.tier)
+        return from_elements(topics.SUBSCRIPTION, default, values, before, tier=self.namespace.tier)
 
     def create(self, name: str, description: topics.SubscriptionDescription) -> SubscriptionEntity:
         return self._topic.create_subscription(name, description)

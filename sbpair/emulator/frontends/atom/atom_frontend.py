@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from sbpair.emulator.access.sas import AccessRight, scope_of
-from sbpair.emulator.entities.description import QueueDescription, check_path, from_elements
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.description_limits import check_path
+from sbpair.emulator.entities.description_schema import QUEUE, from_elements
 from sbpair.emulator.faults.credit_budget import charge_management
 from sbpair.emulator.frontends.atom import atom_xml as xml
 from sbpair.emulator.frontends.atom.atom_request import (
@@ -138,4 +140,4 @@ class AtomFrontend:
         before = existing.description if existing else None
         rules = with_creation_times(requested.rules, before.authorization_rules if before else (), now)
         values = with_addresses(requested.values, request.host)
-        return from_elements(values, rules, before, self._namespace.tier)
+        return from_elements(QUEUE, QueueDescription(), values, before, rules, self._namespace.tier)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.description import ELEMENTS, SETTABLE, Settable, check_order, format_value
+from sbpair.emulator.entities.description_schema import ELEMENTS, QUEUE, SETTABLE, Settable, format_value
 from sbpair.emulator.entities.namespace_tiers import PREMIUM
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import instant
@@ -63,7 +63,7 @@ def read_queue(data: bytes, new_key: Callable[[], str], now_ms: int) -> EntityRe
     if kind_of(description) != "QueueDescription":
         raise ArgumentInvalid(f"'{kind_of(description)}' is not an entity that can be created here.")
     names, requested = read_elements(description, new_key, now_ms)
-    check_order(names)
+    QUEUE.check_order(names)
     return requested
 
 

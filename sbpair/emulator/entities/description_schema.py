@@ -1,0 +1,190 @@
+"""How requests write a description: elements in the service's order (DataContract), and the text of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal
+
+from sbpair.emulator import timespan
+from sbpair.emulator.entities.description import D, QueueDescription, default_of
+from sbpair.emulator.entities.description_limits import validate
+from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
+from sbpair.emulator.service_errors import ArgumentInvalid
+
+if TYPE_CHECKING:
+    from sbpair.emulator.access.sas import AuthorizationRule
+
+Kind = Literal["duration", "int", "bool", "text"]
+Settable = Mapping[str, tuple[str, Kind]]
+
+SETTABLE: Final[Settable] = {
+    "LockDuration": ("lock_duration", "duration"),
+    "MaxSizeInMegabytes": ("max_size_in_megabytes", "int"),
+    "RequiresDuplicateDetection": ("requires_duplicate_detection", "bool"),
+    "RequiresSession": ("requires_session", "bool"),
+    "DefaultMessageTimeToLive": ("default_message_time_to_live", "duration"),
+    "DeadLetteringOnMessageExpiration": ("dead_lettering_on_message_expiration", "bool"),
+    "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_history_time_window", "duration"),
+    "MaxDeliveryCount": ("max_delivery_count", "int"),
+    "EnableBatchedOperations": ("enable_batched_operations", "bool"),
+    "Status": ("status", "text"),
+    "ForwardTo": ("forward_to", "text"),
+    "UserMetadata": ("user_metadata", "text"),
+    "AutoDeleteOnIdle": ("auto_delete_on_idle", "duration"),
+    "EnablePartitioning": ("enable_partitioning", "bool"),
+    "ForwardDeadLetteredMessagesTo": ("forward_dead_lettered_messages_to", "text"),
+    "EnableExpress": ("enable_express", "bool"),
+    "MaxMessageSizeInKilobytes": ("max_message_size_in_kilobytes", "int"),
+}
+"""Field and kind by element. AuthorizationRules is settable too, in a form of its own."""
+
+ELEMENTS: Final = (
+    "LockDuration",
+    "MaxSizeInMegabytes",
+    "RequiresDuplicateDetection",
+    "RequiresSession",
+    "DefaultMessageTimeToLive",
+    "DeadLetteringOnMessageExpiration",
+    "DuplicateDetectionHistoryTimeWindow",
+    "MaxDeliveryCount",
+    "EnableBatchedOperations",
+    "SizeInBytes",
+    "MessageCount",
+    "IsAnonymousAccessible",
+    "AuthorizationRules",
+    "Status",
+    "ForwardTo",
+    "UserMetadata",
+    "CreatedAt",
+    "UpdatedAt",
+    "AccessedAt",
+    "SupportOrdering",
+    "CountDetails",
+    "AutoDeleteOnIdle",
+    "EnablePartitioning",
+    "EntityAvailabilityStatus",
+    "ForwardDeadLetteredMessagesTo",
+    "EnableExpress",
+    "MaxMessageSizeInKilobytes",
+)
+
+UNORDERED: Final = frozenset({"ForwardTo", "UserMetadata", "ForwardDeadLetteredMessagesTo"})
+"""Elements that the SDKs of Python, JavaScript and .NET write in different places; the service accepts all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptionSchema:
+    """The elements of an entity's description in order, and which of them a client sets or may not change."""
+
+    entity: str
+    elements: tuple[str, ...]
+    settable: Settable
+    unordered: frozenset[str]
+    immutable: tuple[str, ...]
+
+    @property
+    def element(self) -> str:
+        return f"{self.entity}Description"
+
+    def check_order(self, names: list[str]) -> None:
+        """Raise ArgumentInvalid if an element is unknown, repeated or out of order."""
+        last = -1
+        for name in names:
+            if name not in self.elements:
+                raise ArgumentInvalid(f"The element '{name}' is not one of {self.element}.")
+            if names.count(name) > 1:
+                raise ArgumentInvalid(f"The element '{name}' is given more than once.")
+            if name in self.unordered:
+                continue
+            if self.elements.index(name) < last:
+                raise ArgumentInvalid(f"The element '{name}' of {self.element} is not in its place in the order.")
+            last = self.elements.index(name)
+
+    def check_update(self, existing: QueueDescription, requested: QueueDescription) -> None:
+        """Raise ArgumentInvalid if an update changes an immutable property."""
+        for name in self.immutable:
+            field = self.settable[name][0]
+            if getattr(existing, field) != getattr(requested, field):
+                raise ArgumentInvalid(
+                    f"The value for the {name} property of an existing {self.entity} cannot be changed."
+                )
+
+
+QUEUE: Final = DescriptionSchema(
+    "Queue",
+    ELEMENTS,
+    SETTABLE,
+    UNORDERED,
+    ("RequiresDuplicateDetection", "RequiresSession", "EnablePartitioning"),
+)
+
+
+def from_elements(
+    schema: DescriptionSchema,
+    default: D,
+    values: Mapping[str, str],
+    existing: D | None,
+    rules: tuple[AuthorizationRule, ...] = (),
+    tier: EmulatedTier = STANDARD,
+) -> D:
+    """Return the requested description. Omitted elements are the default, immutable ones keep their value.
+
+    Raises ArgumentInvalid for a value that is malformed, outside the service's limits, or may not change.
+    """
+    fields: dict[str, object] = {"authorization_rules": rules}
+    for name, (field, _) in schema.settable.items():
+        if name in values:
+            fields[field] = read_value(name, values[name], schema.settable)
+        elif existing is not None and name in schema.immutable:
+            fields[field] = getattr(existing, field)
+    if existing is not None:
+        fields["partitions"] = existing.partitions
+    # read_value returns the field's type
+    description = replace(default_of(default, tier), **fields)  # type: ignore[arg-type]
+    validate(description, tier)
+    if existing is not None:
+        schema.check_update(existing, description)
+    return description
+
+
+def read_value(name: str, text: str, settable: Settable = SETTABLE) -> int | bool | str | None:
+    kind = settable[name][1]
+    text = text.strip() if kind != "text" else text
+    try:
+        if kind == "duration":
+            return timespan.parse(text)
+        if kind == "int":
+            return _integer(text)
+        if kind == "bool":
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    except (ValueError, KeyError) as error:
+        raise ArgumentInvalid(f"The value '{text[:100]}' of {name} cannot be read as {_KINDS[kind]}.") from error
+    return text or None if name != "Status" else text
+
+
+_KINDS: Final[dict[Kind, str]] = {
+    "duration": "a duration such as PT1M",
+    "int": "a whole number",
+    "bool": "true or false",
+    "text": "text",
+}
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20:
+        raise ValueError("too many digits")
+    return int(text)
+
+
+def format_value(description: QueueDescription, name: str, settable: Settable = SETTABLE) -> str | None:
+    """Return the text of one settable element, as the service writes it; None if it is not set."""
+    field, kind = settable[name]
+    value = getattr(description, field)
+    if name == "MaxSizeInMegabytes":
+        value = description.total_size_in_megabytes
+    if value is None:
+        return None
+    if kind == "duration":
+        return timespan.show(value)
+    return str(value).lower() if kind == "bool" else str(value)
