@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -60,20 +59,6 @@ def test_every_kind_of_entity_is_read_and_what_is_not_said_is_the_services_defau
         Rule("events", "audit", "$Default"),
     )
     assert Queue("failures").default_message_time_to_live == TIMESPAN_MAX
-
-
-def test_the_examples_of_readme_and_help_are_right() -> None:
-    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    [example] = [block for block in blocks if "[queues." in block]
-    assert {each.kind for each in parse_entities(example, "README.md").entities} == {
-        "queue",
-        "topic",
-        "subscription",
-        "rule",
-    }
-    shown = (ROOT / "tests/cli/golden/sbpair-provision.txt").read_text()
-    lines = shown[shown.index("  [queues.") : shown.index("A subscription that")]
-    assert len(parse_entities(lines, "help").entities) == 4
 
 
 def test_an_empty_file_describes_nothing() -> None:
