@@ -1,1 +1,1 @@
-"""What a namespace holds: queues, topics, subscriptions and their messages. Nothing here knows a protocol."""
+"""The entities of a namespace: queues, topics, subscriptions and their messages. No protocol is known here."""

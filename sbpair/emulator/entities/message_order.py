@@ -160,6 +160,6 @@ class Deadlines:
         return self._heap[0][0] if self._heap else NEVER
 
     def pop_due(self, now_ms: int) -> Iterator[int]:
-        """Remove and yield, one by one, what is due. An entry may be void: the caller checks."""
+        """Remove and yield the due entries, one by one. One may be void: the caller checks."""
         while self._heap and self._heap[0][0] <= now_ms:
             yield heappop(self._heap)[1]

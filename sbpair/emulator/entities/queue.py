@@ -151,7 +151,7 @@ class QueueEntity:
         self._auto_delete.arm()
 
     def resume_forwarding(self) -> None:
-        """Forward what waited for an entity that is up again."""
+        """Forward the messages that waited for an entity that is up again."""
         for forwarder in self._forwarders:
             forwarder.wake()
 

@@ -1,8 +1,7 @@
-"""What the service reads from a message that it takes in, and what it writes around one that it gives out.
+"""The service's part of a message: the fields read from one that comes in, and the fields written around one sent out.
 
-The law of this file: properties, body and footer leave as the bytes they came as, application properties too but for
-the reason of a dead letter. Every message pays for `read_delivery` and `encode_delivery`: parts that repeat from one
-message to the next are cached.
+Invariant: properties, body and footer leave as the bytes that came in; so do application properties, except that a dead
+letter has its reason added. Every message pays for `read_delivery` and `encode_delivery`: repeated parts are cached.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from sbpair.errors import ProtocolError
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
-TTL_ELSEWHERE: Final = 0xFFFFFFFF
-"""A header cannot hold more: with it, creation time and absolute expiry tell how long a message lives."""
+TTL_IN_PROPERTIES: Final = 0xFFFFFFFF
+"""The largest ttl of a header. With it, creation time and absolute expiry time define how long a message lives."""
 
-# Where the first field of a list's section is, by the list's constructor.
+# The position of the first field in the section of a list, by the list's constructor.
 _FIRST_FIELD: Final = {b"\xc0": 6, b"\xd0": 12, b"\x45": 4}
-_NO_MORE: Final = b"\x40" * 12
-_ONLY_AN_ID: Final = section(PROPERTIES, bytes((0xC0, 1 + 34 + len(_NO_MORE), 13)))
+_NULL_FIELDS: Final = b"\x40" * 12
+_ID_ONLY: Final = section(PROPERTIES, bytes((0xC0, 1 + 34 + len(_NULL_FIELDS), 13)))
 
-_REMEMBERED = 4096
-_WORTH_REMEMBERING = 256
+_CACHE_SIZE = 4096
+_MAX_CACHED_BYTES = 256
 
-# What the service alone says of a message; whoever sends such an annotation is not believed.
-_OWN_ANNOTATIONS: Final = frozenset(
+# Annotations that only the service sets; those of a sender are removed.
+_SERVICE_ANNOTATIONS: Final = frozenset(
     {
         "x-opt-deadletter-source",
         "x-opt-enqueue-sequence-number",
@@ -57,11 +56,11 @@ _OWN_ANNOTATIONS: Final = frozenset(
 )
 
 
-# Taking in
+# Read
 
 
 def read_delivery(payload: bytes, message_format: int, *, with_id: bool = False) -> list[StoredMessage]:
-    """The messages of one delivery: its one, or a batch's members. Pings are left out. Raises ProtocolError."""
+    """Return the messages of one delivery, or of a batch, without pings. Raises ProtocolError."""
     if message_format != BATCH_FORMAT:
         message = read_message(payload, with_id=with_id)
         return [] if message is None else [message]
@@ -70,24 +69,24 @@ def read_delivery(payload: bytes, message_format: int, *, with_id: bool = False)
 
 
 def read_message(payload: bytes, *, with_id: bool = False) -> StoredMessage | None:
-    """One encoded message, or None for a ping. Raises ProtocolError for what is no message."""
+    """Return one encoded message, or None for a ping. Raises ProtocolError for a malformed message."""
     if not with_id and is_plain(payload):
         return StoredMessage(payload, len(payload))
     sections = Sections.split(payload)
-    if _goes_on_whole(sections):
+    if _is_stored_whole(sections):
         message = StoredMessage(payload, len(payload))
     else:
-        message = _with_what_is_before(sections, len(payload))
+        message = _split_message(sections, len(payload))
     return message if _take_properties(message, sections, with_id) else None
 
 
-def _goes_on_whole(sections: Sections) -> bool:
-    """Whether what the service writes goes before all that is there, so that nobody has to know its parts."""
+def _is_stored_whole(sections: Sections) -> bool:
+    """Return whether the service's sections go before the whole payload, so that it need not be split."""
     before = sections.header or sections.delivery_annotations or sections.message_annotations
-    return _begins_with_text(sections.properties) and not before and not sections.footer and sections.body != b""
+    return _has_short_text_id(sections.properties) and not before and not sections.footer and sections.body != b""
 
 
-def _with_what_is_before(sections: Sections, size: int) -> StoredMessage:
+def _split_message(sections: Sections, size: int) -> StoredMessage:
     sections.delivery_annotations = b""
     if _lacks_id(sections.properties):
         sections.properties = _with_new_id(sections.properties)
@@ -95,25 +94,25 @@ def _with_what_is_before(sections: Sections, size: int) -> StoredMessage:
     if sections.header:
         message.ttl_ms = _ttl_of(sections.header)
     if sections.message_annotations:
-        message.scheduled_at_ms, message.partition_key = _told_by(sections.message_annotations)
+        message.scheduled_at_ms, message.partition_key = _schedule_and_key(sections.message_annotations)
     return message
 
 
-def _begins_with_text(properties: bytes) -> bool:
-    """Whether the first of the properties, the message id, is a string, in the usual short forms."""
+def _has_short_text_id(properties: bytes) -> bool:
+    """Return whether the message id is a string, in the usual short encoding."""
     return properties[3:4] == b"\xc0" and properties[6:7] == b"\xa1"
 
 
 def _take_properties(message: StoredMessage, sections: Sections, with_id: bool) -> bool:
-    """Note what the entity has to know; False for a ping."""
-    said = _said(sections.properties)
-    if said.is_ping:
+    """Set the fields that the entity needs; return False for a ping."""
+    fields = _sender_fields(sections.properties)
+    if fields.is_ping:
         return False
-    message.session_id = said.session_id
+    message.session_id = fields.session_id
     if with_id:
         message.message_id = message_id_of(message)
-    if message.ttl_ms is None or message.ttl_ms == TTL_ELSEWHERE:
-        message.ttl_ms = said.lives_ms
+    if message.ttl_ms is None or message.ttl_ms == TTL_IN_PROPERTIES:
+        message.ttl_ms = fields.lives_ms
     return True
 
 
@@ -122,11 +121,11 @@ def _lacks_id(properties: bytes) -> bool:
 
 
 def _with_new_id(properties: bytes) -> bytes:
-    """As the service does: the SDK for JavaScript sends none, and cannot settle what has none."""
+    """Add a message id, as the service does: the SDK for JavaScript sends none, and cannot settle without one."""
     message_id = codec.encode(uuid.uuid4().hex)
     start = _FIRST_FIELD.get(properties[3:4], 0)
     if len(properties) <= start:
-        return _ONLY_AN_ID + message_id + _NO_MORE
+        return _ID_ONLY + message_id + _NULL_FIELDS
     fields = message_id + properties[start + 1 :]
     count = int.from_bytes(properties[start - (1 if start == _FIRST_FIELD[b"\xc0"] else 4) : start])
     if len(fields) < 255:
@@ -135,25 +134,24 @@ def _with_new_id(properties: bytes) -> bytes:
 
 
 class _SenderFields(NamedTuple):
-    """What the properties of a message say to the service, besides its id. `lives_ms` is from creation to expiry."""
+    """The properties that the service needs, besides the id. `lives_ms` is from creation to expiry."""
 
     is_ping: bool
     session_id: str | None
     lives_ms: int | None
 
 
-def _said(properties: bytes) -> _SenderFields:
-    """Raises ProtocolError."""
-    if _begins_with_text(properties):
+def _sender_fields(properties: bytes) -> _SenderFields:
+    if _has_short_text_id(properties):
         end = 8 + properties[7]
-        if len(properties) - _WORTH_REMEMBERING <= end <= len(properties):
-            return _said_besides_id(properties[5], properties[end:])
+        if len(properties) - _MAX_CACHED_BYTES <= end <= len(properties):
+            return _cached_fields(properties[5], properties[end:])
     return _read_properties(properties)
 
 
-@lru_cache(_REMEMBERED)
-def _said_besides_id(count: int, rest: bytes) -> _SenderFields:
-    """The same where `rest` is what follows the id: it repeats from message to message."""
+@lru_cache(_CACHE_SIZE)
+def _cached_fields(count: int, rest: bytes) -> _SenderFields:
+    """Return the fields of properties with `rest` after the id: it repeats from message to message."""
     return _read_properties(section(PROPERTIES, bytes((0xC0, len(rest) + 2, count)) + b"\x40" + rest))
 
 
@@ -164,36 +162,36 @@ def _read_properties(raw: bytes) -> _SenderFields:
     return _SenderFields(properties.content_type == PING_CONTENT_TYPE, properties.group_id, lives_ms)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def _ttl_of(header: bytes) -> int | None:
     return Sections(header=header).read_header().ttl
 
 
-def _told_by(annotations: bytes) -> tuple[int | None, str | None]:
-    """When it is to be enqueued, and its partition key."""
-    return _remembered(annotations) if len(annotations) <= _WORTH_REMEMBERING else _read_annotations(annotations)
+def _schedule_and_key(annotations: bytes) -> tuple[int | None, str | None]:
+    """Return the scheduled time and the partition key."""
+    return _cached_annotations(annotations) if len(annotations) <= _MAX_CACHED_BYTES else _read_annotations(annotations)
 
 
 def _read_annotations(raw: bytes) -> tuple[int | None, str | None]:
-    # Decoded whatever it holds: what is broken in it must not get as far as the receivers.
-    told = Sections(message_annotations=raw).read_message_annotations()
-    at, key = told.get("x-opt-scheduled-enqueue-time"), told.get("x-opt-partition-key")
+    # Decoded in full: a broken one must not reach receivers.
+    annotations = Sections(message_annotations=raw).read_message_annotations()
+    at, key = annotations.get("x-opt-scheduled-enqueue-time"), annotations.get("x-opt-partition-key")
     return int(at) if isinstance(at, int) else None, None if key is None else text_of(key)
 
 
-_remembered = lru_cache(_REMEMBERED)(_read_annotations)
+_cached_annotations = lru_cache(_CACHE_SIZE)(_read_annotations)
 
 
-# Giving out
+# Write
 
 
 def encode_delivery(message: StoredMessage) -> bytes:
-    """The payload of a delivery under lock; of one that is not locked, without a word on locks."""
+    """Return the payload of a delivery, with its lock if there is one."""
     return b"".join(encode_delivery_parts(message))
 
 
 def encode_delivery_parts(message: StoredMessage) -> tuple[bytes, bytes]:
-    """The same payload in two pieces, where its larger one need not be copied."""
+    """Return the same payload in two parts, so that the larger one need not be copied."""
     token, content = message.lock_token, message.content
     if type(content) is bytes and token and message.dead_letter is None:
         before = _plain_before(message.delivery_count, token[:8])
@@ -213,7 +211,7 @@ def encode_delivery_parts(message: StoredMessage) -> tuple[bytes, bytes]:
 
 
 def encode_peeked(message: StoredMessage) -> bytes:
-    """The payload of a message that is only looked at."""
+    """Return the payload of a peeked message."""
     sections = message.sections
     return b"".join(
         (
@@ -227,9 +225,9 @@ def encode_peeked(message: StoredMessage) -> bytes:
     )
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def _header(raw: bytes, delivery_count: int) -> bytes:
-    """The sender's header with the count that is the service's to set. Durable, priority and ttl stay."""
+    """Return the sender's header with the service's delivery count. Durable, priority and ttl stay."""
     fields: list[Value] = [None, None, None]
     if raw:
         fields = [*codec.decode_all(raw).value, *fields][:3]
@@ -239,16 +237,16 @@ def _header(raw: bytes, delivery_count: int) -> bytes:
 _TOKEN_HEAD = b"\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def _token_before(first_half: bytes) -> bytes:
-    """The annotation that holds a lock token, up to its second half: a GUID's first half travels in another order."""
+    """Return the lock token annotation up to the second half: a GUID's first half is sent in another byte order."""
     swapped = first_half[3::-1] + first_half[5:3:-1] + first_half[7:5:-1]
     return section(DELIVERY_ANNOTATIONS, _TOKEN_HEAD + swapped)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def _plain_before(delivery_count: int, first_half: bytes) -> bytes:
-    """All that stands before the second half of a plain message's lock token."""
+    """Return everything before the second half of a plain message's lock token."""
     return _header(b"", delivery_count) + _token_before(first_half)
 
 
@@ -256,7 +254,7 @@ def _key(name: str) -> bytes:
     return codec.encode(Symbol(name))
 
 
-# The annotations of a plain message are always the same but for four numbers of eight bytes.
+# The annotations of a plain message differ only in four numbers of eight bytes.
 _NUMBER_KEYS = (
     _key("x-opt-sequence-number") + b"\x81",
     _key("x-opt-enqueued-time") + b"\x83",
@@ -272,9 +270,9 @@ _PLAIN = struct.Struct(">" + "".join([f"{len(part)}sq" for part in (_PLAIN_HEAD,
 _NO_ANNOTATIONS: Final = section(MESSAGE_ANNOTATIONS, b"\xc1\x01\x00")
 
 
-def _annotations(message: StoredMessage, theirs: bytes) -> bytes:
-    if theirs or message.deferred or message.dead_letter is not None or not message.lock_token:
-        return _general_annotations(message, theirs, locked=bool(message.lock_token))
+def _annotations(message: StoredMessage, sender_annotations: bytes) -> bytes:
+    if sender_annotations or message.deferred or message.dead_letter is not None or not message.lock_token:
+        return _general_annotations(message, sender_annotations, locked=bool(message.lock_token))
     return _PLAIN(
         _PLAIN_HEAD,
         message.sequence_number,
@@ -287,56 +285,58 @@ def _annotations(message: StoredMessage, theirs: bytes) -> bytes:
     )
 
 
-def _general_annotations(message: StoredMessage, theirs: bytes, *, locked: bool) -> bytes:
-    ours: list[tuple[str, Value]] = [
+def _general_annotations(message: StoredMessage, sender_annotations: bytes, *, locked: bool) -> bytes:
+    added: list[tuple[str, Value]] = [
         ("x-opt-sequence-number", Long(message.sequence_number)),
         ("x-opt-enqueued-time", Timestamp(message.enqueued_at_ms)),
         ("x-opt-enqueue-sequence-number", Long(message.enqueued_sequence_number)),
         ("x-opt-message-state", Int(message.reported_state)),
     ]
     if locked:
-        ours.append(("x-opt-locked-until", Timestamp(message.locked_until_ms)))
+        added.append(("x-opt-locked-until", Timestamp(message.locked_until_ms)))
     if message.dead_letter is not None:
-        ours.append(("x-opt-deadletter-source", message.dead_letter.source))
+        added.append(("x-opt-deadletter-source", message.dead_letter.source))
     count, kept = (
-        _their_annotations(theirs) if len(theirs) <= _WORTH_REMEMBERING else _pairs_without(theirs, _OWN_ANNOTATIONS)
+        _kept_annotations(sender_annotations)
+        if len(sender_annotations) <= _MAX_CACHED_BYTES
+        else _pairs_without(sender_annotations, _SERVICE_ANNOTATIONS)
     )
-    pairs = b"".join([_key(name) + codec.encode(value) for name, value in ours])
-    return _map_section(MESSAGE_ANNOTATIONS, count + len(ours), kept + pairs)
+    pairs = b"".join([_key(name) + codec.encode(value) for name, value in added])
+    return _map_section(MESSAGE_ANNOTATIONS, count + len(added), kept + pairs)
 
 
-@lru_cache(_REMEMBERED)
-def _their_annotations(raw: bytes) -> tuple[int, bytes]:
-    """How many of the sender's annotations are kept, and their encoded pairs."""
-    return _pairs_without(raw, _OWN_ANNOTATIONS)
+@lru_cache(_CACHE_SIZE)
+def _kept_annotations(raw: bytes) -> tuple[int, bytes]:
+    """Return how many of the sender's annotations are kept, and their encoded pairs."""
+    return _pairs_without(raw, _SERVICE_ANNOTATIONS)
 
 
 def _with_reason(message: StoredMessage) -> bytes:
-    """The application properties of a dead letter: the sender's bytes, and why it is dead, where they can be read."""
+    """Return a dead letter's application properties: the sender's bytes, with the reason if they can be read."""
     dead_letter: DeadLetterReason | None = message.dead_letter
-    theirs = message.sections.application_properties
+    sender = message.sections.application_properties
     if dead_letter is None:
-        return theirs
-    said = {"DeadLetterReason": dead_letter.reason, "DeadLetterErrorDescription": dead_letter.description}
-    known = {key: value for key, value in said.items() if value is not None}
+        return sender
+    fields = {"DeadLetterReason": dead_letter.reason, "DeadLetterErrorDescription": dead_letter.description}
+    known = {key: value for key, value in fields.items() if value is not None}
     if not known:
-        return theirs
+        return sender
     try:
-        count, kept = _pairs_without(theirs, frozenset(known))
+        count, kept = _pairs_without(sender, frozenset(known))
     except ProtocolError:
-        return theirs
+        return sender
     added = b"".join([codec.encode(key) + codec.encode(value) for key, value in known.items()])
     return _map_section(APPLICATION_PROPERTIES, count + len(known), kept + added)
 
 
-# Going on, and being changed on the way
+# Forward and modify
 
 
 def forwarded_sections(message: StoredMessage) -> Sections:
-    """The sections of a message for the entity that it is forwarded to; a dead letter keeps the reason."""
+    """Return the sections of a message for its forwarding target; a dead letter keeps the reason."""
     sections = copy(message.sections)
     sections.application_properties = _with_reason(message)
-    # One that was forwarded has annotations of its own to tell, and these are looked for where there are any.
+    # An empty section selects the general form of the annotations.
     sections.message_annotations = sections.message_annotations or _NO_ANNOTATIONS
     return sections
 
@@ -346,12 +346,12 @@ def message_id_of(message: StoredMessage) -> str | None:
 
 
 def modify_properties(message: StoredMessage, properties: Map) -> None:
-    """Adds application properties to a message, or changes them, as whoever settles it says; its size follows."""
-    told = {str(key): value for key, value in properties.pairs}
+    """Add or change application properties of a message that is settled; its size follows."""
+    changed = {str(key): value for key, value in properties.pairs}
     before = message.sections
     sections = copy(before)
-    kept = splice.without(sections.application_properties, lambda key: key in told)
-    sections.application_properties = splice.with_pairs(kept, APPLICATION_PROPERTIES, dict(told.items()))
+    kept = splice.without(sections.application_properties, lambda key: key in changed)
+    sections.application_properties = splice.with_pairs(kept, APPLICATION_PROPERTIES, dict(changed.items()))
     message.size += len(sections.application_properties) - len(before.application_properties)
     message.sections = sections
 
@@ -364,7 +364,7 @@ def _map_section(code: int, pairs: int, body: bytes) -> bytes:
 
 
 def _pairs_without(raw: bytes, unwanted: frozenset[str]) -> tuple[int, bytes]:
-    """The pairs of an encoded map section whose key is not `unwanted`: how many, and their bytes as they came."""
+    """Return the pairs of an encoded map whose key is not `unwanted`: how many, and their bytes unchanged."""
     if not raw:
         return 0, b""
     start = skip(raw, 1)

@@ -1,8 +1,8 @@
 """The engine: messages are enqueued, received under lock, settled, peeked and expired.
 
 It is synchronous, knows no protocol and looks into no message; the clock and `call_soon` are arguments. An entity has
-one sub-queue for its messages and one for its dead letters. Every operation first does what is due by the clock, so
-that its result does not depend on when the timer runs.
+one sub-queue for its messages and one for its dead letters. Every operation first runs due timers, so that its
+result does not depend on when the loop runs them.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ class SubQueue:
     # Time
 
     def advance_if_due(self) -> int:
-        """Do what is due by now, and return the time."""
+        """Run due timers, and return the time."""
         now = self._clock.now_ms()
         if now >= self.due_ms:
             self.advance(now)
