@@ -105,7 +105,7 @@ def sbpair_process(
 
 
 @pytest.mark.parametrize("words", [["run"], ["resume", "r1"]])
-def test_without_java_it_says_what_to_install_before_anything_else(words: list[str], tmp_path: Path) -> None:
+def test_without_java_the_error_names_what_to_install(words: list[str], tmp_path: Path) -> None:
     archive = str(tmp_path / "archive")
     done = sbpair_process(*words, "--archive", archive, SBPAIR_PRIMARY_CONNECTION_STRING="nonsense")
 
@@ -115,7 +115,7 @@ def test_without_java_it_says_what_to_install_before_anything_else(words: list[s
     assert not (tmp_path / "archive").exists()
 
 
-def test_a_java_that_is_too_old_is_told_of(java: Path) -> None:
+def test_an_old_java_is_refused(java: Path) -> None:
     program = java / "bin" / "java"
     program.write_text(program.read_text().replace("17.0.1", "1.8.0_392"))
 
@@ -153,7 +153,7 @@ def test_speculation_is_refused(java: Path) -> None:
         ["--all", "--destination", "orders"],
     ],
 )
-def test_options_that_make_no_sense_are_refused(java: Path, words: list[str]) -> None:
+def test_contradictory_options_are_refused(java: Path, words: list[str]) -> None:
     done = resume(java, *words)
     assert done.returncode == 2
     assert words[0] in done.stderr
@@ -166,7 +166,7 @@ def test_a_run_of_another_pair_is_refused(java: Path) -> None:
     assert "c2VjcmV0" not in done.stdout + done.stderr
 
 
-def test_a_destination_that_no_entity_can_be_is_refused(java: Path) -> None:
+def test_an_invalid_destination_is_refused(java: Path) -> None:
     done = resume(java, "--destination", "no such")
     assert done.returncode == 2
     assert "'no such' is not a valid path of a queue or topic" in done.stderr
@@ -218,7 +218,7 @@ def bring_in_another_runs_segment(archive: Archive) -> None:
         (bring_in_another_runs_segment, "two.parquet belongs to run r2, not r1"),
     ],
 )
-def test_an_archive_that_is_not_whole_is_neither_sent_nor_proved_nor_removed(
+def test_an_incomplete_archive_is_not_sent_proved_or_removed(
     java: Path, spoil: Callable[[Archive], None], said: str
 ) -> None:
     """No namespace is there: whoever tried to send would say so."""
@@ -242,9 +242,7 @@ def test_an_archive_that_is_not_whole_is_neither_sent_nor_proved_nor_removed(
         (lambda place: place.joinpath("run.json").write_bytes(b"\0"), "run.json is broken"),
     ],
 )
-def test_an_archive_that_cannot_be_written_to_is_told_of(
-    java: Path, spoil: Callable[[Path], object], said: str
-) -> None:
+def test_an_unwritable_archive_is_reported(java: Path, spoil: Callable[[Path], object], said: str) -> None:
     save_run(Archive(str(java / "archive"), "r1"), RUN)
     spoil(java / "archive" / "r1")
     done = sbpair("resume", "r1", "--archive", str(java / "archive"), home=java)
@@ -252,7 +250,7 @@ def test_an_archive_that_cannot_be_written_to_is_told_of(
     assert said in done.stderr
 
 
-def test_an_archive_without_room_is_told_of_before_anything_is_received(java: Path) -> None:
+def test_a_full_archive_is_reported_before_anything_is_received(java: Path) -> None:
     save_run(Archive(str(java / "archive"), "r1"), RUN)
     done = sbpair_process("resume", "r1", "--archive", str(java / "archive"), home=java, room=0)
     assert done.returncode == 7
@@ -285,7 +283,7 @@ def test_off_a_terminal_and_without_consent_nothing_is_removed(proved: Archive) 
     assert len(proved.files("segments")) == 1
 
 
-def test_with_consent_the_messages_go_and_the_receipt_stays(proved: Archive) -> None:
+def test_with_yes_messages_are_removed_and_the_receipt_stays(proved: Archive) -> None:
     there = sum(proved.sizes("segments").values()) + sum(proved.sizes("ledger").values())
 
     code, out, _err = gc(proved, "--yes", "--output", "json")
@@ -325,7 +323,7 @@ def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left:
     assert len(proved.files("segments")) == left
 
 
-def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
+def test_an_unfinished_run_is_not_removed(proved: Archive) -> None:
     proved.remove(RECEIPT_FILE)
     code, _out, err = gc(proved, "--yes")
     assert code == 4
@@ -342,7 +340,7 @@ def test_a_run_that_is_not_done_is_not_removed(proved: Archive) -> None:
 
 
 @pytest.mark.parametrize("kind", [EXPIRED, QUARANTINE])
-def test_what_was_not_sent_stays_until_that_is_said(proved: Archive, kind: str) -> None:
+def test_unsent_messages_stay_without_include_unsent(proved: Archive, kind: str) -> None:
     proved.delete("ledger")
     end(proved, kind)
     assert "; 1 unsent messages stay" in gc(proved, "--yes")[1]
@@ -352,7 +350,7 @@ def test_what_was_not_sent_stays_until_that_is_said(proved: Archive, kind: str) 
     assert proved.files(kind) == []
 
 
-def test_what_was_deduplicated_is_in_the_segments_alone_and_goes_only_where_that_is_said(proved: Archive) -> None:
+def test_deduplicated_messages_need_include_unsent(proved: Archive) -> None:
     proved.delete("ledger")
     end(proved, DEDUPLICATED)
     code, _out, err = gc(proved, "--yes")
@@ -363,7 +361,7 @@ def test_what_was_deduplicated_is_in_the_segments_alone_and_goes_only_where_that
     assert proved.files("segments") == []
 
 
-def test_of_a_direct_run_the_ledger_goes_once_nothing_is_in_doubt(proved: Archive) -> None:
+def test_the_ledger_of_a_direct_run_is_removed_once_nothing_is_in_doubt(proved: Archive) -> None:
     save_run(proved, replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)))
     proved.delete("segments")
     proved.write_json(DRAINED_FILE, {"messages": 0})
@@ -374,7 +372,7 @@ def test_of_a_direct_run_the_ledger_goes_once_nothing_is_in_doubt(proved: Archiv
     assert proved.files("ledger") == []
 
 
-def test_a_removal_that_was_cut_short_is_finished(proved: Archive) -> None:
+def test_an_interrupted_removal_is_finished(proved: Archive) -> None:
     proved.write_json(REMOVED_FILE, {"places": []})
     proved.delete("segments")
     assert gc(proved, "--yes")[0] == 0
@@ -382,7 +380,7 @@ def test_a_removal_that_was_cut_short_is_finished(proved: Archive) -> None:
 
 
 @pytest.mark.parametrize("words", [["verify"], ["status"], ["stop"], ["gc"]])
-def test_a_run_that_is_not_there_is_told_of(words: list[str], tmp_path: Path) -> None:
+def test_an_unknown_run_is_reported(words: list[str], tmp_path: Path) -> None:
     done = sbpair(*words, "r9", "--archive", str(tmp_path))
     assert done.returncode == 2
     assert "there is no run r9" in done.stderr
@@ -413,7 +411,7 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:
     assert "cut.parquet is broken" in done.stderr
 
 
-def test_what_is_left_in_the_backlog_is_told_and_is_a_finding(tmp_path: Path) -> None:
+def test_messages_remaining_in_the_backlog_are_a_finding(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path), "r1")
     save_run(archive, RUN)
     archive.write_json(DRAINED_FILE, {"messages": 0, "remaining_in_queues": {RUN.queues[0]: 3}})

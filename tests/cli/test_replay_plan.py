@@ -85,7 +85,7 @@ async def told(*words: str, **said: Any) -> tuple[int, dict[str, Any], str]:
         (("--destination", "Orders", "--queue", "1"), {"sent": 2, "unsent": 3}),
     ],
 )
-async def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], fates: dict[str, int]) -> None:
+async def test_options_count_what_they_exclude(words: tuple[str, ...], fates: dict[str, int]) -> None:
     code, document, _err = await told(*words)
     assert (code, document["schema"]) == (3, "sbpair/replay-plan/1")
     assert {fate: document[fate] for fate in fates} == fates
@@ -97,12 +97,12 @@ async def test_it_says_what_the_options_would_leave_out(words: tuple[str, ...], 
     assert document["seconds"] == pytest.approx((document["messages"] + document["sent"]) / 1000)
 
 
-async def test_what_the_journal_knows_would_not_be_sent_again(tmp_path: Path) -> None:
+async def test_messages_in_the_journal_would_not_be_sent_again(tmp_path: Path) -> None:
     _code, document, _err = await told("--state", str(tmp_path), state=tmp_path)
     assert (document["already_sent"], document["sent"]) == (2, 5)
 
 
-async def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing() -> None:
+async def test_the_table_names_a_missing_destination() -> None:
     code, out, err = await plan("--dead-letters", primary=("orders",))
     assert code == 3
     assert "quarantined" in out
@@ -112,7 +112,7 @@ async def test_people_get_a_table_and_are_told_of_a_destination_that_is_missing(
     assert "0/$deadletterqueue" not in out  # there is nothing in it
 
 
-async def test_a_queue_that_is_not_there_is_refused() -> None:
+async def test_an_unknown_queue_is_refused() -> None:
     code, out, err = await plan("--queue", "7")
     assert (code, out) == (2, "")
     assert "--queue 7: contoso-dr has no such backlog queue" in err
@@ -128,13 +128,13 @@ async def test_a_queue_that_is_not_there_is_refused() -> None:
         (("--dedup", "guess"), "--dedup"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_asked(words: tuple[str, ...], said: str) -> None:
+def test_invalid_options_are_refused_before_any_connection(words: tuple[str, ...], said: str) -> None:
     done = sbpair("plan", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
 
 
-def test_a_state_that_is_broken_is_refused(tmp_path: Path) -> None:
+def test_a_broken_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("nonsense")
     done = sbpair("plan", "--state", str(tmp_path))
     assert done.returncode == 4

@@ -32,7 +32,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_python_imports_from_it_what_a_task_needs_where_nothing_is_installed(package: Path, tmp_path: Path) -> None:
+def test_python_imports_all_a_task_needs_from_the_package(package: Path, tmp_path: Path) -> None:
     said = f"import sys; sys.path.insert(0, {str(package)!r}); {IMPORTS}; print(sbpair.__file__)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", said], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
@@ -40,7 +40,7 @@ def test_python_imports_from_it_what_a_task_needs_where_nothing_is_installed(pac
     assert (done.returncode, done.stdout.strip()) == (0, f"{package}/sbpair/__init__.py"), done.stderr
 
 
-def test_nothing_native_and_no_secret_is_in_it_and_it_is_the_same_each_time(package: Path, tmp_path: Path) -> None:
+def test_the_package_is_pure_without_secrets_and_reproducible(package: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.zip"
     assert sbpair("package", str(again)).returncode == 0
     assert again.read_bytes() == package.read_bytes()
@@ -48,14 +48,14 @@ def test_nothing_native_and_no_secret_is_in_it_and_it_is_the_same_each_time(pack
     assert [name for name in names if name.endswith((".so", ".pyd", ".pyc")) or ".." in name] == []
 
 
-def test_a_package_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+def test_an_unwritable_package_is_reported(tmp_path: Path) -> None:
     done = sbpair("package", str(tmp_path / "orders.csv"))
     assert (done.returncode, "ends in .zip" in done.stderr) == (2, True)
     done = sbpair("package", str(tmp_path / "nowhere" / "sbpair.zip"))
     assert (done.returncode, "cannot be written" in done.stderr) == (7, True)
 
 
-def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_package_is_refused(tmp_path: Path) -> None:
     java = java_in(tmp_path)
     (tmp_path / "text.zip").write_text("nonsense")
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as other:
@@ -67,9 +67,7 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["run"], ["resume", "r1", "--all"]])
-def test_the_command_has_the_settings_and_no_secret_and_nothing_is_done(
-    words: list[str], package: Path, tmp_path: Path
-) -> None:
+def test_the_command_has_all_settings_and_no_secret(words: list[str], package: Path, tmp_path: Path) -> None:
     """No namespace is there: whoever asked one would say so."""
     said = [*words, "--archive", "s3://bucket/a b", "--master", "spark://m:7077", "--package", str(package)]
     said += ["--conf", "spark.executor.memory=4g"]
@@ -95,7 +93,7 @@ def test_the_command_has_the_settings_and_no_secret_and_nothing_is_done(
 
 
 @pytest.mark.parametrize(("kind", "told"), [("tmpfs", True), ("ext4", False)])
-def test_an_archive_in_memory_is_told_of(
+def test_an_archive_in_memory_is_warned_of(
     kind: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbpair.replay.local_files.filesystem_type", lambda _path, _mounts: kind)

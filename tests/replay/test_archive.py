@@ -123,7 +123,7 @@ def test_all_parts_of_a_key_must_match(archive: Archive, other: Key) -> None:
     assert (proof.unsent, proof.unknown, proof.balanced, proof.exit_code) == (1, 1, False, 1)
 
 
-def test_what_has_come_to_no_end_is_left(archive: Archive) -> None:
+def test_a_message_without_outcome_is_unsent(archive: Archive) -> None:
     put(archive, "one", key(0), key(1))
     end(archive, LEDGER, key(0))
 
@@ -132,9 +132,7 @@ def test_what_has_come_to_no_end_is_left(archive: Archive) -> None:
     assert (proof.unsent, proof.balanced, proof.exit_code) == (1, False, 3)
 
 
-def test_a_doubt_is_written_down_before_the_end_of_its_message(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_doubtful_entry_is_written_before_its_outcome(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the ledger has a message, nobody looks any more for who had it in hand when he was killed."""
     written: list[str] = []
     write = Archive.write
@@ -154,7 +152,7 @@ def test_a_doubt_is_written_down_before_the_end_of_its_message(
     assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m1"]
 
 
-def test_what_is_taken_away_is_what_was_proved(archive: Archive) -> None:
+def test_gc_removes_only_what_was_proved(archive: Archive) -> None:
     """Between the proof and the word of whoever was asked, the run is resumed, and drains one more message."""
     put(archive, "one", key(1))
     end(archive, LEDGER, key(1))
@@ -169,7 +167,7 @@ def test_what_is_taken_away_is_what_was_proved(archive: Archive) -> None:
     assert archive.files(SEGMENTS) == [f"{SEGMENTS}/{QUEUE}/two.parquet"]
 
 
-def test_a_chunk_that_a_loss_of_power_has_cut_short_keeps_nobody_from_taking_away_a_direct_run(
+def test_gc_of_a_direct_run_accepts_a_truncated_chunk(
     archive: Archive,
 ) -> None:
     runs.save_run(archive, replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)))
@@ -182,7 +180,7 @@ def test_a_chunk_that_a_loss_of_power_has_cut_short_keeps_nobody_from_taking_awa
     assert gc.plan_gc(archive, unsent=False).kept == 1
 
 
-def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -> None:
+def test_gc_removes_nothing_of_a_resumed_run(archive: Archive) -> None:
     put(archive, "one", key(1))
     end(archive, LEDGER, key(1))
     for path in (DRAINED_FILE, RECEIPT_FILE):
@@ -197,7 +195,7 @@ def test_nothing_is_taken_away_from_a_run_that_goes_on_again(archive: Archive) -
         gc.plan_gc(archive, unsent=False)
 
 
-def test_a_run_does_not_go_on_while_it_is_taken_away(archive: Archive) -> None:
+def test_a_run_is_not_resumed_while_gc_removes_it(archive: Archive) -> None:
     archive.write_json(RECEIPT_FILE, {"balanced": True})
     archive.write_json(REMOVED_FILE, {})
     with pytest.raises(errors.StateRefused, match="were removed"):
@@ -205,7 +203,7 @@ def test_a_run_does_not_go_on_while_it_is_taken_away(archive: Archive) -> None:
     assert archive.read_json(RECEIPT_FILE) == {"balanced": True}
 
 
-def test_a_directory_by_another_name_than_its_runs_is_refused(archive: Archive, tmp_path: Path) -> None:
+def test_a_renamed_run_directory_is_refused(archive: Archive, tmp_path: Path) -> None:
     """Its tasks would go by the run's name, and its driver by the directory's."""
     shutil.copytree(archive.root, tmp_path / "r2")
     with pytest.raises(errors.StateRefused, match="belongs to run r1, not"):
@@ -213,7 +211,7 @@ def test_a_directory_by_another_name_than_its_runs_is_refused(archive: Archive, 
 
 
 @pytest.mark.parametrize("name", ["", "r1/", "r2/../r1", "r1\0", "r1\udcff", "*"])
-def test_what_is_no_name_of_a_run_names_none(archive: Archive, name: str) -> None:
+def test_an_invalid_run_id_is_refused(archive: Archive, name: str) -> None:
     with pytest.raises(errors.UsageError, match="there is no run"):
         runs.load_run(Archive(archive.url, name))
 
@@ -222,14 +220,14 @@ def test_what_is_no_name_of_a_run_names_none(archive: Archive, name: str) -> Non
     "said",
     [{"messages": "many"}, {"messages": None}, {"remaining_in_queues": []}, {"remaining_in_queues": {QUEUE: "some"}}],
 )
-def test_what_a_drain_came_to_is_refused_by_name_where_it_cannot_be_read(archive: Archive, said: Any) -> None:
+def test_an_unreadable_drain_report_is_refused_by_name(archive: Archive, said: Any) -> None:
     archive.write_json(DRAINED_FILE, said)
     with pytest.raises(errors.StateRefused, match=r"drained\.json is broken"):
         proof_of(archive)
 
 
 @pytest.mark.parametrize("kind", [DOUBTFUL, HELD])
-def test_a_list_of_names_with_foreign_columns_is_told_of(archive: Archive, kind: str) -> None:
+def test_a_list_with_unexpected_columns_is_reported(archive: Archive, kind: str) -> None:
     if kind == HELD:
         archive.write_line(f"{kind}/0.jsonl", [key(0), [1]])
         assert proof_of(archive).unreadable == [f"{kind}/0.jsonl"]
@@ -249,7 +247,7 @@ def test_two_different_ends_are_a_contradiction(archive: Archive) -> None:
     assert (proof.contradictions, proof.balanced, proof.exit_code) == (1, False, 1)
 
 
-def test_what_a_dead_attempt_had_in_hand_and_another_sent_is_named(archive: Archive) -> None:
+def test_a_message_of_a_dead_attempt_sent_by_another_is_listed(archive: Archive) -> None:
     put(archive, "one", *map(key, range(3)))
     dead = Ledger(archive, RUN.shards, "dead")
     dead.record_held([Entry(key(0), "orders"), Entry(key(1), "orders")])
@@ -260,7 +258,7 @@ def test_what_a_dead_attempt_had_in_hand_and_another_sent_is_named(archive: Arch
 
 
 @pytest.mark.parametrize("kind", [EXPIRED, QUARANTINE])
-def test_what_a_dead_attempt_had_in_hand_may_have_arrived_whatever_came_of_it(archive: Archive, kind: str) -> None:
+def test_a_held_message_of_a_dead_attempt_is_doubtful_whatever_its_outcome(archive: Archive, kind: str) -> None:
     put(archive, "one", key(0), key(1))
     Ledger(archive, RUN.shards, "dead").record_held([Entry(key(0), "orders")])
     end(archive, kind, key(0), key(1), attempt="next")
@@ -268,7 +266,7 @@ def test_what_a_dead_attempt_had_in_hand_may_have_arrived_whatever_came_of_it(ar
     assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m0"]
 
 
-def test_beyond_so_many_what_may_be_there_twice_is_counted(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doubtful_messages_beyond_the_limit_are_counted(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.replay.proof.MAX_NAMED", 2)
     put(archive, "one", *map(key, range(4)))
     end(archive, LEDGER, *map(key, range(4)))
@@ -282,7 +280,7 @@ def test_beyond_so_many_what_may_be_there_twice_is_counted(archive: Archive, mon
     assert told.startswith("possible duplicates: 4 (")
 
 
-def test_what_got_no_answer_and_was_sent_again_is_named(archive: Archive) -> None:
+def test_a_message_sent_again_without_an_answer_is_listed(archive: Archive) -> None:
     put(archive, "one", key(0), key(1))
     end(archive, LEDGER, key(0), key(1))
     end(archive, DOUBTFUL, key(1))
@@ -305,7 +303,7 @@ FILES = st.lists(st.tuples(st.sampled_from((SEGMENTS, *KINDS)), st.sampled_from(
     direct=st.booleans(),
     max_slice=st.integers(1, 40),
 )
-def test_the_proof_is_what_a_naive_count_comes_to(
+def test_the_proof_equals_a_naive_count(
     files: list[tuple[str, str, set[int]]], held: dict[str, set[int]], direct: bool, max_slice: int
 ) -> None:
     run = replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)) if direct else RUN
@@ -351,7 +349,7 @@ def odd(number: int) -> Key:
     return (QUEUE + "1" * (number % 2), number, 1_000 + number // 2, None if number % 3 else f"m{number}")
 
 
-def test_slices_make_no_difference(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_slices_does_not_change_the_proof(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     put(archive, "one", *map(key, range(20)))
     put(archive, "two", *map(key, range(5)))
     end(archive, LEDGER, *map(key, range(17)))
@@ -362,7 +360,7 @@ def test_slices_make_no_difference(archive: Archive, monkeypatch: pytest.MonkeyP
     assert proof_of(archive) == whole
 
 
-def test_a_segment_that_is_cut_short_is_refused_by_name(archive: Archive) -> None:
+def test_a_truncated_segment_is_refused_by_name(archive: Archive) -> None:
     put(archive, "one", key(0))
     [path] = [Path(archive.root, each) for each in archive.files(SEGMENTS)]
     path.write_bytes(path.read_bytes()[:-10])
@@ -412,7 +410,7 @@ def rewrite(archive: Archive, kind: str, change: Any) -> str:
     ],
     ids=["less", "more", "other name", "other type"],
 )
-def test_a_file_with_foreign_columns_is_refused_by_name(archive: Archive, kind: str, change: Any) -> None:
+def test_a_file_with_unexpected_columns_is_refused_by_name(archive: Archive, kind: str, change: Any) -> None:
     put(archive, "one", key(0))
     end(archive, LEDGER, key(0))
     path = rewrite(archive, kind, change)
@@ -424,7 +422,7 @@ def test_a_file_with_foreign_columns_is_refused_by_name(archive: Archive, kind: 
 
 
 @pytest.mark.parametrize("left", [0, 4, 100])
-def test_a_ledger_chunk_that_is_cut_short_is_refused_by_name(archive: Archive, left: int) -> None:
+def test_a_truncated_ledger_chunk_is_refused_by_name(archive: Archive, left: int) -> None:
     put(archive, "one", key(0))
     end(archive, LEDGER, key(0))
     [path] = archive.files(LEDGER)
@@ -437,7 +435,7 @@ def test_a_ledger_chunk_that_is_cut_short_is_refused_by_name(archive: Archive, l
 
 
 @pytest.mark.parametrize("kind", [SEGMENTS, LEDGER])
-def test_a_file_that_a_disk_has_changed_is_refused_by_name(archive: Archive, kind: str) -> None:
+def test_a_corrupted_file_is_refused_by_name(archive: Archive, kind: str) -> None:
     """One bit in the midst of it, which its footer knows nothing of."""
     put(archive, "one", *map(key, range(50)))
     end(archive, LEDGER, *map(key, range(50)))
@@ -454,7 +452,7 @@ def test_a_file_that_a_disk_has_changed_is_refused_by_name(archive: Archive, kin
     assert path in refused.value.message
 
 
-def test_what_a_dead_attempt_had_in_hand_may_be_cut_short_by_a_loss_of_power(archive: Archive) -> None:
+def test_a_truncated_list_of_held_messages_is_reported(archive: Archive) -> None:
     put(archive, "one", key(0))
     Ledger(archive, RUN.shards, "dead").record_held([Entry(key(0), "orders")])
     end(archive, LEDGER, key(0), attempt="next")
@@ -467,7 +465,7 @@ def test_what_a_dead_attempt_had_in_hand_may_be_cut_short_by_a_loss_of_power(arc
 
 
 @pytest.mark.parametrize("path", ["STOP", "segments/q/0/one.parquet", "report/x"])
-def test_nothing_is_written_where_the_runs_directory_has_gone(archive: Archive, path: str) -> None:
+def test_nothing_is_written_without_the_runs_directory(archive: Archive, path: str) -> None:
     Path(archive.root).rename(f"{archive.root}-elsewhere")
 
     with pytest.raises(errors.MachineLacks, match="the run's directory is missing"):
@@ -494,7 +492,7 @@ def test_an_archive_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["/a*b", "/{a}", "nonsense://x", "mock://x", "s3://", "s3://bucket/[a]", "", " "])
-def test_an_archive_that_cannot_be_one_is_refused(url: str) -> None:
+def test_an_unusable_archive_url_is_refused(url: str) -> None:
     with pytest.raises(errors.UsageError, match="--archive"):
         Archive(url, "r1")
 
@@ -506,7 +504,7 @@ def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selec
     assert runs.load_run(archive) == run
 
 
-def test_a_run_from_before_there_was_a_choice_sends_everything(archive: Archive) -> None:
+def test_a_run_file_without_selection_sends_everything(archive: Archive) -> None:
     document = archive.read_json("run.json")
     del document["options"]["selection"]
     archive.write_json("run.json", document)
@@ -537,13 +535,13 @@ def test_a_run_of_another_kind_is_refused(archive: Archive, change: dict[str, An
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "\0"])
-def test_a_run_file_that_is_no_json_object_is_refused(archive: Archive, content: str) -> None:
+def test_a_run_file_without_a_json_object_is_refused(archive: Archive, content: str) -> None:
     Path(archive.root, "run.json").write_text(content)
     with pytest.raises(errors.StateRefused, match=r"run\.json is broken"):
         runs.load_run(archive)
 
 
-def test_a_run_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+def test_an_unknown_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError, match="there is no run r9"):
         runs.load_run(Archive(str(tmp_path), "r9"))
 
@@ -558,7 +556,7 @@ def test_a_run_of_another_pair_is_refused(archive: Archive) -> None:
         runs.load_run(archive, pair)
 
 
-def test_a_task_is_told_the_name_of_a_variable_and_never_the_key() -> None:
+def test_a_task_gets_the_name_of_a_variable_and_never_the_key() -> None:
     reach = NamespaceAccess.from_endpoint(endpoint("contoso", SasKey("root", "c2VjcmV0")), "ORDERS_PRIMARY")
 
     assert "c2VjcmV0" not in repr(reach)
@@ -586,6 +584,6 @@ tmpfs /mnt tmpfs rw 0 0
     ("path", "kind"),
     [("/run/a", "tmpfs"), ("/run/my disk/a", "ext4"), ("/runs", "ext4"), ("/mnt/a", "xfs"), ("/", "ext4")],
 )
-def test_what_an_archive_lies_on_is_known(path: str, kind: str) -> None:
+def test_the_filesystem_type_is_found(path: str, kind: str) -> None:
     assert filesystem_type(Path(path), MOUNTS) == kind
     assert filesystem_type(Path(path), "") == ""

@@ -79,7 +79,7 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
     assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_the_receipt_says_taken_and_in_doubt(place: World, tmp_path: Path) -> None:
+def test_the_receipt_has_received_and_in_doubt(place: World, tmp_path: Path) -> None:
     place.strand_many(2)
     made = job_of(place, tmp_path)
     told = move(made).document(made.run)
@@ -100,7 +100,7 @@ def test_the_receipt_says_taken_and_in_doubt(place: World, tmp_path: Path) -> No
     }
 
 
-def test_what_can_go_nowhere_is_dead_lettered_where_it_was(place: World, tmp_path: Path) -> None:
+def test_an_unroutable_message_is_dead_lettered_in_the_backlog(place: World, tmp_path: Path) -> None:
     place.strand(0, "nowhere", None)
     place.strand(0, "late", Aliases("orders", None, 1))
     place.running.advance(1)
@@ -122,9 +122,7 @@ def test_the_order_of_a_queue_is_kept(place: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ordered", "tasks"), [(True, 2), (False, 5)])
-def test_a_queue_has_several_tasks_only_where_nobody_minds_the_order(
-    place: World, tmp_path: Path, ordered: bool, tasks: int
-) -> None:
+def test_a_queue_has_several_tasks_only_without_order(place: World, tmp_path: Path, ordered: bool, tasks: int) -> None:
     made = job_of(place, tmp_path, replace(QUICK, ordered=ordered), tasks=5)
     assert len(task_queues(made)) == tasks
     archived = replace(made, run=replace(made.run, options=ReplayOptions()))
@@ -143,7 +141,7 @@ def keys(place: World, index: int = 0) -> list[Any]:
     return place.running.do(look)
 
 
-def test_what_a_killed_task_had_sent_is_completed_and_not_sent_again(place: World, tmp_path: Path) -> None:
+def test_messages_a_killed_task_had_sent_are_completed_and_not_sent_again(place: World, tmp_path: Path) -> None:
     """It had three in hand: of the first, the ledger knows; the second may have arrived; the third was let go."""
     place.strand_many(6)
     made = job_of(place, tmp_path)
@@ -163,7 +161,7 @@ def test_what_a_killed_task_had_sent_is_completed_and_not_sent_again(place: Worl
     assert third[3] in place.ids()
 
 
-def test_a_list_that_a_loss_of_power_has_cut_short_keeps_nobody_from_going_on(place: World, tmp_path: Path) -> None:
+def test_a_truncated_list_of_held_messages_does_not_prevent_a_resume(place: World, tmp_path: Path) -> None:
     place.strand_many(3)
     made = job_of(place, tmp_path)
     Ledger(made.open(), made.run.shards, "dead").record_held([Entry(key, "orders") for key in keys(place)])
@@ -173,9 +171,7 @@ def test_a_list_that_a_loss_of_power_has_cut_short_keeps_nobody_from_going_on(pl
     assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
 
 
-def test_a_chunk_of_the_ledger_that_a_loss_of_power_has_cut_short_keeps_nobody_from_going_on_either(
-    place: World, tmp_path: Path
-) -> None:
+def test_a_truncated_ledger_chunk_does_not_prevent_a_resume(place: World, tmp_path: Path) -> None:
     place.strand_many(3)
     made = job_of(place, tmp_path)
     dead = Ledger(made.open(), made.run.shards, "dead")
@@ -191,9 +187,7 @@ def test_a_chunk_of_the_ledger_that_a_loss_of_power_has_cut_short_keeps_nobody_f
     assert [each["message_id"] for each in proof.doubtful] == [second[3]]
 
 
-def test_whatever_a_loss_of_power_has_taken_of_an_unsynced_chunk_keeps_nobody_from_going_on(
-    place: World, tmp_path: Path
-) -> None:
+def test_any_truncation_of_an_unsynced_chunk_allows_a_resume(place: World, tmp_path: Path) -> None:
     """Its end may be there, and what is before it not; and what was written of doubts is no more durable."""
     place.strand_many(3)
     made = job_of(place, tmp_path)
@@ -212,7 +206,7 @@ def test_whatever_a_loss_of_power_has_taken_of_an_unsynced_chunk_keeps_nobody_fr
     assert [each["message_id"] for each in proof.doubtful] == [first[3]]
 
 
-def test_a_move_comes_to_its_end_while_senders_go_on(
+def test_a_move_ends_while_applications_go_on_sending(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.strand_many(8)
@@ -226,7 +220,7 @@ def test_a_move_comes_to_its_end_while_senders_go_on(
     assert set(place.ids()) >= {f"m{number}" for number in range(8)}
 
 
-def test_what_the_ledger_has_of_a_message_that_only_looks_alike_is_sent(place: World, tmp_path: Path) -> None:
+def test_a_message_that_differs_from_the_ledgers_in_its_key_is_sent(place: World, tmp_path: Path) -> None:
     place.strand_many(2)
     made = job_of(place, tmp_path)
     [[queue, number, at, message_id]] = keys(place)
@@ -238,7 +232,7 @@ def test_what_the_ledger_has_of_a_message_that_only_looks_alike_is_sent(place: W
     assert sorted(place.ids()) == ["m0", "m1"]
 
 
-def test_what_was_accepted_and_not_settled_is_known_to_the_next(
+def test_accepted_unsettled_messages_are_known_to_the_next_attempt(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The locks run out between the primary's word and the backlog's."""
@@ -260,9 +254,7 @@ def test_what_was_accepted_and_not_settled_is_known_to_the_next(
     assert place.left() == 0
 
 
-def test_what_the_backlog_has_not_confirmed_is_known_to_whoever_comes_after_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unconfirmed_settlements_are_known_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the ledger, and may come again: among those in hand it is looked for."""
     archive = Archive(str(tmp_path), "r1")
     archive.create()
@@ -284,7 +276,7 @@ def test_what_the_backlog_has_not_confirmed_is_known_to_whoever_comes_after_a_cr
     assert ("q", 1, 1_000, "m1") in accepted_by_dead_attempts(archive, "q", 0)
 
 
-def test_a_run_that_is_asked_to_stop_takes_nothing(place: World, tmp_path: Path) -> None:
+def test_a_stopped_run_receives_nothing(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
     made = job_of(place, tmp_path)
     made.open().write(STOP_FILE, b"")
@@ -292,7 +284,7 @@ def test_a_run_that_is_asked_to_stop_takes_nothing(place: World, tmp_path: Path)
     assert (proof.archived, place.left()) == (0, 4)
 
 
-def test_a_ledger_that_cannot_be_written_ends_it_before_the_backlog_is_told(
+def test_a_ledger_error_ends_the_move_before_settlement(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.strand_many(4)
@@ -310,9 +302,7 @@ def test_a_ledger_that_cannot_be_written_ends_it_before_the_backlog_is_told(
     assert held, "what may be there twice can be told"
 
 
-def test_without_the_drivers_word_nothing_is_sent(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_sent_without_a_heartbeat(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.replay.task_lease.READY_SECONDS", 0.0)
     place.strand_many(4)
     made = replace(job_of(place, tmp_path), heartbeat="lease/none.json")
@@ -321,7 +311,7 @@ def test_without_the_drivers_word_nothing_is_sent(
     assert (place.ids(), place.left()) == ([], 4)
 
 
-def test_a_destination_that_is_not_there_is_dead_lettered_as_the_syphon_does(place: World, tmp_path: Path) -> None:
+def test_messages_for_a_missing_destination_are_dead_lettered(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
     place.strand(0, "lost", Aliases("not-there", None, HOUR_TICKS))
     made = job_of(place, tmp_path)
@@ -342,7 +332,7 @@ def test_a_destination_that_is_not_there_is_dead_lettered_as_the_syphon_does(pla
         ("--where", {"selection": Selection((), "size < 3")}),
     ],
 )
-def test_what_needs_an_archive_is_refused_by_name(
+def test_options_that_need_an_archive_are_refused_by_name(
     place: World, tmp_path: Path, said: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(errors.UsageError, match=f"{said} cannot be combined with --mode direct"):
@@ -350,7 +340,7 @@ def test_what_needs_an_archive_is_refused_by_name(
     assert not (tmp_path / "archive").exists()
 
 
-def test_dead_letters_a_proof_and_another_choice_are_refused_by_name(place: World, tmp_path: Path) -> None:
+def test_dead_letters_verify_and_another_selection_are_refused_by_name(place: World, tmp_path: Path) -> None:
     dead = [dead_letter_path(queue) for queue in place.queues]
     with pytest.raises(errors.UsageError, match="--dead-letters cannot be combined with --mode direct"):
         driver.start(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
@@ -361,7 +351,7 @@ def test_dead_letters_a_proof_and_another_choice_are_refused_by_name(place: Worl
         driver.resume(place.request(tmp_path), "r1", lambda _event: None, Selection())
 
 
-def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path: Path) -> None:
+def test_the_status_of_a_direct_run_comes_from_its_ledger(place: World, tmp_path: Path) -> None:
     place.strand_many(6)
     made = job_of(place, tmp_path)
     assert status.run_status(made.open())["phase"] == "move"
@@ -371,7 +361,7 @@ def test_the_status_of_a_direct_run_is_told_by_its_ledger(place: World, tmp_path
     assert told["queues"] == dict.fromkeys(place.queues, 3)
 
 
-def test_a_signal_has_the_tasks_stop_and_they_are_waited_for(
+def test_a_signal_stops_the_tasks_and_waits_for_them(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbpair.replay.spark_action.POLL_SECONDS", 0.01)
@@ -437,7 +427,7 @@ def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, o
 @pytest.mark.java
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
-def test_on_spark_a_queue_that_goes_away_leaves_the_books_of_the_others(
+def test_on_spark_a_deleted_queue_leaves_the_records_of_the_others(
     place: World, tmp_path: Path, own_java: None
 ) -> None:
     del own_java

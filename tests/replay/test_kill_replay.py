@@ -74,7 +74,7 @@ def executors(ground: Ground) -> Pids:
 
 
 @pytest.mark.parametrize("whom", [executor, python_worker, worker_node])
-def test_a_run_outlives_what_is_killed_in_each_of_its_phases(whom: Kill, ground: Ground, tmp_path: Path) -> None:
+def test_a_run_survives_kills_in_each_of_its_phases(whom: Kill, ground: Ground, tmp_path: Path) -> None:
     """Spark starts others, and has them do it again."""
     place, request = ground.world(), ground.request()
     place.strand_many(MESSAGES)

@@ -75,7 +75,7 @@ def is_sure(task_lease: TaskLease) -> bool:
     return True
 
 
-def test_a_task_is_sure_after_the_third_beat_and_not_when_they_cease(tmp_path: Path) -> None:
+def test_a_task_is_confirmed_from_the_third_heartbeat_until_they_cease(tmp_path: Path) -> None:
     archive, clock = made(str(tmp_path)), Clock()
     task_lease = TaskLease(archive, BEACON, clock)
     assert not is_sure(task_lease), "nothing was written yet"
@@ -89,7 +89,7 @@ def test_a_task_is_sure_after_the_third_beat_and_not_when_they_cease(tmp_path: P
     assert not is_sure(task_lease), "the driver has said nothing since"
 
 
-def test_a_task_is_told_when_the_lease_is_lost(tmp_path: Path) -> None:
+def test_a_task_learns_that_the_lease_is_lost(tmp_path: Path) -> None:
     archive, clock = made(str(tmp_path)), Clock()
     task_lease = TaskLease(archive, BEACON, clock)
     for number in range(1, 5):
@@ -101,7 +101,7 @@ def test_a_task_is_told_when_the_lease_is_lost(tmp_path: Path) -> None:
         task_lease.check()
 
 
-def test_without_a_lease_there_is_nothing_to_lose(tmp_path: Path) -> None:
+def test_without_a_lease_a_task_is_always_confirmed(tmp_path: Path) -> None:
     TaskLease(Archive(str(tmp_path), "r1"), None).check()
 
 
@@ -110,7 +110,7 @@ waits = st.sampled_from((0.0, POLL_SECONDS, 3.0, 12.0))
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from((1.0, 10.0, 20.0)), st.lists(waits, min_size=4, max_size=4)), max_size=8))
-def test_a_task_is_never_sure_for_longer_than_its_driver(beats: list[tuple[float, list[float]]]) -> None:
+def test_a_task_is_never_confirmed_for_longer_than_its_driver(beats: list[tuple[float, list[float]]]) -> None:
     """However long a write takes, and however seldom the task reads; by a clock that it shares with nobody."""
     with TemporaryDirectory() as directory:
         archive, clock = made(directory), Clock()
@@ -155,7 +155,7 @@ def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, t
         pass  # it was given back
 
 
-def test_a_queue_that_can_carry_no_lease_is_refused(place: World, tmp_path: Path) -> None:
+def test_a_queue_unsuitable_for_a_lease_is_refused(place: World, tmp_path: Path) -> None:
     for queue, kind in (("nowhere", errors.EntityMissing), (place.queues[0], errors.UsageError)):
         with pytest.raises(kind, match=queue):
             driver.start(
@@ -163,7 +163,7 @@ def test_a_queue_that_can_carry_no_lease_is_refused(place: World, tmp_path: Path
             )
 
 
-def test_what_a_driver_holds_its_tasks_may_use_until_it_is_lost(place: World, leases: str, tmp_path: Path) -> None:
+def test_tasks_may_use_the_drivers_lease_until_it_is_lost(place: World, leases: str, tmp_path: Path) -> None:
     archive = made(str(tmp_path / "archive"))
     with hold_leases(place.pair, "r1", archive, queue=leases) as held:
         task_lease = TaskLease(archive, held.heartbeat)

@@ -50,7 +50,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 
 @pytest.mark.parametrize("struck", STRUCK.values(), ids=STRUCK)
-def test_what_strikes_the_line_in_each_phase_loses_nothing(
+def test_connection_faults_in_each_phase_lose_nothing(
     struck: list[tuple[str, int, str]], ground: Ground, tmp_path: Path
 ) -> None:
     place, request = ground.world(), ground.request()

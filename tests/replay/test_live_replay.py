@@ -50,7 +50,7 @@ class Shell:
         return len([*self.archive.glob(f"*/{LEDGER}/*/[!.]*.parquet")])
 
 
-def test_a_run_is_looked_at_kept_to_one_stopped_and_resumed(tmp_path: Path) -> None:
+def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) -> None:
     with world() as place:
         place.strand_many(MESSAGES)
         shell = Shell(place, tmp_path)

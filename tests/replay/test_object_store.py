@@ -51,7 +51,7 @@ def opened() -> Archive:
     return Archive(BUCKET, RUN.id)
 
 
-def test_a_run_is_kept_proved_and_removed_there(store: Store) -> None:
+def test_a_run_is_stored_proved_and_removed_there(store: Store) -> None:
     archive = opened()
     archive.create()
     archive.check_writable()
@@ -82,7 +82,7 @@ def a_finished_run_is_removed(archive: Archive, store: Store) -> None:
     assert left == {"run.json", "report/drained.json", "report/receipt.json", "report/removed.json"}
 
 
-def test_a_store_that_takes_nothing_is_told_of_and_has_no_half_of_it(store: Store) -> None:
+def test_a_failing_store_is_reported_and_has_no_partial_file(store: Store) -> None:
     archive = opened()
     runs.save_run(archive, RUN)
     store.full = True
@@ -91,7 +91,7 @@ def test_a_store_that_takes_nothing_is_told_of_and_has_no_half_of_it(store: Stor
     assert archive.files(SEGMENTS) == []
 
 
-def test_an_object_that_is_cut_short_is_refused_by_name(store: Store) -> None:
+def test_a_truncated_object_is_refused_by_name(store: Store) -> None:
     archive = opened()
     put(archive, "one", key(0))
     [name] = [name for name in store.objects if name.endswith("one.parquet")]
@@ -100,7 +100,7 @@ def test_an_object_that_is_cut_short_is_refused_by_name(store: Store) -> None:
         verify(archive, RUN)
 
 
-def test_an_object_that_is_empty_was_never_written(store: Store) -> None:
+def test_an_empty_object_is_ignored(store: Store) -> None:
     """Some stores have it so from the first byte to the last: whoever was killed in between has settled nothing."""
     archive = opened()
     runs.save_run(archive, RUN)
@@ -112,7 +112,7 @@ def test_an_object_that_is_empty_was_never_written(store: Store) -> None:
     assert verify(archive, RUN).archived == 1
 
 
-def test_a_run_that_is_not_there_is_told_of(store: Store) -> None:
+def test_an_unknown_run_is_reported(store: Store) -> None:
     assert store.objects == {}
     with pytest.raises(errors.UsageError, match="there is no run r1"):
         runs.load_run(opened())
@@ -121,9 +121,7 @@ def test_a_run_that_is_not_there_is_told_of(store: Store) -> None:
 @pytest.mark.java
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
-def test_nothing_is_received_for_a_spark_that_cannot_read_there_and_all_is_sent_by_one_that_can(
-    store: Store, place: World, tmp_path: Path
-) -> None:
+def test_nothing_is_received_unless_spark_can_read_the_store(store: Store, place: World, tmp_path: Path) -> None:
     place.strand_many(40)
     store.copies = tmp_path
     request = place.request(tmp_path, settings=HASTY)

@@ -162,7 +162,7 @@ def summed(rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]]) -
 @example(drawn=_STRANGERS, looked=True, had=None, **_CHOSEN)
 @example(drawn=_TWINS, looked=True, had=None, **_CHOSEN)
 @example(drawn=_TWINS, looked=True, had=2, **_CHOSEN)
-def test_the_sql_says_what_the_naive_plan_says(
+def test_the_sql_equals_a_naive_plan(
     spark: Any,
     drawn: list[Row],
     dedup: DedupMode,
@@ -223,7 +223,7 @@ def test_the_sql_says_what_the_naive_plan_says(
     assert flows == summed(drawn, expected)
 
 
-def test_sessions_and_messages_without_one_are_spread_over_the_shards(spark: Any) -> None:
+def test_sessions_and_single_messages_are_spread_over_the_shards(spark: Any) -> None:
     """So that as many tasks as there are have something to do."""
     told = "SELECT 'orders' AS destination, {} AS session_id, concat('m', id) AS message_id FROM range(100)"
     for session in ("cast(null AS string)", "concat('s', id)"):
@@ -233,6 +233,6 @@ def test_sessions_and_messages_without_one_are_spread_over_the_shards(spark: Any
         assert {row.shard for row in shards} == set(range(8))
 
 
-def test_rows_are_looked_for_by_their_names_while_these_are_few() -> None:
+def test_rows_are_filtered_by_shared_match_keys_while_few() -> None:
     compared = [plan_sql.choose_compare(names) for names in (0, 1, plan_sql.MAX_SHARED, plan_sql.MAX_SHARED + 1)]
     assert compared == [plan_sql.Compare.NONE, *2 * [plan_sql.Compare.SHARING], plan_sql.Compare.EVERY]

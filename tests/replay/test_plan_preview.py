@@ -42,7 +42,7 @@ def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], on
     assert said[plan_preview.DEDUPLICATED, True] == (len(ours) - len(set(ours)) if once else 0)
 
 
-def test_what_the_journal_knows_is_told_by_all_five_parts_of_its_key() -> None:
+def test_accepted_messages_match_by_all_five_parts_of_their_key() -> None:
     known = Facts("q/0", 1, 2, "a", "orders")
     told = PlanPreview("dr", dedup=True, accepted=[message_key("dr", known)])
     assert told(known, route(known)) == (plan_preview.ALREADY_SENT, False)
@@ -51,7 +51,7 @@ def test_what_the_journal_knows_is_told_by_all_five_parts_of_its_key() -> None:
         assert told(other, route(other))[0] != plan_preview.ALREADY_SENT
 
 
-def test_it_says_when_it_remembers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reports_that_message_ids_overflowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_preview, "MAX_REMEMBERED", 1)
     told = PlanPreview("dr", dedup=False)
     for name in "abb":
@@ -61,7 +61,7 @@ def test_it_says_when_it_remembers_no_more(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["", "no such", "a//b", "a" * 261, "orders;", "'", "../orders"])
-def test_a_destination_that_no_entity_can_be_is_refused(name: str) -> None:
+def test_an_invalid_destination_is_refused(name: str) -> None:
     with pytest.raises(errors.NameInvalid):
         normalize_destinations([name])
 

@@ -61,16 +61,14 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     phases = [event.name for event in heard if isinstance(event, ReplayPhase)]
     assert [*dict.fromkeys(phases)] == ["check", "spark", "drain", "plan", "send", "verify"]
 
-    a_run_that_is_done_sends_nothing_when_it_is_resumed(place, tmp_path, result)
+    a_finished_run_sends_nothing_when_resumed(place, tmp_path, result)
     archive = Archive(str(tmp_path / "archive"), result.run.id)
     files_hold_what_is_documented(archive)
-    a_repetition_is_written_off_however_late(place, tmp_path, archive, monkeypatch)
-    a_ledger_that_loses_a_chunk_is_told_of(archive)
+    a_late_duplicate_is_marked_as_deduplicated(place, tmp_path, archive, monkeypatch)
+    a_lost_ledger_chunk_is_reported(archive)
 
 
-def a_run_that_is_done_sends_nothing_when_it_is_resumed(
-    place: World, tmp_path: Path, first: driver.ReplayResult
-) -> None:
+def a_finished_run_sends_nothing_when_resumed(place: World, tmp_path: Path, first: driver.ReplayResult) -> None:
     heard: list[Any] = []
     there = sorted(place.ids())
 
@@ -89,7 +87,7 @@ def files_hold_what_is_documented(archive: Archive) -> None:
     )
 
 
-def a_repetition_is_written_off_however_late(
+def a_late_duplicate_is_marked_as_deduplicated(
     place: World, tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before it was, and resumed when what it repeats is past its time: that one has arrived all the same."""
@@ -104,7 +102,7 @@ def a_repetition_is_written_off_however_late(
     assert place.ids().count("again") == 1
 
 
-def a_ledger_that_loses_a_chunk_is_told_of(archive: Archive) -> None:
+def a_lost_ledger_chunk_is_reported(archive: Archive) -> None:
     chunk = archive.files(LEDGER)[0]
     lost = archive.row_count(chunk)
     archive.remove(chunk)
@@ -113,9 +111,7 @@ def a_ledger_that_loses_a_chunk_is_told_of(archive: Archive) -> None:
     assert (proof.unsent, proof.exit_code) == (lost, 3)
 
 
-def test_what_repeats_a_message_that_the_primary_refuses_is_left_and_a_resume_sends_it(
-    place: World, tmp_path: Path
-) -> None:
+def test_the_duplicate_of_a_refused_message_is_sent_by_a_resume(place: World, tmp_path: Path) -> None:
     for body in (b"x" * 300_000, b"second", b"second"):
         place.strand(0, "twin", Aliases("orders", None, HOUR_TICKS), body)
         place.running.advance(0.001)
@@ -129,9 +125,7 @@ def test_what_repeats_a_message_that_the_primary_refuses_is_left_and_a_resume_se
     assert (place.ids(), place.altered()) == (["twin"], [])
 
 
-def test_of_what_repeats_each_other_that_which_has_arrived_is_the_one_however_late_an_older_one_is_drained(
-    place: World, tmp_path: Path
-) -> None:
+def test_an_accepted_duplicate_stays_first_if_an_older_one_comes_later(place: World, tmp_path: Path) -> None:
     """Somebody else had the older one locked when the younger one was sent."""
     for index in range(2):
         place.strand(index, "twin", Aliases("orders", None, HOUR_TICKS))
@@ -149,9 +143,7 @@ def test_of_what_repeats_each_other_that_which_has_arrived_is_the_one_however_la
 
 
 @pytest.mark.slow
-def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goes_on(
-    place: World, tmp_path: Path
-) -> None:
+def test_a_missing_destination_is_refused_before_sending(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
     place.strand(0, "lost", Aliases("not-there", None, HOUR_TICKS))
 
@@ -163,7 +155,7 @@ def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goe
     [run_id] = [each.name for each in (tmp_path / "archive").iterdir()]
     place.running.do(lambda: place.running.namespace.create_queue("not-there"))
     place.destinations = [*place.destinations, "not-there"]
-    what_a_disk_has_changed_is_not_sent(place, tmp_path, Archive(str(tmp_path / "archive"), run_id))
+    a_corrupted_message_is_not_sent(place, tmp_path, Archive(str(tmp_path / "archive"), run_id))
     proof = driver.resume(place.request(tmp_path), run_id, lambda _event: None).proof
     assert proof.exit_code == 0
     assert set(place.ids()) == set(place.sent)
@@ -171,7 +163,7 @@ def test_a_missing_destination_is_refused_before_anything_is_sent_and_resume_goe
     assert {*twice} <= {each["message_id"] for each in proof.doubtful}, "what others had in hand when one failed"
 
 
-def what_a_disk_has_changed_is_not_sent(place: World, tmp_path: Path, archive: Archive) -> None:
+def a_corrupted_message_is_not_sent(place: World, tmp_path: Path, archive: Archive) -> None:
     path = Path(archive.root, archive.files(SEGMENTS)[0])
     whole = path.read_bytes()
     at = whole.rindex(b"\x28\xb5\x2f\xfd") + 20  # of the last page, which holds messages of the last group

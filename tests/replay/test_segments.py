@@ -55,7 +55,7 @@ def payload_of(number: int) -> bytes:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=6), st.sampled_from([1, 4, 3 * MAX_PARTS]))
-def test_whatever_its_groups_are_the_rows_are_those_that_came(comings: list[tuple[int, bool]], shards: int) -> None:
+def test_any_grouping_keeps_the_rows(comings: list[tuple[int, bool]], shards: int) -> None:
     with TemporaryDirectory() as directory:
         archive = Archive(directory, "r1")
         archive.create()
@@ -99,7 +99,7 @@ def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage]) -> 
 
 
 @pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
-def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(
+def test_rows_of_a_shard_are_together_in_order_of_arrival(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group of rows has no more shards than it must: whoever sends one reads few messages of others."""
@@ -118,7 +118,7 @@ def test_what_is_of_one_shard_lies_together_in_the_order_in_which_it_came(
 
 
 @pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
-def test_a_group_is_no_larger_where_one_session_has_all_the_messages(
+def test_a_group_is_bounded_if_one_session_has_all_messages(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sends some of it holds a group of each queue at the same time."""
@@ -137,12 +137,12 @@ def test_a_group_is_no_larger_where_one_session_has_all_the_messages(
     assert file.num_row_groups <= round(sum(sizes) / 1_000)
 
 
-def test_few_small_messages_are_in_one_group_however_many_shards_there_are(tmp_path: Path) -> None:
+def test_few_small_messages_are_one_group_for_any_shard_count(tmp_path: Path) -> None:
     file = stored(tmp_path, MAX_PARTS, [arrival(number) for number in range(100)])
     assert file.num_row_groups == 1
 
 
-def test_what_failed_half_way_is_not_said_to_be_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_group_does_not_count_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.replay.segment.MIN_PART_BYTES", 1)
     archive = Archive(str(tmp_path), "r1")
     archive.create()
@@ -211,9 +211,7 @@ def test_the_next_segment_is_received_while_one_is_stored(
     assert (place.left(), proof_of(job).archived, proof_of(job).copies) == (0, MESSAGES, 0)
 
 
-def test_a_drain_brings_messages_into_the_file_as_they_come(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_writes_groups_while_it_receives(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1)
     monkeypatch.setattr("sbpair.replay.drain_task.MAX_RECEIVE", 10)
     place.strand_many(MESSAGES)
@@ -228,7 +226,7 @@ def test_a_drain_brings_messages_into_the_file_as_they_come(
     assert (place.altered(), proof_of(job).balanced) == ([], True)
 
 
-def test_what_was_received_behind_a_segment_that_cannot_be_stored_is_neither_stored_nor_settled(
+def test_after_a_failed_segment_nothing_more_is_stored_or_settled(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.strand_many(MESSAGES)

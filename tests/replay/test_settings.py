@@ -26,11 +26,11 @@ def test_a_local_java_leaves_the_cores_to_the_workers(master: str, collector: st
     assert "-XX:TieredStopAtLevel=1" in options
 
 
-def test_a_remote_one_is_not_told_anything() -> None:
+def test_a_remote_java_gets_no_options() -> None:
     assert spark.local_settings("spark://host:7077") == {}
 
 
-def test_what_the_user_says_of_java_comes_last(tmp_path: Path) -> None:
+def test_the_users_java_options_come_last(tmp_path: Path) -> None:
     said = spark._java_options("local[2]", "-XX:+UseG1GC", tmp_path, verbose=False)
     assert said.endswith("-XX:+UseG1GC")
     assert "log4j2" in said
@@ -48,7 +48,7 @@ def test_what_the_user_says_of_java_comes_last(tmp_path: Path) -> None:
         ("", "RuntimeError"),
     ],
 )
-def test_of_what_java_says_the_reason_is_told(text: str, told: str) -> None:
+def test_a_java_error_is_reduced_to_its_reason(text: str, told: str) -> None:
     assert spark.spark_message(RuntimeError(text)) == told
 
 
@@ -61,11 +61,11 @@ def test_of_what_java_says_the_reason_is_told(text: str, told: str) -> None:
         "It is malformed.; line 1 pos 516",
     ],
 )
-def test_of_what_is_said_of_a_condition_what_was_not_written_is_left_out(text: str) -> None:
+def test_a_sql_error_has_no_class_and_no_position(text: str) -> None:
     assert selection.sql_message(RuntimeError(text)) == "It is malformed."
 
 
-def test_of_pyspark_a_worker_takes_the_files_before_the_same_in_a_zip() -> None:
+def test_a_worker_imports_pyspark_from_files_before_the_zip() -> None:
     own, other = "/site/pyspark/python/lib/pyspark.zip", "/opt/spark/python/lib/pyspark.zip"
     assert pyspark_daemon.files_first([own, "/work", "/site"]) == ["/work", "/site", own]
     assert pyspark_daemon.files_first([other, "/work", "/site"]) == [other, "/work", "/site"]
@@ -75,7 +75,7 @@ def test_of_pyspark_a_worker_takes_the_files_before_the_same_in_a_zip() -> None:
 @pytest.mark.java
 @pytest.mark.usefixtures("own_java")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
-def test_a_local_master_has_its_workers_import_pyspark_from_files_and_no_pandas() -> None:
+def test_local_workers_import_pyspark_from_files_and_no_pandas() -> None:
     def told(batches: Iterator[Any]) -> Iterator[Any]:
         had = set(sys.modules)
         import pyarrow as pa
@@ -93,7 +93,7 @@ def test_a_local_master_has_its_workers_import_pyspark_from_files_and_no_pandas(
     assert (row.pandas, row.shared) == (False, True)
 
 
-def test_nothing_that_workers_share_starts_a_thread() -> None:
+def test_preloaded_modules_start_no_thread() -> None:
     program = (
         "import os, sys\n"
         "from sbpair.replay.pyspark_daemon import preload\n"
@@ -107,7 +107,7 @@ def test_nothing_that_workers_share_starts_a_thread() -> None:
 @pytest.mark.java
 @pytest.mark.usefixtures("own_java")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
-def test_what_is_no_master_is_told_of_and_speculation_in_a_file_of_spark_is_overruled(
+def test_a_bad_master_is_reported_and_default_speculation_is_overruled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\nspark.speculation.quantile 0.5\n")

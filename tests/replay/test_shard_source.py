@@ -86,7 +86,7 @@ async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from((0.0, 60.0)))
-async def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: int, chunk: int, seconds: float) -> None:
+async def test_held_and_accepted_messages_are_in_a_file_at_every_moment(seed: int, chunk: int, seconds: float) -> None:
     """So what a killed task may have sent is known, wherever the kill comes."""
 
     async def play(archive: Archive) -> None:
@@ -115,9 +115,7 @@ async def test_what_is_in_hand_or_accepted_is_in_a_file_at_every_moment(seed: in
         await play(created(Path(directory)))
 
 
-def test_what_is_said_in_one_file_is_in_hand_until_the_last_of_it_is_not(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_held_messages_stays_until_none_is_held(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.replay.ledger.MAX_HELD_PER_FILE", 3)
     hands = HeldRecord(Ledger(archive, SHARDS))
     hands.add({name: Entry(key(name), "orders") for name in (0, 1)})
@@ -139,7 +137,7 @@ def test_what_is_said_in_one_file_is_in_hand_until_the_last_of_it_is_not(
     max_reported=st.integers(0, 6),
     at_the_end=st.integers(0, 3),
 )
-def test_whatever_is_in_hand_is_said_and_little_else(
+def test_every_held_message_is_recorded_and_few_others(
     takes: list[int], chance: Random, max_reported: int, at_the_end: int
 ) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
@@ -162,7 +160,7 @@ def test_whatever_is_in_hand_is_said_and_little_else(
         assert sorted(written(archive, HELD)) == sorted(each.key for each in left)
 
 
-def test_what_could_not_be_added_is_followed_by_nothing(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_append_a_new_file_is_started(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(archive, SHARDS)
     ledger.record_held([Entry(key(0), "orders")])
     with monkeypatch.context() as patched:
@@ -177,7 +175,7 @@ def full(*_: Any) -> Any:
     raise OSError(errno.ENOSPC, "no space left on device")
 
 
-def test_of_a_list_that_is_cut_short_what_can_be_read_counts(archive: Archive) -> None:
+def test_the_readable_part_of_a_truncated_list_counts(archive: Archive) -> None:
     ledger = Ledger(archive, SHARDS)
     boundaries = []
     for number in range(0, 6, 2):
@@ -194,13 +192,13 @@ def test_of_a_list_that_is_cut_short_what_can_be_read_counts(archive: Archive) -
             assert found[:minimum] == [key(number) for number in range(minimum)]
 
 
-async def test_they_come_in_the_order_in_which_they_lie_there(archive: Archive) -> None:
+async def test_messages_keep_the_order_of_their_rows(archive: Archive) -> None:
     arrivals = await all_of(source(archive, 20))
     assert [each.row for each in arrivals] == [key(number) for number in range(20)]
     assert [each.ordinal for each in arrivals] == sorted(each.ordinal for each in arrivals)
 
 
-async def test_what_the_ledger_has_of_a_shard_is_not_given_out(archive: Archive) -> None:
+async def test_messages_in_the_ledger_are_not_delivered(archive: Archive) -> None:
     earlier = Ledger(archive, SHARDS, "earlier")
     earlier.write(LEDGER, 0, [Entry(key(1), "orders")])
     earlier.write(QUARANTINE, 1, [Entry(key(15), "orders", "why")])
@@ -208,7 +206,7 @@ async def test_what_the_ledger_has_of_a_shard_is_not_given_out(archive: Archive)
     assert [each.row for each in arrivals] == [key(number) for number in range(20) if number not in (1, 15)]
 
 
-def test_a_repetition_is_written_off_once_what_it_repeats_has_been_accepted(archive: Archive) -> None:
+def test_a_duplicate_is_marked_once_its_first_copy_is_accepted(archive: Archive) -> None:
     ledger = Ledger(archive, SHARDS)
     ledger.write(LEDGER, 0, [Entry(key(0), "orders")])
     ledger.write(QUARANTINE, 0, [Entry(key(1), "orders", "why")])
@@ -225,7 +223,7 @@ def test_a_repetition_is_written_off_once_what_it_repeats_has_been_accepted(arch
     assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
 
 
-async def test_a_stop_is_seen_whoever_asked_for_it(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_requested_stop_is_seen(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_source, "STOP_POLL_SECONDS", 0.0)
 
     made = source(archive, 20)
@@ -235,9 +233,7 @@ async def test_a_stop_is_seen_whoever_asked_for_it(archive: Archive, monkeypatch
     assert made.stop_requested()
 
 
-async def test_large_messages_are_not_taken_in_by_the_thousand(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_messages_are_read_in_small_chunks(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_source, "CHUNK_BYTES", 2 * len(message(0)))
     made = source(archive, 20)
     await made.receive(1)

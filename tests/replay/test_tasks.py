@@ -56,7 +56,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 short_locks = pytest.mark.parametrize("place", [2], indirect=True, ids=["short locks"])
 
 
-def test_what_is_drained_and_sent_is_all_there(place: World, tmp_path: Path) -> None:
+def test_everything_drained_and_sent_arrives(place: World, tmp_path: Path) -> None:
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path)
 
@@ -171,7 +171,7 @@ def after_the_first(owner: Any, method: str, trouble: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World, own_disk: Path) -> None:
+def test_a_failing_archive_settles_nothing(broken: Any, place: World, own_disk: Path) -> None:
     place.strand_many(MESSAGES, body=BODY)
     job = job_of(place, own_disk)
     root = Path(job.open().root)
@@ -190,7 +190,7 @@ def test_what_an_archive_cannot_hold_is_never_settled(broken: Any, place: World,
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
+def test_a_failing_ledger_leads_to_one_listed_duplicate_at_most(
     broken: Any, place: World, own_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbpair.replay.shard_source.MAX_CHUNK", DEFAULT_BATCH_LIMITS.prefetch // 2)
@@ -210,7 +210,7 @@ def test_what_a_ledger_cannot_hold_is_sent_once_more_at_most_and_named(
     everything_is_there(place, job)
 
 
-def test_a_broken_chunk_of_the_ledger_stops_the_send_by_name(place: World, tmp_path: Path) -> None:
+def test_a_broken_ledger_chunk_stops_the_send_by_name(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
     job = job_of(place, tmp_path)
     drain(job)
@@ -230,7 +230,7 @@ def test_a_broken_chunk_of_the_ledger_stops_the_send_by_name(place: World, tmp_p
     ("kind", "wanted"),
     [("reset", {"count": 1}), ("drop", {"count": 1}), ("detach", {})],
 )
-def test_a_drain_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], place: World, tmp_path: Path) -> None:
+def test_a_drain_continues_after_faults(kind: str, wanted: dict[str, Any], place: World, tmp_path: Path) -> None:
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path)
     trouble = place.during(kind, OTHER, **wanted)
@@ -247,7 +247,7 @@ def test_a_drain_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], pl
     ("kind", "wanted"),
     [("reset", {"count": 2}), ("drop", {"count": 2}), ("detach", {}), ("throttle", {"count": 2})],
 )
-def test_a_send_goes_on_after_what_breaks(kind: str, wanted: dict[str, Any], place: World, tmp_path: Path) -> None:
+def test_a_send_continues_after_faults(kind: str, wanted: dict[str, Any], place: World, tmp_path: Path) -> None:
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path, rate=50.0)
     drain(job)
@@ -274,7 +274,7 @@ def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_p
 
 @pytest.mark.slow
 @short_locks
-def test_a_drain_goes_on_after_a_line_has_fallen_silent(place: World, tmp_path: Path) -> None:
+def test_a_drain_continues_after_a_silent_connection(place: World, tmp_path: Path) -> None:
     """It takes the minute after which an answer is not waited for any longer."""
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path)
@@ -288,7 +288,7 @@ def test_a_drain_goes_on_after_a_line_has_fallen_silent(place: World, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_send_goes_on_after_a_line_has_fallen_silent(place: World, tmp_path: Path) -> None:
+def test_a_send_continues_after_a_silent_connection(place: World, tmp_path: Path) -> None:
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path, rate=50.0)
     drain(job)
@@ -301,7 +301,7 @@ def test_a_send_goes_on_after_a_line_has_fallen_silent(place: World, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["reset", "drop"])
-def test_destinations_are_asked_for_again_where_the_line_breaks(kind: str, place: World, tmp_path: Path) -> None:
+def test_the_check_of_destinations_retries_after_a_lost_connection(kind: str, place: World, tmp_path: Path) -> None:
     job = job_of(place, tmp_path)
 
     with place.during(kind, NAMESPACE, count=1):
@@ -314,7 +314,7 @@ def test_destinations_are_asked_for_again_where_the_line_breaks(kind: str, place
 # Others.
 
 
-def test_what_another_mover_holds_is_refused_and_leaves_nothing(place: World, tmp_path: Path) -> None:
+def test_a_held_lease_refuses_the_run_and_leaves_nothing(place: World, tmp_path: Path) -> None:
     request = place.request(tmp_path)
 
     with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld):
@@ -323,7 +323,7 @@ def test_what_another_mover_holds_is_refused_and_leaves_nothing(place: World, tm
     assert not (tmp_path / "archive").exists()
 
 
-def test_a_journal_that_cannot_be_read_is_refused_and_leaves_nothing(place: World, tmp_path: Path) -> None:
+def test_an_unreadable_journal_refuses_the_run_and_leaves_nothing(place: World, tmp_path: Path) -> None:
     request = place.request(tmp_path)
     request.state.mkdir()
     (request.state / "state.db").write_bytes(b"no database at all" * 100)
@@ -332,7 +332,7 @@ def test_a_journal_that_cannot_be_read_is_refused_and_leaves_nothing(place: Worl
     assert list((tmp_path / "archive").iterdir()) == []
 
 
-def test_a_send_stops_when_another_process_says_so_and_doubles_nothing(place: World, tmp_path: Path) -> None:
+def test_a_send_stops_on_request_without_duplicates(place: World, tmp_path: Path) -> None:
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path, rate=2.0)
     archive = job.open()
@@ -363,7 +363,7 @@ def sbpair(verb: str, archive: Archive, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_path: Path) -> None:
+def test_messages_locked_elsewhere_remain_and_are_counted(place: World, tmp_path: Path) -> None:
     place.strand_many(10)
     place.running.do(lambda: place.backlog(0).messages.receive(3))
     job = job_of(place, tmp_path, locked_seconds=0.2)
@@ -381,9 +381,7 @@ def test_what_somebody_else_has_locked_is_left_and_counted(place: World, tmp_pat
     everything_is_there(place, job)
 
 
-def test_in_haste_a_queue_that_shows_messages_and_gives_none_for_a_moment_is_not_left_behind(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_waits_outlast_a_queue_that_pauses(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place.strand_many(10)
     job = job_of(place, tmp_path).with_short_waits()
     take, pauses = RawSource.receive, iter([True])
@@ -397,7 +395,7 @@ def test_in_haste_a_queue_that_shows_messages_and_gives_none_for_a_moment_is_not
     assert (proof_of(job).archived, asyncio.run(has_remaining(job))) == (10, False)
 
 
-def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) -> None:
+def test_newer_messages_do_not_count_as_remaining(place: World, tmp_path: Path) -> None:
     place.strand_many(2)
     job = job_of(place, tmp_path)
     place.running.advance(120)
@@ -406,7 +404,7 @@ def test_what_came_later_is_neither_ours_nor_left(place: World, tmp_path: Path) 
     assert left(job) == {place.queues[0]: 2}
 
 
-def test_a_drain_comes_to_its_end_while_senders_go_on(
+def test_a_drain_ends_while_applications_go_on_sending(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more comes whenever it is looked for another one, but for this many: then it would end in any case."""
@@ -428,7 +426,7 @@ def ids_archived(job: TaskJob) -> set[str]:
     return {row["message_id"] for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()}
 
 
-def test_what_a_send_got_no_answer_for_is_named_though_its_task_never_ends(
+def test_an_unanswered_send_is_listed_though_its_task_is_killed(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is sent again and accepted, and the ledger has it. Then the task is killed: nobody else will send it."""
@@ -459,7 +457,7 @@ def test_what_a_send_got_no_answer_for_is_named_though_its_task_never_ends(
     assert proof.doubtful
 
 
-def test_what_the_journal_knows_is_completed_and_neither_archived_nor_sent(place: World, tmp_path: Path) -> None:
+def test_messages_in_the_journal_are_completed_and_not_archived(place: World, tmp_path: Path) -> None:
     place.strand_many(6)
     job, request = job_of(place, tmp_path), place.request(tmp_path)
     message = place.running.do(lambda: place.backlog(0).messages.peek(0, 1))[0]

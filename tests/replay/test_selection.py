@@ -69,10 +69,10 @@ IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
 
 
 @pytest.mark.slow
-def test_what_is_not_chosen_stays_in_the_archive_until_it_is(place: World, tmp_path: Path) -> None:
+def test_unselected_messages_stay_in_the_archive_until_selected(place: World, tmp_path: Path) -> None:
     """In one go, for it takes ten seconds to start a Spark."""
     strand(place)
-    a_choice_that_cannot_be_made_leaves_everything_where_it_is(place, tmp_path)
+    a_refused_selection_receives_nothing(place, tmp_path)
 
     chosen = Selection(("ORDERS",), "NOT (message_id = 'twin' AND queue LIKE '%/0')")
     both = [*place.queues, *map(dead_letters.dead_letter_path, place.queues)]
@@ -86,9 +86,9 @@ def test_what_is_not_chosen_stays_in_the_archive_until_it_is(place: World, tmp_p
     assert sorted(place.ids()) == ["buried", "m0", "m2"]
     assert place.left() == 0
     archive = Archive(str(tmp_path / "archive"), result.run.id)
-    the_archive_says_why_a_dead_letter_was_one(archive)
-    the_primary_gets_it_as_it_was(place)
-    everything_else_is_sent_when_it_is_asked_for(place, tmp_path, archive)
+    the_archive_has_the_dead_letter_reason(archive)
+    the_primary_gets_the_original_message(place)
+    resume_all_sends_everything_else(place, tmp_path, archive)
 
 
 def strand(place: World) -> None:
@@ -103,7 +103,7 @@ def strand(place: World) -> None:
 
 
 @pytest.mark.usefixtures("own_java")
-def test_a_condition_is_taken_or_refused_with_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_condition_is_accepted_or_refused_with_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
     with spark.spark_session("local[2,4]", HASTY) as session:
         for where in TAKEN:
             selection.check_selection(session, Selection((), where))
@@ -119,7 +119,7 @@ def test_a_condition_is_taken_or_refused_with_a_reason(capfd: pytest.CaptureFixt
     assert (out, err) == ("", "")
 
 
-def a_choice_that_cannot_be_made_leaves_everything_where_it_is(place: World, tmp_path: Path) -> None:
+def a_refused_selection_receives_nothing(place: World, tmp_path: Path) -> None:
     there = place.left()
     refused = (
         (Selection((), "destinaton = 'orders'"), errors.UsageError, "destinaton"),
@@ -135,7 +135,7 @@ def a_choice_that_cannot_be_made_leaves_everything_where_it_is(place: World, tmp
     assert [*(tmp_path / "archive").iterdir()] == []
 
 
-def the_archive_says_why_a_dead_letter_was_one(archive: Archive) -> None:
+def the_archive_has_the_dead_letter_reason(archive: Archive) -> None:
     rows = [row for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()]
     why = {row["message_id"]: (row["dead_letter_reason"], row["dead_letter_description"]) for row in rows}
     assert why["buried"] == ("DestinationNotFound", "there is no orders")
@@ -145,13 +145,13 @@ def the_archive_says_why_a_dead_letter_was_one(archive: Archive) -> None:
     assert b"DeadLetterReason" in buried["message"]
 
 
-def the_primary_gets_it_as_it_was(place: World) -> None:
+def the_primary_gets_the_original_message(place: World) -> None:
     [buried] = [each for each in place.arrived()["orders"] if b"buried" in each.sections.body]
     assert buried.sections.application_properties == b""
     assert place.altered() == []
 
 
-def everything_else_is_sent_when_it_is_asked_for(place: World, tmp_path: Path, archive: Archive) -> None:
+def resume_all_sends_everything_else(place: World, tmp_path: Path, archive: Archive) -> None:
     def resume(chosen: Selection | None) -> Any:
         return driver.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen).proof
 
@@ -173,7 +173,7 @@ def everything_else_is_sent_when_it_is_asked_for(place: World, tmp_path: Path, a
 
 
 @pytest.mark.slow
-def test_without_order_with_repetitions_and_with_a_destination_that_is_missing(place: World, tmp_path: Path) -> None:
+def test_order_none_with_duplicates_and_a_missing_destination(place: World, tmp_path: Path) -> None:
     place.strand_many(30)
     for index in range(2):
         place.strand(index, "again", Aliases("orders", None, HOUR_TICKS))

@@ -60,7 +60,7 @@ def place(number: int) -> segment_reader.RowPosition:
     files=st.sampled_from([1, 2, 64]),
     held=st.sampled_from([0, 500, 10**6]),
 )
-def test_each_is_the_message_of_its_row_whatever_is_held(
+def test_each_message_belongs_to_its_row_at_any_cache_size(
     wanted: Sequence[Sequence[int]], group: int, files: int, held: int
 ) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
@@ -71,7 +71,7 @@ def test_each_is_the_message_of_its_row_whatever_is_held(
             assert reader.read([*map(place, numbers)]) == [(key(number), message(number)) for number in numbers]
 
 
-def test_what_lies_together_is_read_once(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_group_is_read_once(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
     monkeypatch.setattr(
         SegmentReader,
@@ -85,7 +85,7 @@ def test_what_lies_together_is_read_once(archive: Archive, monkeypatch: pytest.M
     assert len(read) == len(set(read)) == 2 * 5
 
 
-def test_what_has_been_asked_for_is_held_no_longer(archive: Archive) -> None:
+def test_a_row_group_is_released_once_all_its_rows_are_read(archive: Archive) -> None:
     reader = SegmentReader(archive)
     reader.read([place(number) for number in range(6)])
     assert [*reader._groups._held] == [("s0", 0)]
@@ -100,14 +100,14 @@ def test_what_has_been_asked_for_is_held_no_longer(archive: Archive) -> None:
         (("s4", 0), "it is missing"),
     ],
 )
-def test_a_row_that_is_not_there_is_refused_by_the_name_of_its_segment(
+def test_a_missing_row_is_refused_by_the_name_of_its_segment(
     archive: Archive, said: segment_reader.RowPosition, why: str
 ) -> None:
     with pytest.raises(errors.StateRefused, match=f"{said[0]}.*{why}"):
         SegmentReader(archive).read([place(0), said])
 
 
-def test_a_segment_that_was_taken_away_since_is_refused(archive: Archive) -> None:
+def test_a_removed_segment_is_refused(archive: Archive) -> None:
     reader = SegmentReader(archive)
     archive.remove(segment_path(QUEUES[0], "s0"))
 
@@ -127,7 +127,7 @@ def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 3, 300])
-def test_a_segment_that_was_cut_short_since_it_was_planned_is_refused(archive: Archive, left: int) -> None:
+def test_a_segment_truncated_after_planning_is_refused(archive: Archive, left: int) -> None:
     path = Path(archive.root, segment_path(QUEUES[0], "s0"))
     path.write_bytes(path.read_bytes()[:left])
 
@@ -135,7 +135,7 @@ def test_a_segment_that_was_cut_short_since_it_was_planned_is_refused(archive: A
         SegmentReader(archive).read([place(0)])
 
 
-def test_a_message_that_a_disk_has_changed_is_refused(archive: Archive) -> None:
+def test_a_corrupted_message_is_refused(archive: Archive) -> None:
     path = Path(archive.root, segment_path(QUEUES[0], "s0"))
     chunk = archive.parquet(segment_path(QUEUES[0], "s0")).metadata.row_group(1).column(15)
     assert chunk.path_in_schema == "message"
@@ -149,7 +149,7 @@ def test_a_message_that_a_disk_has_changed_is_refused(archive: Archive) -> None:
         reader.read([place(8)])
 
 
-def test_of_what_was_made_as_much_is_held_as_may_be() -> None:
+def test_the_cache_holds_as_much_as_its_limit() -> None:
     made: list[int] = []
 
     def make(size: int) -> int:
