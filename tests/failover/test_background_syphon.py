@@ -1,4 +1,4 @@
-"""The syphon inside an application: it brings the backlog back, harms nobody, and goes when the client goes."""
+"""The syphon inside an application: it moves the backlog, and ends with the client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
 
 
 class Arrivals:
-    """What the primary's queue takes in, which a test may wait for."""
+    """Messages enqueued in the primary, which a test may wait for."""
 
     def __init__(self, rig: Rig) -> None:
         self._count = threading.Semaphore(0)
@@ -52,7 +52,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def syphon_of(client: Any, **options: Any) -> Any:
-    """Its handle; of an aio client, made in its loop."""
+    """Start the syphon of a client; of an aio client in its loop."""
     made = getattr(client, "_wrapped", client)
     if made is client:
         return client.syphon(**options)
@@ -71,7 +71,7 @@ def strand(client: Any, name: str) -> None:
 
 
 @KINDS
-def test_what_an_application_strands_it_brings_back_itself(rig: Rig, kind: str) -> None:
+def test_the_syphon_moves_the_applications_own_backlog(rig: Rig, kind: str) -> None:
     arrivals = Arrivals(rig)
     with rig.client(kind) as (client, told):
         handle = syphon_of(client)
@@ -91,7 +91,7 @@ def test_what_an_application_strands_it_brings_back_itself(rig: Rig, kind: str) 
 
 
 @KINDS
-def test_a_fault_of_it_is_told_and_the_application_goes_on(rig: Rig, kind: str) -> None:
+def test_a_fault_is_an_event_and_sending_goes_on(rig: Rig, kind: str) -> None:
     arrivals = Arrivals(rig)
     rig.with_key("secondary", "d3Jvbmc=")
     with rig.client(kind) as (client, told):
@@ -103,7 +103,7 @@ def test_a_fault_of_it_is_told_and_the_application_goes_on(rig: Rig, kind: str) 
         arrivals.wait()
 
 
-def test_an_error_that_nobody_expected_is_told_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_an_event(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_arguments: Any, **_options: Any) -> Any:
         raise ZeroDivisionError
 
@@ -114,7 +114,7 @@ def test_an_error_that_nobody_expected_is_told_too(rig: Rig, monkeypatch: pytest
         assert str(fault) == "the syphon is retried after 0.05 s: unexpected ZeroDivisionError"
 
 
-def test_it_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path) -> None:
+def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path) -> None:
     arrivals = Arrivals(rig)
     with rig.client() as (client, told):
         strand(client, "m")
@@ -126,9 +126,7 @@ def test_it_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path)
         arrivals.wait()
 
 
-def test_a_closed_client_gives_back_what_a_stalled_primary_does_not_take(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_releases_messages_of_a_stalled_primary(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.failover.background_syphon.CLOSE_SECONDS", 0.5)
     opened = threading.Event()
     with rig.client() as (client, _told):
@@ -144,14 +142,14 @@ def test_a_closed_client_gives_back_what_a_stalled_primary_does_not_take(
     assert handle.result.hurried
 
 
-def test_a_client_that_is_closed_starts_none(rig: Rig) -> None:
+def test_a_closed_client_starts_no_syphon(rig: Rig) -> None:
     with rig.client() as (client, _told):
         client.close()
         with pytest.raises(ValueError, match="has been closed"):
             syphon_of(client)
 
 
-def test_a_stop_is_no_end_of_the_client_and_another_may_begin(rig: Rig) -> None:
+def test_a_stopped_syphon_can_be_started_again(rig: Rig) -> None:
     arrivals = Arrivals(rig)
     with rig.client() as (client, _told):
         first = syphon_of(client)

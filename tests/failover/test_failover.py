@@ -1,4 +1,4 @@
-"""The paired client over real sockets, with the faults that it is for: nothing that a send returned for is lost."""
+"""The paired client over real sockets, with faults: no accepted message is lost."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ OUTAGES = [
 
 
 @pytest.mark.parametrize(("kind", "fault", "where"), OUTAGES)
-def test_sending_goes_on_while_the_primary_is_away(rig: Rig, kind: str, fault: str, where: tuple[str, ...]) -> None:
+def test_sending_goes_on_while_the_primary_is_unavailable(
+    rig: Rig, kind: str, fault: str, where: tuple[str, ...]
+) -> None:
     with rig.client(kind) as (client, told):
         sender = client.get_queue_sender("orders")
         sender.send_messages(a_message("before"))
@@ -98,7 +100,7 @@ def test_sending_goes_on_while_the_primary_is_away(rig: Rig, kind: str, fault: s
 
 
 @pytest.mark.parametrize("rule", ["default", "article"])
-def test_what_says_that_the_client_is_misconfigured_does_not_count(rig: Rig, rule: Any) -> None:
+def test_an_error_of_configuration_does_not_count(rig: Rig, rule: Any) -> None:
     rig.with_key("primary", "d3Jvbmc=")
     with rig.client(failover_on=rule) as (client, told):
         sender = client.get_queue_sender("orders")
@@ -109,7 +111,7 @@ def test_what_says_that_the_client_is_misconfigured_does_not_count(rig: Rig, rul
 
 
 @SYNC_FIRST
-def test_a_queue_that_is_missing_does_not_count(rig: Rig, kind: str) -> None:
+def test_a_missing_queue_does_not_count(rig: Rig, kind: str) -> None:
     with rig.client(kind) as (client, told):
         with pytest.raises(ServiceBusError) as raised:
             client.get_queue_sender("nowhere").send_messages(a_message("m"), timeout=5)
@@ -117,7 +119,7 @@ def test_a_queue_that_is_missing_does_not_count(rig: Rig, kind: str) -> None:
         assert told.events == []
 
 
-def test_by_the_article_a_missing_queue_counts_and_by_a_predicate_what_it_says(rig: Rig) -> None:
+def test_a_missing_queue_counts_by_article_or_function(rig: Rig) -> None:
     for rule in ("article", is_missing):
         with rig.client(failover_on=rule) as (client, told):
             client.get_queue_sender("nowhere").send_messages(a_message("m"), timeout=5)
@@ -138,7 +140,7 @@ def test_a_full_queue_does_not_count(rig: Rig) -> None:
         assert told.events == []
 
 
-def test_until_the_interval_has_passed_callers_see_the_errors_and_a_success_ends_it(rig: Rig) -> None:
+def test_errors_are_raised_until_the_interval_ends_or_a_success(rig: Rig) -> None:
     with rig.client(failover_interval=60) as (client, told):
         sender = client.get_queue_sender("orders")
         with rig.broken("throttle", PRIMARY, "orders"):
@@ -160,14 +162,14 @@ def test_a_send_may_wait_for_the_primary(rig: Rig) -> None:
     assert ids(rig.in_queue(rig.orders)) == ["m"]
 
 
-def test_a_send_that_waits_is_there_when_the_entity_fails_over(rig: Rig) -> None:
+def test_a_waiting_send_fails_over_with_its_entity(rig: Rig) -> None:
     with rig.client(failover_interval=1, on_failure="wait") as (client, told), rig.broken("namespace_down", PRIMARY):
         client.get_queue_sender("orders").send_messages(a_message("m"), timeout=20)
         assert told.path[:2] == [State.FAILING, State.FAILED_OVER]
     assert ids(rig.in_backlog()) == ["m"]
 
 
-def test_a_send_may_go_to_the_backlog_before_the_entity_has_failed_over(rig: Rig) -> None:
+def test_backlog_now_sends_to_the_backlog_before_the_failover(rig: Rig) -> None:
     with rig.client(failover_interval=60, on_failure="backlog-now") as (client, told):
         sender = client.get_queue_sender("orders")
         with rig.broken("throttle", PRIMARY, "orders"):
@@ -178,7 +180,7 @@ def test_a_send_may_go_to_the_backlog_before_the_entity_has_failed_over(rig: Rig
 
 
 @SYNC_FIRST
-def test_a_backlog_queue_that_fails_is_left_by_every_sender_and_comes_back(rig: Rig, kind: str) -> None:
+def test_a_failed_backlog_queue_is_left_by_all_senders_and_returns(rig: Rig, kind: str) -> None:
     with rig.client(kind) as (client, told):
         client.force_failover()
         sender = client.get_queue_sender("orders")
@@ -193,7 +195,7 @@ def test_a_backlog_queue_that_fails_is_left_by_every_sender_and_comes_back(rig: 
         assert client.failover_state.queues_out == set()
 
 
-def test_with_both_sides_down_the_error_is_raised_and_the_next_send_tries_again(rig: Rig) -> None:
+def test_with_both_sides_down_the_error_is_raised(rig: Rig) -> None:
     with rig.client() as (client, told):
         sender = client.get_queue_sender("orders")
         with rig.broken("namespace_down", PRIMARY), rig.broken("namespace_down", "contoso-dr"):
@@ -207,7 +209,7 @@ def test_with_both_sides_down_the_error_is_raised_and_the_next_send_tries_again(
     assert ids(rig.in_backlog()) == ["kept"]
 
 
-def test_an_entity_that_is_gone_for_good_raises_instead_of_filling_the_backlog(rig: Rig) -> None:
+def test_a_deleted_entity_raises_instead_of_filling_the_backlog(rig: Rig) -> None:
     with rig.client() as (client, told):
         sender = client.get_queue_sender("orders")
         with rig.broken("entity_down", PRIMARY, "orders"):
@@ -225,7 +227,7 @@ def test_an_entity_that_is_gone_for_good_raises_instead_of_filling_the_backlog(r
 
 
 @KINDS
-def test_whatever_a_plain_sender_takes_goes_to_either_side(rig: Rig, kind: str) -> None:
+def test_every_argument_of_an_sdk_sender_goes_to_either_side(rig: Rig, kind: str) -> None:
     with rig.client(kind) as (client, _told):
         sender = client.get_queue_sender("orders")
         for side in ("p", "b"):
@@ -253,7 +255,7 @@ def test_whatever_a_plain_sender_takes_goes_to_either_side(rig: Rig, kind: str) 
     assert straight[-1], "it was given an id"
 
 
-def test_a_batch_that_aliases_make_too_large_is_split(rig: Rig) -> None:
+def test_a_batch_too_large_with_aliases_is_split(rig: Rig) -> None:
     with rig.client() as (client, _told):
         sender = client.get_queue_sender("orders")
         batch = sender.create_message_batch()
@@ -271,7 +273,7 @@ def test_a_batch_that_aliases_make_too_large_is_split(rig: Rig) -> None:
     assert sorted(ids(rig.brought_back())) == sorted(f"m{each}" for each in range(number))
 
 
-def test_several_that_are_split_and_do_not_all_fit_say_how_far_they_came(rig: Rig) -> None:
+def test_a_partly_sent_list_notes_how_many_were_accepted(rig: Rig) -> None:
     def make_small() -> list[Any]:
         for path in rig.paths:
             rig.running.other.delete_queue(path)
@@ -289,7 +291,7 @@ def test_several_that_are_split_and_do_not_all_fit_say_how_far_they_came(rig: Ri
     assert f"{len(arrived)} of the 24 messages, the first ones, are in the backlog." in raised.value.__notes__
 
 
-def test_a_message_too_large_for_the_backlog_is_refused_while_it_is_not_needed(rig: Rig) -> None:
+def test_a_message_too_large_for_the_backlog_is_refused_early(rig: Rig) -> None:
     with rig.client() as (client, told):
         sender = client.get_queue_sender("orders")
         fits = ServiceBusMessage(b"x" * 261_500, message_id="fits")
@@ -304,7 +306,7 @@ def test_a_message_too_large_for_the_backlog_is_refused_while_it_is_not_needed(r
 
 
 @SYNC_FIRST
-def test_scheduling_and_cancelling(rig: Rig, kind: str) -> None:
+def test_scheduled_messages_can_be_cancelled_in_the_primary(rig: Rig, kind: str) -> None:
     at = datetime.now(UTC).replace(microsecond=0) + HOUR
     with rig.client(kind) as (client, _told):
         sender = client.get_queue_sender("orders")
@@ -337,7 +339,7 @@ def test_a_topic_fails_over_too(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", ["aio", pytest.param("sync", marks=pytest.mark.slow)])
-def test_everything_arrives_through_an_outage_that_comes_and_goes(rig: Rig, kind: str) -> None:
+def test_everything_arrives_through_a_flapping_outage(rig: Rig, kind: str) -> None:
     names = [f"m{number}" for number in range(60)]
     with rig.client(kind, on_failure="backlog-now", failover_interval=1) as (client, told):
         sender = client.get_queue_sender("orders")
@@ -354,7 +356,7 @@ def test_everything_arrives_through_an_outage_that_comes_and_goes(rig: Rig, kind
     assert {each for each, times in counted.items() if times > 1} <= told.doubted
 
 
-async def test_a_send_that_is_cancelled_leaves_a_sender_that_works(rig: Rig) -> None:
+async def test_a_sender_works_after_a_cancelled_send(rig: Rig) -> None:
     async with aio.PairedClient(rig.pair) as client, client.get_queue_sender("orders") as sender:
         await sender.send_messages(a_message("before"))
         with rig.broken("swallow_acks", PRIMARY):
@@ -385,7 +387,7 @@ def test_threads_may_share_a_sender(rig: Rig) -> None:
     assert sorted(ids(rig.in_backlog())) == [f"m{number:02}" for number in range(40)]
 
 
-def test_bad_input_is_refused_with_the_reason_and_before_anything_is_sent(rig: Rig) -> None:
+def test_invalid_arguments_are_refused_before_sending(rig: Rig) -> None:
     for wrong in ({"failover_on": "everything"}, {"on_failure": "ignore"}, {"retries": -1}):
         with pytest.raises(UsageError):
             sbpair.PairedClient(rig.pair, **wrong)

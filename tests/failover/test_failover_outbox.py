@@ -1,4 +1,4 @@
-"""The paired client with an outbox, over real sockets: what neither side takes is kept, in order, until one does."""
+"""The paired client with an outbox, over real sockets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def both_down(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Close one of them to bring that side back."""
+    """Make both sides unavailable. Close one of the faults to restore that side."""
     with ExitStack() as primary, ExitStack() as secondary:
         primary.enter_context(rig.broken("namespace_down", PRIMARY))
         secondary.enter_context(rig.broken("namespace_down", SECONDARY))
@@ -69,7 +69,7 @@ def is_empty(event: Any) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "back"), [("sync", "primary"), ("aio", "primary"), ("sync", "secondary")])
-def test_with_both_sides_away_messages_wait_and_arrive_in_order(rig: Rig, path: Path, kind: str, back: str) -> None:
+def test_messages_wait_for_a_side_and_arrive_in_order(rig: Rig, path: Path, kind: str, back: str) -> None:
     at = datetime.now(UTC).replace(microsecond=0) + HOUR
     with rig.client(kind, outbox=path) as (client, told):
         sender = client.get_queue_sender("orders")
@@ -97,7 +97,7 @@ def test_with_both_sides_away_messages_wait_and_arrive_in_order(rig: Rig, path: 
 
 
 @KINDS
-def test_what_one_client_leaves_the_next_one_delivers(rig: Rig, path: Path, kind: str) -> None:
+def test_the_next_client_delivers_remaining_messages(rig: Rig, path: Path, kind: str) -> None:
     with both_down(rig):
         with rig.client(kind, outbox=path) as (client, told):
             client.force_failover()
@@ -118,7 +118,7 @@ def test_what_one_client_leaves_the_next_one_delivers(rig: Rig, path: Path, kind
     assert told.of(OutboxBegun) == told.of(SendInDoubt) == []
 
 
-async def test_an_async_client_may_be_made_before_its_loop(rig: Rig, path: Path) -> None:
+async def test_an_async_client_may_be_created_before_its_loop(rig: Rig, path: Path) -> None:
     with both_down(rig), rig.client(outbox=path) as (client, _told):
         client.force_failover()
         client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
@@ -134,7 +134,7 @@ async def test_an_async_client_may_be_made_before_its_loop(rig: Rig, path: Path)
 
 
 def test_later_messages_go_behind_those_in_the_outbox(rig: Rig, path: Path) -> None:
-    """Whatever is well meanwhile: the first delivery is held back at its only message, and others come."""
+    """Messages are sent while the first delivery is held back at its only message."""
     with rig.client(outbox=path) as (client, told):
         sender = client.get_queue_sender("orders")
         other = client.get_queue_sender("ORDERS")
@@ -152,7 +152,7 @@ def test_later_messages_go_behind_those_in_the_outbox(rig: Rig, path: Path) -> N
 
 
 @KINDS
-def test_a_full_outbox_raises_what_was_raised_without_it_and_names_it(rig: Rig, path: Path, kind: str) -> None:
+def test_a_full_outbox_raises_the_error_of_the_send_with_a_note(rig: Rig, path: Path, kind: str) -> None:
     with rig.client(kind, outbox=path, outbox_messages=2) as (client, _told):
         sender = client.get_queue_sender("orders")
         with both_down(rig):
@@ -167,7 +167,7 @@ def test_a_full_outbox_raises_what_was_raised_without_it_and_names_it(rig: Rig, 
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_what_a_delivery_had_no_answer_for_is_sent_again_and_named(rig: Rig, path: Path, arrives: bool) -> None:
+def test_an_unanswered_delivery_is_repeated_and_reported(rig: Rig, path: Path, arrives: bool) -> None:
     with both_down(rig), rig.client(outbox=path) as (client, _told):
         client.get_queue_sender("orders").send_messages([a_message("m0"), a_message("m1")], timeout=5)
     with rig.broken("swallow_acks", PRIMARY, "orders") if arrives else rig.broken("stall", PRIMARY):
@@ -182,7 +182,7 @@ def test_what_a_delivery_had_no_answer_for_is_sent_again_and_named(rig: Rig, pat
     assert told.doubted == ({"m0", "m1"} if arrives else set())
 
 
-def test_one_message_that_the_entity_refuses_does_not_keep_the_others(rig: Rig, path: Path) -> None:
+def test_a_refused_message_does_not_block_the_others(rig: Rig, path: Path) -> None:
     with both_down(rig), rig.client(outbox=path) as (client, told):
         client.force_failover()
         sender = client.get_queue_sender("orders")
@@ -201,7 +201,7 @@ def test_one_message_that_the_entity_refuses_does_not_keep_the_others(rig: Rig, 
 
 
 @KINDS
-def test_an_entity_that_is_gone_keeps_its_messages_in_the_outbox_and_says_so(rig: Rig, path: Path, kind: str) -> None:
+def test_messages_of_a_deleted_entity_stay_and_are_reported(rig: Rig, path: Path, kind: str) -> None:
     with both_down(rig), rig.client(kind, outbox=path) as (client, _told):
         client.force_failover()
         client.get_queue_sender("orders").send_messages(a_message("m0"), timeout=5)
@@ -218,7 +218,7 @@ def test_an_entity_that_is_gone_keeps_its_messages_in_the_outbox_and_says_so(rig
     assert [event.entity for event in told.of(OutboxStuck)] == ["gone"], "once, for as long as the reason is the same"
 
 
-def test_what_outlives_its_time_in_the_outbox_is_for_the_entity_to_judge(rig: Rig, path: Path) -> None:
+def test_a_message_expired_in_the_outbox_is_left_to_the_entity(rig: Rig, path: Path) -> None:
     strict = QueueDescription(dead_lettering_on_message_expiration=True)
     queue = rig.do(lambda: rig.running.namespace.create_queue("strict", strict))
     with both_down(rig), rig.client(outbox=path) as (client, _told):
@@ -256,7 +256,7 @@ for number in range(10_000):
 """
 
 
-def test_whatever_a_send_returned_for_arrives_although_its_process_was_killed(rig: Rig, path: Path) -> None:
+def test_accepted_messages_arrive_after_a_kill_of_the_process(rig: Rig, path: Path) -> None:
     ends = [each.connection_string for each in rig.running.ready]
     with both_down(rig):
         child = subprocess.Popen(
@@ -277,6 +277,6 @@ def test_whatever_a_send_returned_for_arrives_although_its_process_was_killed(ri
 
 @pytest.mark.parametrize("wrong", [{"outbox": ""}, {"outbox": "/"}, {"outbox_messages": 0}, {"outbox_bytes": 0}])
 @pytest.mark.parametrize("client", [sbpair.PairedClient, aio.PairedClient])
-def test_an_outbox_that_can_be_none_is_refused(rig: Rig, path: Path, client: Any, wrong: dict[str, Any]) -> None:
+def test_an_impossible_outbox_is_refused(rig: Rig, path: Path, client: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         client(rig.pair, **{"outbox": path, **wrong})

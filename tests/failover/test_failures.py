@@ -1,4 +1,4 @@
-"""Which errors of a send count, as the SDK raises them, by either rule."""
+"""The errors of a send that count as unavailability, by each rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sbpair.failover.failures import failover_rule, is_transient
 
 
 def answered(condition: str) -> sdk.ServiceBusError:
-    """What the SDK makes of a condition that it has no class for."""
+    """Return the SDK's error for a condition without a class of its own."""
     cause = Exception()
     cause.condition = condition.encode()  # type: ignore[attr-defined]
     return sdk.ServiceBusError("refused", error=cause)
@@ -44,16 +44,16 @@ RULES: list[tuple[Exception, bool, bool]] = [
 
 
 @pytest.mark.parametrize(("error", "by_default", "by_the_article"), RULES, ids=lambda each: type(each).__name__)
-def test_what_counts(error: Exception, by_default: bool, by_the_article: bool) -> None:
+def test_errors_count_by_each_rule(error: Exception, by_default: bool, by_the_article: bool) -> None:
     assert failover_rule("default")(error) is is_transient(error) is by_default
     assert failover_rule("article")(error) is by_the_article
 
 
-def test_a_predicate_is_taken_as_it_is() -> None:
+def test_a_function_may_decide() -> None:
     assert failover_rule(lambda error: isinstance(error, KeyError))(KeyError())
 
 
 @pytest.mark.parametrize("rule", ["", "Default", None, 7, ["default"]])
-def test_a_rule_that_is_none_is_refused(rule: Any) -> None:
+def test_an_unknown_rule_is_refused(rule: Any) -> None:
     with pytest.raises(UsageError, match="failover_on"):
         failover_rule(rule)

@@ -1,4 +1,4 @@
-"""What OpenTelemetry is told of a paired client's events, and that its absence is nobody's trouble."""
+"""Metrics of a paired client, with and without OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def instruments(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-def test_without_the_package_the_listener_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_opentelemetry_the_listener_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_instruments", lambda: None)
     heard: list[Any] = []
     assert metrics.with_metrics("p", heard.append) == heard.append
     assert metrics.with_metrics("p", None) is None
 
 
-def test_transitions_are_counted_and_the_user_is_told(instruments: Any) -> None:
+def test_transitions_are_counted_and_passed_on(instruments: Any) -> None:
     heard: list[Any] = []
     listener = metrics.with_metrics("p", heard.append)
     assert listener
@@ -88,7 +88,7 @@ def test_every_event_has_its_instrument(instruments: Any, event: Any, name: str,
 
 @pytest.fixture
 def read() -> Iterator[Any]:
-    """What the real package has been told, by the name of the instrument."""
+    """Return the measurements of the real package, by instrument."""
     from opentelemetry import metrics as api
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -109,7 +109,7 @@ def read() -> Iterator[Any]:
     metrics._instruments.cache_clear()
 
 
-def test_the_package_takes_what_it_is_told(read: Any) -> None:
+def test_opentelemetry_receives_the_measurements(read: Any) -> None:
     listener = metrics.with_metrics("p", None)
     assert listener
     listener(EntityChanged("orders", State.FAILING, State.FAILED_OVER, ""))

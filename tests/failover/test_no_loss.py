@@ -1,4 +1,4 @@
-"""The paired client's promise, fault by fault: what a send returned for arrives unaltered, and twice only if named."""
+"""The paired client's guarantee under each fault: accepted messages arrive unaltered, and duplicates are reported."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def body(name: str) -> bytes:
 
 
 def outbox_is_empty(client: Any) -> None:
-    """Wait until all that was in it has been delivered."""
+    """Wait until the outbox is empty."""
     while client.outbox is not None and client.outbox.holds("orders"):
         continue
 
 
 class Promised:
-    """What a sender's sends returned for, and what they raised for."""
+    """The messages whose sends returned, and those whose sends raised."""
 
     def __init__(self, sender: Any, seconds: float = 3) -> None:
         self._sender, self._seconds = sender, seconds
@@ -142,9 +142,7 @@ def slow(kind: str, fault: Broken) -> Any:
         slow("aio", unanswered),
     ],
 )
-def test_while_something_is_away_every_send_returns_and_everything_arrives(
-    rig: Rig, tmp_path: Path, kind: str, fault: Broken
-) -> None:
+def test_all_sends_return_and_arrive_during_an_outage(rig: Rig, tmp_path: Path, kind: str, fault: Broken) -> None:
     with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, told):
         promised = Promised(client.get_queue_sender("orders"))
         promised.send("before")
@@ -160,7 +158,7 @@ def test_while_something_is_away_every_send_returns_and_everything_arrives(
 
 
 @pytest.mark.parametrize("kind", ["aio", pytest.param("sync", marks=pytest.mark.slow)])
-def test_flapping_loses_nothing_and_names_what_may_be_double(rig: Rig, tmp_path: Path, kind: str) -> None:
+def test_flapping_loses_nothing_and_reports_possible_duplicates(rig: Rig, tmp_path: Path, kind: str) -> None:
     faults: list[Broken] = [the_namespace, both, throttled, a_queue_too]
     with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, told):
         promised = Promised(client.get_queue_sender("orders"))
@@ -174,7 +172,7 @@ def test_flapping_loses_nothing_and_names_what_may_be_double(rig: Rig, tmp_path:
     promised.are_kept(rig, told.doubted)
 
 
-def test_what_is_no_outage_is_raised_and_nothing_goes_round(rig: Rig, tmp_path: Path) -> None:
+def test_an_error_that_is_no_outage_is_raised(rig: Rig, tmp_path: Path) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("full", QueueDescription(max_size_in_megabytes=1)))
     with rig.client(outbox=tmp_path / "outbox.db") as (client, told):
         for entity in ("full", "missing"):
@@ -190,7 +188,7 @@ def test_what_is_no_outage_is_raised_and_nothing_goes_round(rig: Rig, tmp_path: 
     assert (rig.in_backlog(), rig.in_queue(rig.orders)) == ([], [])
 
 
-def test_without_backlog_queues_the_error_says_what_is_missing(rig: Rig) -> None:
+def test_without_backlog_queues_the_error_names_them(rig: Rig) -> None:
     for path in rig.paths:
         rig.do(lambda path=path: rig.running.other.delete_queue(path))
     with rig.client() as (client, _told):
@@ -211,7 +209,7 @@ def test_without_backlog_queues_the_error_says_what_is_missing(rig: Rig) -> None
         pytest.param("sync", "identity", marks=pytest.mark.slow),
     ],
 )
-def test_over_tls_and_signed_in_by_an_identity(
+def test_failover_works_over_tls_with_an_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, secured: str
 ) -> None:
     with Running(options=EmulatorOptions(tls=secured == "tls", identity=secured == "identity")) as running:

@@ -1,4 +1,4 @@
-"""A rehearsed outage: the client that has it behaves as in a real one, and nobody else notices."""
+"""A simulated outage: one client behaves as in a real one, and others are not affected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def a_message(name: str) -> ServiceBusMessage:
 
 # Both decide the same: the drill goes through one with aio.
 @pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=pytest.mark.slow)])
-def test_a_client_goes_through_a_whole_failover_that_nobody_else_notices(rig: Rig, kind: str) -> None:
+def test_a_simulated_outage_affects_one_client_only(rig: Rig, kind: str) -> None:
     outage = SimulatedOutage()
     with rig.client(kind, outage=outage) as (client, told), rig.client() as (other, told_other):
         sender, others = client.get_queue_sender("orders"), other.get_queue_sender("orders")
@@ -52,7 +52,7 @@ def test_a_client_goes_through_a_whole_failover_that_nobody_else_notices(rig: Ri
     assert sorted(ids(rig.in_backlog())) == ["during", "to the other queue"]
 
 
-def test_one_entity_alone_may_be_away(rig: Rig) -> None:
+def test_an_outage_may_concern_one_entity(rig: Rig) -> None:
     outage = SimulatedOutage()
     rig.do(lambda: rig.running.namespace.create_queue("billing"))
     with rig.client(outage=outage) as (client, _told):
@@ -72,7 +72,7 @@ def test_callers_see_the_error_of_a_lost_connection(rig: Rig) -> None:
         client.get_queue_sender("orders").send_messages(a_message("m"))
 
 
-def test_what_waits_in_the_outbox_stays_there_until_the_rehearsal_ends(rig: Rig, tmp_path: Path) -> None:
+def test_the_outbox_keeps_messages_until_the_outage_ends(rig: Rig, tmp_path: Path) -> None:
     outage = SimulatedOutage()
     with rig.client(outage=outage, outbox=tmp_path / "outbox.db") as (client, told):
         outage.begin("primary")

@@ -1,4 +1,4 @@
-"""The outbox as a file: what it holds, whose it is, its bounds, and what is left of it when its process is killed."""
+"""The file of an outbox: its content, owner and limits, and its state after a kill."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "out box?.db"
 
 
-def test_what_was_put_is_there_in_order_after_the_file_was_closed(path: Path) -> None:
+def test_messages_keep_their_order_after_reopening(path: Path) -> None:
     box = Outbox(path, a_pair(), clock_ms=lambda: 7)
     box.put("orders", [b"a", b"b"])
     box.put("Billing/Invoices", [b"x"])
@@ -58,7 +58,7 @@ def test_what_was_put_is_there_in_order_after_the_file_was_closed(path: Path) ->
     box.close()
 
 
-def test_as_many_are_read_as_have_room_but_one_at_least(path: Path) -> None:
+def test_peek_is_bounded_but_returns_at_least_one(path: Path) -> None:
     box = Outbox(path, a_pair())
     box.put("orders", [b"xxx", b"yyy", b"z"])
     assert [len(box.peek("orders", 10, size)) for size in (1, 5, 6, 7)] == [1, 1, 2, 3]
@@ -66,7 +66,7 @@ def test_as_many_are_read_as_have_room_but_one_at_least(path: Path) -> None:
     box.close()
 
 
-def test_what_was_tried_is_known_to_have_been_after_a_crash_too(path: Path) -> None:
+def test_the_tried_mark_survives_a_crash(path: Path) -> None:
     box = Outbox(path, a_pair())
     box.put("orders", [b"a", b"b"])
     box.mark(box.peek("orders", 2, 100), tried=True)
@@ -77,7 +77,7 @@ def test_what_was_tried_is_known_to_have_been_after_a_crash_too(path: Path) -> N
     box.close()
 
 
-def test_one_that_is_refused_stays_lets_others_pass_and_comes_again(path: Path) -> None:
+def test_a_refused_message_lets_others_pass_and_is_retried_later(path: Path) -> None:
     box = Outbox(path, a_pair())
     box.put("orders", [b"bad", b"good"])
     box.refuse("orders", box.peek("orders", 1, 100)[0])
@@ -91,7 +91,7 @@ def test_one_that_is_refused_stays_lets_others_pass_and_comes_again(path: Path) 
 
 
 @pytest.mark.parametrize("bounds", [{"max_messages": 3}, {"max_bytes": 7}])
-def test_a_full_outbox_takes_none_of_what_has_no_room_and_says_so(path: Path, bounds: Any) -> None:
+def test_a_full_outbox_stores_none_of_a_put(path: Path, bounds: Any) -> None:
     box = Outbox(path, a_pair(), **bounds)
     box.put("orders", [b"aa", b"bb"])
     with pytest.raises(QuotaExceeded, match=r"out box\?\.db is full: it has 2 messages of 4 bytes"):
@@ -108,7 +108,7 @@ def test_a_full_outbox_takes_none_of_what_has_no_room_and_says_so(path: Path, bo
     box.close()
 
 
-def test_a_second_owner_is_refused_and_the_next_one_is_not(path: Path) -> None:
+def test_a_second_owner_is_refused_until_the_first_closes(path: Path) -> None:
     box = Outbox(path, a_pair())
     with pytest.raises(LeaseHeld, match="another client"):
         Outbox(path, a_pair())
@@ -128,7 +128,7 @@ def test_another_process_is_refused_until_this_one_is_killed(path: Path) -> None
         box.close()
 
 
-def test_what_is_not_this_pairs_outbox_is_refused_and_not_touched(path: Path) -> None:
+def test_a_foreign_file_is_refused_and_unchanged(path: Path) -> None:
     Outbox(path, a_pair()).close()
     before = path.read_bytes()
     with pytest.raises(StateRefused, match=r"outbox of contoso\.example and dr\.example, not of other\.example"):
@@ -150,25 +150,25 @@ def test_what_is_not_this_pairs_outbox_is_refused_and_not_touched(path: Path) ->
     Outbox(path, a_pair()).close()
 
 
-def test_a_pair_may_be_called_otherwise(path: Path) -> None:
+def test_the_name_of_the_pair_may_change(path: Path) -> None:
     Outbox(path, a_pair()).close()
     Outbox(path, replace(a_pair(), name="another")).close()
 
 
 @pytest.mark.parametrize("wrong", ["", "missing/outbox.db", "."])
-def test_a_path_that_can_be_no_file_is_refused(tmp_path: Path, wrong: str) -> None:
+def test_an_impossible_path_is_refused(tmp_path: Path, wrong: str) -> None:
     with pytest.raises(UsageError, match="cannot be an outbox"):
         Outbox(tmp_path / wrong if wrong else wrong, a_pair())
 
 
 @pytest.mark.parametrize("bounds", [{"max_messages": 0}, {"max_bytes": -1}, {"max_messages": True}])
-def test_bounds_that_are_none_are_refused(path: Path, bounds: Any) -> None:
+def test_limits_below_one_are_refused(path: Path, bounds: Any) -> None:
     with pytest.raises(UsageError, match="outbox_"):
         Outbox(path, a_pair(), **bounds)
     assert not path.exists()
 
 
-def test_nobody_else_can_read_it(path: Path) -> None:
+def test_only_the_owner_can_read_the_file(path: Path) -> None:
     box = Outbox(path, a_pair())
     box.put("orders", [b"a"])
     modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
@@ -177,7 +177,7 @@ def test_nobody_else_can_read_it(path: Path) -> None:
     box.close()
 
 
-def test_a_disk_that_is_full_takes_nothing_and_the_next_put_works(path: Path) -> None:
+def test_a_full_disk_stores_nothing_and_a_later_put_works(path: Path) -> None:
     box = Outbox(path, a_pair())
     box.put("orders", [b"a"])
     [[pages]] = box._db.execute("PRAGMA page_count")
@@ -190,7 +190,7 @@ def test_a_disk_that_is_full_takes_nothing_and_the_next_put_works(path: Path) ->
     box.close()
 
 
-def test_whoever_looks_on_sees_what_is_there_beside_its_owner_and_after(path: Path) -> None:
+def test_depths_are_readable_while_in_use_and_after(path: Path) -> None:
     assert outbox_depths(path) == {}
     times = iter((5, 6, 7))
     box = Outbox(path, a_pair(), clock_ms=lambda: next(times))
@@ -208,7 +208,7 @@ def test_whoever_looks_on_sees_what_is_there_beside_its_owner_and_after(path: Pa
 
 
 class OutboxAgainstTheModel(RuleBasedStateMachine):
-    """Whatever is put, removed and refused, however often the file is opened again."""
+    """Puts, removals, refusals and reopenings in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ print("removed", flush=True)
 
 
 class a_child:  # noqa: N801  it reads as what it gives
-    """A process that owns an outbox; with "hold" until it is killed."""
+    """Start a process that owns an outbox; with "hold" until it is killed."""
 
     def __init__(self, what: str, path: Path, kill_at: int = 0, *tracer: str) -> None:
         command = [*tracer, sys.executable, "-c", CHILD, what, str(path), str(kill_at), *strings()]
@@ -352,7 +352,7 @@ def holds_what_was_promised(path: Path, said: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kill_at", [1, 40, 90, 130, 170])
-def test_what_put_returned_for_survives_a_kill_at_any_step_of_the_database(path: Path, kill_at: int) -> None:
+def test_stored_messages_survive_a_kill_at_any_database_step(path: Path, kill_at: int) -> None:
     said = a_child("work", path, kill_at).said()
     assert said[0] == "ready"
     holds_what_was_promised(path, said)
@@ -364,7 +364,7 @@ STRACE = shutil.which("strace")
 @pytest.mark.slow
 @pytest.mark.skipif(STRACE is None, reason="there is no strace")
 @pytest.mark.parametrize("call", ["pwrite64", "fdatasync", "fsync", "ftruncate", "unlink"])
-def test_what_put_returned_for_survives_a_kill_at_every_write(tmp_path: Path, call: str) -> None:
+def test_stored_messages_survive_a_kill_at_every_write(tmp_path: Path, call: str) -> None:
     for number in range(1, 60):
         path = tmp_path / f"{call}-{number}.db"
         inject = f"inject={call}:signal=SIGKILL:when={number}"
@@ -379,7 +379,7 @@ def test_what_put_returned_for_survives_a_kill_at_every_write(tmp_path: Path, ca
 
 
 @pytest.mark.skipif(STRACE is None, reason="there is no strace")
-def test_put_returns_after_the_disk_has_it(tmp_path: Path) -> None:
+def test_put_returns_after_the_sync_to_disk(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     child = a_child(
         "work", tmp_path / "x.db", 0, str(STRACE), "-f", "-qq", "-o", str(trace), "-e", "trace=write,pwrite64,fdatasync"

@@ -1,4 +1,4 @@
-"""What leaves an outbox: what would have gone to either side at first, but for the time that has passed."""
+"""Messages leaving an outbox equal direct sends, but for the time that has passed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kept(message: Any, path: str = "billing/Invoices") -> OutboxMessage:
 
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES)
-def test_to_the_primary_goes_what_would_have_gone_there_at_once(message: ServiceBusMessage) -> None:
+def test_a_delivery_to_the_primary_equals_a_direct_send(message: ServiceBusMessage) -> None:
     straight = encoded(sdk_messages.prepare_one(message))
     leaving = prepare_delivery(kept(message), PUT_MS, for_primary=True)
     assert timeless(leaving.payload) == timeless(straight)
@@ -42,7 +42,7 @@ def test_to_the_primary_goes_what_would_have_gone_there_at_once(message: Service
 
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES)
-def test_into_the_backlog_goes_what_would_have_gone_there_at_once(message: ServiceBusMessage) -> None:
+def test_a_delivery_to_the_backlog_equals_a_direct_send(message: ServiceBusMessage) -> None:
     at_once = encoded(for_backlog(sdk_messages.prepare_one(message), "billing/Invoices"))
     assert kept(message).message == at_once
     leaving = prepare_delivery(kept(message), PUT_MS, for_primary=False)
@@ -53,7 +53,7 @@ def test_into_the_backlog_goes_what_would_have_gone_there_at_once(message: Servi
 
 
 @given(life=st.integers(1, 10**6), waited=st.integers(-(10**6), 2 * 10**6), for_primary=st.booleans())
-def test_time_in_the_outbox_counts(life: int, waited: int, for_primary: bool) -> None:
+def test_a_time_to_live_continues_in_the_outbox(life: int, waited: int, for_primary: bool) -> None:
     message = ServiceBusMessage(b"x", time_to_live=timedelta(seconds=life))
     leaving = prepare_delivery(kept(message), PUT_MS + waited * 1000, for_primary=for_primary)
     # A clock that was put back gives no life.
@@ -81,7 +81,7 @@ ERRORS: list[tuple[errors.SbpairError, type[Exception], bool]] = [
 
 
 @pytest.mark.parametrize(("error", "theirs", "passing"), ERRORS, ids=lambda each: type(each).__name__)
-def test_errors_of_deliveries_are_in_the_sdks_words(error: Any, theirs: type[Exception], passing: bool) -> None:
+def test_delivery_errors_become_sdk_errors(error: Any, theirs: type[Exception], passing: bool) -> None:
     meant = to_sdk_error(error)
     assert type(meant) is theirs
     assert error.message in str(meant)

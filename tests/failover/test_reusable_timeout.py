@@ -1,4 +1,4 @@
-"""The sender's one timer does what asyncio.timeout does, in the time of a loop that nobody waits for."""
+"""The reusable timeout against asyncio.timeout, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbpair.failover.reusable_timeout import ReusableTimeout
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
-    """Its clock jumps to the next timer when there is nothing else to do."""
+    """A loop whose clock jumps to the next timer when it is idle."""
 
     now = 0.0
 
@@ -32,7 +32,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
         runner.run(coroutine)
 
 
-def test_what_takes_too_long_times_out_and_the_next_one_does_not() -> None:
+def test_a_long_use_times_out_and_the_next_one_does_not() -> None:
     async def story() -> None:
         loop, timeout = asyncio.get_running_loop(), ReusableTimeout()
         for seconds in (5, 2, 60):
@@ -46,7 +46,7 @@ def test_what_takes_too_long_times_out_and_the_next_one_does_not() -> None:
     run(story())
 
 
-def test_sends_one_after_the_other_have_one_timer_between_them() -> None:
+def test_consecutive_uses_share_one_timer() -> None:
     async def story() -> None:
         loop, timeout = asyncio.get_running_loop(), ReusableTimeout()
         for _ in range(100):
@@ -63,7 +63,7 @@ def test_sends_one_after_the_other_have_one_timer_between_them() -> None:
     run(story())
 
 
-def test_a_cancellation_by_somebody_else_stays_one() -> None:
+def test_a_foreign_cancellation_stays_a_cancellation() -> None:
     async def watched(watch: ReusableTimeout) -> None:
         with watch.limit(5):
             await asyncio.Event().wait()
@@ -86,7 +86,7 @@ def test_a_cancellation_by_somebody_else_stays_one() -> None:
     run(story())
 
 
-def test_it_watches_over_tasks_alone() -> None:
+def test_a_use_outside_of_a_task_is_refused() -> None:
     loop = asyncio.new_event_loop()
     caught: list[Any] = []
     loop.set_exception_handler(lambda _, context: caught.append(context["exception"]))

@@ -1,4 +1,4 @@
-"""Outgoing messages as the SDK encodes them: what the backlog's copy says, and what the syphon makes of it."""
+"""Outgoing messages as the SDK encodes them, their backlog copies, and their restoration by the syphon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IDS = st.text(min_size=1, max_size=20)
 
 
 def a_message(body: Any, *, session_id: str | None, partition_key: str | None, **own: Any) -> ServiceBusMessage:
-    """One whose partition key is its session, where it has both: the SDK takes nothing else."""
+    """Return a message whose partition key is its session if it has both, as the SDK requires."""
     key = partition_key and (session_id or partition_key)
     return ServiceBusMessage(body, session_id=session_id, partition_key=key, **own)
 
@@ -55,7 +55,7 @@ MESSAGES = st.builds(
 
 
 def encoded(message: AmqpAnnotatedMessage) -> bytes:
-    """What the SDK puts on the wire."""
+    """Return the bytes that the SDK sends."""
     wrapped = ServiceBusMessage(
         None, message=PyamqpTransport.to_outgoing_amqp_message(message), raw_amqp_message=message
     )
@@ -63,7 +63,7 @@ def encoded(message: AmqpAnnotatedMessage) -> bytes:
 
 
 def timeless(payload: bytes) -> dict[str, Any]:
-    """A message without the two times that the SDK derives from the clock when it encodes a life."""
+    """Return a message without the two times that the SDK derives from the clock for a time to live."""
     sections = Sections.split(payload)
     properties = replace(sections.read_properties(), creation_time=None, absolute_expiry_time=None)
     return {
@@ -77,7 +77,7 @@ def timeless(payload: bytes) -> dict[str, Any]:
 
 @settings(max_examples=200, deadline=None)
 @given(MESSAGES)
-def test_the_syphon_makes_of_the_backlogs_copy_what_would_have_gone_to_the_primary(message: ServiceBusMessage) -> None:
+def test_the_syphon_restores_the_message_from_its_backlog_copy(message: ServiceBusMessage) -> None:
     before = repr(message.raw_amqp_message.__dict__), repr(message.raw_amqp_message.properties)
     sent = sdk_messages.prepare_one(message)
     straight = encoded(sent)
@@ -94,7 +94,7 @@ def test_the_syphon_makes_of_the_backlogs_copy_what_would_have_gone_to_the_prima
     assert (repr(message.raw_amqp_message.__dict__), repr(message.raw_amqp_message.properties)) == before
 
 
-def test_the_aliases_are_the_old_clients_bytes() -> None:
+def test_aliases_have_the_bytes_of_the_original_client() -> None:
     message = ServiceBusMessage(
         b"x", session_id="s", time_to_live=timedelta(minutes=1), scheduled_enqueue_time_utc=NEW_YEAR
     )
@@ -116,14 +116,14 @@ def test_the_aliases_are_the_old_clients_bytes() -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["x-opt-scheduled-enqueue-time", b"x-opt-scheduled-enqueue-time"])
-def test_a_schedule_is_read_in_every_form_that_the_sdk_takes(key: Any, at: Any) -> None:
+def test_a_schedule_is_read_in_every_form_of_the_sdk(key: Any, at: Any) -> None:
     raw = AmqpAnnotatedMessage(data_body=b"x", annotations={key: at, "x-opt-mine": 1})
     sections, facts = read_facts("q", encoded(for_backlog(sdk_messages.prepare_one(raw), "orders")))
     assert facts.scheduled_at == 1_767_225_600_000
     assert dict(sections.read_message_annotations().pairs) == {"x-opt-mine": 1}
 
 
-def test_a_life_beyond_the_headers_49_days_is_an_alias_too() -> None:
+def test_a_time_to_live_above_49_days_is_an_alias() -> None:
     properties = {"creation_time": 1_000, "absolute_expiry_time": 1_000 + 5_000_000_000}
     raw = AmqpAnnotatedMessage(data_body=b"x", properties=properties)
     _, facts = read_facts("q", encoded(for_backlog(sdk_messages.prepare_one(raw), "orders")))
@@ -131,7 +131,7 @@ def test_a_life_beyond_the_headers_49_days_is_an_alias_too() -> None:
 
 
 @pytest.mark.parametrize("properties", [None, {"subject": "s"}])
-def test_a_message_without_an_id_gets_a_new_one_each_time_and_keeps_none(properties: Any) -> None:
+def test_a_message_without_an_id_gets_one_in_its_copy(properties: Any) -> None:
     message = AmqpAnnotatedMessage(data_body=b"x", properties=properties)
     ids = [sdk_messages.prepare_one(message).properties.message_id for _ in range(3)]
     assert len(set(ids)) == 3
@@ -139,13 +139,13 @@ def test_a_message_without_an_id_gets_a_new_one_each_time_and_keeps_none(propert
 
 
 @pytest.mark.parametrize("own", ["mine", 7, b"bytes"])
-def test_an_id_that_is_there_stays(own: Any) -> None:
+def test_an_existing_id_is_kept(own: Any) -> None:
     raw = AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": own})
     assert sdk_messages.prepare_one(raw) is raw
 
 
 @pytest.mark.parametrize("key", [*sorted(ALIASES), b"x-ms-path"])
-def test_a_message_that_has_an_alias_already_is_refused(key: Any) -> None:
+def test_a_message_with_an_alias_is_refused(key: Any) -> None:
     for message in (
         ServiceBusMessage("x", application_properties={key: "elsewhere"}),
         AmqpAnnotatedMessage(data_body=b"x", application_properties={key: "elsewhere"}),
@@ -158,12 +158,12 @@ def test_a_message_that_has_an_alias_already_is_refused(key: Any) -> None:
 
 
 @pytest.mark.parametrize("thing", ["text", b"bytes", 7, None, object()])
-def test_what_is_no_message_is_refused_as_by_the_sdk(thing: Any) -> None:
+def test_an_object_that_is_no_message_is_a_type_error(thing: Any) -> None:
     with pytest.raises(TypeError):
         sdk_messages.prepare_one(thing)
 
 
-def test_a_scheduled_copy_leaves_the_original_as_it_was() -> None:
+def test_scheduling_does_not_change_the_original() -> None:
     message = sdk_messages.prepare_one(ServiceBusMessage("x", partition_key="k"))
     later = with_schedule(message, NEW_YEAR)
     assert later.annotations == {b"x-opt-partition-key": "k", b"x-opt-scheduled-enqueue-time": NEW_YEAR}
@@ -172,7 +172,7 @@ def test_a_scheduled_copy_leaves_the_original_as_it_was() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from([None, "a", "b"]))), st.integers(400, 2_000))
-def test_packing_keeps_every_message_in_order_within_the_limit(sizes: list[Any], limit: int) -> None:
+def test_batches_keep_order_key_and_limit(sizes: list[Any], limit: int) -> None:
     messages = [sdk_messages.prepare_one(ServiceBusMessage(b"x" * size, partition_key=key)) for size, key in sizes]
     packs = list(batches(messages, limit))
     assert [each for _, inside in packs for each in inside] == messages
@@ -185,7 +185,7 @@ def test_packing_keeps_every_message_in_order_within_the_limit(sizes: list[Any],
             assert inside == (content,)
 
 
-def test_one_that_is_too_large_for_a_batch_goes_alone_and_takes_nobody_along() -> None:
+def test_a_message_too_large_for_a_batch_goes_alone() -> None:
     messages = [sdk_messages.prepare_one(ServiceBusMessage(b"x" * size)) for size in (10, 5000, 10, 10)]
     packs = list(batches(messages, 1000))
     assert [len(inside) for _, inside in packs] == [1, 1, 2]
@@ -193,12 +193,12 @@ def test_one_that_is_too_large_for_a_batch_goes_alone_and_takes_nobody_along() -
 
 
 @given(MESSAGES)
-def test_the_size_is_what_the_sdk_encodes(message: ServiceBusMessage) -> None:
+def test_the_encoded_size_is_that_of_the_sdk(message: ServiceBusMessage) -> None:
     sent = sdk_messages.prepare_one(message)
     assert 0 <= encoded_size(sent) - len(encoded(sent)) <= 8
 
 
-def test_small_is_less_than_any_tier_takes_even_with_all_that_a_header_may_have() -> None:
+def test_a_small_message_fits_every_tier_with_the_largest_header() -> None:
     message = sdk_messages.prepare_one(ServiceBusMessage(b"x" * sdk_messages.SMALL_BODY_BYTES, session_id="s" * 128))
     assert is_small(message)
     assert encoded_size(for_backlog(message, "o" * 260)) + 65_536 < sdk_messages.SMALLEST_TIER_BYTES
@@ -206,7 +206,7 @@ def test_small_is_less_than_any_tier_takes_even_with_all_that_a_header_may_have(
     assert not is_small(sdk_messages.prepare_one(AmqpAnnotatedMessage(value_body="x")))
 
 
-def test_a_batch_remembers_what_is_in_it_and_nothing_that_did_not_fit() -> None:
+def test_a_batch_keeps_exactly_its_messages() -> None:
     batch = SizedBatch(300)
     batch.add_message(ServiceBusMessage(b"x"))
     with pytest.raises(MessageSizeExceededError):
@@ -214,7 +214,7 @@ def test_a_batch_remembers_what_is_in_it_and_nothing_that_did_not_fit() -> None:
     assert (len(batch), len(batch.prepared)) == (1, 1)
 
 
-def test_the_ping_is_the_old_clients() -> None:
+def test_the_ping_equals_that_of_the_original_client() -> None:
     sections = Sections.split(encoded(sdk_messages.ping_message("fresh")))
     own = sections.read_properties()
     assert (own.content_type, own.group_id, sections.read_header().ttl) == (PING_TYPE, "fresh", 1000)

@@ -1,4 +1,4 @@
-"""What a paired sender costs, counted and not timed: steps to the backlog, bytecodes of a send, tasks of an outage."""
+"""The overhead of a paired sender, in steps, bytecodes and tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.failover.test_states import a_pair
 
 
 class Plain:
-    """An SDK's sender that a message costs nothing: what is counted beside it is what the pair costs."""
+    """An SDK sender without costs, so that only the overhead is counted."""
 
     def __init__(self, side: str = "primary", path: str = "orders") -> None:
         self.side, self.path = side, path
@@ -47,7 +47,7 @@ def a_failover_send(**terms: Any) -> FailoverSend:
     return FailoverSend(state, connections, "orders", SendPolicy(is_transient, "raise", 0), lambda: 0.0)
 
 
-def test_from_the_failure_to_the_backlog_it_is_one_send_more() -> None:
+def test_failing_over_takes_one_more_send() -> None:
     send = a_failover_send()
     steps = send.send(ServiceBusMessage(b"x"), 60)
     first = next(steps)
@@ -83,11 +83,11 @@ def bytecodes(run: Callable[[], None]) -> int:
 
 
 SDKS_BYTECODES = {"sync": 8_000, "aio": 10_400}
-"""What the SDK's own senders take for a message of 1 KB: see tests/benchmarks/sender.py for the time."""
+"""Bytecodes of the SDK's senders for a message of 1 KB. tests/benchmarks/sender.py measures the time."""
 
 
 @pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout")
-def test_a_healthy_send_takes_few_bytecodes_more_than_the_sdks_own() -> None:
+def test_a_healthy_send_adds_few_bytecodes_to_the_sdk() -> None:
     message = ServiceBusMessage(b"x" * 1024)
     client = sync.PairedClient(a_pair())
     sender = client.get_queue_sender("orders")
@@ -97,7 +97,7 @@ def test_a_healthy_send_takes_few_bytecodes_more_than_the_sdks_own() -> None:
     assert 0 < count < 0.03 * SDKS_BYTECODES["sync"]
 
 
-async def test_so_does_one_that_is_awaited() -> None:
+async def test_a_healthy_async_send_adds_few_bytecodes_to_the_sdk() -> None:
     message = ServiceBusMessage(b"x" * 1024)
 
     sender = aio.AsyncPairedClient(a_pair()).get_queue_sender("orders")
@@ -116,7 +116,7 @@ async def unanswered(*_: object) -> None:
     await asyncio.Event().wait()
 
 
-def test_ten_thousand_entities_that_are_failed_over_cost_one_task_and_one_timer(
+def test_ten_thousand_failed_over_entities_share_a_task_and_a_timer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("ERROR", "sbpair")

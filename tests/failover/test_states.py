@@ -1,4 +1,4 @@
-"""The sender's states and its agenda, in virtual time, against a model that looks at everything every time."""
+"""The failover state and its timers, in virtual time, against a model that checks everything each second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def a_pair(**terms: Any) -> Pair:
 
 
 class Middle(random.Random):
-    """Chance that has no say: intervals are what they are called, and the first is chosen."""
+    """A random source without jitter that chooses the first item."""
 
     def uniform(self, a: float, b: float) -> float:
         return (a + b) / 2
@@ -46,7 +46,7 @@ def an_availability(told: list[Any] | None = None, **terms: Any) -> FailoverStat
 
 @dataclass
 class Believed:
-    """The model of one entity: what happened to it, in plain words, looked at every second."""
+    """The model of one entity, checked every second."""
 
     state: str = "healthy"
     fails_at: int | None = None
@@ -278,7 +278,7 @@ TestSendersAgainstTheModel = SendersAgainstTheModel.TestCase
 TestSendersAgainstTheModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_every_row_of_the_table_changes_the_state_and_every_state_can_be_left() -> None:
+def test_every_transition_changes_the_state_and_each_has_an_exit() -> None:
     assert all(before is not then for (before, _), then in TRANSITIONS.items())
     assert {before for before, _ in TRANSITIONS} == set(State) == set(TRANSITIONS.values())
     assert all((state, EntityEvent.FAILBACK) in TRANSITIONS for state in State if state is not State.HEALTHY)
@@ -286,7 +286,7 @@ def test_every_row_of_the_table_changes_the_state_and_every_state_can_be_left() 
 
 @pytest.mark.parametrize("event", list(EntityEvent))
 @pytest.mark.parametrize("state", list(State))
-def test_what_is_not_in_the_table_changes_no_state(state: State, event: EntityEvent) -> None:
+def test_an_event_outside_of_the_table_changes_no_state(state: State, event: EntityEvent) -> None:
     then = next_status(EntityStatus(state), event, 0, Delays(1, lambda: 1))
     assert then.state is TRANSITIONS.get((state, event), state)
 
@@ -298,14 +298,14 @@ def test_an_interval_of_zero_fails_over_at_the_first_failure() -> None:
     assert not known.to_backlog("news", 5)
 
 
-def test_a_sender_need_not_wait_for_the_timer_to_be_served() -> None:
+def test_a_sender_applies_a_due_timer_itself() -> None:
     known = an_availability(failover_interval=60)
     known.primary_failed("orders", ValueError("gone"), 0)
     assert not known.to_backlog("orders", 59.9)
     assert known.to_backlog("orders", 60)
 
 
-def test_whoever_comes_after_everything_was_forced_is_forced_too() -> None:
+def test_a_new_entity_is_forced_while_all_are() -> None:
     known = an_availability()
     known.force(None, 0)
     known.register("later")
@@ -315,7 +315,7 @@ def test_whoever_comes_after_everything_was_forced_is_forced_too() -> None:
     assert set(known.states().values()) == {State.HEALTHY}
 
 
-def test_pings_of_ten_thousand_entities_are_one_agenda_and_spread_by_chance() -> None:
+def test_pings_of_ten_thousand_entities_are_spread_at_random() -> None:
     known = FailoverState(a_pair(failover_interval=0, ping_interval=60), chance=random.Random(7))
     sooner: list[None] = []
     known.timers.on_earlier = lambda: sooner.append(None)
@@ -335,7 +335,7 @@ def test_pings_of_ten_thousand_entities_are_one_agenda_and_spread_by_chance() ->
     assert len(sooner) < 100
 
 
-def test_with_every_queue_out_one_of_them_is_tried_all_the_same() -> None:
+def test_with_every_queue_out_one_is_still_tried() -> None:
     known = an_availability(backlog_queues=2)
     first, spare = known.pick_queue(None)
     assert spare
@@ -348,7 +348,7 @@ def test_with_every_queue_out_one_of_them_is_tried_all_the_same() -> None:
     assert known.pick_queue(second) == (first, False)
 
 
-def test_a_listener_that_fails_is_told_of_the_next_event_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_listener_receives_the_next_event(caplog: pytest.LogCaptureFixture) -> None:
     told = []
 
     def listen(event: object) -> None:
@@ -363,7 +363,7 @@ def test_a_listener_that_fails_is_told_of_the_next_event_too(caplog: pytest.LogC
     assert caplog.text.count("an event listener of a paired client failed") == 2
 
 
-def test_a_listener_may_command() -> None:
+def test_a_listener_may_force_a_failover() -> None:
     told: list[Any] = []
 
     def listen(event: Any) -> None:
@@ -377,7 +377,7 @@ def test_a_listener_may_command() -> None:
     assert told == [State.FORCED, State.HEALTHY]
 
 
-def test_secrets_in_an_error_are_not_told() -> None:
+def test_events_hold_no_secrets_of_an_error() -> None:
     told: list[Any] = []
     known = an_availability(told)
     known.primary_failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
@@ -385,7 +385,7 @@ def test_secrets_in_an_error_are_not_told() -> None:
     assert "\n" not in told[0].reason
 
 
-def test_what_is_in_the_outbox_waits_for_a_side_and_is_delivered_as_soon_as_there_is_one() -> None:
+def test_the_outbox_is_delivered_as_soon_as_a_side_returns() -> None:
     known = an_availability(backlog_queues=1, ping_interval=5)
     queue, _ = known.pick_queue(None)
     known.force("orders", 0)
@@ -403,7 +403,7 @@ def test_what_is_in_the_outbox_waits_for_a_side_and_is_delivered_as_soon_as_ther
     assert known.next_due() is None
 
 
-def test_what_an_entity_refuses_its_messages_with_is_told_once_and_raised_until_it_takes_them() -> None:
+def test_a_lasting_refusal_is_reported_once_and_kept_as_stuck() -> None:
     told: list[Any] = []
     known = an_availability(told, ping_interval=5)
     known.outbox_stored("orders", None, 0)

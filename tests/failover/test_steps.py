@@ -1,4 +1,4 @@
-"""The two drivers of steps: what goes together, what each comes to, and who wants to stop."""
+"""The two drivers of steps: concurrency, results and cancellation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sbpair.failover.steps import Call, Gather, Pause, Steps, drive, drive_async
 
 
 def meeting(barrier: Any, name: str) -> Steps[str]:
-    """Ends only where the others have come as far."""
+    """Wait at the barrier for the other procedures."""
     yield Call(lambda on, _seconds: on.wait(), barrier, 5.0)
     return name
 
@@ -23,7 +23,7 @@ def all_of(*procedures: Steps[Any]) -> Steps[list[Any]]:
     return found
 
 
-async def test_procedures_go_together_and_answer_in_their_order() -> None:
+async def test_gathered_procedures_return_in_order() -> None:
     barrier = threading.Barrier(3, timeout=20)
     assert drive(all_of(*(meeting(barrier, name) for name in "abc"))) == ["a", "b", "c"]
 
@@ -35,7 +35,7 @@ async def test_procedures_go_together_and_answer_in_their_order() -> None:
     assert drive(all_of(meeting(threading.Barrier(1), "alone"))) == ["alone"]
 
 
-async def test_what_is_cancelled_cancels_all_that_goes_together() -> None:
+async def test_a_cancellation_reaches_all_gathered_procedures() -> None:
     ended: list[str] = []
 
     def long(name: str) -> Steps[None]:
@@ -55,9 +55,7 @@ async def test_what_is_cancelled_cancels_all_that_goes_together() -> None:
 
 
 @pytest.mark.parametrize(("answer", "noticed"), [(None, True), ([], True), (["a message"], False)])
-async def test_a_cancellation_that_the_sdk_keeps_to_itself_is_noticed_where_nothing_is_lost_by_it(
-    answer: Any, noticed: bool
-) -> None:
+async def test_a_cancellation_swallowed_by_the_sdk_is_raised(answer: Any, noticed: bool) -> None:
     async def keeps_it(_on: object, _seconds: float) -> Any:
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""A pair on an emulator of its own, and paired clients, sync and aio, behind one face: written once, as sync."""
+"""A pair on an emulator, and paired clients of both kinds behind one sync interface."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Told:
 
     @property
     def path(self) -> list[State]:
-        """The states that entities came to, in order."""
+        """The states that entities entered, in order."""
         return [event.after for event in self.of(EntityChanged)]
 
     @property
@@ -61,7 +61,7 @@ class Told:
 
 
 class Faced:
-    """A client or a sender, whose coroutines run on a loop in another thread until they are done."""
+    """A client or sender whose coroutines run to their end on a loop in another thread."""
 
     def __init__(self, wrapped: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._wrapped, self._loop = wrapped, loop
@@ -133,7 +133,7 @@ class Rig:
 
     @contextmanager
     def broken(self, kind: str, *where: Any, **terms: Any) -> Iterator[None]:
-        """While the fault lasts."""
+        """Inject a fault for the block."""
         fault = self.do(lambda: getattr(self.faults, kind)(*where, **terms))
         try:
             yield
@@ -147,7 +147,7 @@ class Rig:
         return [each for queue in self.backlog for each in self.in_queue(queue)]
 
     def brought_back(self) -> list[Sections]:
-        """What the primary holds once the syphon has emptied the backlog."""
+        """Empty the backlog with the syphon, and return the messages in the primary."""
         result = asyncio.run(runner.run(self.pair, once=True))
         assert (result.exit_code, result.receipt.dead_lettered) == (0, 0), result
         assert not self.in_backlog()
@@ -160,7 +160,7 @@ class Rig:
 
 
 async def _ended() -> None:
-    """The SDK's tasks that keep connections alive go on for some seconds after them."""
+    """Cancel the SDK's keep-alive tasks, which outlive their connections."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

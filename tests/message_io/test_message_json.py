@@ -1,4 +1,4 @@
-"""A line of a file as a message: what is understood, and what is refused by name."""
+"""Lines of a file as messages, valid and invalid ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_field_of_an_object_is_in_the_message() -> None:
     ServiceBusMessageBatch(10_000).add_message(message)
 
 
-def test_bytes_come_as_base64() -> None:
+def test_a_body_may_be_base64() -> None:
     assert body_of(parse_json(b'{"body_base64": "AP8="}')) == b"\x00\xff"
 
 
@@ -96,7 +96,7 @@ WRONG: list[tuple[bytes, str]] = [
     (b'{"body": "a", "ttl": 0}', "ttl must be greater than 0"),
     (b'{"body": "a", "ttl": -1}', "ttl: expected a duration such as 90s, got '-1'"),
     (b'{"body": "a", "ttl": true}', "ttl: expected text, got true or false"),
-    (b'{"body": "a", "ttl": 1e999}', "is not a duration"),
+    (b'{"body": "a", "ttl": 1e999}', "ttl: expected a duration such as 90s, got 'inf'"),
     (b'{"body": "a", "ttl": NaN}', "NaN is not JSON"),
     (b'{"body": "a", "ttl": "999999999w"}', "ttl: too long"),
     (b'{"body": "a", "ttl": %s}' % (b"9" * 5000), "more digits"),
@@ -115,7 +115,7 @@ WRONG: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("line", "what"), WRONG, ids=[what for _, what in WRONG])
-def test_a_line_that_is_wrong_says_what_is(line: bytes, what: str) -> None:
+def test_an_invalid_line_is_refused_with_its_reason(line: bytes, what: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_json(line)
     assert what in raised.value.message
@@ -123,7 +123,7 @@ def test_a_line_that_is_wrong_says_what_is(line: bytes, what: str) -> None:
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_whatever_a_line_holds_it_is_a_message_or_refused(line: bytes) -> None:
+def test_any_line_is_a_message_or_refused(line: bytes) -> None:
     with suppress(UsageError):
         assert parse_json(line).properties.message_id
 
@@ -131,7 +131,7 @@ def test_whatever_a_line_holds_it_is_a_message_or_refused(line: bytes) -> None:
 @given(
     st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line and not line.endswith(b"\r")), max_size=30)
 )
-def test_lines_are_read_as_they_were_written_however_they_come(written: list[bytes]) -> None:
+def test_lines_are_split_alike_for_every_chunk_size(written: list[bytes]) -> None:
     whole = b"\r\n".join(written)
     found = [line for start in (1, 3, 64) for line in _split_by(whole, start)]
     kept = [line for line in written if line]
@@ -146,7 +146,7 @@ def _split_by(whole: bytes, size: int) -> list[bytes]:
 async def taken(
     text: bytes, skip: int = 0, parse: Any = parse_json
 ) -> tuple[list[SourceLine], Exception | None, LineReader]:
-    """All that a reader of a pipe hands out, and what ended it."""
+    """Return all lines that a reader of a pipe yields, its final error, and the reader."""
     reading, writing = os.pipe()
     os.write(writing, text)
     os.close(writing)
@@ -163,25 +163,25 @@ async def taken(
         os.close(reading)
 
 
-async def test_lines_before_a_wrong_one_are_handed_out_and_it_is_named_by_its_number() -> None:
+async def test_lines_before_an_invalid_one_are_read() -> None:
     lines, error, _ = await taken(b'{"body": "a"}\n\n{"body": "b"}\n{"bdy": "c"}\n{"body": "d"}\n')
     assert [line.number for line in lines] == [1, 3]
     assert isinstance(error, UsageError)
     assert error.message.startswith("stdin, line 4: unknown field 'bdy'; did you mean body?")
 
 
-async def test_lines_that_are_skipped_are_not_even_looked_at() -> None:
+async def test_skipped_lines_are_not_parsed() -> None:
     lines, error, of_pipe = await taken(b'not JSON\n{"body": "b"}', skip=1)
     assert ([line.number for line in lines], error, of_pipe.seen) == ([2], None, 2)
 
 
-async def test_more_lines_than_are_read_ahead_all_come_in_their_order() -> None:
+async def test_more_lines_than_are_read_ahead_keep_their_order() -> None:
     lines, error, _ = await taken(b"".join(b"%d\n" % number for number in range(3_000)), parse=parse_body)
     assert error is None
     assert [body_of(line.message) for line in lines] == [b"%d" % number for number in range(3_000)]
 
 
-async def test_what_cannot_be_read_says_so() -> None:
+async def test_an_unreadable_file_is_reported() -> None:
     with pytest.raises(MachineLacks, match="/ cannot be read"):
         await LineReader(os.open("/", os.O_RDONLY), "/", parse_body).read()
 
@@ -192,7 +192,7 @@ async def test_what_cannot_be_read_says_so() -> None:
         max_size=12,
     )
 )
-def test_parcels_hold_every_line_in_its_order_and_one_key_each(described: list[tuple[str | None, int]]) -> None:
+def test_line_batches_keep_order_and_one_key_each(described: list[tuple[str | None, int]]) -> None:
     lines = [
         SourceLine(number, ServiceBusMessage(bytes(size), message_id=str(number), session_id=session).raw_amqp_message)
         for number, (session, size) in enumerate(described, 1)
@@ -206,7 +206,7 @@ def test_parcels_hold_every_line_in_its_order_and_one_key_each(described: list[t
         assert not isinstance(parcel.content, SizedBatch) or parcel.content.size_in_bytes <= 262_144
 
 
-def test_a_file_is_checked_to_its_end_and_left_at_its_beginning(tmp_path: Any) -> None:
+def test_a_checked_file_is_left_at_its_start(tmp_path: Any) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"body": "a"}\n{"body": "b"}\n{')
     descriptor = os.open(path, os.O_RDONLY)
@@ -219,7 +219,7 @@ def test_a_file_is_checked_to_its_end_and_left_at_its_beginning(tmp_path: Any) -
     os.close(descriptor)
 
 
-def test_base64_is_what_python_writes() -> None:
+def test_base64_of_python_is_accepted() -> None:
     assert body_of(
         parse_json(json.dumps({"body_base64": base64.b64encode(bytes(range(256))).decode()}).encode())
     ) == bytes(range(256))

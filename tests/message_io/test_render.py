@@ -1,4 +1,4 @@
-"""Messages as plain values: whatever one holds can be written as JSON, and text stays text."""
+"""Rendering of messages as JSON values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def received(raw: AmqpAnnotatedMessage) -> ServiceBusReceivedMessage:
 
 @settings(max_examples=20, deadline=None)
 @given(st.binary(), st.dictionaries(st.binary(), VALUES), VALUES)
-def test_whatever_it_holds_it_can_be_written_as_json(body: bytes, properties: dict[Any, Any], value: Any) -> None:
+def test_every_message_renders_as_json(body: bytes, properties: dict[Any, Any], value: Any) -> None:
     raw = ServiceBusMessage(body, message_id="m", subject="s").raw_amqp_message
     raw.application_properties = properties
     told = render_message(received(raw))

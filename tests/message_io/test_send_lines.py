@@ -1,4 +1,4 @@
-"""A stream through the paired sender, to real sockets: every message comes to one end, and what is left is a suffix."""
+"""Streams sent over real sockets: every message is accounted for, and the rest is a suffix."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def fed(
     meanwhile: Callable[[Any, asyncio.Event, asyncio.Event, int], Any] | None = None,
     **options: Any,
 ) -> SendResult:
-    """What became of a stream; `meanwhile` is told every event, with both stops and the end to write more into."""
+    """Send a stream. `meanwhile` is called with each event, both stops, and the pipe to write to."""
     if meanwhile is not None:
         reading, writing = os.pipe()
         os.write(writing, text)
@@ -69,7 +69,7 @@ async def fed(
 
 
 def bodies(messages: Any) -> list[bytes]:
-    """Of messages whose bodies are short: behind the five bytes that say what they are."""
+    """Return short bodies, which follow five bytes of their section."""
     return [each.body[5:] for each in messages]
 
 
@@ -79,7 +79,7 @@ def balanced(result: SendResult) -> bool:
     return result.messages == sum(ends)
 
 
-async def test_every_line_arrives_in_its_order(rig: Rig) -> None:
+async def test_lines_arrive_in_order(rig: Rig) -> None:
     result = await fed(rig, b"".join(b"%04d\n" % number for number in range(500)))
     assert (result.delivered, result.exit_code, result.next_line) == (Delivered(primary=500), 0, 501)
     assert balanced(result)
@@ -93,7 +93,7 @@ async def test_sessions_get_batches_of_their_own(rig: Rig) -> None:
     assert result.delivered == Delivered(primary=9)
 
 
-async def test_what_the_primary_does_not_take_goes_to_the_backlog_and_is_counted_there(rig: Rig) -> None:
+async def test_lines_sent_to_the_backlog_are_counted_there(rig: Rig) -> None:
     events: list[Any] = []
     with rig.broken("entity_down", "contoso", "orders"):
         result = await fed(
@@ -111,12 +111,12 @@ def stop_at(event: Any, stop: asyncio.Event, count: int) -> None:
         stop.set()
 
 
-async def test_a_rehearsal_sends_to_the_backlog_though_the_primary_is_well(rig: Rig) -> None:
+async def test_to_backlog_sends_there_with_a_healthy_primary(rig: Rig) -> None:
     result = await fed(rig, b"a\nb\n", to_backlog=True)
     assert (result.delivered, rig.in_queue(rig.orders)) == (Delivered(backlog=2), [])
 
 
-async def test_with_raise_the_first_failure_ends_it_and_names_the_line(rig: Rig) -> None:
+async def test_raise_ends_at_the_first_failure_with_its_line(rig: Rig) -> None:
     rig.pair = replace(rig.pair, failover_interval=60)
     with rig.broken("throttle", "contoso", "orders"):
         result = await fed(rig, b"a\nb\n", on_failure="raise", skip=1)
@@ -125,7 +125,7 @@ async def test_with_raise_the_first_failure_ends_it_and_names_the_line(rig: Rig)
     assert isinstance(result.error, errors.Throttled)
 
 
-async def test_what_was_never_answered_is_in_doubt(rig: Rig) -> None:
+async def test_an_unanswered_send_is_in_doubt(rig: Rig) -> None:
     rig.pair = replace(rig.pair, failover_interval=60)
     with rig.broken("swallow_acks", "contoso", "orders"):
         result = await fed(rig, b"a\n", on_failure="raise", seconds=1.5)
@@ -134,7 +134,7 @@ async def test_what_was_never_answered_is_in_doubt(rig: Rig) -> None:
     assert result.doubtful == ()
 
 
-async def test_a_wrong_line_ends_it_after_what_came_before(rig: Rig) -> None:
+async def test_an_invalid_line_ends_the_run_after_earlier_lines(rig: Rig) -> None:
     result = await fed(rig, b'{"body": "a"}\n{"body": 1}\n{"body": "c"}\n', parse=parse_json)
     assert (result.delivered, result.next_line, result.exit_code) == (Delivered(primary=1), 2, 3)
     assert isinstance(result.error, errors.UsageError)
@@ -147,24 +147,24 @@ async def test_a_wrong_line_ends_it_after_what_came_before(rig: Rig) -> None:
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
 
 
-async def test_a_wrong_first_line_is_a_usage_error(rig: Rig) -> None:
+async def test_an_invalid_first_line_is_a_usage_error(rig: Rig) -> None:
     assert (await fed(rig, b"{}\n", parse=parse_json)).exit_code == 2
 
 
-async def test_what_an_entity_refuses_for_good_ends_it_at_that_line(rig: Rig) -> None:
+async def test_a_refused_message_ends_the_run_at_its_line(rig: Rig) -> None:
     result = await fed(rig, b"a\n" + b"x" * 300_000 + b"\nc\n")
     assert (result.delivered, result.failed, result.line, result.next_line) == (Delivered(primary=1), 1, 2, 2)
     assert result.exit_code == 3
     assert bodies(rig.in_queue(rig.orders)) == [b"a"]
 
 
-async def test_a_missing_entity_takes_nothing(rig: Rig) -> None:
+async def test_a_missing_entity_accepts_nothing(rig: Rig) -> None:
     result = await fed(rig, b"a\n", entity="nowhere")
     assert (result.failed, result.exit_code) == (1, 2)
     assert rig.in_backlog() == []
 
 
-async def test_lines_go_as_they_come_and_a_stop_does_not_wait_for_more(rig: Rig) -> None:
+async def test_a_stop_does_not_wait_for_more_lines(rig: Rig) -> None:
     def meanwhile(event: Any, stop: asyncio.Event, _hurry: asyncio.Event, writing: int) -> None:
         if event == Delivered(primary=1):
             os.write(writing, b"b\n")
@@ -174,7 +174,7 @@ async def test_lines_go_as_they_come_and_a_stop_does_not_wait_for_more(rig: Rig)
     assert (result.delivered, result.stopped, result.next_line) == (Delivered(primary=2), True, 3)
 
 
-async def test_a_second_stop_gives_up_what_is_in_hand_in_doubt(rig: Rig) -> None:
+async def test_hurry_abandons_the_current_send_in_doubt(rig: Rig) -> None:
     def meanwhile(event: Any, stop: asyncio.Event, hurry: asyncio.Event, _writing: int) -> None:
         if isinstance(event, EntityChanged) and event.after is State.FAILING:
             stop.set()
@@ -188,7 +188,7 @@ async def test_a_second_stop_gives_up_what_is_in_hand_in_doubt(rig: Rig) -> None
 
 
 @pytest.mark.slow
-async def test_a_backlog_queue_that_fails_is_left_and_nothing_is_missing(rig: Rig) -> None:
+async def test_no_line_is_lost_when_a_backlog_queue_fails(rig: Rig) -> None:
     events: list[Any] = []
     with rig.broken("entity_down", "contoso-dr", rig.paths[0]):
         for _ in range(4):
@@ -205,9 +205,7 @@ async def test_a_backlog_queue_that_fails_is_left_and_nothing_is_missing(rig: Ri
     assert len(rig.in_backlog()) == len([each for each in events if isinstance(each, Delivered)])
 
 
-async def test_what_neither_side_takes_waits_in_the_outbox_and_is_delivered_by_the_next(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_next_run_delivers_the_outbox(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 0.1)
     outbox = tmp_path / "outbox.db"
     events: list[Any] = []
@@ -237,7 +235,7 @@ async def test_an_outbox_in_use_is_refused(rig: Rig, tmp_path: Path) -> None:
     outbox.close()
 
 
-async def test_a_rate_is_kept_to(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_rate_is_kept(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     reserve = send_lines.RateLimiter.reserve
 
@@ -250,7 +248,7 @@ async def test_a_rate_is_kept_to(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(asked) == 50
 
 
-async def test_pings_tell_up_from_down_and_from_broken(rig: Rig) -> None:
+async def test_pings_distinguish_up_down_and_broken(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("down"))
     rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
     with rig.broken("entity_down", "contoso", "down"):
@@ -264,13 +262,13 @@ async def test_pings_tell_up_from_down_and_from_broken(rig: Rig) -> None:
     assert rig.do(rig.orders.counts).active <= 1
 
 
-async def test_a_ping_with_a_wrong_key_is_broken_for_want_of_access(rig: Rig) -> None:
+async def test_a_ping_with_a_wrong_key_is_broken_without_access(rig: Rig) -> None:
     rig.with_key("primary", "d3Jvbmc=")
     answers = await ping.ping_all(rig.pair.primary, ["orders"], seconds=20)
     assert (answers[0].health, ping.ping_exit_code(answers)) == (Health.BROKEN, 5)
 
 
-async def test_a_ping_that_nobody_answers_is_down(rig: Rig) -> None:
+async def test_an_unanswered_ping_is_down(rig: Rig) -> None:
     with rig.broken("stall", "contoso"):
         answers = await ping.ping_all(rig.pair.primary, ["orders"], seconds=1)
     assert (answers[0].health, ping.ping_exit_code(answers)) == (Health.DOWN, 6)

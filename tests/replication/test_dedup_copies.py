@@ -1,4 +1,4 @@
-"""Which copy is given, held or completed as a duplicate: any story of two queues, one application and its mishaps."""
+"""Copies given, held or completed as duplicates, in any sequence of two queues, an application and its failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Delivery:
 
 
 class World(RuleBasedStateMachine):
-    """Two queues as the service has them, and what the application has truly completed, which nobody else knows."""
+    """Two queues of the service, and the messages that the application has completed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class World(RuleBasedStateMachine):
         return self.locked.get((delivery.side, delivery.number)) is delivery and delivery.until > self.now
 
     def _remove(self, delivery: Delivery) -> bool:
-        """What a settlement does, and whether it was in time."""
+        """Settle a delivery, and return whether it was in time."""
         if not self._is_locked(delivery):
             return False
         del self.queues[delivery.side, delivery.number], self.locked[delivery.side, delivery.number]
@@ -163,7 +163,7 @@ class World(RuleBasedStateMachine):
         assert self.sent <= {*self.completed, *self.dead, *self.queues.values()}
 
     def teardown(self) -> None:
-        """Whatever happened: an application that goes on completing gets everything, and the queues become empty."""
+        """Complete everything: the application gets all messages, and the queues become empty."""
         for _ in range(len(self.queues) + 2):
             self.time_passes(LOCK_SECONDS + 1)
             self.hand.clear()

@@ -1,4 +1,4 @@
-"""What is remembered of keys, in memory and in a file, against a list that does it naively."""
+"""Key stores in memory and in a file, against a naive list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS = st.lists(
 
 
 class Naive:
-    """A list of marks, looked through from one end to the other."""
+    """A list of marks, searched linearly."""
 
     def __init__(self, window: Window) -> None:
         self.window = window
@@ -67,13 +67,13 @@ def agree(window: Window, steps: list[tuple[str, KeyStatus, float]], make: Calla
 
 
 @given(WINDOWS, STEPS)
-def test_memory_remembers_what_a_naive_list_does(window: Window, steps: list[tuple[str, KeyStatus, float]]) -> None:
+def test_the_memory_store_equals_a_naive_list(window: Window, steps: list[tuple[str, KeyStatus, float]]) -> None:
     agree(window, [each for each in steps if each[1] is not KeyStatus.NEW], lambda: MemoryStore(window))
 
 
 @settings(max_examples=25, deadline=None)
 @given(WINDOWS, STEPS)
-def test_a_file_does_too_however_often_it_is_opened_anew(
+def test_the_key_store_equals_a_naive_list_across_reopening(
     window: Window, steps: list[tuple[str, KeyStatus, float]]
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -81,7 +81,7 @@ def test_a_file_does_too_however_often_it_is_opened_anew(
 
 
 @given(WINDOWS, st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e6)), min_size=1))
-def test_whatever_the_clock_does_only_what_was_marked_is_known(window: Window, steps: list[tuple[str, float]]) -> None:
+def test_only_marked_keys_are_known_whatever_the_clock_does(window: Window, steps: list[tuple[str, float]]) -> None:
     store, marked = MemoryStore(window), set[str]()
     for key, now in steps:
         assert {each for each in "abc" if store.status(each, now) is KeyStatus.DONE} <= marked
@@ -90,7 +90,7 @@ def test_whatever_the_clock_does_only_what_was_marked_is_known(window: Window, s
         assert store.status(key, now) is KeyStatus.DONE
 
 
-def test_a_file_stays_as_small_as_its_window(tmp_path: Path) -> None:
+def test_the_key_store_stays_within_its_window(tmp_path: Path) -> None:
     store = KeyStore(tmp_path / "keys.db", Window(seconds=None, count=10), ABOUT)
     for number in range(200):
         store.mark(f"m{number}", KeyStatus.DONE, 1.0)
@@ -100,7 +100,7 @@ def test_a_file_stays_as_small_as_its_window(tmp_path: Path) -> None:
     db.close()
 
 
-def test_a_file_is_for_this_user_alone_and_for_one_receiver_at_a_time(tmp_path: Path) -> None:
+def test_the_key_store_is_private_and_for_one_receiver(tmp_path: Path) -> None:
     path = tmp_path / "keys.db"
     store = KeyStore(path, Window(), ABOUT)
     assert path.stat().st_mode & 0o077 == 0
@@ -110,7 +110,7 @@ def test_a_file_is_for_this_user_alone_and_for_one_receiver_at_a_time(tmp_path: 
     KeyStore(path, Window(), ABOUT).close()
 
 
-def test_what_was_marked_outlives_a_kill_and_so_does_nobodys_claim(tmp_path: Path) -> None:
+def test_marked_keys_outlive_a_kill_and_the_lock_does_not(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path; from sbpair.replication.key_store import *\n"
         f"store = KeyStore(Path({str(tmp_path / 'keys.db')!r}), Window(), {ABOUT!r})\n"
@@ -127,7 +127,7 @@ def test_what_was_marked_outlives_a_kill_and_so_does_nobodys_claim(tmp_path: Pat
     store.close()
 
 
-def test_a_file_of_something_else_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_foreign_key_store_is_refused_and_unchanged(tmp_path: Path) -> None:
     text, database, mine = tmp_path / "notes.txt", tmp_path / "other.db", tmp_path / "keys.db"
     text.write_text("these are my notes, and no database, however long one reads them" * 20)
     with sqlite3.connect(database) as db:
@@ -144,7 +144,7 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_was(tmp_path: Path) 
     db.close()
 
 
-def test_a_path_that_can_be_no_file_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (tmp_path, tmp_path / "missing" / "keys.db", tmp_path / "file" / "keys.db"):
         with pytest.raises(UsageError):
@@ -165,7 +165,7 @@ def test_a_path_that_can_be_no_file_is_refused(tmp_path: Path) -> None:
         {"seconds": None, "count": None},
     ],
 )
-def test_a_window_that_holds_nothing_or_all_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_window_without_limits_or_content_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="window"):
         Window(**wrong)
 
@@ -174,7 +174,7 @@ def test_a_window_that_holds_nothing_or_all_is_refused(wrong: dict[str, Any]) ->
 
 
 def received(**own: Any) -> ServiceBusReceivedMessage:
-    """As it would be after its way over the wire, where text is bytes."""
+    """Return the message as received, with text as bytes."""
     raw = ServiceBusMessage(b"x", **own).raw_amqp_message
     if raw.properties is not None and "message_id" not in own:
         raw.properties.message_id = None
@@ -204,7 +204,7 @@ def received(**own: Any) -> ServiceBusReceivedMessage:
         (lambda message: message.session_id, {"session_id": "s"}, "s"),
     ],
 )
-def test_what_a_message_is_known_by(by: Any, own: dict[str, Any], key: str | None) -> None:
+def test_keys_by_rule(by: Any, own: dict[str, Any], key: str | None) -> None:
     assert KeyRule(by).of(received(**own)) == key
 
 
@@ -213,7 +213,7 @@ VALUES = st.text(max_size=140) | st.binary(max_size=140) | st.integers() | st.bo
 
 @settings(max_examples=50, deadline=None)
 @given(VALUES, VALUES)
-def test_values_that_differ_are_never_one_key(one: object, other: object) -> None:
+def test_different_values_have_different_keys(one: object, other: object) -> None:
     def meant(value: object) -> object:
         try:
             return (str, value.decode()) if isinstance(value, bytes) else (type(value), repr(value))
@@ -232,6 +232,6 @@ def test_values_that_differ_are_never_one_key(one: object, other: object) -> Non
 
 
 @pytest.mark.parametrize("wrong", ["", "ID", "message", "property", "property:", "prop:x", None, 7, ("id",), b"id"])
-def test_a_key_that_is_none_is_refused(wrong: Any) -> None:
+def test_an_unknown_key_rule_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="unknown deduplication key"):
         KeyRule(wrong)

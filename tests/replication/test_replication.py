@@ -1,4 +1,4 @@
-"""Replication over real sockets: what both senders and the receiver promise, and what can still go wrong."""
+"""Replication over real sockets: the guarantees of senders and receiver, and the remaining risks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PRIMARY, SECONDARY = "contoso", "contoso-dr"
 
 
 class Both(Rig):
-    """A queue `orders` in both namespaces; locks last for an hour's fraction that no test outlives."""
+    """A queue `orders` in both namespaces, with locks that outlast each test."""
 
     def __init__(self, running: Running) -> None:
         super().__init__(running, queues=1)
@@ -70,7 +70,7 @@ class Both(Rig):
 
     @contextmanager
     def made(self, kind: str, name: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, Told]]:
-        """An ActiveSender, PassiveSender or DedupReceiver, used as sync either way."""
+        """Open an ActiveSender, PassiveSender or DedupReceiver of either kind, for sync use."""
         told = Told()
         if name != "DedupReceiver":
             options = {"retries": 0, **options}
@@ -108,7 +108,7 @@ class Both(Rig):
             yield made
 
     def put(self, side: str, *names: str, **own: Any) -> None:
-        """Messages of one side alone."""
+        """Put messages on one side only."""
         endpoint = getattr(self.pair, side)
         with (
             sync_client(endpoint, signed(endpoint), 10) as client,  # type: ignore[arg-type]  # it is a key
@@ -118,7 +118,7 @@ class Both(Rig):
 
     @property
     def held(self) -> tuple[list[Any], list[Any]]:
-        """The ids in the primary, and in the secondary."""
+        """Return the ids in the primary, and in the secondary."""
         return ids(self.in_queue(self.orders)), ids(self.in_queue(self.copy))
 
 
@@ -127,7 +127,7 @@ def a_message(name: str, **own: Any) -> ServiceBusMessage:
 
 
 def drained(both: Both, receiver: Any, limit: int = 1000) -> list[str]:
-    """The ids of what comes, each completed, until there are so many or neither queue has anything."""
+    """Complete messages until the limit, or until both queues are empty. Returns their ids."""
     found: list[str] = []
     while len(found) < limit and both.held != ([], []):
         for message in receiver.receive_messages(10, max_wait_time=0.6):
@@ -157,7 +157,7 @@ def both() -> Iterator[Both]:
 
 
 @KINDS
-def test_an_active_sender_leaves_one_copy_on_each_side_and_a_receiver_gives_the_first(both: Both, kind: str) -> None:
+def test_active_sender_copies_to_both_sides_and_receiver_gives_one(both: Both, kind: str) -> None:
     with both.active(kind) as (sender, told):
         assert sender.send_messages(a_message("one", session_id="s")) == ("primary", "secondary")
         assert sender.send_messages([a_message("two"), ServiceBusMessage("three", message_id=None)])
@@ -184,7 +184,7 @@ def test_an_active_sender_leaves_one_copy_on_each_side_and_a_receiver_gives_the_
         pytest.param("sync", "throttle", (SECONDARY, "orders"), marks=SLOW),
     ],
 )
-def test_one_side_is_enough_and_the_copy_that_is_missing_is_told(
+def test_active_send_succeeds_with_one_side_and_reports_the_other(
     both: Both, kind: str, fault: str, where: tuple[str, ...]
 ) -> None:
     missing = "primary" if where[0] == PRIMARY else "secondary"
@@ -203,7 +203,7 @@ def test_one_side_is_enough_and_the_copy_that_is_missing_is_told(
 
 
 @SYNC_FIRST
-def test_neither_side_is_an_error_with_both_reasons(both: Both, kind: str) -> None:
+def test_both_failed_has_both_reasons(both: Both, kind: str) -> None:
     with both.active(kind) as (sender, told):
         with (
             both.broken("namespace_down", PRIMARY),
@@ -224,8 +224,8 @@ def test_neither_side_is_an_error_with_both_reasons(both: Both, kind: str) -> No
 
 
 @pytest.mark.slow
-def test_a_copy_without_an_answer_is_in_doubt_and_may_be_there_twice(both: Both) -> None:
-    """Active: a side may hold two of one id, which a receiver tells apart from nothing."""
+def test_an_unanswered_copy_is_reported_and_may_be_there_twice(both: Both) -> None:
+    """Active: a side may have two messages with one id."""
     with both.active(retries=1) as (sender, told):
         sender.send_messages(a_message("before"))
         fault = both.do(lambda: both.faults.swallow_acks(PRIMARY, "orders", count=1))
@@ -238,8 +238,8 @@ def test_a_copy_without_an_answer_is_in_doubt_and_may_be_there_twice(both: Both)
     assert both.held == ([], [])
 
 
-def test_a_copy_that_comes_after_the_window_is_a_duplicate(both: Both) -> None:
-    """Active: what one side was kept from giving until its key was forgotten is given twice."""
+def test_a_copy_after_the_window_is_given_again(both: Both) -> None:
+    """Active: a message delayed until its key was forgotten is given twice."""
     with both.active() as (sender, _told):
         sender.send_messages([a_message(f"m{number}") for number in range(3)])
     with both.receiver(window_count=2) as (receiver, told):
@@ -255,8 +255,8 @@ def test_a_copy_that_comes_after_the_window_is_a_duplicate(both: Both) -> None:
     assert both.held == ([], [])
 
 
-def test_the_order_of_the_copies_differs_between_the_sides(both: Both) -> None:
-    """Active: what one side missed and was sent later, by whoever sends it again, is behind what came after it."""
+def test_the_order_of_copies_may_differ_between_sides(both: Both) -> None:
+    """Active: a message that one side missed, and that is sent again, comes after later ones."""
     with both.active() as (sender, _told):
         with both.broken("entity_down", PRIMARY, "orders"):
             assert sender.send_messages(a_message("first"), timeout=3) == ("secondary",)
@@ -280,9 +280,7 @@ def test_the_order_of_the_copies_differs_between_the_sides(both: Both) -> None:
         pytest.param("aio", "entity_down", (PRIMARY, "orders"), marks=SLOW),
     ],
 )
-def test_roles_are_swapped_where_the_data_center_may_be_gone(
-    both: Both, kind: str, fault: str, where: tuple[str, ...]
-) -> None:
+def test_roles_are_swapped_by_an_error_that_counts(both: Both, kind: str, fault: str, where: tuple[str, ...]) -> None:
     with both.passive(kind, timeout=5) as (sender, told):
         assert sender.send_messages(a_message("before")) == "primary"
         with both.broken(fault, *where):
@@ -302,7 +300,7 @@ def test_roles_are_swapped_where_the_data_center_may_be_gone(
 
 @pytest.mark.slow
 @KINDS
-def test_what_flaps_swaps_the_roles_each_time_and_loses_nothing(both: Both, kind: str) -> None:
+def test_flapping_swaps_roles_each_time_and_loses_nothing(both: Both, kind: str) -> None:
     with both.passive(kind) as (sender, told):
         for number, down in enumerate((PRIMARY, SECONDARY, PRIMARY)):
             with both.broken("namespace_down", down):
@@ -312,7 +310,7 @@ def test_what_flaps_swaps_the_roles_each_time_and_loses_nothing(both: Both, kind
         assert set(drained(both, receiver)) == {"m0", "m1", "m2"}
 
 
-def test_both_fail_and_the_roles_stay(both: Both) -> None:
+def test_roles_stay_if_both_sides_fail(both: Both) -> None:
     with both.passive() as (sender, told):
         with both.broken("namespace_down", PRIMARY), both.broken("namespace_down", SECONDARY):
             for _ in range(2):
@@ -324,7 +322,7 @@ def test_both_fail_and_the_roles_stay(both: Both) -> None:
     assert both.held == (["after"], [])
 
 
-def test_what_says_nothing_of_the_data_center_swaps_nothing(both: Both) -> None:
+def test_other_errors_swap_no_roles(both: Both) -> None:
     with both.passive() as (sender, told):
         with pytest.raises(MessageSizeExceededError):
             sender.send_messages(ServiceBusMessage(b"x" * 300_000), timeout=6)
@@ -350,8 +348,8 @@ def test_what_says_nothing_of_the_data_center_swaps_nothing(both: Both) -> None:
     assert both.held == ([], [])
 
 
-def test_an_error_after_acceptance_is_a_duplicate_and_a_receiver_removes_it(both: Both) -> None:
-    """Passive: the active side had accepted it, and did not say so."""
+def test_a_receiver_removes_the_duplicate_of_an_unanswered_send(both: Both) -> None:
+    """Passive: the active side accepted a message without answering."""
     with both.passive() as (sender, told):
         sender.send_messages(a_message("before"))
         with both.broken("swallow_acks", PRIMARY, "orders"):
@@ -362,8 +360,8 @@ def test_an_error_after_acceptance_is_a_duplicate_and_a_receiver_removes_it(both
         assert Counter(drained(both, receiver)) == Counter(["before", "m"])
 
 
-def test_what_waits_in_the_failed_data_center_comes_late_and_out_of_order_or_never(both: Both) -> None:
-    """Passive: the first message is there, and nobody can have it before its data center is back."""
+def test_messages_of_a_failed_side_come_late_or_never(both: Both) -> None:
+    """Passive: the first message is unreachable until its data center returns."""
     with both.passive() as (sender, _told), both.receiver() as (receiver, _events):
         sender.send_messages(a_message("first"))
         with both.broken("namespace_down", PRIMARY):
@@ -396,7 +394,7 @@ def twins(both: Both, *names: str) -> None:
     ("kind", "how"),
     [("sync", "abandon"), pytest.param("aio", "dead_letter", marks=SLOW), pytest.param("aio", "abandon", marks=SLOW)],
 )
-def test_a_copy_that_is_given_up_leaves_the_other_to_be_given(both: Both, kind: str, how: str) -> None:
+def test_the_other_copy_is_given_after_a_release(both: Both, kind: str, how: str) -> None:
     twins(both, "m")
     with both.receiver(kind) as (receiver, told):
         first = received(receiver)
@@ -419,7 +417,7 @@ def test_a_copy_that_is_given_up_leaves_the_other_to_be_given(both: Both, kind: 
 
 
 @AIO_FIRST
-def test_a_copy_whose_lock_is_lost_leaves_the_other_to_be_given(both: Both, kind: str) -> None:
+def test_the_other_copy_is_given_after_a_lost_lock(both: Both, kind: str) -> None:
     twins(both, "m")
     with both.receiver(kind) as (receiver, told):
         first = received(receiver)
@@ -433,7 +431,7 @@ def test_a_copy_whose_lock_is_lost_leaves_the_other_to_be_given(both: Both, kind
 
 
 @pytest.mark.slow
-def test_a_completion_without_an_answer_leaves_the_other_copy_and_names_it(both: Both) -> None:
+def test_the_other_copy_is_given_after_an_unanswered_completion(both: Both) -> None:
     twins(both, "m")
     with both.receiver() as (receiver, told):
         first = received(receiver)
@@ -446,7 +444,7 @@ def test_a_completion_without_an_answer_leaves_the_other_copy_and_names_it(both:
 
 
 @pytest.mark.slow
-def test_renewing_renews_the_copies_that_are_held(both: Both) -> None:
+def test_renewing_a_lock_renews_those_of_held_copies(both: Both) -> None:
     twins(both, "m")
     with both.receiver() as (receiver, _told):
         first = received(receiver)
@@ -460,7 +458,7 @@ def test_renewing_renews_the_copies_that_are_held(both: Both) -> None:
 
 
 @pytest.mark.slow
-def test_one_side_down_or_stalled_does_not_keep_the_other_from_being_received(both: Both) -> None:
+def test_an_unavailable_side_does_not_block_the_other(both: Both) -> None:
     twins(both, "m")
     both.put("secondary", "only")
     for fault in ("namespace_down", "stall"):
@@ -473,7 +471,7 @@ def test_one_side_down_or_stalled_does_not_keep_the_other_from_being_received(bo
 
 
 @pytest.mark.slow
-def test_neither_side_is_an_error_and_one_that_is_back_is_told(both: Both) -> None:
+def test_both_sides_down_raise_and_a_returned_side_is_reported(both: Both) -> None:
     twins(both, "m")
     with both.receiver("aio") as (receiver, told):
         with (
@@ -489,7 +487,7 @@ def test_neither_side_is_an_error_and_one_that_is_back_is_told(both: Both) -> No
 
 @pytest.mark.slow
 @KINDS
-def test_everything_comes_once_through_sides_that_flap(both: Both, kind: str, tmp_path: Path) -> None:
+def test_everything_is_given_once_through_flapping_sides(both: Both, kind: str, tmp_path: Path) -> None:
     names = [f"m{number:02}" for number in range(30)]
     found: list[str] = []
     doubted: set[str] = set()
@@ -538,7 +536,7 @@ with DedupReceiver(pair, "orders", store=sys.argv[1]) as receiver:
         pytest.param("completed", [], set(), marks=SLOW),
     ],
 )
-def test_a_kill_loses_nothing_and_what_may_come_twice_is_named(
+def test_a_kill_loses_nothing_and_reports_redeliveries(
     both: Both, tmp_path: Path, when: str, again: list[str], named: set[str]
 ) -> None:
     twins(both, "m")
@@ -557,7 +555,7 @@ def test_a_kill_loses_nothing_and_what_may_come_twice_is_named(
 
 
 @pytest.mark.slow
-def test_copies_are_known_by_what_the_user_says(both: Both) -> None:
+def test_copies_are_recognized_by_the_users_key(both: Both) -> None:
     with both.active() as (sender, _told):
         for number in range(2):
             sender.send_messages(
@@ -575,7 +573,7 @@ def test_copies_are_known_by_what_the_user_says(both: Both) -> None:
 
 
 @pytest.mark.slow
-def test_a_message_without_the_key_is_given_as_it_is(both: Both) -> None:
+def test_a_message_without_a_key_is_given(both: Both) -> None:
     twins(both, "m")
 
     def broken(message: Any) -> str:
@@ -594,7 +592,7 @@ def test_a_message_without_the_key_is_given_as_it_is(both: Both) -> None:
 
 
 @pytest.mark.slow
-def test_a_subscription_is_received_from_too(both: Both) -> None:
+def test_a_subscription_can_be_received_from(both: Both) -> None:
     for each in both.running.ready:
         with Official("sync").admin(each.connection_string) as admin:
             admin.create_topic("news")
@@ -610,7 +608,7 @@ def test_a_subscription_is_received_from_too(both: Both) -> None:
         assert len(told.of(DuplicateCompleted)) == 1
 
 
-def test_an_entity_of_sessions_is_refused_by_the_service(both: Both) -> None:
+def test_an_entity_with_sessions_is_refused(both: Both) -> None:
     sessions = QueueDescription(requires_session=True)
     for namespace in (both.running.namespace, both.running.other):
         both.do(lambda namespace=namespace: namespace.create_queue("sessions", sessions))
@@ -622,7 +620,7 @@ def test_an_entity_of_sessions_is_refused_by_the_service(both: Both) -> None:
 
 
 @pytest.mark.slow
-async def test_a_receive_that_is_cancelled_loses_nothing(both: Both) -> None:
+async def test_a_cancelled_receive_loses_nothing(both: Both) -> None:
     async def cancelled() -> list[str]:
         async with aio.DedupReceiver(both.pair, "orders") as receiver:
             receiving = asyncio.create_task(receiver.receive_messages(1, 30))
@@ -643,7 +641,7 @@ async def test_a_receive_that_is_cancelled_loses_nothing(both: Both) -> None:
 # Bad input --------------------------------------------------------------------------------------
 
 
-def test_bad_input_is_refused_where_it_is_given(both: Both, tmp_path: Path) -> None:
+def test_invalid_arguments_of_constructors_are_refused(both: Both, tmp_path: Path) -> None:
     pair = both.pair
     with pytest.raises(UsageError, match="same namespace"):
         Pair("p", pair.primary, pair.primary)
@@ -692,7 +690,7 @@ def test_bad_input_is_refused_where_it_is_given(both: Both, tmp_path: Path) -> N
             sbpair.DedupReceiver(pair, "orders", store=store, **wrong)
 
 
-def test_bad_input_is_refused_before_anything_is_sent_or_received(both: Both) -> None:
+def test_invalid_arguments_are_refused_before_any_transfer(both: Both) -> None:
     with both.active() as (sender, told):
         for thing in (None, 7, "text", [a_message("fine"), "text"]):
             with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""The roles of a passive sender: the table, and any story of sends against what the advice says in a sentence."""
+"""The roles of a passive sender: the table, and any sequence of sends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ SENDS = st.lists(
         (RoleEvent.GONE, RoleEvent.REFUSED, "primary", ["primary", "secondary"]),
     ],
 )
-def test_one_send(first: RoleEvent, second: RoleEvent | None, active: str, tried: list[str]) -> None:
+def test_one_send_changes_roles_by_its_outcomes(
+    first: RoleEvent, second: RoleEvent | None, active: str, tried: list[str]
+) -> None:
     roles, places = Roles(), []
     for event in filter(None, (first, second)):
         places.append(roles.target)
@@ -33,7 +35,7 @@ def test_one_send(first: RoleEvent, second: RoleEvent | None, active: str, tried
 
 
 @given(SENDS, st.sets(st.integers(0, 20)))
-def test_roles_are_swapped_by_a_backup_that_took_it_and_by_command_and_by_nothing_else(
+def test_roles_swap_only_by_backup_acceptance_or_command(
     sends: list[tuple[RoleEvent, RoleEvent]], commands: set[int]
 ) -> None:
     roles, active = Roles(), "primary"
@@ -50,7 +52,7 @@ def test_roles_are_swapped_by_a_backup_that_took_it_and_by_command_and_by_nothin
 
 
 @given(st.sampled_from(SIDES), st.sampled_from(RoleState), st.sampled_from(RoleEvent))
-def test_what_is_not_in_the_table_changes_nothing(side: str, state: RoleState, event: RoleEvent) -> None:
+def test_an_event_outside_of_the_table_changes_no_roles(side: str, state: RoleState, event: RoleEvent) -> None:
     roles = Roles(side, state)
     assert {roles.active, roles.backup} == set(SIDES)
     if (state, event) not in TRANSITIONS:
