@@ -1,20 +1,10 @@
-"""The emulator as a whole: one port per namespace, one timer, and an orderly stop. Either every port opens or none.
-
-Only this module creates listening sockets. The frontends serve the connections.
-"""
+"""The emulator as a whole: its namespaces, one timer and an orderly stop. Either every port opens or none."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import functools
-import json
-import os
 import re
-import socket
-import weakref
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
 from sbpair.emulator.access.bearer import Bearers
@@ -24,58 +14,24 @@ from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.credit_budget import CreditBudget
 from sbpair.emulator.options import DEFAULT_OPTIONS, EmulatorOptions
-from sbpair.emulator.protocol_sniffer import ProtocolSniffer, WireProtocol
+from sbpair.emulator.port import EVERY_ADDRESS, Port, bind_ports, local_authority
+from sbpair.emulator.ready import Ready, ReadyNamespace, remove_ready_file, write_ready_file
 from sbpair.emulator.timers import Timers
-from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
+from sbpair.errors import NameInvalid, UsageError
 
 if TYPE_CHECKING:
-    import ssl
+    import socket
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from aiohttp import web
-
-    from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint, IdentityFrontend
+    from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
+    from sbpair.emulator.port import AmqpFactory
     from sbpair.emulator.tls import Tls
 
-    AmqpFactory = Callable[[Namespace], asyncio.Protocol]
-
-STOP_SECONDS: Final = 1.0
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 """Makes the official clients connect without TLS."""
 
-_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not listened on
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyNamespace:
-    name: str
-    endpoint: str
-    connection_string: str
-    tls_connection_string: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Addresses and credentials of a started emulator. `ca_file` is set with TLS, `identity` with an identity."""
-
-    namespaces: tuple[ReadyNamespace, ...]
-    ca_file: str | None = None
-    identity: IdentityEndpoint | None = None
-
-    def as_json(self) -> str:
-        return json.dumps(self.as_document())
-
-    def as_document(self) -> dict[str, object]:
-        """Return the JSON document: namespaces, then `ca_file` and `identity` where they are set."""
-        described = [{name: value for name, value in asdict(each).items() if value} for each in self.namespaces]
-        document: dict[str, object] = {"namespaces": described}
-        if self.ca_file is not None:
-            document["ca_file"] = self.ca_file
-        if self.identity is not None:
-            document["identity"] = asdict(self.identity)
-        return document
 
 
 class LoopTimer:
@@ -102,73 +58,6 @@ class LoopTimer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-
-
-class Port:
-    """The port of one namespace: its listening socket and its connections."""
-
-    def __init__(
-        self,
-        namespace: Namespace,
-        listening: socket.socket,
-        amqp: AmqpFactory,
-        http: web.Server,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._namespace = namespace
-        self._tls = tls
-        self._socket = listening
-        self._amqp = amqp
-        self._http = http
-        self._connections: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-        self._server: asyncio.Server | None = None
-
-    async def start(self) -> None:
-        make = functools.partial(ProtocolSniffer, self._make_outer_frontend, self._connections.add)
-        self._server = await asyncio.get_running_loop().create_server(make, sock=self._socket)
-        self._namespace.on_outage.add(self.break_connections)
-
-    def _make_outer_frontend(self, protocol: WireProtocol) -> asyncio.Protocol | None:
-        if protocol == "tls" and self._tls is not None:
-            from sbpair.emulator.tls import TlsFrontend
-
-            # The connection below was already added to `_connections`.
-            return TlsFrontend(self._tls, ProtocolSniffer(self._make_frontend, lambda _: None))
-        return self._make_frontend(protocol)
-
-    def _make_frontend(self, protocol: WireProtocol) -> asyncio.Protocol | None:
-        if protocol == "tls":
-            return None
-        # HTTP is served even while the namespace is down: the control API uses it.
-        if protocol == "http":
-            return self._http()
-        return None if self._namespace.is_down else self._amqp(self._namespace)
-
-    def break_connections(self) -> None:
-        """Abort all connections but those with an HTTP request in progress: one of them may have begun the outage."""
-        in_progress = [each.transport for each in self._http.connections if each.transport is not None]
-        kept = {socket_id(transport) for transport in in_progress if not transport.is_closing()}
-        for transport in list(self._connections):
-            if socket_id(transport) not in kept:
-                transport.abort()
-
-    async def stop(self) -> None:
-        self._namespace.on_outage.discard(self.break_connections)
-        if self._server is not None:
-            self._server.close()
-        self.break_connections()
-        # Closes idle connections, so that shutdown() waits only for requests in progress.
-        self._http.pre_shutdown()
-        await self._http.shutdown(STOP_SECONDS)
-        for transport in list(self._connections):
-            transport.abort()
-        if self._server is not None:
-            await self._server.wait_closed()
-
-
-def socket_id(transport: asyncio.BaseTransport) -> int:
-    """Identify the socket below a transport, also through TLS."""
-    return id(transport.get_extra_info("socket"))
 
 
 class Emulator:
@@ -219,7 +108,7 @@ class Emulator:
     def _start_tls(self) -> AbstractContextManager[Tls]:
         from sbpair.emulator.tls import tls_for
 
-        hosts = [] if self._host in _EVERYWHERE else [self._host]
+        hosts = [] if self._host in EVERY_ADDRESS else [self._host]
         names = [f"{name.lower()}.servicebus.windows.net" for name, *_ in self._requested]
         return tls_for([*hosts, *names], self._options.ca_file)
 
@@ -301,75 +190,12 @@ def check_requested(namespaces: Sequence[RequestedNamespace]) -> None:
             raise UsageError(f"namespace '{name}' is named twice", hint="give every namespace a name of its own")
 
 
-def bind_ports(host: str, ports: Sequence[int]) -> list[socket.socket]:
-    """Return a listening socket for each port. On an error, close those already open."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(bind_port(host, port)) for port in ports]
-        stack.pop_all()
-    return sockets
-
-
-def bind_port(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise UsageError(f"cannot listen on '{host}'", hint="use an address of this machine") from error
-    listening = socket.socket(family, kind, protocol)
-    try:
-        # Lets a restarted emulator reuse the port at once.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(1024)
-    except OSError as error:
-        listening.close()
-        raise bind_error(host, port, error) from error
-    listening.setblocking(False)
-    return listening
-
-
-def bind_error(host: str, port: int, error: OSError) -> MachineLacks:
-    if error.errno == errno.EADDRINUSE:
-        return PortInUse(f"port {port} on {host} is in use", hint="stop what uses it, or choose another port; 0 is any")
-    return MachineLacks(
-        f"port {port} on {host} cannot be opened: {error.strerror}", hint="choose a port above 1023 and a local address"
-    )
-
-
-def local_authority(host: str, port: int) -> str:
-    """Return the `host:port` by which a client on this machine reaches a port."""
-    if host in _EVERYWHERE:
-        host = "127.0.0.1"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def default_amqp_factory() -> AmqpFactory:
     """Return the AMQP frontend's factory, imported only when an emulator starts."""
     from sbpair.emulator.frontends.amqp import amqp_connection as module
 
     factory: AmqpFactory = module.amqp_factory
     return factory
-
-
-def write_ready_file(path: Path, ready: Ready) -> None:
-    """Write the ready file atomically: a reader sees all of it or none."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(ready.as_json() + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise MachineLacks(
-            f"cannot write the ready file {path}: {error.strerror}", hint="name a file in a directory that exists"
-        ) from error
-
-
-def remove_ready_file(path: Path) -> None:
-    """Remove the ready file: an old one would announce the next emulator too soon."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise MachineLacks(
-            f"cannot remove the old ready file {path}: {error.strerror}", hint="remove it, or name another"
-        ) from error
 
 
 async def serve(

@@ -134,7 +134,7 @@ def test_imports_go_downwards_only() -> None:
     assert [each.where for each in OWN if not allowed(part_of(each.importer), part_of(each.imported))] == []
 
 
-def test_entities_know_no_door_and_no_server() -> None:
+def test_entities_import_no_frontend_and_no_server() -> None:
     inside = [each for each in OWN if each.importer.startswith("sbpair.emulator.entities")]
     assert [
         each.where

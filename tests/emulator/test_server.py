@@ -17,6 +17,7 @@ from sbpair.emulator.access.sas import sign
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.http.body import read_body
+from sbpair.emulator.port import bind_port
 from sbpair.emulator.protocol_sniffer import ProtocolSniffer
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.testing import Emulator
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.ready import Ready
 
 
 class Parrot(asyncio.Protocol):
@@ -129,7 +131,7 @@ async def test_unknown_first_bytes_end_the_connection(garbage) -> None:
 @pytest.mark.parametrize("said", [b"", b"AM"])
 async def test_a_silent_peer_is_disconnected(said) -> None:
     loop = asyncio.get_running_loop()
-    listening = server.bind_port("127.0.0.1", 0)
+    listening = bind_port("127.0.0.1", 0)
     make = lambda: ProtocolSniffer(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
     async with await loop.create_server(make, sock=listening), asyncio.timeout(10):
         reader, writer = await asyncio.open_connection(*listening.getsockname())
@@ -211,7 +213,7 @@ def test_invalid_names_and_ports_are_refused(namespaces, error) -> None:
 
 def test_a_host_of_another_machine_cannot_be_bound() -> None:
     with pytest.raises(MachineLacks, match=r"192\.0\.2\.1"):
-        server.bind_port("192.0.2.1", 0)
+        bind_port("192.0.2.1", 0)
 
 
 async def test_the_ready_file_exists_while_all_ports_accept(tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ async def test_the_ready_file_exists_while_all_ports_accept(tmp_path: Path) -> N
     path.write_text("left by an earlier run")
     seen, written = [], []
 
-    ready: asyncio.Future[server.Ready] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
     wanted = [("contoso", 0), ("contoso-dr", 0)]
     task = asyncio.create_task(server.serve(wanted, ready_file=path, on_ready=ready.set_result), name="emulator")
     seen.append(await ready)
@@ -316,7 +318,7 @@ async def test_a_missing_body_times_out() -> None:
         return web.Response(text="refused")
 
     http = web.Server(handle, access_log=None, lingering_time=0)
-    listening = server.bind_port("127.0.0.1", 0)
+    listening = bind_port("127.0.0.1", 0)
     async with await asyncio.get_running_loop().create_server(http, sock=listening), asyncio.timeout(10):
         reader, writer = await asyncio.open_connection(*listening.getsockname())
         writer.write(b"PUT /orders HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\nhalf")

@@ -16,7 +16,7 @@ from sbpair.errors import UsageError
 from sbpair.model.pair import is_loopback
 
 if TYPE_CHECKING:
-    from sbpair.emulator.server import Ready
+    from sbpair.emulator.ready import Ready
 
 SCHEMA = "sbpair/emulator/1"
 # The emulator accepts every subscription and resource group.

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.session import Session
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint
-    from sbpair.emulator.frontends.amqp.request_links import RequestLink
+    from sbpair.emulator.frontends.amqp.link_endpoint import Answering, LinkEndpoint, Pullable
 
 logger = logging.getLogger(__name__)
 
@@ -137,10 +136,10 @@ class AmqpConnection(asyncio.Protocol):
     def count_output(self, size: int) -> None:
         self._output.count(size)
 
-    def pull_soon(self, outgoing: OutgoingLink) -> None:
+    def pull_soon(self, outgoing: Pullable) -> None:
         self._output.pull_soon(outgoing)
 
-    def pause_reading_for(self, requests: RequestLink) -> None:
+    def pause_reading_for(self, requests: Answering) -> None:
         self._output.pause_reading_for(requests)
 
     def close_link(self, link: Link, error: ServiceError) -> None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from sbpair.amqp.connection import Connection
-    from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
-    from sbpair.emulator.frontends.amqp.request_links import RequestLink
+    from sbpair.emulator.frontends.amqp.link_endpoint import Answering, Pullable
 
 OUTPUT_HIGH: Final = 262_144
 MAX_OUTPUT: Final = 4_194_304
@@ -27,8 +26,8 @@ class ConnectionOutput:
         self._loop = asyncio.get_running_loop()
         self._unwritten = 0
         self._flush_due = False
-        self._to_answer: dict[RequestLink, None] = {}
-        self._to_pull: dict[OutgoingLink, None] = {}
+        self._to_answer: dict[Answering, None] = {}
+        self._to_pull: dict[Pullable, None] = {}
         transport.set_write_buffer_limits(OUTPUT_HIGH)
 
     def count(self, size: int) -> None:
@@ -56,12 +55,12 @@ class ConnectionOutput:
             self._flush_due = True
             self._loop.call_soon(self.flush)
 
-    def pull_soon(self, outgoing: OutgoingLink) -> None:
+    def pull_soon(self, outgoing: Pullable) -> None:
         if not self._to_pull:
             self._loop.call_soon(self._pull_all)
         self._to_pull[outgoing] = None
 
-    def forget(self, outgoing: OutgoingLink) -> None:
+    def forget(self, outgoing: Pullable) -> None:
         """Cancel `pull_soon`: the link is closed."""
         self._to_pull.pop(outgoing, None)
 
@@ -72,7 +71,7 @@ class ConnectionOutput:
         if outgoing:
             self.flush()
 
-    def pause_reading_for(self, requests: RequestLink) -> None:
+    def pause_reading_for(self, requests: Answering) -> None:
         self._to_answer[requests] = None
         self.transport.pause_reading()
 

@@ -15,14 +15,26 @@ if TYPE_CHECKING:
     from sbpair.amqp.events import Sent
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.entities.idle import IdleLink
-    from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
-    from sbpair.emulator.frontends.amqp.request_links import RequestLink
 
 CREDIT: Final = 1_000
 """Messages that a client may send before it needs new credit, which it gets at half of this."""
 
 PRE_SETTLED: Final = 1
 """Settle mode of a sender whose deliveries are settled when sent (2.8.2)."""
+
+
+class Pullable(Protocol):
+    """An endpoint with messages to send."""
+
+    def pull(self) -> None:
+        """Send as far as the peer takes messages."""
+
+
+class Answering(Protocol):
+    """An endpoint with requests to answer."""
+
+    def answer_pending(self) -> None:
+        """Answer while the peer reads the replies."""
 
 
 class LinkConnection(Protocol):
@@ -38,7 +50,7 @@ class LinkConnection(Protocol):
     def count_output(self, size: int) -> None:
         """Count `size` bytes of pending output; write all of it if it is much."""
 
-    def pull_soon(self, outgoing: OutgoingLink) -> None:
+    def pull_soon(self, outgoing: Pullable) -> None:
         """Call `outgoing.pull` again after other connections had their turn."""
 
     def close_link(self, link: Link, error: ServiceError) -> None:
@@ -47,7 +59,7 @@ class LinkConnection(Protocol):
     def watch_idle(self, link: Link) -> IdleLink:
         """Return a timer that closes the link when it is idle."""
 
-    def pause_reading_for(self, requests: RequestLink) -> None:
+    def pause_reading_for(self, requests: Answering) -> None:
         """Stop reading until the peer reads again, then call `requests.answer_pending`."""
 
 
