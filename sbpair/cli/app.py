@@ -44,6 +44,10 @@ GROUPS = {
         "drill": "Rehearse an outage end to end on a local emulator.",
         "emulator": "Run Service Bus namespaces on this machine.",
     },
+    "Help": {
+        "help": "Show a document: the runbook, the architecture or a topic.",
+        "schema": "Print the JSON Schema of an output document or event line.",
+    },
 }
 COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
 

@@ -1,41 +1,48 @@
-"""What a shell is told while somebody types: names of pairs, of backlog queues, and of findings.
+"""Values that a shell completes: names of pairs, backlog queues, findings and topics.
 
-From the configuration alone: nothing is connected to, for a key that is pressed must not wait for a network, nor sign
-in to anything. Whatever is wrong there completes nothing, and is told when the command is run.
+From the configuration and the package alone: a key press must not wait for a network or sign in. Errors complete
+nothing; the command reports them when it runs.
 """
 
 import os
 
 import typer
 
-# Typer goes by the annotation, and takes those of the names that begin as the word does.
+# Typer recognises the context by its annotation, and keeps the names that begin with the typed word.
 
 
 def pairs(context: typer.Context) -> list[str]:
-    """Names of the configuration file."""
+    """Return the pairs of the configuration file."""
     from sbpair import config
 
     return config.pair_names(config.Flags(config=context.params.get("config")), os.environ)
 
 
 def backlog_queues(context: typer.Context) -> list[str]:
-    """Paths of the pair's backlog queues, as many as it should have."""
+    """Return the paths of the pair's expected backlog queues."""
     from sbpair import config
     from sbpair.backlog import queue_path
     from sbpair.errors import SbpairError
 
-    said = {name: context.params.get(name) for name in ("pair", "config", "primary", "secondary")}
+    given = {name: context.params.get(name) for name in ("pair", "config", "primary", "secondary")}
     try:
-        pair = config.load(config.Flags(**said, backlog_queues=context.params.get("count")), os.environ).pair
+        pair = config.load(config.Flags(**given, backlog_queues=context.params.get("count")), os.environ).pair
         return [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
     except SbpairError:
         return []
 
 
 def findings(incomplete: str) -> list[str]:
-    """Kinds of findings, behind those that are there already and a comma."""
+    """Return the kinds of findings that may follow the typed ones."""
     from sbpair.management.audit_findings import AuditFinding
 
     before = incomplete[: incomplete.rfind(",") + 1]
     kinds = [kind for kind in AuditFinding if kind not in before.split(",")]
     return [before + kind for kind in (*kinds, *([] if before else ["all", "none"]))]
+
+
+def topics() -> list[str]:
+    """Return the topics of `sbpair help`."""
+    from sbpair.cli.documents import all_documents
+
+    return list(all_documents())

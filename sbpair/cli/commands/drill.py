@@ -141,7 +141,14 @@ def command(*, workload: Workload, timings: Timings, target: Target, display: Di
 def document(result: "drill.DrillResult", pair: "Pair | None") -> Document:
     """Return the verdict as JSON."""
     against = pair.name if pair else None
-    return {"schema": SCHEMA, **asdict(result), "seconds": round(result.seconds, 3), "against": against}
+    return {
+        "schema": SCHEMA,
+        **asdict(result),
+        "receipt": result.receipt.document(),
+        "sending": {**asdict(result.sending), "receipt": result.sending.receipt.document()},
+        "seconds": round(result.seconds, 3),
+        "against": against,
+    }
 
 
 def table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[str]:

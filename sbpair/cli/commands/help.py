@@ -1,0 +1,59 @@
+"""`sbpair help`: shows a document of the package."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from sbpair.cli import documents
+from sbpair.cli.app import COMMANDS, PROGRAM
+from sbpair.cli.completion import topics
+from sbpair.cli.options.common import Display, options
+from sbpair.cli.render.screen import Screen, columns
+from sbpair.errors import UsageError
+
+
+@options
+def command(
+    *,
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="[TOPIC]", help="Topic, such as runbook or syphon", autocompletion=topics),
+    ] = None,
+    display: Display,
+) -> int:
+    """Show a document: the runbook, the architecture or a topic.
+
+    Formats Markdown on a terminal and prints it as it is elsewhere. Without TOPIC, lists the topics.
+
+    Examples:
+      sbpair help
+      sbpair help runbook
+    """
+    screen = Screen(display)
+    known = documents.all_documents()
+    if topic is None:
+        rows = [(name, documents.title_of(document)) for name, document in known.items()]
+        for line in columns([("TOPIC", "TITLE"), *rows]):
+            screen.write(line)
+        screen.say(f"show one with {PROGRAM} help TOPIC; for options see {PROGRAM} COMMAND --help")
+        return 0
+    if topic not in known:
+        if topic in COMMANDS:
+            raise UsageError(f"{topic} has no document", hint=f"see {PROGRAM} {topic} --help")
+        raise UsageError(f"{topic!r} is not a topic", hint=f"expected one of {', '.join(known)}")
+    _print(screen, known[topic].read_text("utf-8"))
+    if topic in COMMANDS:
+        screen.say(f"for the options of the command see {PROGRAM} {topic} --help")
+    return 0
+
+
+def _print(screen: Screen, text: str) -> None:
+    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+        screen.write(text.rstrip("\n"))
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(text))

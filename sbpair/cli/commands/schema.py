@@ -1,0 +1,46 @@
+"""`sbpair schema`: prints the JSON Schema of a document or event line."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from sbpair.cli.options.common import Display, options
+from sbpair.cli.render.screen import Screen, columns
+from sbpair.errors import UsageError
+
+PREFIX, VERSION = "sbpair/", "/1"
+SCHEMA = "sbpair/schemas/1"
+
+
+@options
+def command(
+    *,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Name of a schema, such as sbpair/audit/1 or audit")
+    ] = None,
+    display: Display,
+) -> int:
+    """Print the JSON Schema of an output document or event line.
+
+    The key "schema" of each document and event names its schema (draft 2020-12). Without NAME, prints the names.
+
+    Examples:
+      sbpair schema
+      sbpair schema syphon-event > syphon-event.schema.json
+    """
+    screen = Screen(display)
+    from sbpair.cli.schemas import all_schemas
+
+    known = all_schemas()
+    if name is None:
+        entries = [{"name": each, "description": known[each]["description"]} for each in sorted(known)]
+        rows = [(entry["name"], entry["description"].partition(". ")[0]) for entry in entries]
+        lines = [{"schema": SCHEMA, **entry} for entry in entries]
+        screen.result({"schema": SCHEMA, "schemas": entries}, lines, columns([("NAME", "DESCRIPTION"), *rows]))
+        return 0
+    full = name if name in known else f"{PREFIX}{name}{VERSION}"
+    if full not in known:
+        raise UsageError(f"{name!r} is not a schema", hint="run sbpair schema for the names")
+    screen.write(json.dumps(known[full], indent=2))
+    return 0

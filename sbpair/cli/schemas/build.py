@@ -1,0 +1,94 @@
+"""Builders of JSON Schema (draft 2020-12): each returns a schema as plain values."""
+
+from dataclasses import dataclass
+from typing import Any
+
+Schema = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """A key that an object may lack."""
+
+    schema: Schema
+
+
+def text(description: str, *, example: str = "") -> Schema:
+    return {"type": "string", "description": description, **({"examples": [example]} if example else {})}
+
+
+def time(description: str) -> Schema:
+    return {"type": "string", "format": "date-time", "description": f"{description}, in UTC"}
+
+
+def count(description: str) -> Schema:
+    return {"type": "integer", "minimum": 0, "description": description}
+
+
+def number(description: str) -> Schema:
+    return {"type": "number", "description": description}
+
+
+def flag(description: str) -> Schema:
+    return {"type": "boolean", "description": description}
+
+
+def choice(description: str, *values: str) -> Schema:
+    return {"enum": list(values), "description": description}
+
+
+def scalar(description: str) -> Schema:
+    return {"type": ["string", "number", "boolean", "null"], "description": description}
+
+
+def anything(description: str) -> Schema:
+    return {"description": description}
+
+
+def array(description: str, item: Schema) -> Schema:
+    return {"type": "array", "description": description, "items": item}
+
+
+def pair_of(description: str, first: Schema, second: Schema) -> Schema:
+    """Return the schema of an array of exactly two items."""
+    return {"type": "array", "description": description, "prefixItems": [first, second], "items": False, "minItems": 2}
+
+
+def mapping(description: str, value: Schema) -> Schema:
+    """Return the schema of an object whose keys are data."""
+    return {"type": "object", "description": description, "additionalProperties": value}
+
+
+def record(description: str, properties: dict[str, Schema | Optional]) -> Schema:
+    """Return the schema of an object with exactly these keys."""
+    return {
+        "type": "object",
+        "description": description,
+        "properties": {key: each.schema if isinstance(each, Optional) else each for key, each in properties.items()},
+        "required": [key for key, each in properties.items() if not isinstance(each, Optional)],
+        "additionalProperties": False,
+    }
+
+
+def nullable(schema: Schema) -> Schema:
+    """Return the schema of a value that may be null."""
+    if isinstance(schema.get("type"), str):
+        return {**schema, "type": [schema["type"], "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def optional(schema: Schema) -> Optional:
+    return Optional(schema)
+
+
+def forms(name: str, description: str, *records: Schema) -> Schema:
+    """Return the schema of a document or line called `name`, in one of several forms."""
+    named = [_with_name(each, name) for each in records]
+    body = named[0] if len(named) == 1 else {"anyOf": named}
+    return {"$schema": DIALECT, "title": name, **body, "description": description}
+
+
+def _with_name(schema: Schema, name: str) -> Schema:
+    properties = {"schema": {"const": name, "description": "Name and version of this schema"}, **schema["properties"]}
+    return {**schema, "properties": properties, "required": ["schema", *schema["required"]]}

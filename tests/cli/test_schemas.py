@@ -1,0 +1,68 @@
+"""`sbpair schema`, and the schemas themselves."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+
+from sbpair.cli.schemas import all_schemas
+from tests.cli.test_golden import sbpair
+from tests.kit.json_schemas import parse_validated
+
+SOURCE = Path(__file__).parents[2] / "sbpair" / "cli"
+
+
+def objects(schema: Any) -> list[dict[str, Any]]:
+    """Every schema of an object with known keys, in a schema."""
+    children = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else []
+    found = [each for child in children for each in objects(child)]
+    return [*found, schema] if isinstance(schema, dict) and "type" in schema and "properties" in schema else found
+
+
+@pytest.mark.parametrize("name", all_schemas())
+def test_a_schema_is_valid_closed_and_described(name: str) -> None:
+    schema = all_schemas()[name]
+    Draft202012Validator.check_schema(schema)
+    assert schema["description"]
+    for each in objects(schema):
+        assert each["additionalProperties"] is False
+        assert [
+            key for key, value in each["properties"].items() if "description" not in value and "anyOf" not in value
+        ] == []
+
+
+def test_every_schema_named_in_the_code_exists() -> None:
+    code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    assert set(re.findall(r'"(sbpair/[a-z-]+/\d)"', code)) == set(all_schemas())
+
+
+def test_without_a_name_all_are_listed() -> None:
+    document = json.loads(sbpair("schema", "-o", "json").stdout)
+    assert [each["name"] for each in document["schemas"]] == sorted(all_schemas())
+
+
+@pytest.mark.parametrize("name", ["audit", "sbpair/audit/1"])
+def test_a_schema_is_printed_by_its_short_or_full_name(name: str) -> None:
+    printed = sbpair("schema", name).stdout
+    assert json.loads(printed) == all_schemas()["sbpair/audit/1"]
+
+
+def test_an_unknown_name_is_a_usage_error() -> None:
+    done = sbpair("schema", "nope")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: 'nope' is not a schema\nhint: run sbpair schema for the names\n"
+
+
+def test_the_tests_refuse_a_document_with_an_unknown_key() -> None:
+    with pytest.raises(AssertionError, match="nope"):
+        parse_validated('{"schema": "sbpair/schemas/1", "schemas": [], "nope": 1}')
+
+
+def test_a_document_with_a_missing_key_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        Draft202012Validator(all_schemas()["sbpair/ping/1"]).validate({"schema": "sbpair/ping/1", "entities": []})

@@ -1,0 +1,38 @@
+"""Validation of every JSON document and event line of sbpair that a test parses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from sbpair.cli.schemas import all_schemas
+
+PARSE = json.loads
+
+
+@cache
+def validator_of(name: str) -> Draft202012Validator:
+    return Draft202012Validator(all_schemas()[name])
+
+
+def parse_validated(text: str | bytes, *arguments: Any, **options: Any) -> Any:
+    """Parse JSON like `json.loads`; a document of sbpair must match the schema that it names."""
+    document = PARSE(text, *arguments, **options)
+    if isinstance(document, dict) and str(document.get("schema", "")).startswith("sbpair/"):
+        errors = [
+            f"{error.json_path}: {error.message}" for error in validator_of(document["schema"]).iter_errors(document)
+        ]
+        assert not errors, "\n".join(errors)
+    return document
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _documents_match_their_schemas() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json, "loads", parse_validated)
+        yield
