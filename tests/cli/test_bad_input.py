@@ -343,7 +343,7 @@ def test_a_namespace_that_nobody_answers_for_is_unreachable(tmp_path: Path, clos
     )
     *_retries, what, to_do = done.stderr.splitlines()
     assert what == "error: cannot list the queues: contoso-dr cannot be reached"
-    assert to_do == "hint: check the namespace's name, the network and the firewall; a retry may help"
+    assert to_do == "hint: check the namespace's name, the network and the firewall; or retry in a minute"
     assert (done.returncode, done.stdout) == (6, "")
 
 
