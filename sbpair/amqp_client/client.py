@@ -1,7 +1,7 @@
-"""A signed-in connection to one namespace: `async with connect(endpoint) as wire`, then senders and receivers.
+"""A signed-in connection to one namespace: `async with connect(endpoint) as client`, then senders and receivers.
 
-Each receiving link has a session of its own, since delivery ids are numbered per session; senders share one. Claims are
-asked for when a link is opened, and renewed in the background until the connection ends.
+Each receiving link has its own session, since delivery ids are numbered per session; senders share one. Claims are
+requested when a link opens, and renewed in the background until the connection ends.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ GetToken = Callable[[str], Awaitable[tuple[str, float]]]
 Now = Callable[[], float]
 
 RENEW_LEFT = 1 / 3
-"""Tokens are renewed when this much of their life is left."""
+"""The remaining part of a token's life at which it is renewed."""
 
 MIN_RENEW_SECONDS = 5.0
 
 RETRY_RENEW_SECONDS = 10.0
-"""When a renewal that failed in a way that may pass is tried again, if the token lives that long."""
+"""Delay before a failed renewal is retried, if the token lives that long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What `$cbs` has been limit_stated for one audience. Both are seconds since 1970."""
+    """The state of a claim for one audience. Both are seconds since 1970."""
 
     renew_at: float
     expires_at: float
 
 
 class AmqpClient:
-    """A connection that is signed in. Made by `connect`."""
+    """A signed-in connection. Created by `connect`."""
 
     def __init__(self, stream: Stream, endpoint: Endpoint, tokens: TokenSource, now: Now) -> None:
         self._stream = stream
@@ -70,11 +70,11 @@ class AmqpClient:
 
     @property
     def error(self) -> errors.SbpairError | None:
-        """Why the connection is gone, or None while it is there."""
+        """Why the connection was lost, else None."""
         return self._stream.error
 
     async def sender(self, address: str) -> RawSender:
-        """A link that sends to an entity. Raises EntityMissing, NotAuthorized, NotAuthenticated, Unavailable."""
+        """Open a link that sends to an entity. Raises EntityMissing, NotAuthorized, NotAuthenticated, Unavailable."""
         await self._authorize(address)
         if self._sending is None or not self._sending.usable:
             self._sending = self._begin()
@@ -83,16 +83,16 @@ class AmqpClient:
         return sender
 
     async def receiver(self, address: str) -> RawReceiver:
-        """A link that receives from an entity under lock; it takes nothing in before `grant`."""
+        """Open a link that receives from an entity under lock, without credit until `grant`."""
         await self._authorize(address)
         receiver = RawReceiver(self._stream, self._begin(), address)
         await receiver.attach()
         return receiver
 
     async def session(self, address: str, session_id: str) -> SessionReceiver:
-        """A session of an entity, locked for as long as the link lives, and its lock is renewed.
+        """Lock a session of an entity for the link's life; its lock must be renewed.
 
-        Raises SessionLocked where somebody else has it, ServiceRefused where the entity has no sessions.
+        Raises SessionLocked if another receiver holds it, ServiceRefused if the entity has no sessions.
         """
         await self._authorize(address)
         session = SessionReceiver(self._stream, self._begin(), address, session_id)
@@ -102,7 +102,7 @@ class AmqpClient:
     async def request(
         self, entity: str, operation: str, body: dict[str, Value], *, link: RawReceiver | None = None
     ) -> Response:
-        """An operation of an entity's management node, without judging its status. It counts as a use of `link`."""
+        """Call the entity's management node, and return any status. It counts as a use of `link`."""
         await self._authorize(entity)
         async with self._opening:
             node = await self._node(f"{entity}/$management")
@@ -112,45 +112,45 @@ class AmqpClient:
         return await node.call(properties, body)
 
     async def renew_session(self, session: SessionReceiver) -> int:
-        """Lock a session anew; answers until when, in ms since 1970 by the service. Raises SessionLockLost."""
-        answer = await self._ask_of(session, "renew-session-lock", {})
+        """Renew a session's lock; return its expiry, in ms since 1970 by the service. Raises SessionLockLost."""
+        answer = await self._request_for(session, "renew-session-lock", {})
         return int(answer.body.get("expiration") or 0)
 
     async def set_session_state(self, session: SessionReceiver, state: bytes | None) -> None:
-        """Have the entity remember something of a session that is ours. Raises SessionLockLost."""
-        await self._ask_of(session, "set-session-state", {"session-state": state})
+        """Store the state of a held session. Raises SessionLockLost."""
+        await self._request_for(session, "set-session-state", {"session-state": state})
 
     async def session_state(self, entity: str, session_id: str) -> bytes | None:
-        """What is remembered of a session, whoever has it."""
+        """Return the state of a session, held or not."""
         answer = await self.request(entity, "get-session-state", {"session-id": session_id})
-        _expect(answer, f"asking about a session of {entity!r}", 200)
+        _check_status(answer, f"asking about a session of {entity!r}", 200)
         state = answer.body.get("session-state")
         return state if isinstance(state, bytes) else None
 
-    async def _ask_of(self, session: SessionReceiver, operation: str, body: dict[str, Value]) -> Response:
+    async def _request_for(self, session: SessionReceiver, operation: str, body: dict[str, Value]) -> Response:
         named = {"session-id": session.session_id, **body}
         answer = await self.request(session.address, operation, named, link=session)
-        _expect(answer, f"{operation} in {session.address!r}", 200)
+        _check_status(answer, f"{operation} in {session.address!r}", 200)
         return answer
 
     async def renew_locks(self, entity: str, lock_tokens: Sequence[uuid.UUID]) -> list[int]:
-        """Renew locks; answers when each runs out now, in ms since 1970. Raises MessageLockLost."""
+        """Renew locks; return their expiry times, in ms since 1970. Raises MessageLockLost."""
         body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, code=0x98)}
         answer = await self.request(entity, "renew-lock", body)
-        _expect(answer, f"renewing locks in {entity!r}", 200)
+        _check_status(answer, f"renewing locks in {entity!r}", 200)
         return [int(moment) for moment in answer.body.get("expirations", ())]
 
     async def peek(self, entity: str, from_sequence: int, count: int) -> list[bytes]:
-        """Up to `count` encoded messages from a sequence number on; [] where there are none. Nothing is locked."""
+        """Return up to `count` encoded messages from a sequence number on; [] if there are none. Locks nothing."""
         body = {"from-sequence-number": Long(from_sequence), "message-count": Int(count)}
         answer = await self.request(entity, "peek-message", body)
         if answer.status == 204:
             return []
-        _expect(answer, f"peeking in {entity!r}", 200)
+        _check_status(answer, f"peeking in {entity!r}", 200)
         return [entry["message"] for entry in answer.body.get("messages", ()) if "message" in entry]
 
     async def renew_claims(self) -> None:
-        """Renew each claim before it runs out, until cancelled; a claim that cannot be renewed ends the connection."""
+        """Renew each claim before it expires, until cancelled; a claim that cannot be renewed ends the connection."""
         try:
             while self.error is None:
                 await self._wait_for_renewal()
@@ -161,11 +161,11 @@ class AmqpClient:
             self._stream.fail(error)
 
     async def lost(self) -> None:
-        """Wait until the connection is gone."""
+        """Wait until the connection is lost."""
         await self._stream.lost.wait()
 
     def abort(self, error: errors.SbpairError) -> None:
-        """End the connection at once; whoever waits for an answer over it fails with this error."""
+        """End the connection at once; pending requests fail with this error."""
         self._stream.abort(error)
 
     async def close(self) -> None:
@@ -179,7 +179,7 @@ class AmqpClient:
         except errors.ProtocolError as error:
             raise errors.Unreachable(f"no session with {self._endpoint.authority}: {error.message}") from error
 
-    # Each of these is called with `_opening` held.
+    # Called with `_opening` held.
 
     async def _renew(self, audience: str) -> None:
         try:
@@ -196,9 +196,9 @@ class AmqpClient:
         try:
             cbs = await self._node("$cbs")
             answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
-            _expect(answer, doing, 200, 202)
+            _check_status(answer, doing, 200, 202)
         except errors.ServiceRefused as error:
-            # Whatever is wrong with it: no message is to blame.
+            # Not the fault of a message, whatever the reason.
             raise errors.NotAuthenticated(
                 error.message, hint="check the endpoint, the key's name and the key"
             ) from error
@@ -215,7 +215,7 @@ class AmqpClient:
             self._nodes[name] = node
         return node
 
-    # These are not.
+    # Called without it.
 
     async def _authorize(self, address: str) -> None:
         audience = f"sb://{self._endpoint.authority}/{address}"
@@ -244,21 +244,21 @@ class AmqpClient:
 async def connect(
     endpoint: Endpoint, *, get_token: GetToken | None = None, now: Now = time.time
 ) -> AsyncIterator[AmqpClient]:
-    """Connect to a namespace; the connection is closed at the end of the block, whatever happens in it.
+    """Connect to a namespace; the connection closes at the end of the block.
 
-    `get_token` (scope -> token, seconds since 1970) is wanted for an endpoint whose credential is an Identity.
+    `get_token` (scope -> token, seconds since 1970) is required if the endpoint's credential is an Identity.
     """
     stream = await open_stream(endpoint, f"sbpair-{uuid.uuid4()}")
-    wire = AmqpClient(stream, endpoint, source_for(endpoint.credential, get_token), now)
-    renewing = asyncio.create_task(wire.renew_claims(), name=f"renew claims of {endpoint.name}")
+    client = AmqpClient(stream, endpoint, source_for(endpoint.credential, get_token), now)
+    renewing = asyncio.create_task(client.renew_claims(), name=f"renew claims of {endpoint.name}")
     try:
-        yield wire
+        yield client
     finally:
         renewing.cancel()
-        await wire.close()
+        await client.close()
 
 
-def _expect(answer: Response, doing: str, *statuses: int) -> None:
+def _check_status(answer: Response, doing: str, *statuses: int) -> None:
     if answer.status not in statuses:
         raise status_error(answer.status, answer.description, doing, answer.condition)
 
@@ -268,9 +268,9 @@ def _entity_of(audience: str) -> str:
 
 
 def lock_token(tag: bytes) -> uuid.UUID:
-    """The lock that a delivery came under: its tag is a GUID in .NET's byte order. Raises ProtocolError."""
+    """Return the lock token of a delivery: its tag is a GUID in .NET's byte order. Raises ProtocolError."""
     if len(tag) != 16:
-        raise errors.ProtocolError("a delivery's tag is no lock token", condition="amqp:invalid-field")
+        raise errors.ProtocolError("a delivery's tag is not a lock token", condition="amqp:invalid-field")
     return uuid.UUID(bytes_le=tag)
 
 

@@ -1,4 +1,4 @@
-"""What a peer's error means here: the one place where AMQP's conditions become this project's errors. Pure."""
+"""The only translation of AMQP conditions and statuses into sbpair's errors. Pure."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _TRANSIENT: dict[str, type[errors.Unavailable]] = {
 _LOST: dict[str, tuple[type[errors.ServiceRefused], str]] = {
     "com.microsoft:message-lock-lost": (errors.MessageLockLost, "the message will be delivered again"),
     "com.microsoft:session-lock-lost": (errors.SessionLockLost, "accept the session again"),
-    "com.microsoft:session-cannot-be-locked": (errors.SessionLocked, "it is free again when its receiver is gone"),
+    "com.microsoft:session-cannot-be-locked": (errors.SessionLocked, "retry when its receiver has closed"),
 }
 
 _SECRET = re.compile(r"(sig=|SharedAccessKey=|SharedAccessSignature )[^&;\s'\"]+", re.IGNORECASE)
 
 
 def error_of(error: Error | None, doing: str) -> errors.SbpairError:
-    """The error to raise for what a peer message while `doing` (a phrase such as "sending to 'orders'")."""
+    """Return the error for a peer's condition while `doing` (a phrase such as "sending to 'orders'")."""
     if error is None:
-        return errors.Unreachable(f"{doing}: the service closed without saying why", hint=_RETRY_HINT)
+        return errors.Unreachable(f"{doing}: the service closed without a reason", hint=_RETRY_HINT)
     condition, text = str(error.condition or ""), _plain(error.description)
     message = _describe(error, doing)
     if condition == "amqp:not-found":
@@ -58,7 +58,7 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
 
 
 def status_error(status: int, description: str | None, doing: str, condition: str | None = None) -> errors.SbpairError:
-    """The error to raise for the status that `$cbs` or `$management` answered with."""
+    """Return the error for a status of `$cbs` or `$management`."""
     if condition:
         return error_of(Error(condition, description), doing)
     text = _plain(description)
@@ -81,14 +81,14 @@ def status_error(status: int, description: str | None, doing: str, condition: st
 
 
 def lost_error(error: Error | None, doing: str) -> errors.SbpairError:
-    """The error to raise where a connection or a link that was there has ended.
+    """Return the error for a connection or link that has ended.
 
-    Never one that would be a message's fault: whether the same can be had again is for the next attempt to find out.
+    Never one that blames a message: the next attempt shows whether it can be opened again.
     """
     meant = error_of(error, doing)
     if isinstance(meant, _KEPT_KINDS):
         return meant
-    # A connection that has ended has no quota, though its end may have the same condition.
+    # An ended connection has no quota, though its condition may be that of one.
     return errors.Unreachable(_describe(error, doing) if error is not None else meant.message, hint=_RETRY_HINT)
 
 
@@ -101,7 +101,7 @@ def _describe(error: Error, doing: str) -> str:
 
 
 def is_idle_detach(error: Error | None) -> bool:
-    """Whether a link was let go of only because nothing went over it for a while, credit or not."""
+    """Return whether the peer detached a link only because it was idle."""
     return (
         error is not None
         and error.condition == "amqp:link:detach-forced"
@@ -120,6 +120,6 @@ def _not_authenticated(message: str) -> errors.NotAuthenticated:
 
 
 def _plain(description: object) -> str:
-    """A peer's text on one line, and without what should not be in it."""
+    """Return a peer's text on one line, without secrets."""
     text = " ".join(str(description or "").split())
     return _SECRET.sub(r"\1***", text)[:500]

@@ -32,7 +32,7 @@ DEAD_LETTER = "com.microsoft:dead-letter"
 TOO_LARGE = "amqp:link:message-size-exceeded"
 
 ANSWER_SECONDS = 60.0
-"""How long a peer may take to answer one thing: a time-out must exceed 15 s, or a partition has no time to move."""
+"""Time limit for an answer: it must exceed 15 s, to give a partition time to move."""
 
 STOP_SECONDS = 2.0
 
@@ -42,15 +42,15 @@ _RETRY_HINT = "retry in a minute"
 
 
 def dead_letter(reason: str, description: str) -> Rejected:
-    """The outcome that moves a message to the dead-letter sub-queue, with why."""
+    """Return the outcome that moves a message to the dead-letter queue, with the reason."""
     info = {Symbol("DeadLetterReason"): reason, Symbol("DeadLetterErrorDescription"): description}
     return Rejected(Error(DEAD_LETTER, description, info))
 
 
 class PendingSettlement:
-    """What was asked of the peer for some deliveries, until it has answered for each of them.
+    """A request about deliveries, until the peer has answered for each of them.
 
-    `failures` are those that it refused, or gave no answer for, with why.
+    `failures` are deliveries that it refused or did not answer for, with the reason.
     """
 
     __slots__ = ("_asked", "_doing", "_done", "_link", "_open", "failures")
@@ -67,11 +67,11 @@ class PendingSettlement:
         link.waiting[self] = None
 
     def sent(self, delivery_id: int) -> None:
-        """A delivery of ours is one of them."""
+        """Add a sent delivery."""
         self._open[delivery_id] = None
 
     async def wait(self, seconds: float) -> None:
-        """Wait for the answers, but not longer: what is unanswered then is a failure. Raises nothing of its own."""
+        """Wait for the answers, at most `seconds`: unanswered deliveries are then failures. Raises nothing itself."""
         asked_at = asyncio.get_running_loop().time()
         try:
             if self._open:
@@ -84,13 +84,13 @@ class PendingSettlement:
             self._link.waiting.pop(self, None)
 
     async def outcome(self, seconds: float) -> None:
-        """Raises what the first refusal means; InDoubt where there was no answer."""
+        """Wait like `wait`, and raise the first failure; InDoubt if no answer came."""
         await self.wait(seconds)
         for _, error in self.failures:
             raise error
 
     def disposed_all(self, deliveries: Sequence[events.Sent | events.Delivery], state: Any) -> bool:
-        """The same answer to several: whether it was what was asked, and all of them are among these."""
+        """Record one outcome for several deliveries; return False if they must be judged one by one."""
         if not (type(state) is Accepted is type(self._asked)) or set(map(_context_of, deliveries)) != {self}:
             return False
         deque(map(self._open.pop, map(_id_of, deliveries), repeat(None)), maxlen=0)
@@ -110,7 +110,7 @@ class PendingSettlement:
         self.refused(self._doubt(f"({error.message})", error.hint))
 
     def refused(self, error: errors.SbpairError) -> None:
-        """So ends whatever is still unanswered."""
+        """Fail everything still unanswered."""
         self._fail_rest(error)
         self._check_done()
 
@@ -140,7 +140,7 @@ class PendingSettlement:
         if isinstance(self._asked, Rejected) and (reported is None or reported.condition == DEAD_LETTER):
             return None
         error = error_of(reported or Error("amqp:not-allowed", "rejected"), self._doing)
-        # The service gave up on it, which does not say how far it had come.
+        # The service timed out: it may have accepted the message.
         return self._doubt(f"({error.message})", _RETRY_HINT) if isinstance(error, errors.TimedOut) else error
 
 
@@ -168,7 +168,7 @@ class ClientLink:
         return self._amqp.name
 
     async def open(self, *, source: Source, target: Target, seconds: float = ANSWER_SECONDS, **terms: Any) -> None:
-        """Raises what the peer's refusal means: EntityMissing, NotAuthorized, …; TimedOut."""
+        """Attach the link. Raises the peer's refusal: EntityMissing, NotAuthorized, …; TimedOut."""
         if self._stream.error is not None:
             self.on_lost(self._stream.error)
             raise self._stream.error
@@ -189,18 +189,18 @@ class ClientLink:
             raise
 
     def close(self) -> None:
-        """Let go of the link; the peer's answer is not waited for."""
+        """Detach the link, without waiting for the peer's answer."""
         self._amqp.close()
         self._stream.flush_soon()
         self.on_lost(errors.Unreachable(f"the link to {self.address!r} is closed"))
 
     def check_silence(self, asked_at: float) -> None:
-        """What was asked then has no answer: it may be that the whole connection has none any more."""
+        """End the connection if nothing came over it since `asked_at`: it may be dead as a whole."""
         self._stream.check_silence(asked_at)
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, events.LinkAttached):
-            # A refusal is an attach to nothing, with a detach right behind it that has the reason.
+            # A refusal is an attach without a terminus, followed by a detach with the reason.
             if self._has_terminus(event.link) and not self._attached.done():
                 self._attached.set_result(None)
         elif isinstance(event, events.LinkDetached):
@@ -208,14 +208,14 @@ class ClientLink:
         self._changed.set()
 
     def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
-        """Messages have come, on a link that receives some."""
+        """Receive messages; overridden by receiving links."""
 
     def on_lost(self, error: errors.SbpairError) -> None:
         self.error = error = self.error or error
         self._stream.owners.pop(self, None)
         if not self._attached.done():
             self._attached.set_exception(error)
-            self._attached.exception()  # whoever waits for it is limit_stated; nobody need be waiting
+            self._attached.exception()  # mark as retrieved: there may be no waiter
         for waiting in tuple(self.waiting):
             waiting.lost(error)
         self._changed.set()
@@ -223,14 +223,14 @@ class ClientLink:
     def _on_detached(self, error: Error | None) -> None:
         doing = f"link to {self.address!r}"
         if not self._attached.done():
-            # A session that ends takes with it what was about to be opened: that was not refused.
+            # A link that ends with its session was not refused.
             refused = self._amqp.session.is_open
             self.on_lost(error_of(error, doing) if refused else lost_error(error, doing))
             return
         self.detached_idle = is_idle_detach(error)
         waiting = tuple(self.waiting)
         if error is not None and error.condition == TOO_LARGE and len(waiting) == 1:
-            # Some peers refuse a message by letting go of the link.
+            # Some peers refuse a message by detaching the link.
             waiting[0].refused(error_of(error, doing))
         self.on_lost(lost_error(error, doing))
 
@@ -239,7 +239,7 @@ class ClientLink:
 
 
 class RawSender(ClientLink):
-    """Sends encoded messages; each `send` returns once the peer has accepted, and raises where it has not."""
+    """Sends encoded messages. `send` returns once the peer has accepted, and raises otherwise."""
 
     def __init__(self, stream: Stream, session: Session, address: str) -> None:
         self._link = session.sender(f"sbpair-{next(_names)}")
@@ -251,55 +251,55 @@ class RawSender(ClientLink):
 
     @property
     def max_message_size(self) -> int:
-        """Bytes that the peer takes in one message; 0 where it did not say."""
+        """The peer's limit of bytes in a message; 0 if not stated."""
         return self._link.remote.max_message_size or 0
 
     @property
     def max_batch_size(self) -> int:
-        """Bytes that the peer takes in one batch. Where it says nothing of it, it goes by the size of a message."""
+        """The peer's limit of bytes in a batch; if not stated, it follows from that of a message."""
         limit_stated = (self._link.remote.properties or {}).get(BATCH_SIZE)
         limit = self.max_message_size or LARGE
         return min(limit, int(limit_stated) if limit_stated else LARGE if limit >= LARGE else SMALL)
 
     @property
     def credit(self) -> int:
-        """How many messages may leave now."""
+        """How many messages may be sent now."""
         return max(0, min(self._link.credit, self._link.session.room)) if self.error is None else 0
 
     @property
     def idle(self) -> bool:
-        """Whether nothing that was sent waits for its outcome."""
+        """Whether no outcome is pending."""
         return not self.waiting
 
     async def ready(self, *, seconds: float = ANSWER_SECONDS) -> None:
-        """Wait until a message may leave: then the next `send` lets it leave at once. Raises Unavailable."""
+        """Wait until a message can be sent without delay. Raises Unavailable."""
         if self.credit > 0 and self._stream.is_writable:
             return
         try:
             async with asyncio.timeout(seconds):
                 await self._credit()
         except TimeoutError:
-            raise errors.TimedOut(f"{self.address!r} took nothing for {seconds:g} s", hint=_RETRY_HINT) from None
+            raise errors.TimedOut(f"{self.address!r} granted no credit for {seconds:g} s", hint=_RETRY_HINT) from None
 
     async def send(self, payload: bytes, *, message_format: int = 0, seconds: float = ANSWER_SECONDS) -> None:
         """Send one message and wait for the outcome.
 
-        Raises what the peer's refusal means; InDoubt where the message has left and no answer came.
+        Raises the peer's refusal; InDoubt if the message was sent and no answer came.
         """
         self._check_size(payload)
         await self.ready(seconds=seconds)
         await self.send_nowait(payload, message_format=message_format).outcome(seconds)
 
     def send_nowait(self, payload: bytes, *, message_format: int = 0) -> PendingSettlement:
-        """Let one message leave now: its outcome is what has to be waited for.
+        """Send one message now, and return its pending outcome.
 
-        Raises ServiceRefused for one that is too large, TimedOut where there is no credit, and why the link is gone.
+        Raises ServiceRefused if it is too large, TimedOut without credit, or why the link was lost.
         """
         self._check_size(payload)
         if self.error is not None:
             raise self.error
         if self.credit == 0:
-            raise errors.TimedOut(f"{self.address!r} takes nothing at this moment", hint=_RETRY_HINT)
+            raise errors.TimedOut(f"{self.address!r} has no credit now", hint=_RETRY_HINT)
         waiting = PendingSettlement(_ACCEPTED, f"sending to {self.address!r}", self)
         tag = next(self._tags).to_bytes(8)
         waiting.sent(self._link.send(payload, tag, message_format=message_format, context=waiting))
@@ -309,8 +309,8 @@ class RawSender(ClientLink):
     def _check_size(self, payload: bytes) -> None:
         if 0 < self.max_message_size < len(payload):
             raise errors.ServiceRefused(
-                f"sending to {self.address!r}: the message has {len(payload)} bytes, at most {self.max_message_size} "
-                "are allowed",
+                f"sending to {self.address!r}: the message has {len(payload)} bytes;"
+                f" the limit is {self.max_message_size}",
                 condition=TOO_LARGE,
                 hint="the same message would be refused again",
             )
@@ -333,7 +333,7 @@ LARGE, SMALL = 1024 * 1024, 256 * 1024
 
 
 class RawReceiver(ClientLink):
-    """Receives under lock. Takes no more than it was granted; what is not settled is released by closing."""
+    """Receives under lock, no more than granted; closing releases unsettled messages."""
 
     def __init__(self, stream: Stream, session: Session, address: str) -> None:
         self._link = session.receiver(f"sbpair-{next(_names)}")
@@ -360,7 +360,7 @@ class RawReceiver(ClientLink):
         self._changed.set()
 
     def grant(self, limit: int) -> None:
-        """Let there be at most `most` deliveries that nobody has taken: on their way, or arrived."""
+        """Limit deliveries not yet taken, on their way or arrived, to `limit`."""
         if self.error is None:
             self._link.grant(max(0, limit - len(self._arrived)))
             self._stream.flush_soon()
@@ -371,9 +371,9 @@ class RawReceiver(ClientLink):
         return self._link.credit
 
     async def take(self, limit: int, *, seconds: float) -> list[Delivery]:
-        """What has arrived, at most `most`; waits for the first for `seconds`, and answers [] when none came.
+        """Return up to `limit` arrived deliveries; wait up to `seconds` for the first, else return [].
 
-        Raises when the link is gone and everything that came before that has been taken.
+        Raises if the link was lost and no earlier delivery is left.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -391,14 +391,14 @@ class RawReceiver(ClientLink):
         return [self._arrived.popleft() for _ in range(limit)]
 
     def interrupt(self) -> None:
-        """Make a `take` that waits, or the next one, answer at once."""
+        """End a waiting `take`, or the next one, at once."""
         self._interrupted = True
         self._changed.set()
 
     async def stop(self, *, seconds: float = STOP_SECONDS) -> list[Delivery]:
-        """Let nothing more come. Answers what has come and nobody took; a peer that does not confirm is not waited for.
+        """Stop receiving. Return deliveries not taken; a peer that does not confirm is not waited for long.
 
-        Raises nothing: of a link that is gone there is nothing to give back.
+        Raises nothing: a lost link has nothing to return.
         """
         limit_stated = self._windows_seen
         self.grant(0)
@@ -411,7 +411,7 @@ class RawReceiver(ClientLink):
         return self.take_remaining()
 
     def take_remaining(self) -> list[Delivery]:
-        """What has come and nobody took: now it is taken. Of a link that is gone, nothing."""
+        """Remove and return deliveries not yet taken; [] if the link was lost."""
         left = [] if self.error is not None else list(self._arrived)
         self._arrived.clear()
         return left
@@ -419,9 +419,9 @@ class RawReceiver(ClientLink):
     async def settle(
         self, deliveries: Sequence[Delivery], outcome: Outcome, *, seconds: float = ANSWER_SECONDS
     ) -> None:
-        """Settle deliveries alike and wait until the peer confirms.
+        """Settle deliveries alike and wait for the peer's confirmation.
 
-        Raises MessageLockLost where it came too late for one of them; InDoubt where no answer came.
+        Raises MessageLockLost if it was too late for one of them; InDoubt if no answer came.
         """
         if self.error is not None:
             raise self.error
@@ -431,10 +431,10 @@ class RawReceiver(ClientLink):
     async def settle_each(
         self, deliveries: Sequence[Delivery], outcome: Outcome, *, seconds: float = ANSWER_SECONDS
     ) -> list[tuple[Delivery, errors.SbpairError]]:
-        """As `settle`; answers which of them the peer did not confirm, with why. Raises nothing."""
+        """Settle like `settle`; return the unconfirmed deliveries with their errors. Raises nothing."""
         if self.error is not None:
             return [(delivery, self.error) for delivery in deliveries]
-        # Much of this is done by calls for all of them: it is done for every message.
+        # Hot path: calls for all deliveries at once.
         taken_back: list[Delivery] = []
         open_ones = deliveries
         if any(map(_settled_of, deliveries)):
@@ -447,19 +447,19 @@ class RawReceiver(ClientLink):
             self._link.session.dispose(first, last, outcome, receiver=True, settled=False)
         self._stream.flush_soon()
         await waiting.wait(seconds)
-        lost = errors.MessageLockLost(f"settling in {self.address!r}: the service has taken it back", hint=_RETRY_HINT)
+        lost = errors.MessageLockLost(f"settling in {self.address!r}: the lock was lost", hint=_RETRY_HINT)
         failures = [(delivery, error) for delivery, error in waiting.failures if delivery is not None]
         return failures + [(delivery, lost) for delivery in taken_back]
 
     def close(self) -> None:
-        """Let go of the link and its session: the peer releases what was not settled."""
+        """Close the link and its session: the peer releases unsettled messages."""
         super().close()
         self._link.session.end()
         self._stream.flush_soon()
 
 
 def ranges(ids: list[int]) -> list[tuple[int, int]]:
-    """Runs of delivery ids that follow one another: nothing that was not asked for may fall into a range."""
+    """Group consecutive delivery ids into ranges: a range must contain no other id."""
     if ids and ids == list(range(ids[0], ids[0] + len(ids))):
         return [(ids[0], ids[-1])]
     breaks = [at for at, step in enumerate(map(sub, ids[1:], ids), 1) if step != 1]

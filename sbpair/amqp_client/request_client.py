@@ -1,4 +1,4 @@
-"""Request and response over a pair of links: how `$cbs` and `<entity>/$management` are spoken to."""
+"""Request and response over a pair of links, for `$cbs` and `<entity>/$management`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Response:
 
 
 class RequestClient:
-    """One node, and the requests to it that wait for an answer. Requests may overlap."""
+    """One node, and its pending requests, which may overlap."""
 
     def __init__(self, stream: Stream, session: Session, node: str) -> None:
         self._sender = _RequestSender(stream, session, node)
@@ -49,7 +49,7 @@ class RequestClient:
         self._receiver.grant(CREDIT)
 
     async def call(self, properties: dict[str, Value], body: Value, *, seconds: float = ANSWER_SECONDS) -> Response:
-        """Ask, and wait for the answer. Raises TimedOut, or why the links are gone."""
+        """Send a request and wait for the response. Raises TimedOut, or why the links were lost."""
         number = f"sbpair-{next(self._ids)}"
         request = Sections(
             properties=Properties(message_id=number, reply_to=self._receiver.reply_to).encode(),
@@ -75,7 +75,7 @@ class _RequestSender(RawSender):
 
 
 class _ReplyReceiver(RawReceiver):
-    """Replies go to whoever asked, as they come; one that nobody waits for any more is dropped."""
+    """Matches responses to requests; one that no request waits for is dropped."""
 
     def __init__(self, stream: Stream, session: Session, node: str) -> None:
         super().__init__(stream, session, node)
@@ -103,7 +103,7 @@ class _ReplyReceiver(RawReceiver):
         for answer in self._expected.values():
             if not answer.done():
                 answer.set_exception(error)
-                answer.exception()  # the request may still be on its way: then its sender tells
+                answer.exception()  # mark as retrieved: the send may fail first
 
     def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
         for delivery in deliveries:
@@ -120,12 +120,12 @@ class _ReplyReceiver(RawReceiver):
             if answer is not None and not answer.done():
                 answer.set_result(_response(sections))
         except errors.ProtocolError as error:
-            # Whose reply it was cannot be known.
-            self.on_lost(errors.Unreachable(f"{self.address} answered with what is no reply: {error.message}"))
+            # The request it answers is unknown.
+            self.on_lost(errors.Unreachable(f"{self.address} sent a malformed response: {error.message}"))
 
 
 def _response(sections: Sections) -> Response:
-    """`$cbs` says status-code and status-description; `$management` statusCode, statusDescription, errorCondition."""
+    """Decode a response: `$cbs` and `$management` use different names for status and description."""
     properties = sections.read_application_properties()
     status = properties.get("statusCode", properties.get("status-code"))
     if not isinstance(status, int):

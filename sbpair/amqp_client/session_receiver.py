@@ -1,6 +1,6 @@
-"""A session of an entity, held by a link: nobody else gets it while the link lives and its lock is renewed.
+"""A session of an entity, held by a link: no other receiver gets it while the link lives and its lock is renewed.
 
-The law: the lock belongs to the link. When that is gone, for whatever reason, so is the session.
+Invariant: the lock belongs to the link, and ends with it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _TICKS_PER_MS = 10_000
 
 
 class SessionReceiver(RawReceiver):
-    """Receives from one session, and holds it. Its lock is renewed by `Wire.renew_session`."""
+    """Receives from one session, and holds it. `AmqpClient.renew_session` renews its lock."""
 
     def __init__(self, stream: Stream, session: Session, address: str, session_id: str) -> None:
         super().__init__(stream, session, address)
         self.session_id = session_id
 
     async def attach(self) -> None:
-        """Raises SessionLocked; ServiceRefused where the peer gives no sessions, or another one."""
+        """Open the link. Raises SessionLocked; ServiceRefused if the peer grants no session, or another one."""
         await self.open(
             source=Source(self.address, filter=Map([(FILTER, self.session_id)])),
             target=Target(f"sbpair-{self._link.name}"),
@@ -41,14 +41,14 @@ class SessionReceiver(RawReceiver):
         if self._granted_session() != self.session_id:
             self.close()
             raise errors.ServiceRefused(
-                f"link to {self.address!r}: the session was not given",
+                f"link to {self.address!r}: the session was not granted",
                 condition="amqp:not-allowed",
                 hint="the same request would be refused again",
             )
 
     @property
     def locked_until_ms(self) -> int:
-        """Until when it was locked when the link was opened, in ms since 1970 by the service; 0 if it did not say."""
+        """The lock's expiry when the link was opened, in ms since 1970 by the service; 0 if unknown."""
         ticks = (self._link.remote.properties or {}).get(LOCKED_UNTIL)
         return (int(ticks) - _TICKS_TO_1970) // _TICKS_PER_MS if isinstance(ticks, int) else 0
 

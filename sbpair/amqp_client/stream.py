@@ -1,7 +1,7 @@
-"""One AMQP connection on one socket: feeds `amqp.Connection`, writes what it wants written, hands out its events.
+"""One AMQP connection on one socket: feeds `amqp.Connection`, writes its output, dispatches its events.
 
-The law of this file: everything happens in the event loop's thread, and one burst of work becomes one write. When the
-connection is gone, everything that waits on it learns so once, by `on_lost`.
+Invariant: everything runs in the event loop's thread, and one burst of work becomes one write. When the connection is
+lost, each owner of a link gets one `on_lost`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
 
 SILENT_SECONDS = 15.0
-"""A peer that has been asked something may say nothing at all for so long: a partition has time to move."""
+"""How long a peer may be silent after a request: a partition has time to move."""
 
 _LINK_EVENTS = (events.LinkAttached, events.LinkDetached, events.CreditChanged)
 _link_of = attrgetter("link")
@@ -40,7 +40,7 @@ _OUTCOMES = (Accepted, Rejected, Released, Modified)
 
 
 class Owner(Protocol):
-    """What the context of a link is: limit_stated of what concerns it, and when there is nothing more to come."""
+    """The context of a link: receives its events, and the end of it."""
 
     def on_event(self, event: Any) -> None: ...
 
@@ -50,7 +50,7 @@ class Owner(Protocol):
 
 
 class Stream(asyncio.Protocol):
-    """The socket's end of a connection."""
+    """The protocol of a connection's socket."""
 
     def __init__(self, endpoint: Endpoint, container_id: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -103,22 +103,22 @@ class Stream(asyncio.Protocol):
         return self.error is None and self._writable.is_set()
 
     async def writable(self) -> None:
-        """Wait until the socket takes more; raises when it never will."""
+        """Wait until the socket accepts more; raises if it never will."""
         if not self._writable.is_set():
             await self._writable.wait()
         if self.error is not None:
             raise self.error
 
-    # What the rest of the client does with it.
+    # For the rest of the client.
 
     def flush_soon(self) -> None:
-        """Write what the connection has to say when this turn of the loop is over: one write for a burst."""
+        """Write the pending output at the end of this turn of the loop: one write for a burst."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
     def fail(self, error: SbpairError) -> None:
-        """The connection is of no more use: tell everyone who waits, once."""
+        """End the connection with an error, and notify each owner once."""
         if self.error is not None:
             return
         self.error = error
@@ -127,7 +127,7 @@ class Stream(asyncio.Protocol):
             self._timer.cancel()
         if not self.opened.done():
             self.opened.set_exception(error)
-            self.opened.exception()  # whoever waits for it is limit_stated; nobody need be waiting
+            self.opened.exception()  # mark as retrieved: there may be no waiter
         self._writable.set()
         for owner in tuple(self.owners):
             owner.on_lost(error)
@@ -136,20 +136,20 @@ class Stream(asyncio.Protocol):
             self._transport.close()
 
     def abort(self, error: SbpairError) -> None:
-        """Say goodbye, and wait for nothing: whoever waits for the peer fails with this error."""
+        """Send close without waiting for the answer; pending requests fail with this error."""
         if self.error is None:
             self.connection.close()
             self.fail(error)
 
     def check_silence(self, asked_at: float) -> None:
-        """What was asked then, by the loop's clock, has no answer. Where nothing has come since, nothing will."""
+        """Abort if nothing has come since a request at `asked_at`, by the loop's clock, for too long."""
         seconds = self._loop.time() - asked_at
         if self.connection.last_received <= asked_at and seconds >= SILENT_SECONDS:
             silent = f"nothing has come from {self.address} for {seconds:.0f} s"
             self.abort(Unreachable(silent, hint="retry in a minute"))
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Say goodbye and wait for the answer, but not for long. Cancelled, it does not wait at all."""
+        """Send close and wait briefly for the answer. If cancelled, do not wait."""
         try:
             if self.error is None:
                 self.connection.close()
@@ -157,10 +157,10 @@ class Stream(asyncio.Protocol):
                 async with asyncio.timeout(seconds):
                     await self._closed.wait()
         except TimeoutError:
-            log.debug("%s did not answer our close", self.address)
+            log.debug("%s did not answer the close", self.address)
         finally:
             self.fail(Unreachable(f"the connection to {self.address} is closed"))
-            # Under TLS, a transport that has ended by itself cannot be aborted any more.
+            # Under TLS, a transport that has ended cannot be aborted.
             if self._transport is not None and not self._closed.is_set():
                 self._transport.abort()
         await self._closed.wait()
@@ -180,7 +180,7 @@ class Stream(asyncio.Protocol):
             if not self.opened.done():
                 self.opened.set_result(None)
         elif isinstance(event, events.LinkAttaching):
-            event.link.refuse(Error("amqp:not-allowed", "This client offers no links."))
+            event.link.refuse(Error("amqp:not-allowed", "This client accepts no links."))
         elif isinstance(event, events.ConnectionClosed):
             doing = "talking to" if self.opened.done() else "connecting to"
             self.fail(lost_error(event.error, f"{doing} {self.address}"))
@@ -193,12 +193,12 @@ class Stream(asyncio.Protocol):
             if not event.settled:
                 if not (isinstance(delivery, events.Sent) and isinstance(event.state, _OUTCOMES)):
                     continue
-                # A receiver that waits for us to settle first has decided all the same.
+                # The outcome of a receiver that waits for us to settle first is final too.
                 event.session.dispose(delivery.id, delivery.id, event.state, receiver=False, settled=True)
             if delivery.context is not None:
                 delivery.context.disposed(delivery, event.state)
             else:
-                delivery.settled = True  # the peer has taken it back, unasked
+                delivery.settled = True  # the peer settled it by itself
 
     def _flush(self) -> None:
         self._flushing = False
@@ -223,15 +223,15 @@ class Stream(asyncio.Protocol):
 
 
 def _notify(link: Link, event: Any) -> None:
-    # A link that the peer asked for has nobody behind it: it was refused.
+    # A link requested by the peer has no owner: it was refused.
     if link.context is not None:
         link.context.on_event(event)
 
 
 async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
-    """Connect, and wait until both sides have opened. Raises Unavailable; UsageError for a CA file it cannot read."""
+    """Connect, and wait until both sides have opened. Raises Unavailable; UsageError for an unreadable CA file."""
     context = _tls(endpoint)
-    hint = f"check that {endpoint.host}:{endpoint.port} is right, that it is up, and that no firewall is in between"
+    hint = f"check the address {endpoint.host}:{endpoint.port}, that it is up, and the firewalls in between"
     try:
         async with asyncio.timeout(seconds):
             return await _opened(endpoint, container_id, context)

@@ -1,4 +1,4 @@
-"""Tokens for `$cbs`: shared access signatures made here, or what an identity provider hands out. No I/O of its own."""
+"""Tokens for `$cbs`: shared access signatures, or tokens from an identity provider. No I/O of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbpair.errors import UsageError
 from sbpair.model.pair import Credential, SasKey, SasToken
 
 SAS_SECONDS = 3_600
-"""How long a signature is made out for; it is renewed when a third of that is left."""
+"""Life of a signature; it is renewed when a third of it is left."""
 
 SAS_TYPE, JWT_TYPE = "servicebus.windows.net:sastoken", "jwt"
 
@@ -31,12 +31,12 @@ class CbsToken:
 
 class TokenSource(Protocol):
     async def token(self, audience: str, now: float) -> CbsToken:
-        """A token that lets its bearer at `audience` (`sb://<authority>/<entity>`). Raises AccessError."""
+        """Return a token for `audience` (`sb://<authority>/<entity>`). Raises AccessError."""
         ...
 
 
 class KeySource:
-    """Signs a token of its own for each audience."""
+    """Signs a token for each audience."""
 
     def __init__(self, key: SasKey) -> None:
         self._key = key
@@ -47,13 +47,14 @@ class KeySource:
 
 
 class FixedToken:
-    """One signature for everything, until it runs out."""
+    """One given signature for every audience, until it expires."""
 
     def __init__(self, given: SasToken) -> None:
         expiry = re.search(r"(?:^|[&\s])se=(\d+)", given.token)
         if expiry is None:
             raise UsageError(
-                "the SharedAccessSignature has no expiry (se=…)", hint="copy it whole, or give a key's name and the key"
+                "the SharedAccessSignature has no expiry (se=…)",
+                hint="copy all of it, or use SharedAccessKeyName and SharedAccessKey",
             )
         self._token = CbsToken(given.token, SAS_TYPE, float(expiry[1]))
 
@@ -62,7 +63,7 @@ class FixedToken:
 
 
 class EntraToken:
-    """A token of Microsoft Entra ID, as `get_token` (scope -> token, seconds since 1970) gives it."""
+    """A token of Microsoft Entra ID, from `get_token` (scope -> token, seconds since 1970)."""
 
     SCOPE = "https://servicebus.azure.net/.default"
 
@@ -75,7 +76,7 @@ class EntraToken:
 
 
 def source_for(credential: Credential, get_token: Callable[[str], Awaitable[tuple[str, float]]] | None) -> TokenSource:
-    """Where tokens for a credential come from; an Identity needs `get_token`."""
+    """Return the source of tokens for a credential; an Identity requires `get_token`."""
     if isinstance(credential, SasKey):
         return KeySource(credential)
     if isinstance(credential, SasToken):
@@ -86,7 +87,7 @@ def source_for(credential: Credential, get_token: Callable[[str], Awaitable[tupl
 
 
 def sign(audience: str, key: SasKey, expires_at: int) -> str:
-    """A SharedAccessSignature: HMAC-SHA256 over the encoded audience and the expiry."""
+    """Return a SharedAccessSignature: HMAC-SHA256 over the encoded audience and the expiry."""
     resource = quote_plus(audience)
     digest = hmac.digest(key.key.encode(), f"{resource}\n{expires_at}".encode(), hashlib.sha256)
     signature = quote_plus(base64.b64encode(digest))

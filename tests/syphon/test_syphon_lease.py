@@ -96,7 +96,7 @@ async def test_a_peer_that_knows_nothing_of_sessions_has_not_given_one() -> None
         return True
 
     async with scripted(without_filter) as (_, endpoint), connect(endpoint) as wire:
-        with pytest.raises(ServiceRefused, match="the session was not given"):
+        with pytest.raises(ServiceRefused, match="the session was not granted"):
             await wire.session(LEASES, "s")
 
 
