@@ -1,6 +1,6 @@
-"""`sbpair replay` as its users call it, where it says no, and what it says then. Nothing here starts Java.
+"""`sbpair replay` and its refusals. No test here starts Java.
 
-Most of it is called in this process: to start another one takes longer than all that it says.
+Most run in this process: another one takes longer to start than to answer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def java(tmp_path: Path) -> Path:
 
 
 def java_in(directory: Path) -> Path:
-    """A Java that says its version, and nothing else."""
+    """Create a Java that only prints its version."""
     program = directory / "bin" / "java"
     program.parent.mkdir(exist_ok=True)
     program.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
@@ -87,7 +87,7 @@ def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.
 def sbpair_process(
     *words: str, home: Path | None = None, room: int | None = None, **changed: str
 ) -> subprocess.CompletedProcess[str]:
-    """`room` is how many bytes a file may have."""
+    """Run the tool in a process; `room` limits the bytes of its files."""
 
     def limit() -> None:
         if room is not None:
@@ -173,7 +173,7 @@ def test_an_invalid_destination_is_refused(java: Path) -> None:
 
 
 def put(archive: Archive) -> str:
-    """One message, archived. Answers its file."""
+    """Archive one message, and return its file."""
     archive.create()
     path = f"segments/{QUEUE}/one.parquet"
     row = ("one", 0, QUEUE, 7, 1_000, "m7", "orders", None, None, None, None, 4, None, None, None, b"body")
@@ -221,7 +221,7 @@ def bring_in_another_runs_segment(archive: Archive) -> None:
 def test_an_incomplete_archive_is_not_sent_proved_or_removed(
     java: Path, spoil: Callable[[Archive], None], said: str
 ) -> None:
-    """No namespace is there: whoever tried to send would say so."""
+    """Without a namespace, an attempt to send would fail with another error."""
     archive = Archive(str(java / "archive"), "r1")
     spoil(archive)
     resumed = resume(java)
@@ -268,7 +268,7 @@ def gc(archive: Archive, *words: str) -> tuple[int, str, str]:
 
 @pytest.fixture
 def proved(tmp_path: Path) -> Archive:
-    """A run of one message, and that one sent."""
+    """Create a run whose only message was sent."""
     archive = Archive(str(tmp_path / "archive"), "r1")
     save_run(archive, RUN)
     put(archive)

@@ -1,4 +1,4 @@
-"""`sbpair replay plan` as its users see it: figures that add up, a look that leaves no trace, and no Java."""
+"""`sbpair replay plan`: figures that add up, no side effects, and no Java."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MESSAGES = (
 async def plan(
     *words: str, primary: tuple[str, ...] = ("orders", "invoices"), state: Path | None = None
 ) -> tuple[int, str, str]:
-    """Of a backlog of two queues, in a process without Java; looking must leave it as it was.
+    """Preview a backlog of two queues in a process without Java, and check that it is unchanged.
 
-    `state` is where a journal is written that knows the first message of either queue.
+    If given, `state` gets a journal that has the first message of each queue.
     """
 
     async with Emulator() as emulator:

@@ -1,4 +1,4 @@
-"""How a replay is handed to somebody else's Spark: a zip that can be imported from, and a command without a secret."""
+"""A replay on another Spark: a zip to import from, and a command without secrets."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_file_that_is_not_a_package_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["run"], ["resume", "r1", "--all"]])
 def test_the_command_has_all_settings_and_no_secret(words: list[str], package: Path, tmp_path: Path) -> None:
-    """No namespace is there: whoever asked one would say so."""
+    """Without a namespace, an attempt to connect would fail."""
     said = [*words, "--archive", "s3://bucket/a b", "--master", "spark://m:7077", "--package", str(package)]
     said += ["--conf", "spark.executor.memory=4g"]
     java = java_in(tmp_path)

@@ -1,4 +1,4 @@
-"""A standalone cluster on loopback, a master and workers, started from the classes of the pip package."""
+"""A standalone cluster on loopback: a master and workers, from the classes of the pip package."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Cluster:
         return name
 
     def replace_dead(self) -> None:
-        """Another worker instead of each that has been killed."""
+        """Start a worker for each that has been killed."""
         alive = {process.pid for process in self._processes if process.poll() is None}
         dead = [pid for pid in self.workers if pid not in alive]
         self.workers = [pid for pid in self.workers if pid in alive]
@@ -59,11 +59,11 @@ class Cluster:
             self.add_worker()
 
     def daemons(self) -> list[int]:
-        """The pids of master and workers."""
+        """Return the pids of master and workers."""
         return [process.pid for process in self._processes]
 
     def executors(self) -> list[int]:
-        """The pids of the executors' JVMs."""
+        """Return the pids of the executors' JVMs."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class Cluster:
 
 @contextmanager
 def standalone(directory: Path, environment: Mapping[str, str], workers: int = 2) -> Iterator[Cluster]:
-    """`environment` is what the workers have, and their executors by them: the keys of the namespaces."""
+    """Start a cluster. Its workers and executors have `environment`, with the keys of the namespaces."""
     directory.mkdir(parents=True, exist_ok=True)
     cluster = Cluster(directory, environment)
     try:

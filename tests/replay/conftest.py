@@ -1,4 +1,4 @@
-"""What the tests of the Spark part need of a machine, and the reason that is shown where it is not there."""
+"""Fixtures of the replay tests, and the skip of Spark tests without Java."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def java() -> str | None:
-    """The Java that Spark would start, or None."""
+    """Return the Java that Spark would start, or None."""
     home = os.environ.get("JAVA_HOME")
     candidate = Path(home, "bin", "java") if home else None
     if candidate is not None and candidate.exists():
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def end_java() -> None:
-    """Workers have the environment that Java was started with: whoever has another needs a Java of its own."""
+    """End Java: workers get the environment that it was started with, and the next test may have another."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -56,7 +56,7 @@ def own_java() -> Iterator[None]:
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Two namespaces and two backlog queues, which Java is told of where it is needed."""
+    """Yield two namespaces and two backlog queues, whose keys are in the environment."""
     if request.node.get_closest_marker("java") is not None:
         request.getfixturevalue("own_java")
     with exported(monkeypatch, queues=2) as made:
@@ -65,7 +65,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.fixture
 def spark(tmp_path_factory: pytest.TempPathFactory, own_java: None) -> Iterator[Any]:  # noqa: ARG001  # it is there for what it does
-    """A Spark of two local cores."""
+    """Yield a Spark session of two local cores."""
     from pyspark.sql import SparkSession
 
     # Workers would take whatever python3 is first on the PATH.

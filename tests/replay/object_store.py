@@ -1,6 +1,6 @@
-"""An object store that speaks as much of S3 as pyarrow asks of one: objects, listings, uploads in parts.
+"""An object store with the part of S3 that pyarrow uses: objects, listings, multipart uploads.
 
-It has what tells a store from a disk: no directories, no renaming, and an object that is there whole or not at all.
+Unlike a disk it has no directories and no rename, and an object is whole or absent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Store(ThreadingHTTPServer):
         self.copies: Path | None = None
 
     def put(self, key: str, data: bytes) -> None:
-        """One object, whole; `copies` is a directory that has each of them as a file, for who cannot speak S3."""
+        """Store one whole object. `copies` is a directory that gets each as a file, for readers without S3."""
         self.objects[key] = data
         self.puts.append(key)
         if self.copies is not None and not key.endswith("/"):
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Store
 
     def log_message(self, *_said: object) -> None:
-        """Nobody reads it."""
+        """Write no log."""
 
     def _asked(self) -> tuple[str, dict[str, str], bytes]:
         parts = urlsplit(self.path)
@@ -159,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _unchunked(body: bytes) -> bytes:
-    """The data of a body that is followed by a checksum."""
+    """Return the data of a body that is followed by a checksum."""
     found = []
     while body:
         size, _, body = body.partition(b"\r\n")

@@ -1,6 +1,6 @@
 """A replay in a process of its own, to be killed: `python -m tests.replay.replay_process '{"directory": …}'`.
 
-It prints its run's id as soon as there is one, and its receipt at the end.
+It prints its run's id once there is one, and its receipt at the end.
 """
 
 from __future__ import annotations

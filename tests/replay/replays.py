@@ -1,4 +1,4 @@
-"""A replay in a process of its own, what it has started, and how far it is by its files: for tests that kill."""
+"""A replay in a process of its own, its child processes and its progress by files, for tests that kill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LATENCY_MS = 100
 
 
 class Ground:
-    """Two emulated namespaces and a standalone cluster of two workers, for many replays one after the other."""
+    """Two emulated namespaces and a standalone cluster of two workers, for many replays in turn."""
 
     def __init__(self, running: Running, cluster: Cluster) -> None:
         self.running = running
@@ -48,7 +48,7 @@ class Ground:
             yield cls(running, cluster)
 
     def world(self) -> World:
-        """Queues that nobody has used before. Their locks are short: what the dead had in hand comes back soon."""
+        """Create unused queues. Their locks are short, so that messages of a killed task come back soon."""
         self._worlds += 1
         names = [f"{name}-{self._worlds}" for name in ("orders", "invoices")]
         return World(self.running, names, TASKS, first=TASKS * self._worlds, lock_seconds=LOCK_SECONDS)
@@ -65,7 +65,7 @@ class Ground:
 
 
 class Replay:
-    """One that runs. `run` is its id, once there is one."""
+    """A running replay. `run` is its id, once there is one."""
 
     def __init__(self, process: subprocess.Popen[bytes], directory: Path, log: Path) -> None:
         self.process = process
@@ -82,11 +82,11 @@ class Replay:
         return Archive(str(self._directory / "archive"), self.run)
 
     def kill(self) -> None:
-        """The driver's Python, and nothing else: the rest has to notice by itself."""
+        """Kill the driver's Python process only: the others have to notice."""
         self.process.kill()
 
     def until(self, phase: str, files: int = 4) -> None:
-        """Wait until it is in the midst of a phase, by the files that are there."""
+        """Wait until a phase has written some files."""
         looks = {"drain": lambda: self.files(SEGMENTS) >= files, "plan": self.is_drained}
         is_there = looks.get(phase, lambda: self.files(LEDGER) >= files)
         limit = time.monotonic() + PATIENCE_SECONDS
@@ -96,7 +96,7 @@ class Replay:
             time.sleep(0.01)
 
     def is_in(self, phase: str, messages: int) -> bool:
-        """Whether it still is where `until` has waited for it to be, or died there."""
+        """Return whether it is still in the phase that `until` waited for, or died there."""
         if phase == "drain":
             return not self.is_drained()
         if phase == "plan":
@@ -109,14 +109,14 @@ class Replay:
 
     @property
     def said(self) -> str:
-        """All that it has said so far."""
+        """The output so far."""
         return self._log.read_text()
 
     def files(self, kind: str) -> int:
         return len([*self._directory.glob(f"archive/*/{kind}/**/[!.]*.parquet")])
 
     def receipt(self) -> dict[str, Any] | None:
-        """What it says at its end; None where it has ended otherwise."""
+        """Wait for the end, and return the receipt, or None without one."""
         self.process.wait(PATIENCE_SECONDS)
         print(self.said)  # noqa: T201  shown where the test fails
         found = [line for line in self.said.splitlines() if line.startswith("receipt ")]
@@ -125,7 +125,7 @@ class Replay:
 
 @contextmanager
 def replay(place: World, directory: Path, **said: Any) -> Iterator[Replay]:
-    """Started, in a process group of its own; none of it is left behind."""
+    """Start a replay in a process group, and kill all of it at the end."""
     told = {"directory": str(directory), "queues": place.queues, "options": OPTIONS, **said}
     log = directory / f"said-{time.monotonic_ns()}.log"
     with log.open("wb") as file:
@@ -152,7 +152,7 @@ def end(pid: int) -> None:
 
 
 def offspring(pid: int) -> list[int]:
-    """All that a process has started, and what those have."""
+    """Return the pids of all descendants of a process."""
     children = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*/stat"):
         if fields := read(path).rpartition(")")[2].split():
@@ -171,7 +171,7 @@ def read(path: Path) -> str:
 
 
 def python_workers(pid: int) -> list[int]:
-    """Those that Spark has forked for its tasks: children of the daemon that a process of Java has started."""
+    """Return the Python workers that the daemon of a Java process has forked for tasks."""
     return [
         child
         for child in offspring(pid)
@@ -180,7 +180,7 @@ def python_workers(pid: int) -> list[int]:
 
 
 def is_connected(pid: int, port: int) -> bool:
-    """Whether a process has a TCP connection to a port of this machine."""
+    """Return whether a process has a TCP connection to a port of this machine."""
     rows = [line.split() for line in read(Path("/proc/net/tcp")).splitlines()[1:]]
     sockets = {f"socket:[{row[9]}]" for row in rows if int(row[2].rpartition(":")[2], 16) == port}
     return any(link in sockets for link in map(pointed, Path(f"/proc/{pid}/fd").glob("*")))
@@ -205,7 +205,7 @@ def all_end(pids: list[int]) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Not so where only its exit status is left of it, for whoever has started it."""
+    """Return whether a process runs; one of which only the exit status remains does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

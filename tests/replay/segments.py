@@ -1,4 +1,4 @@
-"""Segments that no drain has written: whatever rows a test wants in them, in groups as it wants them."""
+"""Segments with any rows and row groups, written without a drain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def write_segment(
     archive: Archive, name: str, keys: Sequence[Key], messages: Sequence[bytes], *, group: int = 1_000, shards: int = 2
 ) -> None:
-    """Rows of one queue, a message each; `group` of them lie together."""
+    """Write rows of one queue, in row groups of `group`."""
     file = archive.new_table(SEGMENT, shards, large=True)
     for start in range(0, len(keys), group):
         rows = [

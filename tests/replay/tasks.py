@@ -1,4 +1,4 @@
-"""Tasks of a replay in this very process: what Spark would have them do, and no Spark."""
+"""A replay's tasks in this process, without Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)
 
 
 def job_of(place: World, directory: Path, **options: Any) -> TaskJob:
-    """A run of one shard that has just begun."""
+    """Create a run of one shard."""
     pair = place.pair
     run = ReplayRun("r1", identity(pair), tuple(place.queues), 1, int(time.time() * 1000), replace(QUICK, **options))
     archive = Archive(str(directory), run.id)
@@ -53,7 +53,7 @@ def drain(job: TaskJob) -> None:
 
 
 def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have one more come to the first queue whenever somebody looks for another one, as many times as there are."""
+    """Add a message to the first queue before each receive, as often as `coming` has numbers."""
     take = RawSource.receive
 
     async def fed(self: Any, limit: int, *, seconds: float) -> Any:
@@ -75,7 +75,7 @@ def send(job: TaskJob) -> None:
 
 
 def planned(job: TaskJob) -> list[pa.RecordBatch]:
-    """Every row of the segments once, in order, as the plan would have it."""
+    """Return each row of the segments once, in the plan's order."""
     archive = job.open()
     tables = [archive.read_table(path) for path in archive.files(SEGMENTS)]
     whole = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ORDER])

@@ -1,4 +1,4 @@
-"""An archive's files: whole or not there, refused where they are broken or another run's; and the proof from them."""
+"""An archive's files are whole or absent, and refused if broken or another run's; the proof is computed from them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_message_without_outcome_is_unsent(archive: Archive) -> None:
 
 
 def test_a_doubtful_entry_is_written_before_its_outcome(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the ledger has a message, nobody looks any more for who had it in hand when he was killed."""
+    """A message with an outcome is no longer looked up among the held."""
     written: list[str] = []
     write = Archive.write
 
@@ -153,7 +153,7 @@ def test_a_doubtful_entry_is_written_before_its_outcome(archive: Archive, monkey
 
 
 def test_gc_removes_only_what_was_proved(archive: Archive) -> None:
-    """Between the proof and the word of whoever was asked, the run is resumed, and drains one more message."""
+    """Between the proof and the confirmation the run is resumed, and drains one more message."""
     put(archive, "one", key(1))
     end(archive, LEDGER, key(1))
     for path in (DRAINED_FILE, RECEIPT_FILE):
@@ -204,7 +204,7 @@ def test_a_run_is_not_resumed_while_gc_removes_it(archive: Archive) -> None:
 
 
 def test_a_renamed_run_directory_is_refused(archive: Archive, tmp_path: Path) -> None:
-    """Its tasks would go by the run's name, and its driver by the directory's."""
+    """Its tasks would use the run's name, and its driver the directory's."""
     shutil.copytree(archive.root, tmp_path / "r2")
     with pytest.raises(errors.StateRefused, match="belongs to run r1, not"):
         runs.load_run(Archive(str(tmp_path), "r2"))
@@ -345,7 +345,7 @@ def test_the_proof_equals_a_naive_count(
 
 
 def odd(number: int) -> Key:
-    """One of two queues, with or without an id."""
+    """Return a key of one of two queues, with or without an id."""
     return (QUEUE + "1" * (number % 2), number, 1_000 + number // 2, None if number % 3 else f"m{number}")
 
 
@@ -392,7 +392,7 @@ def test_a_segment_of_another_run_is_refused(archive: Archive, tmp_path: Path) -
 
 
 def rewrite(archive: Archive, kind: str, change: Any) -> str:
-    """Write the one file of a kind anew, with the metadata that it had, and answer its name."""
+    """Rewrite the only file of a kind with its metadata, and return its name."""
     [path] = archive.files(kind)
     table = archive.read_table(path)
     pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), f"{archive.root}/{path}")
@@ -436,7 +436,7 @@ def test_a_truncated_ledger_chunk_is_refused_by_name(archive: Archive, left: int
 
 @pytest.mark.parametrize("kind", [SEGMENTS, LEDGER])
 def test_a_corrupted_file_is_refused_by_name(archive: Archive, kind: str) -> None:
-    """One bit in the midst of it, which its footer knows nothing of."""
+    """Flip a bit in the middle, which the footer does not cover."""
     put(archive, "one", *map(key, range(50)))
     end(archive, LEDGER, *map(key, range(50)))
     [path] = archive.files(kind)

@@ -1,4 +1,4 @@
-"""A direct replay's task, run where the test sees it: what it moves and writes down, and what a killed one has left."""
+"""A direct replay's task in this process: its moves and records, and those of a killed one."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def keys(place: World, index: int = 0) -> list[Any]:
 
 
 def test_messages_a_killed_task_had_sent_are_completed_and_not_sent_again(place: World, tmp_path: Path) -> None:
-    """It had three in hand: of the first, the ledger knows; the second may have arrived; the third was let go."""
+    """It held three: the first is in the ledger, the second may have arrived, the third was released."""
     place.strand_many(6)
     made = job_of(place, tmp_path)
     first, second, third = keys(place)
@@ -188,7 +188,7 @@ def test_a_truncated_ledger_chunk_does_not_prevent_a_resume(place: World, tmp_pa
 
 
 def test_any_truncation_of_an_unsynced_chunk_allows_a_resume(place: World, tmp_path: Path) -> None:
-    """Its end may be there, and what is before it not; and what was written of doubts is no more durable."""
+    """Its end may exist without its beginning; records of doubtful messages are no more durable."""
     place.strand_many(3)
     made = job_of(place, tmp_path)
     dead = Ledger(made.open(), made.run.shards, "dead", sync=False)
@@ -235,7 +235,7 @@ def test_a_message_that_differs_from_the_ledgers_in_its_key_is_sent(place: World
 def test_accepted_unsettled_messages_are_known_to_the_next_attempt(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The locks run out between the primary's word and the backlog's."""
+    """The locks expire between acceptance and settlement."""
     place.strand_many(8)
     made = job_of(place, tmp_path)
     complete, broken = RecordedSource.complete, Counter[str]()
@@ -255,7 +255,7 @@ def test_accepted_unsettled_messages_are_known_to_the_next_attempt(
 
 
 def test_unconfirmed_settlements_are_known_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in the ledger, and may come again: among those in hand it is looked for."""
+    """The ledger has the message and the backlog may deliver it again: it is recorded as held."""
     archive = Archive(str(tmp_path), "r1")
     archive.create()
     first, second, later = (

@@ -1,6 +1,6 @@
-"""`kill -9` of what takes part in a replay, once so many files of a phase are there; then a count.
+"""`kill -9` of each process of a replay, once a phase has written some files; then a count.
 
-A standalone cluster on loopback, two workers of one core; the archive is a directory that both have.
+It uses a standalone cluster on loopback, two workers of one core, and an archive directory that both see.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 
 def driver(ground: Ground, running: Replay, _port: int) -> tuple[Pids, Pids]:
-    """The Python of it: its Java and the executors have to notice."""
+    """Return the driver's Python process; its Java and the executors have to notice."""
     return [running.process.pid], [*offspring(running.process.pid), *executors(ground)]
 
 
@@ -55,7 +55,7 @@ def executor(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
 
 
 def python_worker(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
-    """All of one executor, also those that wait for a task."""
+    """Return all Python workers of one executor, idle ones too."""
     return python_workers(at_work(ground.cluster.executors(), port)), []
 
 
@@ -65,7 +65,7 @@ def worker_node(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids
 
 
 def at_work(pids: Pids, port: int) -> int:
-    """Who talks with the namespace by one of its offspring; anyone where nobody does."""
+    """Return a process with a descendant connected to the namespace, or any if there is none."""
     return next((pid for pid in pids if any(is_connected(child, port) for child in offspring(pid))), pids[0])
 
 
@@ -75,7 +75,7 @@ def executors(ground: Ground) -> Pids:
 
 @pytest.mark.parametrize("whom", [executor, python_worker, worker_node])
 def test_a_run_survives_kills_in_each_of_its_phases(whom: Kill, ground: Ground, tmp_path: Path) -> None:
-    """Spark starts others, and has them do it again."""
+    """Spark starts new processes, which run the tasks again."""
     place, request = ground.world(), ground.request()
     place.strand_many(MESSAGES)
     with replay(place, tmp_path, request=request) as running:
@@ -103,7 +103,7 @@ def test_a_run_whose_driver_is_killed_is_resumed(phase: str, ground: Ground, tmp
 
 
 def strike(whom: Kill, phase: str, place: World, ground: Ground, running: Replay) -> None:
-    """Kill somebody once the run is in a phase, and wait until all have ended who cannot go on alone."""
+    """Kill processes once the run is in a phase, and wait for those that cannot continue alone."""
     with place.during("latency", OTHER, ms=LATENCY_MS):
         running.until(phase)
         victims, orphans = whom(ground, running, place.port(PHASES[phase]))

@@ -1,4 +1,4 @@
-"""One mover of a pair at a time: what a driver holds, and what its tasks may rely on when they hear of it by files."""
+"""One mover of a pair at a time: the driver's lease, and its tasks' use of the heartbeat file."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ waits = st.sampled_from((0.0, POLL_SECONDS, 3.0, 12.0))
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from((1.0, 10.0, 20.0)), st.lists(waits, min_size=4, max_size=4)), max_size=8))
 def test_a_task_is_never_confirmed_for_longer_than_its_driver(beats: list[tuple[float, list[float]]]) -> None:
-    """However long a write takes, and however seldom the task reads; by a clock that it shares with nobody."""
+    """Writes may take any time, and reads may be rare; no clock is shared."""
     with TemporaryDirectory() as directory:
         archive, clock = made(directory), Clock()
         task_lease = TaskLease(archive, BEACON, lambda: clock() - 1_000)
@@ -180,7 +180,7 @@ def is_lost(held: HeldLease) -> bool:
 
 
 def lose(place: World) -> None:
-    """Let the lock run out, and somebody else have it for a moment."""
+    """Let the lock expire, and another receiver hold the session for a moment."""
     place.running.do(lambda: place.running.emulator.faults.expire_locks("contoso-dr", LEASES))
 
 

@@ -1,4 +1,4 @@
-"""Connections of a replay on a cluster that break, fall silent or lose their links, in each phase; then a count."""
+"""Connections of a replay on a cluster that break, fall silent or lose links, in each phase; then a count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replay at work, and what other processes say to it: status, another run, stop; then resume, as people would."""
+"""A running replay and other processes: status, another run, stop, then resume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPARK = ("--master", "local[2,4]", *(word for name, said in HASTY.items() for wo
 
 
 class Shell:
-    """The tool, in processes of their own."""
+    """The tool, in separate processes."""
 
     def __init__(self, place: World, directory: Path) -> None:
         self._environment = place.shell(directory)

@@ -1,4 +1,4 @@
-"""An archive in an object store, by the very client that pyarrow has for S3."""
+"""An archive in an object store, through pyarrow's S3 client."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_truncated_object_is_refused_by_name(store: Store) -> None:
 
 
 def test_an_empty_object_is_ignored(store: Store) -> None:
-    """Some stores have it so from the first byte to the last: whoever was killed in between has settled nothing."""
+    """Some stores list an object while it is written; a writer killed then has settled nothing."""
     archive = opened()
     runs.save_run(archive, RUN)
     put(archive, "one", key(0))

@@ -1,4 +1,4 @@
-"""The plan's SQL against a plan that anybody can follow, on whatever rows there may be."""
+"""The plan's SQL against a simple plan in Python, on arbitrary rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHOICES = (EVERYTHING, Selection(("orders",)), Selection((), WHERE), Selection((
 
 
 def rows() -> st.SearchStrategy[list[Row]]:
-    """Few values of everything, and many rows, so that most of it meets; left to itself, a list has five of them."""
+    """Draw many rows with few distinct values, so that most combinations occur."""
     moments = st.sampled_from([0, 1, NOW - 100, NOW - 10, NOW, NOW + 50])
     message = st.tuples(
         st.sampled_from(["q/0", "q/1"]),
@@ -51,7 +51,7 @@ def rows() -> st.SearchStrategy[list[Row]]:
 
 
 def _placed(drawn: Sequence[tuple[Row, bool]]) -> list[Row]:
-    """In two segments. What has the same key says the same, for it is the same message."""
+    """Put rows into two segments. Rows with the same key are equal, since they are the same message."""
     of_key: dict[Row, Row] = {}
     found = []
     for number, (message, is_flawed) in enumerate(drawn):
@@ -73,7 +73,7 @@ _CHOSEN: Any = {"dedup": DedupMode.MESSAGE_ID, "ttl": TimeToLive.REMAINING, "sha
 
 
 def naive(rows: list[Row], options: ReplayOptions, accepted: set[Row]) -> dict[tuple[str, int], tuple[str, bool]]:
-    """What becomes of each row, and whether another one with its id comes before it."""
+    """Return each row's verdict, and whether it is a duplicate."""
     found: dict[tuple[str, int], tuple[str, bool]] = {}
     seen: set[Row] = set()
     sendable = []
@@ -105,7 +105,7 @@ def naive(rows: list[Row], options: ReplayOptions, accepted: set[Row]) -> dict[t
 
 
 def first_of(row: Row, rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]], found: Any) -> Row:
-    """Key and shard of what a row repeats."""
+    """Return key and shard of the first copy of a row."""
     same = [
         each
         for each in rows
@@ -121,19 +121,19 @@ def drawn_once(rows: list[Row], found: dict[tuple[str, int], tuple[str, bool]]) 
 
 
 def is_chosen(row: Row, selection: Selection) -> bool:
-    """What CHOICES say, in Python."""
+    """Return what CHOICES select, computed in Python."""
     named = not selection.destinations or (row[6] or "").lower() in selection.destinations
     return named and (selection.where is None or row[5] == "a" or row[3] == 2)
 
 
 def is_expired(row: Row, options: ReplayOptions) -> bool:
-    """By the very function that the syphon asks."""
+    """Ask the function that the syphon uses."""
     facts = Facts(row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9])
     return isinstance(route(facts, ttl=options.ttl, now_ms=NOW), Expire)
 
 
 def summed(rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]]) -> dict[Row, Row]:
-    """Messages, bytes, how many of them have an id that came before, and the first and the last moment."""
+    """Return messages, bytes, duplicates, and the first and last time."""
     flows: dict[Row, list[Row]] = {}
     for row in rows:
         flows.setdefault((row[2], row[6], expected[row[:2]][0]), []).append(row)
@@ -172,7 +172,7 @@ def test_the_sql_equals_a_naive_plan(
     looked: bool,
     had: int | None,
 ) -> None:
-    """Whether every row is compared with every other, or those that were found to share a name."""
+    """It holds whether all rows are compared, or only those that share a match key."""
     options = ReplayOptions(dedup=dedup, ttl=ttl, selection=selection)
     run = ReplayRun("r", {}, ("q/0", "q/1"), shards, 0, options)
     spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(plan_sql.MESSAGES)
@@ -224,7 +224,7 @@ def test_the_sql_equals_a_naive_plan(
 
 
 def test_sessions_and_single_messages_are_spread_over_the_shards(spark: Any) -> None:
-    """So that as many tasks as there are have something to do."""
+    """Otherwise some tasks would be idle."""
     told = "SELECT 'orders' AS destination, {} AS session_id, concat('m', id) AS message_id FROM range(100)"
     for session in ("cast(null AS string)", "concat('s', id)"):
         shards = (

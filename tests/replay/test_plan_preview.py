@@ -1,4 +1,4 @@
-"""What a replay's plan says by looking, message by message, against a count that anybody can follow."""
+"""The preview's outcomes, message by message, against a simple count."""
 
 from __future__ import annotations
 

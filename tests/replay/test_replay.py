@@ -1,4 +1,4 @@
-"""A replay from end to end, on a real Spark of two local cores, between two emulated namespaces."""
+"""A replay from end to end, on a Spark of two local cores, between two emulated namespaces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(place: World, directory: Path, options: ReplayOptions = QUICK, **changes
 def test_everything_arrives_once_in_order_and_the_equation_balances(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run, for it takes ten seconds to start one: what is sent, what is not, and what is left of it on disk."""
+    """One run serves several checks, since a start takes ten seconds."""
     place.strand_many(60)
     place.strand(0, "nowhere", None)
     place.strand(1, "late", Aliases("orders", None, MS_TICKS))
@@ -90,7 +90,7 @@ def files_hold_what_is_documented(archive: Archive) -> None:
 def a_late_duplicate_is_marked_as_deduplicated(
     place: World, tmp_path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before it was, and resumed when what it repeats is past its time: that one has arrived all the same."""
+    """The run is killed before, and resumed when the first copy is expired: that one has arrived all the same."""
     [mark_deduplicated] = archive.files(DEDUPLICATED)
     archive.remove(mark_deduplicated)
     assert verify(archive, load_run(archive)).unsent == 1
@@ -126,7 +126,7 @@ def test_the_duplicate_of_a_refused_message_is_sent_by_a_resume(place: World, tm
 
 
 def test_an_accepted_duplicate_stays_first_if_an_older_one_comes_later(place: World, tmp_path: Path) -> None:
-    """Somebody else had the older one locked when the younger one was sent."""
+    """Another receiver had locked the older one when the younger one was sent."""
     for index in range(2):
         place.strand(index, "twin", Aliases("orders", None, HOUR_TICKS))
         place.running.advance(0.001)

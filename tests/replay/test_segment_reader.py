@@ -1,4 +1,4 @@
-"""Messages are read from where they lie: those that were asked for, or none."""
+"""The segment reader returns the requested messages, or an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def archive(tmp_path: Path) -> Archive:
 
 
 def filled(directory: Path, *, group: int = 7) -> Archive:
-    """Two segments of each queue; rows are numbered through all of them, from 0."""
+    """Write two segments for each queue; rows are numbered through all of them, from 0."""
     archive = Archive(str(directory), "r1")
     archive.create()
     for index in range(4):

@@ -40,7 +40,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def arrival(number: int) -> RawReceivedMessage:
-    """Every third one has no destination, and of these every other one is no message at all: it has no byte."""
+    """Return a message. Every third has no destination, and every sixth has no bytes."""
     payload = payload_of(number)
     destination = "orders" if number % 3 else None
     facts = Facts(QUEUE, number, 1_000 + number, f"m{number}", destination, size=len(payload), flaw="none")
@@ -88,7 +88,7 @@ def test_any_grouping_keeps_the_rows(comings: list[tuple[int, bool]], shards: in
 
 
 def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage]) -> pq.ParquetFile:
-    """A segment of these, as it lies in an archive."""
+    """Return a segment of these messages, as its file in an archive."""
     archive = Archive(str(directory), "r1")
     archive.create()
     segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
@@ -102,7 +102,7 @@ def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage]) -> 
 def test_rows_of_a_shard_are_together_in_order_of_arrival(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group of rows has no more shards than it must: whoever sends one reads few messages of others."""
+    """A row group has as few shards as possible: a task reads few messages of others."""
     monkeypatch.setattr("sbpair.replay.segment.MIN_PART_BYTES", 1)
     file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)])
     groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
@@ -121,7 +121,7 @@ def test_rows_of_a_shard_are_together_in_order_of_arrival(
 def test_a_group_is_bounded_if_one_session_has_all_messages(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sends some of it holds a group of each queue at the same time."""
+    """A task that sends some of it holds a row group of each queue at once."""
     monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1_000)
     arrivals = [arrival(number) for number in range(400)]
     arrivals[200].facts = arrivals[200].facts._replace(size=5_000)
@@ -165,7 +165,7 @@ def test_a_failed_group_does_not_count_as_written(tmp_path: Path, monkeypatch: p
 
 
 class Stores:
-    """What a drain stores, seen: the first is held up until a message of the next one has been received."""
+    """An observer of a drain's stores: the first waits until a message of the next segment is received."""
 
     def __init__(self, place: World, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.at_once = self.max_at_once = 0

@@ -1,4 +1,4 @@
-"""What is chosen is sent, what is not stays in the archive; and a choice that cannot be made is refused first."""
+"""Selected messages are sent, others stay in the archive, and an invalid selection is refused first."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
 
 @pytest.mark.slow
 def test_unselected_messages_stay_in_the_archive_until_selected(place: World, tmp_path: Path) -> None:
-    """In one go, for it takes ten seconds to start a Spark."""
+    """One run serves several checks, since a start of Spark takes ten seconds."""
     strand(place)
     a_refused_selection_receives_nothing(place, tmp_path)
 
@@ -92,7 +92,7 @@ def test_unselected_messages_stay_in_the_archive_until_selected(place: World, tm
 
 
 def strand(place: World) -> None:
-    """Of m0 to m3, the even ones are for orders."""
+    """Strand m0 to m3; even ones are for orders."""
     place.strand_many(4)
     for index in range(2):
         place.strand(index, "twin", Aliases("orders", None, HOUR_TICKS))

@@ -1,4 +1,4 @@
-"""What Spark is started with on this machine."""
+"""The settings of Spark on this machine."""
 
 from __future__ import annotations
 

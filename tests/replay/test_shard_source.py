@@ -1,4 +1,4 @@
-"""The archive as a mover's source: whatever is taken and settled in whichever order, its files know of it."""
+"""The archive as a mover's source: its files match what is received and settled, in any order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def message(number: int) -> bytes:
 
 
 def batches(archive: Archive, count: int, size: int = 7) -> Iterator[Any]:
-    """`count` messages, the first half of them in shard 0, the others in shard 1; all in one segment."""
+    """Return `count` messages of one segment, half of them in shard 0 and half in shard 1."""
     messages = [message(number) for number in range(count)]
     write_segment(archive, SEGMENT_NAME, [key(number) for number in range(count)], messages)
     rows = [(int(n >= count / 2), SEGMENT_NAME, n, len(messages[n])) for n in range(count)]
@@ -87,7 +87,7 @@ async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from((0.0, 60.0)))
 async def test_held_and_accepted_messages_are_in_a_file_at_every_moment(seed: int, chunk: int, seconds: float) -> None:
-    """So what a killed task may have sent is known, wherever the kill comes."""
+    """After a kill at any moment, the files name all messages that may have been sent."""
 
     async def play(archive: Archive) -> None:
         random = Random(seed)

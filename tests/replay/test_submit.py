@@ -1,4 +1,4 @@
-"""The command that --print-submit prints, run as it was printed: on this machine, and on workers without sbpair."""
+"""The command printed by --print-submit, run on this machine and on workers without sbpair."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKERS_HAVE = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "dateutil", "py
 
 
 def bare_python(directory: Path) -> Path:
-    """A Python with what a worker of Spark has, and without sbpair."""
+    """Create a Python with the packages of a Spark worker, without sbpair."""
     venv.create(directory, symlinks=True)
     here = Path(sysconfig.get_path("purelib"))
     [there] = directory.glob("lib/python3*/site-packages")
@@ -41,7 +41,7 @@ def bare_python(directory: Path) -> Path:
 
 
 def outside(environment: dict[str, str]) -> dict[str, str]:
-    """Where nothing is imported from this checkout."""
+    """Return the environment without this checkout's import path."""
     return {key: value for key, value in {**os.environ, **environment}.items() if key != "PYTHONPATH"}
 
 
@@ -58,7 +58,7 @@ def sbpair(place: World, directory: Path, *words: str) -> str:
 
 
 def submitted(place: World, directory: Path, *words: str) -> dict[str, object]:
-    """What the printed command comes to. spark-submit puts what is told into the same stream, but for --quiet."""
+    """Run the printed command and return its receipt. spark-submit joins both streams, so it runs with --quiet."""
     archive = ("--archive", str(directory / "archive"), "--output", "json", "--quiet")
     printed = json.loads(sbpair(place, directory, "run", *archive, *words, "--print-submit"))
     command = shlex.join(printed["command"])

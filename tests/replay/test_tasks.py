@@ -1,4 +1,4 @@
-"""A drain and a send whose archive fills up, goes away or is broken, whose connections break, and what comes of it."""
+"""Drain and send tasks whose archive fills up, disappears or breaks, and whose connections break."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BODY = os.urandom(4_000)
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """`short_locks` are for what a broken connection had in hand to come again soon."""
+    """Yield a world; with `short_locks`, messages of a broken connection come back soon."""
     with exported(monkeypatch, queues=1, lock_seconds=getattr(request, "param", 300)) as made:
         yield made
 
@@ -81,23 +81,23 @@ def everything_is_there(place: World, job: TaskJob) -> None:
     assert twice <= {str(each["message_id"]) for each in proof.doubtful}
 
 
-# The archive. What can be wrong with it, in the middle of a drain or a send, and how that is put right.
+# Faults of the archive during a drain or a send, and their repair.
 
 
 @contextmanager
 def vanished(root: Path) -> Iterator[None]:
-    """As where a disk is mounted no more: what it was mounted at is still there."""
+    """Rename the archive's root, so that it is missing, as after an unmount."""
     root.rename(root.with_name("elsewhere"))
     try:
         yield
     finally:
-        assert not root.exists(), "somebody has made another one in its place"
+        assert not root.exists(), "it was created again"
         root.with_name("elsewhere").rename(root)
 
 
 @contextmanager
 def limited(_root: Path) -> Iterator[None]:
-    """No file may be larger than this one: what a quota, or a full disk, does to a write."""
+    """Limit the size of files, as a quota or a full disk does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
     try:
@@ -108,7 +108,7 @@ def limited(_root: Path) -> Iterator[None]:
 
 @contextmanager
 def full(root: Path) -> Iterator[None]:
-    """To the last byte; wants a disk of its own."""
+    """Fill the disk to the last byte; needs a disk of its own."""
     filler = root / "filler"
     with contextlib.suppress(OSError), filler.open("wb") as file:
         while True:
@@ -122,7 +122,7 @@ def full(root: Path) -> Iterator[None]:
 
 @contextmanager
 def read_only(root: Path) -> Iterator[None]:
-    """For the superuser too; wants a disk of its own."""
+    """Remount read-only, for the superuser too; needs a disk of its own."""
     mount("-o", "remount,ro", str(root.parent))
     try:
         yield
@@ -151,7 +151,7 @@ BROKEN = [vanished, limited, full, read_only]
 
 @contextmanager
 def after_the_first(owner: Any, method: str, trouble: Any) -> Iterator[None]:
-    """Let it happen right after the first call of a method: to whom it happens does not see it coming."""
+    """Run an action right after the first call of a method."""
     real = getattr(owner, method)
     with contextlib.ExitStack() as happened:
 
@@ -275,7 +275,7 @@ def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_p
 @pytest.mark.slow
 @short_locks
 def test_a_drain_continues_after_a_silent_connection(place: World, tmp_path: Path) -> None:
-    """It takes the minute after which an answer is not waited for any longer."""
+    """It takes the minute after which an answer is no longer awaited."""
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path)
 
@@ -407,7 +407,7 @@ def test_newer_messages_do_not_count_as_remaining(place: World, tmp_path: Path) 
 def test_a_drain_ends_while_applications_go_on_sending(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One more comes whenever it is looked for another one, but for this many: then it would end in any case."""
+    """A message arrives before each receive, up to a number that would end it in any case."""
     place.strand_many(30)
     job = job_of(place, tmp_path)
     coming = iter(range(300))
@@ -429,7 +429,7 @@ def ids_archived(job: TaskJob) -> set[str]:
 def test_an_unanswered_send_is_listed_though_its_task_is_killed(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is sent again and accepted, and the ledger has it. Then the task is killed: nobody else will send it."""
+    """The message is sent again and accepted, and is in the ledger. Then the task is killed."""
     monkeypatch.setattr("sbpair.replay.shard_source.MAX_CHUNK", 10)
     place.strand_many(MESSAGES)
     job = job_of(place, tmp_path, rate=50.0)

@@ -1,4 +1,4 @@
-"""A pair of emulated namespaces with something stranded in it, and what a replay of it should have made of that."""
+"""A pair of emulated namespaces with stranded messages, and checks of what a replay made of them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class World:
         return Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
 
     def port(self, namespace: str) -> int:
-        """Where a namespace is reached."""
+        """Return the port of a namespace."""
         return endpoint_from_connection_string(self.environment[VARIABLES[namespace == OTHER]]).port
 
     def request(self, directory: Path, **changes: Any) -> ReplayRequest:
@@ -65,11 +65,11 @@ class World:
         return ReplayRequest(self.pair, str(directory / "archive"), VARIABLES, **said)
 
     def shell(self, directory: Path) -> dict[str, str]:
-        """The environment of a process that is started to replay this."""
+        """Return the environment of a process that works with these namespaces."""
         return shell(self.running, directory)
 
     def strand(self, index: int, message_id: str, aliases: Aliases | None, body: bytes = b"") -> None:
-        """Put a message into a backlog queue; without aliases, it is one that can go nowhere."""
+        """Put a message into a backlog queue; without aliases, it has no route."""
         made = self._made(message_id, aliases, body)
         self.running.do(lambda: self.backlog(index).messages.enqueue([made]))
 
@@ -88,7 +88,7 @@ class World:
         return StoredMessage(message, len(message))
 
     def strand_many(self, count: int, sessions: int = 5, body: bytes = b"") -> None:
-        """Messages `m0` to … for the destinations in turns; those of a session go over all queues in turns too."""
+        """Strand messages `m0` to …, for the destinations in turn; those of a session go over all queues in turn."""
         for number in range(count):
             where = self.destinations[number % len(self.destinations)]
             aliases = Aliases(where, f"session-{number % sessions}", HOUR_TICKS)
@@ -98,7 +98,7 @@ class World:
                 self.running.advance(0.001)
 
     def arrived(self) -> dict[str, list[Any]]:
-        """What the destinations hold, in order."""
+        """Return the messages of each destination, in order."""
 
         def look() -> dict[str, list[Any]]:
             return {
@@ -111,12 +111,12 @@ class World:
         return [_id(message) for messages in self.arrived().values() for message in messages]
 
     def altered(self) -> list[str]:
-        """Those whose bodies are not what they were."""
+        """Return the ids of messages whose bodies have changed."""
         messages = [message for each in self.arrived().values() for message in each]
         return [_id(message) for message in messages if message.sections.body != self.sent[_id(message)]]
 
     def by_session(self) -> dict[tuple[str, str], list[int]]:
-        """The numbers of messages in the order in which they arrived, by destination and session."""
+        """Return the numbers of messages in order of arrival, by destination and session."""
         found: dict[tuple[str, str], list[int]] = defaultdict(list)
         for name, messages in self.arrived().items():
             for message in messages:
@@ -127,7 +127,7 @@ class World:
 
     @contextmanager
     def during(self, kind: str, namespace: str, **wanted: Any) -> Iterator[None]:
-        """A fault of the emulator's, as long as the block."""
+        """Keep a fault of the emulator for the block."""
         faults = self.running.emulator.faults
         fault = self.running.do(lambda: faults.begin(Fault(kind, namespace, **wanted)))
         try:
@@ -143,13 +143,13 @@ class World:
 
 
 def environment(running: Running) -> dict[str, str]:
-    """The keys of both namespaces."""
+    """Return the keys of both namespaces as environment variables."""
     ready = running.emulator.ready.namespaces
     return dict(zip(VARIABLES, (each.connection_string for each in ready), strict=True))
 
 
 def shell(running: Running, directory: Path) -> dict[str, str]:
-    """The environment of a process that is started to work with these namespaces."""
+    """Return the environment of a process that works with these namespaces."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
     names = {"SBPAIR_PRIMARY_NAME": NAMESPACE, "SBPAIR_SECONDARY_NAME": OTHER}
     return {**kept, **environment(running), **names, "XDG_STATE_HOME": str(directory / "home")}
@@ -169,7 +169,7 @@ def world(
 
 @contextmanager
 def exported(monkeypatch: pytest.MonkeyPatch, *, queues: int, lock_seconds: int = 60) -> Iterator[World]:
-    """A world that this process, and whatever it starts, finds by its environment."""
+    """Create a world whose keys are in this process's environment."""
     with world(queues=queues, lock_seconds=lock_seconds) as made:
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)
