@@ -400,12 +400,12 @@ class RawReceiver(ClientLink):
 
         Raises nothing: a lost link has nothing to return.
         """
-        limit_stated = self._windows_seen
+        before = self._windows_seen
         self.grant(0)
         self._link.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self.error is None and self._windows_seen == limit_stated:
+                while self.error is None and self._windows_seen == before:
                     self._changed.clear()
                     await self._changed.wait()
         return self.take_remaining()
