@@ -27,6 +27,7 @@ from sbpair.failover.failures import is_transient
 from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Content, Message, Messages, SizedBatch
 from sbpair.failover.side_connections import open_action, send_action
 from sbpair.failover.steps import Pause, Steps, Work
+from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
     from sbpair.failover.failover_state import FailoverState
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
 
-RETRY_SECONDS, MAX_RETRY_SECONDS = 0.8, 5.0
+BACKOFF = Backoff(first_seconds=0.8, max_seconds=5.0)
 """Pause before the first retry, doubled for each further one as the SDK does, and its maximum."""
 
 PRIMARY_SHARE = 0.75
@@ -78,7 +79,7 @@ class NotSent(OperationTimeoutError):
 
 def retry_pause(attempts: int) -> float:
     """Return the seconds to wait after so many failed attempts."""
-    return float(min(RETRY_SECONDS * 2.0**attempts, MAX_RETRY_SECONDS))
+    return BACKOFF.seconds(attempts + 1)
 
 
 class FailoverSend:

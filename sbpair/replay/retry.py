@@ -9,16 +9,14 @@ from contextlib import suppress
 from typing import TypeVar
 
 from sbpair.errors import Unavailable
+from sbpair.model.backoff import Backoff
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-MAX_TRIES, MAX_BACK_OFF_SECONDS = 8, 30.0
-
-
-def back_off_seconds(failures: int) -> float:
-    return min(MAX_BACK_OFF_SECONDS, 0.5 * 2.0**failures)
+MAX_TRIES = 8
+BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
 
 
 async def retry(operation: Callable[[], Awaitable[T]]) -> T:
@@ -26,7 +24,7 @@ async def retry(operation: Callable[[], Awaitable[T]]) -> T:
     for failures in range(1, MAX_TRIES):
         with suppress(Unavailable):
             return await operation()
-        await asyncio.sleep(back_off_seconds(failures))
+        await asyncio.sleep(BACKOFF.seconds(failures))
     return await operation()
 
 
@@ -47,4 +45,4 @@ async def retry_while_progressing(
             if failures >= MAX_TRIES or stop_requested():
                 raise
             log.info("%s: %s; trying again", name, error.message)
-            await asyncio.sleep(back_off_seconds(failures))
+            await asyncio.sleep(BACKOFF.seconds(failures))

@@ -10,6 +10,7 @@ from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer
 from sbpair.errors import UnreadableMessage
 from sbpair.failover.side_connections import close_quietly
 from sbpair.failover.steps import Call, Steps
+from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 OPEN_SECONDS = 10.0
 
-BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 30.0
+BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
 """Pause after a first failure of a side, doubled for each further one, and its maximum."""
 
 BACKOFF_FACTOR = 4
@@ -83,9 +84,8 @@ class SideReceiver:
     def back_off(self, error: Exception, now: float, took_seconds: float) -> bool:
         """Pause this side. Returns whether this is its first failure."""
         self.error = error
-        pause = min(BACKOFF_SECONDS * 2.0**self.failures, MAX_BACKOFF_SECONDS)
-        self.backs_off_until = now + max(pause, took_seconds * BACKOFF_FACTOR)
         self.failures += 1
+        self.backs_off_until = now + max(BACKOFF.seconds(self.failures), took_seconds * BACKOFF_FACTOR)
         return self.failures == 1
 
     def recover(self) -> bool:

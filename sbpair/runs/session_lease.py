@@ -32,6 +32,7 @@ from sbpair.errors import (
     Unreachable,
     UsageError,
 )
+from sbpair.model.backoff import Backoff
 from sbpair.runs import lease_location
 from sbpair.runs.database import now_ms
 from sbpair.runs.lease_location import (
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
+RETRY_SECONDS = 1.0
+BACKOFF = Backoff(first_seconds=RETRY_SECONDS, max_seconds=30.0)
 """Delay before a failed operation is tried again: the first, and the longest."""
 
 RELEASE_SECONDS = 2.0
@@ -213,7 +215,7 @@ class SessionLease:
             failures += 1
 
     async def _wait_to_retry(self, failures: int) -> None:
-        seconds = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2 ** min(failures - 1, 16)) if failures else 0.0
+        seconds = BACKOFF.seconds(failures) if failures else 0.0
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()

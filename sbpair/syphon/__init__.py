@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sbpair import lazy_names
+
 if TYPE_CHECKING:
     from sbpair.move.message.route import TimeToLive
     from sbpair.syphon.limits import MoveLimits
@@ -15,22 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["MoveLimits", "SyphonResult", "TimeToLive", "make_forecast", "run"]
 
-_HOMES = {
-    "MoveLimits": "sbpair.syphon.limits",
-    "SyphonResult": "sbpair.syphon.runner",
-    "TimeToLive": "sbpair.move.message.route",
-    "make_forecast": "sbpair.syphon.preview",
-    "run": "sbpair.syphon.runner",
-}
-
-
-def __getattr__(name: str) -> object:
-    from importlib import import_module
-
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "MoveLimits": "sbpair.syphon.limits:MoveLimits",
+        "SyphonResult": "sbpair.syphon.runner:SyphonResult",
+        "TimeToLive": "sbpair.move.message.route:TimeToLive",
+        "make_forecast": "sbpair.syphon.preview:make_forecast",
+        "run": "sbpair.syphon.runner:run",
+    },
+)

@@ -13,7 +13,7 @@ HEAVY = {"aiohttp", "azure", "click", "lark", "pyarrow", "pyspark", "rich", "sbp
 
 
 def names() -> list[tuple[str, str]]:
-    return [(module, name) for module in PUBLIC for name in import_module(module).__all__]
+    return [(module, name) for module in (*PUBLIC, "sbpair.syphon") for name in import_module(module).__all__]
 
 
 @pytest.mark.parametrize(("module", "name"), names(), ids=lambda text: text)
@@ -41,6 +41,12 @@ def test_import_of_public_modules_loads_nothing_heavy() -> None:
     program = f"import {', '.join(PUBLIC)}, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert {name for name in loaded if name in HEAVY or name.partition(".")[0] in HEAVY} == set()
+
+
+def test_import_of_the_syphon_loads_no_sdk() -> None:
+    program = "import sbpair.syphon, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert {name.partition(".")[0] for name in loaded} & {"azure", "aiohttp"} == set()
 
 
 def test_aio_names_are_the_async_variants() -> None:

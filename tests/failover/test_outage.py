@@ -12,6 +12,7 @@ from sbpair.failover import failover_send
 from sbpair.failover.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
 from sbpair.failover.simulated_outage import SimulatedOutage
 from sbpair.failover.states import State
+from sbpair.model.backoff import Backoff
 from tests.kit.failover_rig import Rig, ids
 
 pytestmark = [
@@ -22,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover_send, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(failover_send, "BACKOFF", Backoff(0.01, 5.0))
 
 
 def a_message(name: str) -> ServiceBusMessage:

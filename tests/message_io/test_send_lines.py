@@ -22,6 +22,7 @@ from sbpair.failover.states import State
 from sbpair.message_io import send_lines
 from sbpair.message_io.line_reader import LineReader
 from sbpair.message_io.message_json import parse_body, parse_json
+from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
     from sbpair.message_io.send_lines import SendResult
@@ -35,7 +36,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover_send, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(failover_send, "BACKOFF", Backoff(0.01, 5.0))
 
 
 async def fed(

@@ -32,6 +32,7 @@ from sbpair.azure.data_client import signed, sync_client
 from sbpair.azure.data_errors import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, NameInvalid, StateRefused, UsageError
+from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Pair
 from sbpair.replication import dedup_receive, replicated_send, side_receiver
 from sbpair.replication.events import (
@@ -139,7 +140,7 @@ def drained(both: Both, receiver: Any, limit: int = 1000) -> list[str]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedup_receive, "TURN_SECONDS", 0.1)
-    monkeypatch.setattr(side_receiver, "BACKOFF_SECONDS", 0.2)
+    monkeypatch.setattr(side_receiver, "BACKOFF", Backoff(0.2, 30.0))
     monkeypatch.setattr(side_receiver, "OPEN_SECONDS", 2.0)
     # Opening a link takes the SDK half a second at least.
     monkeypatch.setattr(replicated_send, "ACTIVE_SHARE", 0.4)
