@@ -38,7 +38,7 @@ async def both_ended(stage: Stage, since: float) -> float:
 
 
 @SIDES
-def test_a_side_that_breaks_and_stays_away_has_the_other_ended_and_a_watch_comes_back(side: str) -> None:
+def test_a_lost_side_ends_the_other_and_a_watch_reconnects(side: str) -> None:
     async def scene(stage: Stage) -> None:
         watching = stage.start()
         await opened(stage)
@@ -98,7 +98,7 @@ def test_a_side_that_is_back_within_the_time_is_a_matter_of_its_own(side: str) -
 
 
 @SIDES
-def test_once_ends_with_6_where_a_side_stays_away(side: str) -> None:
+def test_once_exits_6_if_a_side_stays_away(side: str) -> None:
     async def scene(stage: Stage) -> None:
         orders = stage.destination()
         stage.fill(orders)
@@ -118,7 +118,7 @@ def test_once_ends_with_6_where_a_side_stays_away(side: str) -> None:
 
 @SIDES
 @pytest.mark.parametrize("server", [False, True])
-def test_a_connection_that_goes_quiet_is_noticed_and_neither_side_is_left_half_open(side: str, server: bool) -> None:
+def test_a_silent_connection_is_noticed_and_both_are_ended(side: str, server: bool) -> None:
     async def scene(stage: Stage) -> None:
         watching = stage.start()
         await opened(stage)
@@ -149,7 +149,7 @@ def test_heartbeats_alone_keep_both_connections() -> None:
     play(scene)
 
 
-def test_what_is_in_flight_when_the_backlog_goes_has_five_seconds_for_its_answer() -> None:
+def test_pending_sends_get_five_seconds_when_the_backlog_is_lost() -> None:
     async def scene(stage: Stage) -> None:
         stage.destination()
         watching = stage.start()
@@ -170,7 +170,7 @@ def test_what_is_in_flight_when_the_backlog_goes_has_five_seconds_for_its_answer
     play(scene)
 
 
-def test_what_is_held_when_the_primary_goes_is_given_back_at_once_and_not_taken_again_before_it_is_there() -> None:
+def test_held_messages_are_released_when_the_primary_is_lost() -> None:
     async def scene(stage: Stage) -> None:
         engine: Any = stage.backlog().messages
         let = stage.fill(stage.destination())
@@ -192,7 +192,7 @@ def test_what_is_held_when_the_primary_goes_is_given_back_at_once_and_not_taken_
     play(scene)
 
 
-def test_a_second_word_ends_it_within_seconds_whoever_does_not_answer() -> None:
+def test_a_second_signal_ends_it_within_seconds_without_one_side() -> None:
     async def scene(stage: Stage) -> None:
         engine: Any = stage.backlog().messages
         stage.destination()
@@ -219,7 +219,7 @@ def test_a_second_word_ends_it_within_seconds_whoever_does_not_answer() -> None:
     play(scene)
 
 
-def test_a_second_word_ends_it_within_seconds_where_nobody_answers_at_all() -> None:
+def test_a_second_signal_ends_it_within_seconds_without_both_sides() -> None:
     async def scene(stage: Stage) -> None:
         stage.fill(stage.destination())
         stage.strand(*range(5))

@@ -42,7 +42,7 @@ def test_ten_idle_queues_call_receive_forty_times_an_hour(hours: int, monkeypatc
     play(scene, queues=10)
 
 
-def test_over_a_day_of_work_now_and_then_the_tokens_are_renewed_and_nothing_breaks(
+def test_a_day_with_few_messages_renews_tokens_and_breaks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put_token, tokens = Claims.put_token, Counter[str]()
@@ -70,7 +70,7 @@ def test_over_a_day_of_work_now_and_then_the_tokens_are_renewed_and_nothing_brea
     play(scene)
 
 
-def test_what_is_held_for_hours_keeps_its_locks_and_its_order_and_a_stop_gives_all_of_it_back_at_once() -> None:
+def test_messages_held_for_hours_keep_locks_and_order_until_released() -> None:
     async def scene(stage: Stage) -> None:
         orders, engine = stage.destination(), stage.backlog().messages
         stage.destination("invoices")

@@ -79,7 +79,7 @@ def test_a_syphon_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch)
     assert caught("lost")
 
 
-def test_a_syphon_that_settles_before_the_primary_has_accepted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_syphon_that_settles_before_acceptance_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     leave = RawDestinationLink.send
 
     def post(*arguments: Any) -> Any:
@@ -130,13 +130,13 @@ def altering(exact: Any) -> Any:
     return restore
 
 
-def test_a_syphon_that_gives_messages_back_and_does_not_count_them_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_syphon_that_does_not_count_released_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tally, "ended", lambda *_: None)
 
     assert caught("a receipt does not balance")
 
 
-def test_a_syphon_that_does_not_count_the_time_in_the_backlog_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_syphon_that_ignores_the_time_in_the_backlog_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "waited_ms", lambda *_: 0)
 
     remaining = [seed for seed in range(200) if plan(seed, now_ms=0).remaining and plan(seed, now_ms=0).later]
@@ -144,7 +144,7 @@ def test_a_syphon_that_does_not_count_the_time_in_the_backlog_is_caught(monkeypa
     assert any(line.endswith("ms to live") for seed in remaining for line in simulate(seed).wrong)
 
 
-def test_a_syphon_that_sends_before_it_has_written_that_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_syphon_that_sends_before_the_journal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def flush(_: Journal) -> None:
         return
 
@@ -153,7 +153,7 @@ def test_a_syphon_that_sends_before_it_has_written_that_down_is_caught(monkeypat
     assert caught("sent before that was written down")
 
 
-def test_a_syphon_that_forgets_what_the_primary_has_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_syphon_that_forgets_accepted_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Journal, "was_accepted", lambda *_: False)
 
     crashed = (simulated(crashing(seed, "known to have arrived")) for seed in range(20))
@@ -161,7 +161,7 @@ def test_a_syphon_that_forgets_what_the_primary_has_is_caught(monkeypatch: pytes
     assert any("sends again what it knew the primary to have" in line for each in crashed for line in each.wrong)
 
 
-def test_a_syphon_that_keeps_silent_about_what_its_forerunner_left_in_doubt_is_caught(
+def test_a_syphon_that_hides_earlier_doubts_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner, "_possible_duplicates", lambda *_: [])
@@ -176,14 +176,14 @@ def crashing(seed: int, moment: str = "arrived") -> Plan:
     return replace(drawn, span_ms=20_000, steps=(crash,))
 
 
-def test_after_a_crash_nothing_is_sent_again_that_was_known_to_have_arrived() -> None:
+def test_after_a_crash_no_message_known_as_accepted_is_resent() -> None:
     verdicts = [simulated(crashing(seed, "known to have arrived")) for seed in range(10)]
 
     assert not [line for verdict in verdicts for line in verdict.wrong]
     assert any("'already_sent': 1" in line for verdict in verdicts for line in verdict.lines)
 
 
-def test_after_a_crash_only_what_was_in_flight_is_sent_again() -> None:
+def test_after_a_crash_only_pending_messages_are_resent() -> None:
     verdicts = [simulated(crashing(seed)) for seed in range(10)]
 
     assert not [line for verdict in verdicts for line in verdict.wrong]
@@ -199,7 +199,7 @@ def test_a_syphon_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("did not end" in line for seed in range(3) for line in simulate(seed).wrong)
 
 
-def test_a_syphon_that_goes_round_in_circles_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_syphon_in_a_busy_loop_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def take(*_: Any, **__: Any) -> Any:
         await asyncio.sleep(0)
         return []

@@ -169,7 +169,7 @@ def test_an_idle_watch_ends_as_soon_as_its_lease_is_lost() -> None:
     play(scene)
 
 
-def test_a_lease_that_is_lost_while_no_lane_is_connected_ends_the_watch_too() -> None:
+def test_a_lease_lost_without_a_connected_worker_ends_the_watch() -> None:
     async def scene(stage: Stage) -> None:
         queue = leases(stage)
         watching = stage.start(lease_queue=LEASES)
@@ -212,7 +212,7 @@ def door_ends(stage: Stage, queue: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("hours", [0.1, 3.0])
-def test_a_watch_outlives_the_secondary_and_goes_on_where_nobody_had_the_lease(hours: float) -> None:
+def test_a_watch_continues_after_an_outage_if_the_lease_stayed_free(hours: float) -> None:
     async def scene(stage: Stage) -> None:
         leases(stage)
         watching = await start(stage, 30)
@@ -228,7 +228,7 @@ def test_a_watch_outlives_the_secondary_and_goes_on_where_nobody_had_the_lease(h
 
 
 @pytest.mark.parametrize("lock", [30, 60, 300])
-def test_renewals_that_get_no_answer_end_the_sending_before_the_lock_runs_out(lock: int) -> None:
+def test_unanswered_renewals_end_sends_before_the_lock_expires(lock: int) -> None:
     async def scene(stage: Stage) -> None:
         queue = leases(stage, lock)
         running = await start(stage, 300)
@@ -250,7 +250,7 @@ def test_renewals_that_get_no_answer_end_the_sending_before_the_lock_runs_out(lo
     play(scene)
 
 
-def test_a_stalled_connection_ends_the_sending_before_anybody_else_can_have_the_lease() -> None:
+def test_a_stalled_connection_ends_sends_before_the_lease_is_free() -> None:
     async def scene(stage: Stage) -> None:
         queue = leases(stage)
         running = await start(stage, 300)
@@ -285,7 +285,7 @@ async def taken_by_another(stage: Stage, queue: Any) -> int:
     return sent(stage)
 
 
-def test_a_mover_that_was_frozen_for_longer_than_its_lock_sends_nothing_when_it_wakes_up() -> None:
+def test_a_mover_frozen_beyond_its_lock_sends_nothing_afterwards() -> None:
     async def scene(stage: Stage) -> None:
         queue = leases(stage)
         stage.strand(*range(300))
@@ -450,7 +450,7 @@ def test_never_are_two_sure_of_the_lease(lock: int, steps: list[tuple[float, str
     play(scene)
 
 
-def test_a_machine_that_slept_is_not_sure_though_its_loop_has_seen_no_time_go_by() -> None:
+def test_a_machine_that_slept_does_not_trust_its_lease() -> None:
     async def scene(stage: Stage) -> None:
         leases(stage)
         slept = 0.0

@@ -65,7 +65,7 @@ def test_a_queue_that_is_deleted_and_made_again_is_picked_up(gone_seconds: float
     play(scene)
 
 
-def test_a_watch_forgets_a_queue_that_is_deleted_and_goes_on_with_the_others() -> None:
+def test_a_watch_drops_a_deleted_queue_and_keeps_the_others() -> None:
     async def scene(stage: Stage) -> None:
         stage.destination()
         watching = stage.start()
@@ -121,7 +121,7 @@ def test_a_listing_that_fails_for_a_while_harms_nothing() -> None:
     play(scene)
 
 
-def test_without_the_manage_claim_a_watch_asks_once_and_ends_with_its_last_queue() -> None:
+def test_a_watch_without_manage_lists_once_and_ends_with_its_queues() -> None:
     async def scene(stage: Stage) -> None:
         watching = stage.start()
         await asyncio.sleep(1_000.0)

@@ -184,7 +184,7 @@ def receipt_of(context: MoveContext) -> Receipt:
     return receipt
 
 
-async def test_sent_is_completed_and_only_then() -> None:
+async def test_a_message_is_completed_only_after_it_is_sent() -> None:
     memory, context = Memory(), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2)], context)
     assert [what for what, number in memory.done if number == 1] == ["send", "complete"]
@@ -193,7 +193,7 @@ async def test_sent_is_completed_and_only_then() -> None:
     assert not context.journal.unconfirmed()
 
 
-async def test_a_message_in_doubt_that_is_sent_after_all_stays_named_once() -> None:
+async def test_a_message_in_doubt_that_is_sent_later_is_named_once() -> None:
     memory, context = Memory(send=[IN_DOUBT, IN_DOUBT, None]), MoveContext("ns")
     await move(memory, [arrival(1)], context)
     receipt = receipt_of(context)
@@ -201,7 +201,7 @@ async def test_a_message_in_doubt_that_is_sent_after_all_stays_named_once() -> N
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
 
 
-async def test_a_message_in_doubt_that_is_refused_then_stays_named() -> None:
+async def test_a_message_in_doubt_that_is_refused_later_is_named() -> None:
     memory, context = Memory(send=[IN_DOUBT, REFUSED]), MoveContext("ns")
     await move(memory, [arrival(1)], context)
     receipt = receipt_of(context)
@@ -209,7 +209,7 @@ async def test_a_message_in_doubt_that_is_refused_then_stays_named() -> None:
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
 
 
-async def test_a_message_in_doubt_when_the_end_comes_is_counted_so() -> None:
+async def test_a_message_in_doubt_at_the_end_is_counted_in_doubt() -> None:
     memory, context = Memory(send=[IN_DOUBT] * 50), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2)], context)
     receipt = receipt_of(context)
@@ -217,7 +217,7 @@ async def test_a_message_in_doubt_when_the_end_comes_is_counted_so() -> None:
 
 
 @pytest.mark.parametrize("error", [LOST, UNREACHABLE, IN_DOUBT])
-async def test_a_dead_letter_that_fails_is_released_and_not_forgotten(error: Exception) -> None:
+async def test_a_failed_dead_letter_is_counted_as_released(error: Exception) -> None:
     memory, context = Memory(dead_letter=[error]), MoveContext("ns")
     made = await move(memory, [arrival(1, None)], context)
     receipt = receipt_of(context)
@@ -225,7 +225,7 @@ async def test_a_dead_letter_that_fails_is_released_and_not_forgotten(error: Exc
     assert (made.settlement_error is None) == (error is LOST)
 
 
-async def test_a_completion_that_fails_leaves_the_message_in_the_journal() -> None:
+async def test_a_failed_completion_stays_in_the_journal() -> None:
     memory, context = Memory(complete=[UNREACHABLE]), MoveContext("ns")
     made = await move(memory, [arrival(1)], context)
     assert receipt_of(context).sent == 1
@@ -255,7 +255,7 @@ class BusyOnce(Memory):
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
-async def test_what_comes_again_while_it_is_sent_in_vain_is_not_overtaken(copies: int) -> None:
+async def test_a_redelivery_during_a_failed_send_is_not_overtaken(copies: int) -> None:
     memory, context = BusyOnce(), MoveContext("ns")
 
     async def come_again(made: Mover) -> None:
@@ -283,7 +283,7 @@ class HalfAway(Memory):
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_stop_does_not_wait_for_those_between(late: bool) -> None:
+async def test_a_stop_settles_without_waiting_for_a_contiguous_range(late: bool) -> None:
     """`late`: what is accepted after the stop does not either."""
     memory, context = HalfAway(together=5), MoveContext("ns", timings=replace(FAST, settle_seconds=1_000.0))
     arrivals = [arrival(number, "orders" if number % 2 else "away") for number in range(10)]
@@ -301,7 +301,7 @@ async def test_a_stop_does_not_wait_for_those_between(late: bool) -> None:
 
 
 @pytest.mark.parametrize("accepted_before", [False, True])
-async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_before: bool) -> None:
+async def test_a_cancelled_completion_is_counted(accepted_before: bool) -> None:
     memory, context = Memory(complete=["hang"]), MoveContext("ns")
     if accepted_before:
         context.journal.note_accepted(context.journal.note_sending([[("ns", "q", 1, 1, "m1")]], "orders"))
@@ -315,7 +315,7 @@ async def test_a_completion_that_is_cut_short_is_counted_all_the_same(accepted_b
 
 
 @pytest.mark.parametrize(("step", "doubtful"), [("ready", 0), ("send", 1)])
-async def test_what_never_left_is_not_in_doubt_when_it_is_cancelled(step: str, doubtful: int) -> None:
+async def test_cancelling_leaves_only_sent_messages_in_doubt(step: str, doubtful: int) -> None:
     memory, context = Memory(**{step: ["hang"]}), MoveContext("ns")
     task = asyncio.create_task(move(memory, [arrival(1)], context))
     await memory.reached.wait()
@@ -326,7 +326,7 @@ async def test_what_never_left_is_not_in_doubt_when_it_is_cancelled(step: str, d
     assert (receipt.in_doubt, receipt.released, len(receipt.doubtful)) == (doubtful, 1 - doubtful, doubtful)
 
 
-async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everything_back() -> None:
+async def test_cancelling_a_wait_for_the_rate_releases_everything() -> None:
     loop = asyncio.get_running_loop()
     memory, context = Memory(), MoveContext("ns", rate_limiter=RateLimiter(loop.time(), rate=0.001))
     context.rate_limiter.reserve(loop.time(), 2, 1.0)
@@ -341,7 +341,7 @@ async def test_cancelled_while_it_waits_for_its_pace_it_says_so_and_gives_everyt
     assert receipt_of(context).released == 2
 
 
-async def test_a_delivery_that_waits_for_an_elder_whose_completion_is_cut_short_is_counted() -> None:
+async def test_a_redelivery_is_counted_if_the_first_completion_is_cancelled() -> None:
     memory, context = Memory(complete=["hang"]), MoveContext("ns")
 
     async def comes_again(made: Mover) -> None:
@@ -361,7 +361,7 @@ async def forever(_mover: Mover) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_destination_that_is_waited_for_does_not_keep_a_stop_waiting() -> None:
+async def test_a_stop_does_not_wait_for_a_destination() -> None:
     memory, context = Memory(ready=["hang"]), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2)], context, settle=False, then=lambda _mover: memory.reached.wait())
     assert memory.stopped
@@ -373,9 +373,7 @@ async def test_a_destination_that_is_waited_for_does_not_keep_a_stop_waiting() -
 @pytest.mark.parametrize(
     "error", [errors.NotAuthorized("no claim"), errors.UsageError("bad CA file"), errors.MachineLacks("no room")]
 )
-async def test_what_no_message_is_to_blame_for_ends_everything_and_dead_letters_nothing(
-    step: str, error: errors.SbpairError
-) -> None:
+async def test_an_error_that_no_message_caused_stops_without_dead_letters(step: str, error: errors.SbpairError) -> None:
     memory, context = Memory(**{step: [error]}), MoveContext("ns")
     made = await move(memory, [arrival(1), arrival(2)], context)
     assert made.fatal is error
@@ -384,20 +382,20 @@ async def test_what_no_message_is_to_blame_for_ends_everything_and_dead_letters_
     assert (receipt.released, receipt.dead_lettered) == (2, 0)
 
 
-async def test_a_peer_that_breaks_the_protocol_is_away_and_the_message_is_not_to_blame() -> None:
+async def test_a_protocol_error_backs_off_and_dead_letters_nothing() -> None:
     memory, context = Memory(send=[errors.ProtocolError("bad frame")]), MoveContext("ns")
     await move(memory, [arrival(1)], context)
     assert receipt_of(context).sent == 1
 
 
 @pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
-async def test_a_renewal_that_fails_harms_nothing(error: Exception) -> None:
+async def test_a_failed_renewal_loses_no_message(error: Exception) -> None:
     memory, context = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns", timings=RENEWING)
     await move(memory, [arrival(1)], context, settle=False, then=lambda _made: memory.used_up("renew"))
     assert receipt_of(context).released == 1
 
 
-async def test_a_lock_that_is_lost_is_not_asked_for_again() -> None:
+async def test_a_lost_lock_is_not_renewed_again() -> None:
     memory, context = (
         Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]),
         MoveContext("ns", timings=RENEWING),
@@ -411,7 +409,7 @@ async def test_a_lock_that_is_lost_is_not_asked_for_again() -> None:
     assert receipt_of(context).released == 3
 
 
-async def test_a_message_that_comes_again_while_it_is_in_hand_is_sent_once() -> None:
+async def test_a_redelivery_of_a_held_message_is_sent_once() -> None:
     memory, context = Memory(), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2), arrival(1), arrival(2)], context)
     assert sorted(number for what, number in memory.done if what == "send") == [1, 2]
@@ -420,7 +418,7 @@ async def test_a_message_that_comes_again_while_it_is_in_hand_is_sent_once() -> 
     assert receipt.exit_code == 0
 
 
-async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
+async def test_room_is_limited_by_messages_and_bytes() -> None:
     context = MoveContext("ns", max_held=10, max_held_bytes=1_000)
     memory = Memory(ready=[UNREACHABLE] * 1_000)
     rooms: list[int] = []
@@ -440,7 +438,7 @@ async def test_there_is_room_for_so_many_messages_and_so_many_bytes() -> None:
     assert made.room == 3
 
 
-async def test_a_batch_that_is_refused_is_taken_apart_and_only_who_is_to_blame_stays_behind() -> None:
+async def test_a_refused_batch_is_split_and_only_the_cause_is_dead_lettered() -> None:
     memory, context = Memory(3, send=[REFUSED, None, REFUSED, None]), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2), arrival(3)], context)
     receipt = receipt_of(context)
@@ -449,7 +447,7 @@ async def test_a_batch_that_is_refused_is_taken_apart_and_only_who_is_to_blame_s
     assert [number for what, number in memory.done if what == "dead_letter"] == [2]
 
 
-async def test_a_batch_in_doubt_is_named_message_by_message_and_sent_again_in_order() -> None:
+async def test_a_batch_in_doubt_is_named_by_message_and_resent_in_order() -> None:
     memory, context = Memory(3, send=[IN_DOUBT]), MoveContext("ns")
     await move(memory, [arrival(1), arrival(2), arrival(3)], context)
     receipt = receipt_of(context)
@@ -458,7 +456,7 @@ async def test_a_batch_in_doubt_is_named_message_by_message_and_sent_again_in_or
     assert [number for what, number in memory.done if what == "send"] == [1, 2, 3]
 
 
-async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_sent_that_the_journal_cannot_record(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, context = Memory(2), MoveContext("ns")
     full = errors.MachineLacks("the disk is full")
 
@@ -473,7 +471,7 @@ async def test_what_cannot_be_written_down_is_not_sent(monkeypatch: pytest.Monke
     assert (receipt.sent, receipt.in_doubt, receipt.released, receipt.doubtful) == (0, 0, 2, ())
 
 
-async def test_a_lease_that_ran_out_while_the_disk_was_busy_lets_nothing_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_sent_if_the_lease_expires_during_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, context = Memory(2), MoveContext("ns")
     lost = errors.LeaseLost("it is another's")
 
@@ -513,7 +511,7 @@ SETTLEMENTS = st.lists(st.sampled_from([None, None, LOST, UNREACHABLE, IN_DOUBT,
     together=st.integers(1, 4),
     ordered=st.booleans(),
 )
-def test_every_delivery_ends_in_one_bucket_whatever_happens(
+def test_every_delivery_ends_in_exactly_one_bucket(
     ready: Any,
     send: Any,
     complete: Any,
@@ -569,7 +567,7 @@ def spent(context: MoveContext) -> tuple[int, int, int]:
 
 @given(st.lists(st.integers(1, 300_000), max_size=30), st.integers(1, 10))
 @settings(max_examples=30, deadline=None)
-def test_messages_are_billed_by_their_units_in_whatever_batches_they_go(sizes: list[int], together: int) -> None:
+def test_operations_count_units_of_messages_not_batches(sizes: list[int], together: int) -> None:
     context = MoveContext("ns")
 
     async def main() -> None:
@@ -580,7 +578,7 @@ def test_messages_are_billed_by_their_units_in_whatever_batches_they_go(sizes: l
     assert spent(context) == (whole.received, whole.sent, 0)
 
 
-async def test_what_is_turned_away_is_received_and_settled_and_what_is_refused_was_no_operation() -> None:
+async def test_refused_sends_are_no_operations_but_dead_letters_are() -> None:
     context = MoveContext("ns")
     await move(Memory(), [arrival(1, None, size=UNIT_BYTES + 1)], context)
     assert spent(context) == (4, 0, 0)
@@ -589,13 +587,13 @@ async def test_what_is_turned_away_is_received_and_settled_and_what_is_refused_w
     assert spent(context) == (2, 0, 0)
 
 
-async def test_a_send_without_an_answer_may_have_been_billed() -> None:
+async def test_a_send_without_an_outcome_is_an_operation() -> None:
     context = MoveContext("ns")
     await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [arrival(1)], context)
     assert spent(context) == (2, 3, 0)
 
 
-async def test_what_is_released_is_settled_and_what_is_written_off_is_not() -> None:
+async def test_releases_are_operations_and_abandoned_messages_are_not() -> None:
     context = MoveContext("ns")
     await move(Memory(ready=[UNREACHABLE] * 50), [arrival(1), arrival(2)], context, settle=False)
     assert spent(context) == (4, 0, 0)
@@ -609,7 +607,7 @@ async def test_what_is_released_is_settled_and_what_is_written_off_is_not() -> N
     assert spent(context) == (2, 0, 0)
 
 
-async def test_every_lock_that_is_renewed_is_an_operation() -> None:
+async def test_each_renewed_lock_is_an_operation() -> None:
     memory, context = Memory(ready=["hang"]), MoveContext("ns")
 
     async def then(_made: Mover) -> None:
@@ -625,7 +623,7 @@ async def test_every_lock_that_is_renewed_is_an_operation() -> None:
 # What those ask who watch
 
 
-async def test_it_tells_what_waits_for_whom_and_how_old_it_is() -> None:
+async def test_waiting_messages_are_counted_by_destination_with_their_age() -> None:
     memory, context = Memory(ready=[UNREACHABLE] * 50), MoveContext("ns")
     seen: list[object] = []
 

@@ -61,7 +61,7 @@ def never_more(left: list[tuple[float, int]], rate: float, each: float = 1.0) ->
 
 
 @given(rates, limits, steps, st.integers(1, 50))
-def test_no_stretch_of_time_sees_more_messages_than_the_rate_allows_and_a_burst(rate, share, played, cost):
+def test_no_interval_exceeds_the_rate_plus_a_burst(rate, share, played, cost):
     never_more(play(RateLimiter(0.0, rate=rate, primary=share), played, cost), rate)
 
 
@@ -97,7 +97,7 @@ def test_without_a_limit_and_with_a_calm_service_nothing_waits(played):
 
 
 @given(rates, st.integers(1, 20))
-def test_the_largest_batch_leaves_at_once_after_a_rest_and_another_one_with_it(rate, cost):
+def test_two_largest_batches_may_be_sent_after_a_pause(rate, cost):
     pace = RateLimiter(0.0, primary=rate)
     limit = pace.max_batch(100.0, cost)
     assert limit >= 1
@@ -158,7 +158,7 @@ def going(rate: float) -> RateLimiter:
     return pace
 
 
-def test_a_busy_service_halves_the_pace_after_a_pause_and_gets_it_back_by_and_by():
+def test_server_busy_pauses_halves_the_rate_and_recovers():
     pace = going(800)
     pace.on_busy(9.5)
     assert pace.pause_seconds(9.5) == pace.delay(9.5, 1) == BUSY_SECONDS
@@ -177,7 +177,7 @@ def test_what_many_lanes_hear_at_once_counts_once():
     assert pace.pause_seconds(9.5) == BUSY_SECONDS
 
 
-def test_a_service_that_stays_busy_is_left_alone_for_longer_and_longer_but_not_for_ever():
+def test_repeated_server_busy_pauses_grow_to_a_limit():
     pace, now, pauses, limits = going(800), 9.5, [], []
     for _ in range(12):
         pace.on_busy(now)
@@ -250,7 +250,7 @@ def test_a_rate_as_people_write_it(text, rate):
         "1" * 99,
     ],
 )
-def test_a_wrong_rate_is_told_in_one_line(text):
+def test_a_wrong_rate_raises_a_usage_error(text):
     with pytest.raises(UsageError, match=r"^--rate(:| must) ") as caught:
         parse_rate(text)
     assert (caught.value.exit_code, caught.value.message.count("\n")) == (2, 0)
@@ -298,7 +298,7 @@ def test_credits_as_people_write_them(text, expected):
         "\u0665%",
     ],
 )
-def test_wrong_credits_are_told_in_one_line(text):
+def test_wrong_credits_raise_a_usage_error(text):
     with pytest.raises(UsageError, match=r"^--credits(:| is) ") as caught:
         parse_credits(text)
     assert (caught.value.exit_code, caught.value.message.count("\n")) == (2, 0)
@@ -318,5 +318,5 @@ def test_wrong_credits_are_told_in_one_line(text):
         (math.inf, None, None),
     ],
 )
-def test_the_default_is_half_of_a_standard_namespace_and_nothing_on_premium(asked, tier, expected):
+def test_default_credits_are_half_of_standard_and_none_on_premium(asked, tier, expected):
     assert credits_of(asked, tier) == expected

@@ -51,7 +51,7 @@ moments = st.integers(1, 4_000_000_000_000)
 
 
 @given(moments, st.integers(0, 10**12), st.none() | moments, st.integers(1, 2**63 - 1))
-def test_what_remains_is_the_time_to_the_deadline_that_the_message_would_have_had(came, later, scheduled, ticks):
+def test_remaining_ttl_ends_at_the_original_deadline(came, later, scheduled, ticks):
     now = came + later
     begins = came if scheduled is None else max(came, scheduled)
     deadline = max(now, begins) + -(-ticks // 10_000) - max(0, now - begins)

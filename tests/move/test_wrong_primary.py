@@ -11,7 +11,7 @@ from sbpair.move.wrong_primary import MAX_MISSING, WrongPrimaryBreaker
 NAMES = st.sampled_from(["orders", "invoices", "refunds"])
 
 
-def test_several_destinations_none_of_which_is_there_are_doubted_after_the_first_messages() -> None:
+def test_several_missing_destinations_trip_the_breaker() -> None:
     guard = WrongPrimaryBreaker()
     assert guard.missing("orders", MAX_MISSING) is None
     doubt = guard.missing("invoices", 1)

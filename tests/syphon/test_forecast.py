@@ -66,7 +66,7 @@ def test_every_message_has_one_fate_and_what_a_run_would_spend_on_it(messages, t
 
 
 @given(st.lists(facts))
-def test_what_is_overdue_is_what_would_expire_if_the_time_in_the_backlog_counted(messages):
+def test_overdue_counts_what_ttl_remaining_would_expire(messages):
     original, remaining = ForecastBuilder(TimeToLive.ORIGINAL, NOW), ForecastBuilder(TimeToLive.REMAINING, NOW)
     for message in messages:
         feed(original, message)

@@ -175,7 +175,7 @@ async def test_it_says_what_a_run_then_does() -> None:
         assert (await w.look()).flows == ()
 
 
-async def test_a_message_that_is_too_large_once_its_aliases_are_gone_would_be_refused() -> None:
+async def test_a_message_too_large_without_its_aliases_is_a_dead_letter() -> None:
     async with world() as w:
         limit = w.primary.queue("orders").max_message_bytes
         w.backlog()._max_message_bytes = 2 * limit  # as that of a larger tier
@@ -330,7 +330,7 @@ async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> Non
         assert w.primary.queue("orders").counts().total == 0
 
 
-async def test_without_any_claim_on_the_primary_destinations_are_not_checked_and_it_says_so() -> None:
+async def test_without_a_claim_on_the_primary_a_note_replaces_the_check() -> None:
     async with world() as w:
         w.may_only("primary", AccessRight.LISTEN)
         w.strand(1, 2)
@@ -359,7 +359,7 @@ async def test_a_wrong_key_is_told(side: str) -> None:
             await w.look()
 
 
-async def test_without_manage_on_the_secondary_the_count_says_which_queues_there_are() -> None:
+async def test_without_manage_on_the_secondary_queues_follow_the_count() -> None:
     async with world(3) as w:
         w.may_only("secondary", AccessRight.LISTEN)
         w.secondary.delete_queue(queue_path("contoso", 1))
@@ -391,7 +391,7 @@ async def test_without_listen_on_the_secondary_it_may_not_look() -> None:
 # When it does not go smoothly
 
 
-async def test_a_connection_that_breaks_is_made_again_and_nothing_is_counted_twice() -> None:
+async def test_a_broken_connection_is_reopened_and_nothing_counts_twice() -> None:
     async with world(2) as w:
         for index in range(2):
             w.strand(*range(1_000), index=index)

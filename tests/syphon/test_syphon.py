@@ -246,7 +246,7 @@ async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(se
         assert why in told.description
 
 
-async def test_a_message_too_large_for_its_destination_is_dead_lettered_and_others_go_on() -> None:
+async def test_a_message_too_large_is_dead_lettered_and_others_are_sent() -> None:
     async with world() as w:
         w.destination()._max_message_bytes = 1_000
         w.strand(1)
@@ -403,7 +403,7 @@ def fill(queue: QueueEntity) -> Callable[[], None]:
     return room
 
 
-async def test_a_full_destination_is_held_for_while_others_go_on_and_released_at_the_end() -> None:
+async def test_messages_of_a_full_destination_are_held_and_released() -> None:
     async with world(1, "orders", "full") as w:
         fill(w.destination("full"))
         for number in range(20):
@@ -450,7 +450,7 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
         assert w.backlog().messages.locked_count == 0
 
 
-async def test_a_lane_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_holds_no_more_bytes_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MoveContext, "max_held_bytes", 100_000)
     monkeypatch.setattr(intake, "ASSUMED_BYTES", 25_000)
     original = runner.MoveContext
@@ -600,7 +600,7 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
         assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]
 
 
-async def test_an_idle_link_that_the_service_takes_away_is_no_fault_and_the_next_message_comes() -> None:
+async def test_an_idle_link_closed_by_the_service_is_reopened() -> None:
     async with world() as w, w.watching():
         await w.told_of(events.QueueOpened)
         for number in range(3):
@@ -677,7 +677,7 @@ async def test_the_primary_goes_down_and_comes_back(one_by_one: None) -> None:
         assert result.receipt.in_doubt == 0
 
 
-async def test_a_primary_that_is_down_from_the_start_is_unreachable_and_nothing_is_touched() -> None:
+async def test_a_primary_down_from_the_start_leaves_the_backlog_untouched() -> None:
     async with world() as w:
         w.strand(1, 2)
         w.emulator.faults.namespace_down("contoso")
@@ -687,7 +687,7 @@ async def test_a_primary_that_is_down_from_the_start_is_unreachable_and_nothing_
         assert {message.delivery_count for message in held_in(w.backlog())} == {0}
 
 
-async def test_a_primary_that_stays_down_gets_nothing_and_nothing_is_dead_lettered(one_by_one: None) -> None:
+async def test_a_primary_that_stays_down_causes_no_dead_letters(one_by_one: None) -> None:
     del one_by_one
     async with world() as w:
         w.strand(*range(10))
@@ -721,7 +721,7 @@ async def test_the_secondary_breaks_and_what_the_primary_has_is_not_sent_again(o
         assert held_in(w.backlog()) == []
 
 
-async def test_a_secondary_that_stays_away_is_told_of_with_what_it_has_not_confirmed(one_by_one: None) -> None:
+async def test_a_lost_secondary_names_unconfirmed_messages(one_by_one: None) -> None:
     del one_by_one
     async with world() as w:
         w.strand(*range(5))
@@ -765,7 +765,7 @@ async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message
         assert "s3cret" not in str(result) + str(w.told)
 
 
-async def test_a_key_for_the_primary_that_may_not_send_stops_everything_and_harms_no_message() -> None:
+async def test_a_primary_key_without_send_stops_the_run_unharmed() -> None:
     async with world() as w:
         w.may_only("primary", AccessRight.LISTEN)
         w.strand(1, 2)
@@ -785,7 +785,7 @@ async def test_a_primary_that_is_configured_wrongly_harms_no_message() -> None:
         assert (ids(w.backlog()), held_in(w.backlog(), dead=True)) == (names(1, 2), [])
 
 
-async def test_a_wrong_key_for_the_secondary_is_raised_before_anything_is_received() -> None:
+async def test_a_wrong_secondary_key_raises_before_any_receive() -> None:
     async with world() as w:
         w.may_only("secondary", *AccessRight, key="wrong")
         with pytest.raises(errors.NotAuthenticated):
@@ -811,7 +811,7 @@ async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
 
 
 @pytest.mark.parametrize("once", [True, False])
-async def test_a_primary_that_has_none_of_the_destinations_stops_it_before_it_buries_the_backlog(once: bool) -> None:
+async def test_a_primary_without_any_destination_stops_the_run(once: bool) -> None:
     async with world(2, "other") as w:
         for number in range(200):
             w.strand(number, to=f"d{number % 5}", index=number % 2)
@@ -825,7 +825,7 @@ async def test_a_primary_that_has_none_of_the_destinations_stops_it_before_it_bu
         assert w.backlog(0).messages.locked_count + w.backlog(1).messages.locked_count == 0
 
 
-async def test_missing_destinations_are_dead_lettered_where_that_is_wanted_or_one_is_there() -> None:
+async def test_missing_destinations_are_dead_lettered_if_one_exists_or_allowed() -> None:
     async with world(1, "d4") as w:
         for number in range(100):
             w.strand(number, to=f"d{number % 5}")
@@ -838,7 +838,7 @@ async def test_missing_destinations_are_dead_lettered_where_that_is_wanted_or_on
         assert (result.exit_code, result.receipt.dead_lettered) == (3, 100)
 
 
-async def test_one_destination_that_was_deleted_is_dead_lettered_whatever_its_messages() -> None:
+async def test_all_messages_of_one_deleted_destination_are_dead_lettered() -> None:
     async with world(1) as w:
         w.strand(*range(100), to="gone")
         result = await w.run()

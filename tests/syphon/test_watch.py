@@ -52,7 +52,7 @@ def counted_queues(w: World) -> list[str]:
     return asked
 
 
-async def test_who_watches_sees_queues_and_destinations_and_in_the_end_nothing_is_left() -> None:
+async def test_samples_cover_queues_and_destinations_down_to_zero() -> None:
     async with world(2, "orders", "billing/invoices") as w:
         w.strand(*range(20), index=0)
         w.strand(*range(20, 25), to="billing/invoices", index=1)
@@ -95,7 +95,7 @@ async def test_the_age_of_what_another_one_has_locked_is_found_by_a_peek() -> No
         assert task.result().receipt.received == 0
 
 
-async def test_a_queue_that_was_empty_is_not_counted_again_until_something_has_come() -> None:
+async def test_an_empty_queue_is_counted_again_only_after_a_message() -> None:
     async with world(2) as w:
         async with w.watching(sample_seconds=SOON) as task:
             await until(lambda: len(w.of(events.QueueDepths)) == 2)
@@ -149,7 +149,7 @@ async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypat
         assert not answers
 
 
-async def test_a_count_whose_answer_is_late_does_not_undo_what_the_lane_has_counted_since(
+async def test_a_late_count_does_not_replace_a_newer_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make, next_queue = runner._counter, asyncio.Event()
