@@ -38,7 +38,7 @@ def leases(stage: Stage, lock: int = 60) -> Any:
 
 
 def state_of(queue: Any) -> bytes | None:
-    sessions = queue.messages._lines.sessions
+    sessions = queue.messages._sessions.sessions
     return sessions["contoso"].state if "contoso" in sessions else None
 
 
@@ -84,7 +84,7 @@ def test_a_clean_end_leaves_the_lease_to_the_next_at_once() -> None:
         for number in (1, 2, 3):
             result = await stage.start(lease_queue=LEASES, once=True)
             assert (result.exit_code, sent(stage)) == (0, 1), number
-            assert queue.messages._lines.sessions == {}
+            assert queue.messages._sessions.sessions == {}
 
     play(scene)
 
@@ -270,7 +270,7 @@ async def taken_by_another(stage: Stage, queue: Any) -> int:
     """Wait until the session is free, and take it for a while: how many messages were sent by then."""
 
     def free() -> bool:
-        sessions = queue.messages._lines.sessions
+        sessions = queue.messages._sessions.sessions
         return "contoso" not in sessions or sessions["contoso"].holder is None
 
     def renew(times: int) -> None:
