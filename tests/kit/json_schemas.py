@@ -23,7 +23,8 @@ def validator_of(name: str) -> Draft202012Validator:
 def parse_validated(text: str | bytes, *arguments: Any, **options: Any) -> Any:
     """Parse JSON like `json.loads`; a document of sbpair must match the schema that it names."""
     document = PARSE(text, *arguments, **options)
-    if isinstance(document, dict) and str(document.get("schema", "")).startswith("sbpair/"):
+    # Files of an archive name schemas of their own.
+    if isinstance(document, dict) and document.get("schema") in all_schemas():
         errors = [
             f"{error.json_path}: {error.message}" for error in validator_of(document["schema"]).iter_errors(document)
         ]
