@@ -35,7 +35,7 @@ def described(kind: type[QueueSpec] | type[Topic] | type[Subscription], *named: 
 @given(
     described(QueueSpec, "a/b") | described(Queue, "a/b") | described(Topic, "t") | described(Subscription, "t", "s")
 )
-def test_whatever_is_said_of_an_entity_reads_back(entity: QueueSpec | Queue | Topic | Subscription) -> None:
+def test_every_entity_survives_a_round_trip(entity: QueueSpec | Queue | Topic | Subscription) -> None:
     named = ("t", "s") if isinstance(entity, Subscription) else (entity.path,)
     plain = type(entity)(*named)
     assert arm_json.read(plain, arm_json.body_of(entity)["properties"]) == entity
@@ -51,7 +51,7 @@ def test_whatever_is_said_of_an_entity_reads_back(entity: QueueSpec | Queue | To
     ),
     TEXT,
 )
-def test_whatever_is_said_of_a_rule_reads_back(wanted: SqlFilter | CorrelationFilter, action: str) -> None:
+def test_every_rule_survives_a_round_trip(wanted: SqlFilter | CorrelationFilter, action: str) -> None:
     rule = Rule("t", "s", "r", wanted, action)
     assert arm_json.read_rule(Rule("t", "s", "r"), arm_json.body_of(rule)["properties"]) == rule
 
@@ -79,7 +79,7 @@ def test_a_path_has_slashes_and_a_resource_tildes() -> None:
     assert arm_json.path_of(arm_json.name_of(path)) == path
 
 
-def test_what_the_service_leaves_out_is_its_default() -> None:
+def test_omitted_properties_have_their_defaults() -> None:
     assert arm_json.read(Queue("q"), {"lockDuration": None}) == Queue("q")
     assert arm_json.read_rule(Rule("t", "s", "r"), {"filterType": "SqlFilter"}) == Rule("t", "s", "r")
     assert arm_json.arm_counts({}) == Counts()
@@ -121,7 +121,7 @@ PLACE = "/subscriptions/0/resourceGroups/g/providers/Microsoft.ServiceBus/namesp
         (ServiceResponse(400, "40000", "(MessagingGatewayBadRequest) …"), errors.ServiceRefused),
     ],
 )
-def test_a_refusal_of_resource_manager_means_what_it_would_over_atom(
+def test_resource_manager_refusals_map_to_the_errors_of_atom(
     answer: ServiceResponse, raised: type[errors.SbpairError]
 ) -> None:
     error = of_answer(answer, "read it", "contoso")
@@ -138,5 +138,5 @@ def test_a_refusal_of_resource_manager_means_what_it_would_over_atom(
         (ServiceResponse(429, "50004", "(MessagingGatewayTooManyRequests) … being throttled"), False),
     ],
 )
-def test_a_name_that_is_taken_is_told_from_one_that_somebody_is_at(answer: ServiceResponse, taken: bool) -> None:
+def test_taken_name_differs_from_an_operation_in_progress(answer: ServiceResponse, taken: bool) -> None:
     assert answer.name_is_taken is taken

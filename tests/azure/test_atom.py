@@ -168,7 +168,7 @@ async def test_a_dry_run_changes_nothing() -> None:
     assert not namespace.queues
 
 
-async def test_a_queue_that_somebody_else_made_meanwhile_is_compared() -> None:
+async def test_concurrently_created_queue_is_compared() -> None:
     async with serving(Namespace()) as namespace:
         namespace.queues["contoso/x-servicebus-transfer/1"] = "<LockDuration>PT30S</LockDuration>"
         namespace.scripted.append(("GET $Resources/queues", 200, f'<feed xmlns="{ATOM}"><title>q</title></feed>'))
@@ -178,7 +178,7 @@ async def test_a_queue_that_somebody_else_made_meanwhile_is_compared() -> None:
         assert (provision_exit_code(report), provision_exit_code(report, strict=True)) == (0, 3)
 
 
-async def test_a_name_that_is_taken_and_not_by_a_queue_is_a_failed_item() -> None:
+async def test_name_taken_by_a_topic_is_a_failed_item() -> None:
     async with serving(Namespace()) as namespace:
         namespace.scripted.append(("PUT contoso/x-servicebus-transfer/1", *EXISTS))
         report = await provision(namespace.pair())
@@ -188,7 +188,7 @@ async def test_a_name_that_is_taken_and_not_by_a_queue_is_a_failed_item() -> Non
         assert provision_exit_code(report) == 3
 
 
-async def test_what_passes_is_tried_again_after_the_time_that_it_takes() -> None:
+async def test_transient_error_is_retried_after_the_requested_time() -> None:
     waited: list[float] = []
     events: list[object] = []
 
@@ -208,7 +208,7 @@ async def test_what_passes_is_tried_again_after_the_time_that_it_takes() -> None
     assert [type(event) for event in events[1:]] == [Retrying, Retrying, QueueProvisioned]
 
 
-async def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() -> None:
+async def test_permanent_failure_is_reported_and_others_are_created() -> None:
     async with serving(Namespace()) as namespace:
         namespace.scripted += [("PUT contoso/x-servicebus-transfer/1", 503, "")] * 3
         namespace.scripted += [
@@ -242,9 +242,7 @@ async def test_a_queue_that_fails_for_good_is_named_and_the_others_are_made() ->
         (200, "<html>", errors.Unreachable),
     ],
 )
-async def test_a_refusal_becomes_the_error_that_it_means(
-    status: int, body: str, raised: type[errors.SbpairError]
-) -> None:
+async def test_each_refusal_maps_to_its_error(status: int, body: str, raised: type[errors.SbpairError]) -> None:
     async with serving(Namespace()) as namespace:
         namespace.scripted.append(("GET $Resources/queues", status, body))
         async with open_atom(namespace.endpoint) as queues:
@@ -267,7 +265,7 @@ async def test_unauthorized_stops_the_other_creations_at_once() -> None:
     assert sum(method == "PUT" for method, _path in namespace.seen) <= CONCURRENCY
 
 
-async def test_a_namespace_that_says_nothing_times_out() -> None:
+async def test_silent_namespace_times_out() -> None:
     async with (
         serving(Namespace(silent=True)) as namespace,
         open_atom(namespace.endpoint, call_seconds=0.05) as queues,
@@ -276,7 +274,7 @@ async def test_a_namespace_that_says_nothing_times_out() -> None:
             await queues.get("orders")
 
 
-async def test_a_port_where_nobody_listens_is_unreachable() -> None:
+async def test_closed_port_is_unreachable() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         namespace = Namespace(port=unused.getsockname()[1])
@@ -290,7 +288,7 @@ async def test_a_missing_queue_is_missing() -> None:
             await queues.get("orders")
 
 
-async def test_what_was_created_reads_back_as_it_was_asked_for_and_a_second_creation_says_taken() -> None:
+async def test_created_queue_reads_back_equal_and_a_second_creation_is_refused() -> None:
     async with serving(Namespace()) as namespace:
         spec = replace(QueueSpec("orders"), requires_session=True, max_size_in_megabytes=2048, lock_duration="PT30S")
         async with open_atom(namespace.endpoint) as queues:
@@ -310,7 +308,7 @@ async def test_one_client_serves_many_coroutines_and_reads_every_page() -> None:
         assert found[0].counts == Counts(active=3, dead_letter=2, scheduled=1, total=6)
 
 
-async def test_tokens_are_made_out_to_the_authority_wherever_the_connection_goes() -> None:
+async def test_token_audience_is_the_authority_on_every_route() -> None:
     async with serving(Namespace()) as namespace:
         elsewhere = replace(namespace.endpoint, authority="contoso-dr.servicebus.windows.net")
         async with open_atom(elsewhere) as queues:
@@ -328,7 +326,7 @@ async def test_a_ready_made_signature_is_sent_as_it_is() -> None:
         assert namespace.headers[0]["Authorization"] == "SharedAccessSignature sr=x&sig=y&se=1&skn=z"
 
 
-async def test_an_audit_finds_what_is_missing_drifted_extra_and_right_and_changes_nothing() -> None:
+async def test_audit_reports_missing_drifted_extra_and_changes_nothing() -> None:
     async with serving(Namespace()) as namespace:
         await provision(namespace.pair(2))
         namespace.queues["contoso/x-servicebus-transfer/1"] = "<LockDuration>PT30S</LockDuration>"

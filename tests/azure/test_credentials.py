@@ -54,7 +54,7 @@ async def test_those_who_want_the_same_token_at_once_share_one_request() -> None
         assert (await asker.get_token("a")).token == "a 3"
 
 
-async def test_a_request_goes_on_when_whoever_asked_goes_away_and_is_waited_for() -> None:
+async def test_token_request_survives_its_cancelled_caller() -> None:
     unheard: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
     slow = Slow(ValueError("nobody looks at it"))
@@ -70,7 +70,7 @@ async def test_a_request_goes_on_when_whoever_asked_goes_away_and_is_waited_for(
     assert not unheard
 
 
-async def test_what_nobody_answers_is_broken_off() -> None:
+async def test_unanswered_token_request_is_cancelled_on_close() -> None:
     class Stubborn(Slow):
         """Cleans up for as long as nobody tells it to end."""
 
@@ -93,7 +93,7 @@ async def test_what_nobody_answers_is_broken_off() -> None:
     assert [type(each) for each in answers] == [asyncio.CancelledError] * 2
 
 
-async def test_a_failure_is_everybodys_and_is_not_kept() -> None:
+async def test_failed_token_request_reaches_all_callers_once() -> None:
     slow = Slow(ValueError("not now"))
     slow.answer.set()
     async with SharedTokenRequests(slow) as asker:

@@ -59,14 +59,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("error", "meant", "answered"), CASES)
-def test_each_exception_has_one_meaning_and_says_whether_it_is_an_answer(
+def test_each_exception_maps_to_one_error_and_answer_flag(
     error: Any, meant: type[errors.SbpairError], answered: bool
 ) -> None:
     assert type(from_sdk_error(error, "sending")) is meant
     assert is_answer(error) is answered
 
 
-def test_what_is_no_exception_of_the_sdk_is_no_answer() -> None:
+def test_foreign_exception_is_no_answer() -> None:
     assert not is_answer(None)
     assert not is_answer(ValueError("x"))
 
@@ -76,7 +76,7 @@ def test_secrets_stay_out_of_the_message() -> None:
     assert "s3cret" not in from_sdk_error(error, "sending").message
 
 
-def test_an_idle_link_is_told_from_one_that_was_closed_for_another_reason() -> None:
+def test_idle_detach_differs_from_other_closes() -> None:
     def closed(description: str) -> Any:
         inner = said("amqp:link:detach-forced", amqp.AMQPLinkError, description)
         return azure.ServiceBusConnectionError(message=description, error=inner)
@@ -88,6 +88,6 @@ def test_an_idle_link_is_told_from_one_that_was_closed_for_another_reason() -> N
 
 
 @pytest.mark.parametrize("error", [OSError("x"), ValueError("x"), AttributeError("x")])
-def test_what_a_closed_handler_raises_means_that_it_is_gone(error: Exception) -> None:
+def test_error_of_a_closed_handler_is_unreachable(error: Exception) -> None:
     with pytest.raises(errors.Unreachable), translate_data_errors("settling"):
         raise error

@@ -45,7 +45,7 @@ async def test_the_tier_is_the_namespaces_own(tier: str) -> None:
         assert await asked.tier() == tier
 
 
-async def test_queues_and_topics_are_told_apart_with_what_they_take() -> None:
+async def test_queues_and_topics_are_distinguished() -> None:
     async with open_endpoint() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders")
@@ -65,7 +65,7 @@ async def test_queues_and_topics_are_told_apart_with_what_they_take() -> None:
             assert await asked.filters_of("orders") == 0
 
 
-async def test_a_premium_namespace_says_how_much_larger_a_message_may_be() -> None:
+async def test_premium_reports_its_larger_message_size() -> None:
     async with open_endpoint("premium") as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("large", QueueDescription(max_message_size_in_kilobytes=102_400))
@@ -87,7 +87,7 @@ async def test_every_filter_of_every_subscription_is_counted() -> None:
             assert topic.credits_per_message == 1 + 4
 
 
-async def test_what_a_message_costs_to_send() -> None:
+async def test_credits_per_message_count_its_filters() -> None:
     async with open_endpoint() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders")
@@ -100,7 +100,7 @@ async def test_what_a_message_costs_to_send() -> None:
             assert [await costs.of(path) for path in ("orders", "events", "nowhere", "EVENTS")] == [1, 4, 2, 4]
 
 
-async def test_where_nobody_may_ask_one_filter_is_assumed_and_nobody_is_asked_again(
+async def test_without_access_one_filter_is_assumed_and_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked_for = requests(monkeypatch)
@@ -115,7 +115,7 @@ async def test_where_nobody_may_ask_one_filter_is_assumed_and_nobody_is_asked_ag
         assert asked_for == {"orders": 1}
 
 
-async def test_of_many_subscriptions_some_are_asked_and_the_others_taken_to_have_one(
+async def test_only_the_first_subscriptions_are_asked_for_their_filters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(destinations, "MAX_SUBSCRIPTIONS", 2)
@@ -141,7 +141,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return asked_for
 
 
-async def test_many_lanes_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_lookups_share_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for = requests(monkeypatch)
 
     async with open_endpoint() as (emulator, endpoint):
@@ -154,7 +154,7 @@ async def test_many_lanes_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked_for == {"orders": 1, "$namespaceinfo": 1}
 
 
-async def test_what_is_not_there_is_missing_each_time_until_it_is() -> None:
+async def test_missing_destination_is_read_again_until_it_exists() -> None:
     async with open_endpoint() as (emulator, endpoint), open_destinations(endpoint) as asked:
         for _ in range(2):
             with pytest.raises(errors.EntityMissing):
@@ -167,7 +167,7 @@ async def test_what_is_not_there_is_missing_each_time_until_it_is() -> None:
     ("name", "key", "error"),
     [("send", "key", errors.NotAuthorized), ("send", "wrong", errors.NotAuthenticated)],
 )
-async def test_without_the_manage_claim_nothing_is_told(name: str, key: str, error: type[errors.SbpairError]) -> None:
+async def test_destination_needs_the_manage_claim(name: str, key: str, error: type[errors.SbpairError]) -> None:
     async with open_endpoint() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.keys = (*namespace.keys, AuthorizationRule("send", "key", "other", frozenset({AccessRight.SEND})))

@@ -40,18 +40,18 @@ async def test_waits_grow_and_are_longer_for_a_busy_service() -> None:
     assert await waits(Throttled("x"), Unavailable("x")) == [10.0, 4.0]
 
 
-async def test_what_the_service_asks_for_is_waited_for_also_where_it_is_less_than_usual() -> None:
+async def test_requested_wait_is_honoured_even_if_short() -> None:
     assert await waits(asking(Throttled("x"), 3)) == [3.0]
     assert await waits(asking(Throttled("x"), 0)) == [1.0]
     assert await waits(asking(Unavailable("x"), 30)) == [30.0]
 
 
-async def test_whoever_would_have_to_wait_for_minutes_is_told_so_at_once() -> None:
+async def test_wait_beyond_the_maximum_raises_at_once() -> None:
     with pytest.raises(Throttled):
         await waits(asking(Throttled("x"), MAX_WAIT_SECONDS + 1))
 
 
-async def test_three_attempts_are_made_and_what_is_refused_for_good_has_one() -> None:
+async def test_retriable_errors_get_three_attempts_and_others_one() -> None:
     with pytest.raises(Unavailable):
         await waits(*[Unavailable("x")] * ATTEMPTS)
     with pytest.raises(ServiceRefused):
@@ -59,9 +59,7 @@ async def test_three_attempts_are_made_and_what_is_refused_for_good_has_one() ->
 
 
 @given(st.integers(1, ATTEMPTS - 1), st.one_of(st.none(), st.integers(0, 100)), CHANCES, CHANCES)
-def test_nobody_comes_back_before_the_time_and_chance_only_adds(
-    number: int, asked: int | None, one: float, other: float
-) -> None:
+def test_jitter_never_shortens_a_wait(number: int, asked: int | None, one: float, other: float) -> None:
     for error in (asking(Throttled("x"), asked), asking(Unavailable("x"), asked)):
         minimum = wait_seconds(number, error, 0.0)
         assert minimum >= (asked or 0)
@@ -70,7 +68,7 @@ def test_nobody_comes_back_before_the_time_and_chance_only_adds(
 
 
 @given(st.integers(0, 2_000), st.sampled_from([CALLS_A_SECOND, FIRST_SECOND_CALLS]))
-def test_no_second_sees_more_calls_than_a_namespace_of_standard_has_credits_for(first: int, at_once: int) -> None:
+def test_no_second_has_more_calls_than_standard_has_credits(first: int, at_once: int) -> None:
     start = start_seconds(first, at_once)
     inside = [number for number in range(first, first + 150) if start_seconds(number, at_once) < start + 1.0]
     assert len(inside) <= FIRST_SECOND_CALLS

@@ -33,20 +33,18 @@ FINE = (ok("a", "fine"), note("b", "by the way"), unknown("c", "who knows"))
         ((7, 7, 7, 5), 3),
     ],
 )
-def test_what_failed_alike_has_its_own_exit_code_and_everything_else_is_three(
-    codes: tuple[int, ...], code: int
-) -> None:
+def test_equal_failures_share_their_exit_code_and_others_give_3(codes: tuple[int, ...], code: int) -> None:
     assert diagnosis_exit_code(Report((*FINE, *(failed("d", "wrong", "hint it", each) for each in codes)))) == code
 
 
-def test_an_error_becomes_what_and_mend() -> None:
+def test_error_becomes_a_failed_check_with_its_hint() -> None:
     found = of_error("primary.send", NotAuthorized("may not send", hint="use a key with Send"))
     assert (found.reason, found.exit_code) == ("may not send", 5)
     assert found.detail
     assert found.detail.hint == "use a key with Send"
 
 
-async def test_what_does_not_answer_is_given_up_on() -> None:
+async def test_check_without_answer_times_out() -> None:
     async def never() -> str:
         await asyncio.Event().wait()
         return "well"
@@ -57,7 +55,7 @@ async def test_what_does_not_answer_is_given_up_on() -> None:
     assert found.detail.hint == "look there"
 
 
-async def test_what_cleans_up_for_ever_is_cancelled_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_cleanup_is_cancelled_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "CANCEL_SECONDS", 0.01)
     asked = 0
 
@@ -121,7 +119,7 @@ def test_clocks_may_differ_by_a_minute(ahead: float | None, outcome: Outcome) ->
     assert clock_check("primary.clock", "contoso", HealthResponse(401, ahead, 0.5)).outcome is outcome
 
 
-def test_a_clock_that_differs_is_told_with_the_direction() -> None:
+def test_clock_difference_reports_its_direction() -> None:
     assert "120 s behind that of contoso;" in clock_check("c", "contoso", HealthResponse(401, 120, 0.5)).reason
     assert "120 s ahead of that of contoso;" in clock_check("c", "contoso", HealthResponse(401, -120, 0.5)).reason
 
@@ -202,7 +200,7 @@ async def test_no_java_is_a_lack_where_spark_is_installed(wanted: bool, outcome:
     assert "install Java 17" in found.detail.hint
 
 
-async def test_a_java_home_without_java_is_a_lack_whatever_is_on_the_path(tmp_path: Path) -> None:
+async def test_java_home_without_java_fails_despite_the_path(tmp_path: Path) -> None:
     """Spark looks nowhere else."""
     java(tmp_path, "")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "bin")}
@@ -239,7 +237,7 @@ async def test_a_java_that_cannot_be_started_is_a_lack(tmp_path: Path) -> None:
         (0o777, Outcome.FAILED),
     ],
 )
-def test_nobody_else_may_write_to_the_configuration_file(tmp_path: Path, mode: int, outcome: Outcome) -> None:
+def test_configuration_file_writable_by_others_fails(tmp_path: Path, mode: int, outcome: Outcome) -> None:
     file = tmp_path / "config.toml"
     file.touch()
     file.chmod(mode)

@@ -107,7 +107,7 @@ async def test_nothing_is_sent_received_or_changed() -> None:
         assert seen() == before
 
 
-async def test_a_namespace_without_queues_leaves_claims_unknown_and_says_how_to_tell() -> None:
+async def test_claims_without_queues_are_unknown_with_a_hint() -> None:
     async with Emulator(STANDARD) as emulator:
         checks = await look(emulator)
         assert failing(checks) == {}
@@ -150,7 +150,7 @@ async def test_a_claim_that_is_missing_fails_where_something_needs_it(
         well_said(checks)
 
 
-async def test_a_wrong_key_is_told_once_and_not_for_each_claim() -> None:
+async def test_wrong_key_is_reported_once() -> None:
     async with Emulator(STANDARD) as emulator:
         await ready(emulator)
         ends = endpoints_on(emulator)
@@ -169,7 +169,7 @@ async def test_a_wrong_key_is_told_once_and_not_for_each_claim() -> None:
         f"SharedAccessSignature sr=https%3A%2F%2F127.0.0.1&sig=%3D%3D&se={2**33}&skn=RootManageSharedAccessKey",
     ],
 )
-async def test_a_signature_that_is_not_accepted_is_told(token: str) -> None:
+async def test_refused_signature_is_reported(token: str) -> None:
     async with Emulator(STANDARD) as emulator:
         await ready(emulator)
         ends = endpoints_on(emulator)
@@ -185,7 +185,7 @@ def closed_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-async def test_a_port_where_nobody_listens_hides_nothing_of_the_other_side(closed_port: int) -> None:
+async def test_closed_port_does_not_hide_the_other_side(closed_port: int) -> None:
     async with Emulator(STANDARD) as emulator:
         await ready(emulator)
         ends = endpoints_on(emulator)
@@ -275,7 +275,7 @@ async def test_an_identity_that_is_signed_in_is_accepted(monkeypatch: pytest.Mon
         assert checks["primary.sign_in"].reason == "accepted: the identity that is signed in"
 
 
-async def test_a_clock_that_is_wrong_is_told_with_its_mend() -> None:
+async def test_wrong_clock_is_reported_with_a_hint() -> None:
     async with Emulator(STANDARD) as emulator:
         await ready(emulator)
         emulator.advance(100_000)
@@ -332,7 +332,7 @@ async def test_tls_to_a_port_that_speaks_none_says_so() -> None:
         well_said(checks)
 
 
-async def test_tls_that_is_off_on_the_way_to_another_machine_is_told_and_hides_nothing() -> None:
+async def test_disabled_tls_to_another_machine_fails_alone() -> None:
     async with Emulator(STANDARD) as emulator:
         await ready(emulator)
         # An address that is not the loopback's, and yet this machine.
@@ -353,7 +353,7 @@ async def test_tls_that_is_off_on_the_way_to_another_machine_is_told_and_hides_n
         ("standard", "premium", set(), set()),
     ],
 )
-async def test_tiers_are_told_with_what_they_mean(
+async def test_tiers_are_reported_with_their_limits(
     primary: str, secondary: str, failed: set[str], noted: set[str]
 ) -> None:
     async with Emulator(
@@ -375,7 +375,7 @@ async def test_a_side_that_is_not_configured_hides_nothing_of_the_other() -> Non
         assert not any(name.startswith("primary") for name in checks)
 
 
-async def test_a_side_that_does_not_answer_holds_nobody_up() -> None:
+async def test_silent_side_does_not_delay_the_other() -> None:
     async with Emulator(STANDARD) as emulator:
         await ready(emulator)
         emulator.faults.begin(Fault("stall", "contoso", after_frames=0))
@@ -386,7 +386,7 @@ async def test_a_side_that_does_not_answer_holds_nobody_up() -> None:
         assert [name for name in behind if name.startswith("secondary")] == []
 
 
-async def test_every_check_is_told_of_while_it_goes_on() -> None:
+async def test_every_check_is_an_event_while_running() -> None:
     async with Emulator(STANDARD) as emulator:
         await ready(emulator)
         told: list[Check] = []

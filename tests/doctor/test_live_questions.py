@@ -47,7 +47,7 @@ async def ask(
 
 
 @pytest.mark.parametrize(("tier", "partitions"), [("standard", 1), ("premium", 1), ("premium", 2)])
-async def test_a_namespace_that_does_what_is_assumed(tier: str, partitions: int) -> None:
+async def test_emulated_namespace_meets_every_assumption(tier: str, partitions: int) -> None:
     async with Emulator([RequestedNamespace("contoso", 0, tier, partitions)]) as emulator:
         emulator.namespaces["contoso"].create_queue("orders")
         checks, code = await ask(emulator)
@@ -61,7 +61,7 @@ async def test_a_namespace_that_does_what_is_assumed(tier: str, partitions: int)
 @pytest.mark.parametrize(
     ("partitions", "observed"), [(4, "refused, since the namespace is partitioned"), (1, "created as requested")]
 )
-async def test_a_partitioned_namespace_is_known_by_what_it_refuses(partitions: int, observed: str) -> None:
+async def test_partitioned_namespace_is_detected_by_its_refusal(partitions: int, observed: str) -> None:
     async with Emulator([RequestedNamespace("contoso", 0, "premium", partitions)]) as emulator:
         checks, _ = await ask(emulator)
         assert checks["unpartitioned"].detail
@@ -91,7 +91,7 @@ async def test_sizes_of_partitioned_entities_are_sixteenfold_on_standard_alone(t
         assert checks["partitioned_size"].detail.observed == observed
 
 
-async def test_basic_is_not_asked_for_what_it_cannot_have() -> None:
+async def test_basic_is_not_asked_for_missing_features() -> None:
     async with Emulator([RequestedNamespace("contoso", 0, "basic")]) as emulator:
         checks, code = await ask(emulator)
         assert checks["description"].outcome is Outcome.UNKNOWN
@@ -99,7 +99,7 @@ async def test_basic_is_not_asked_for_what_it_cannot_have() -> None:
         assert paths(emulator) == set()
 
 
-async def test_the_queues_are_those_that_were_said_and_none_is_under_a_backlogs_prefix() -> None:
+async def test_live_check_uses_only_its_own_queue_names() -> None:
     seen: set[str] = set()
 
     async with Emulator([("contoso", 0)]) as emulator:
@@ -122,7 +122,7 @@ async def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> Non
         assert (set(checks), code) == (set(ALL), 0)
 
 
-async def test_a_link_that_is_let_go_of_sooner_is_told_beside_what_is_assumed() -> None:
+async def test_early_idle_detach_is_reported_beside_the_assumption() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
 
         def on_event(event: live_questions.LiveEvent) -> None:
@@ -151,7 +151,7 @@ async def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> No
         assert code == 3
 
 
-async def test_a_namespace_that_takes_less_is_told_beside_what_is_assumed() -> None:
+async def test_smaller_message_size_is_reported_beside_the_assumption() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.tier = replace(namespace.tier, default_message_kilobytes=128, max_message_kilobytes=128)
@@ -181,7 +181,7 @@ async def test_a_cancellation_at_any_question_leaves_no_queue_behind(question: s
         assert paths(emulator) == set()
 
 
-async def test_a_queue_that_is_being_made_when_the_cancellation_comes_is_deleted_too() -> None:
+async def test_queue_in_creation_at_a_cancellation_is_deleted() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
         emulator.faults.begin(Fault("latency", "contoso", ms=200))
 
@@ -217,7 +217,7 @@ async def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
         assert paths(emulator) == set()
 
 
-async def test_what_could_not_be_deleted_is_named() -> None:
+async def test_queue_that_could_not_be_deleted_is_reported() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
 
         def on_event(event: live_questions.LiveEvent) -> None:
@@ -253,7 +253,7 @@ async def test_a_namespace_that_is_not_there_cannot_be_asked() -> None:
         assert ({*checks}, code) == ({"asked"}, 6)
 
 
-async def test_a_name_that_is_taken_is_no_reason_to_touch_what_has_it() -> None:
+async def test_existing_queue_of_that_name_is_not_touched() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
         [description, *_others] = live_questions.queue_names(TAG)
         emulator.namespaces["contoso"].create_queue(description)
@@ -267,7 +267,7 @@ def test_the_largest_message_has_exactly_that_size(size: int) -> None:
     assert len(live_questions.message_of(size)) == size
 
 
-async def test_what_is_carried_through_ends_before_the_cancellation_goes_on() -> None:
+async def test_shielded_action_ends_before_the_cancellation() -> None:
     go, done = asyncio.Event(), []
 
     async def work() -> None:

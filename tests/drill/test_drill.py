@@ -78,7 +78,7 @@ async def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch:
     assert started[0].returncode is not None
 
 
-async def test_an_emulator_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_emulator_that_does_not_start_gives_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator_process.sys, "executable", "/bin/false")
     with pytest.raises(errors.MachineLacks, match="the emulator did not start"):
         await drill.run_drill(messages=1)
@@ -100,7 +100,7 @@ def left_of(rig: Rig) -> list[str]:
     ]
 
 
-async def test_a_drill_on_own_namespaces_tells_the_story_and_leaves_nothing_behind(rig: Rig) -> None:
+async def test_drill_on_own_namespaces_completes_and_cleans_up(rig: Rig) -> None:
     told: list[Any] = []
     result = await on_own(rig, told)
     gc.collect()
@@ -115,9 +115,7 @@ async def test_a_drill_on_own_namespaces_tells_the_story_and_leaves_nothing_behi
     assert (rig.in_backlog(), rig.in_queue(rig.orders)) == ([], [])
 
 
-async def test_a_story_that_does_not_come_about_says_so_and_cleans_up(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_incomplete_phase_raises_and_cleans_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenario, "MAX_PHASE_SECONDS", 3.0)
     monkeypatch.setattr(outages.SimulatedOutages, "stop_primary", lambda _self: asyncio.sleep(0))
     with pytest.raises(errors.TimedOut, match="the drill waited 3 s for a failover"):
@@ -126,7 +124,7 @@ async def test_a_story_that_does_not_come_about_says_so_and_cleans_up(
     assert left_of(rig) == []
 
 
-async def test_a_queue_of_that_name_is_somebody_elses_and_stays(rig: Rig) -> None:
+async def test_existing_queue_of_that_name_is_kept(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue(f"sbpair-drill-{TAG}"))
     with pytest.raises(errors.NameTaken, match="exists already"):
         await on_own(rig, [])
@@ -149,15 +147,15 @@ def sections(**own: Any) -> Sections:
         (sections(subject="s"), ["the property subject differs"]),
     ],
 )
-def test_what_is_not_as_it_was_sent_is_found(arrived: Sections, wrong: list[str]) -> None:
+def test_altered_message_is_found(arrived: Sections, wrong: list[str]) -> None:
     assert scenario._compared({"m": sections()}, arrived.join())[1] == wrong
 
 
-def test_what_cannot_be_read_is_found() -> None:
+def test_unreadable_message_is_found() -> None:
     assert scenario._compared({}, b"\x00\x53\x75")[1][0].startswith("unreadable")
 
 
-def test_a_time_to_live_that_is_lost_is_found() -> None:
+def test_lost_time_to_live_is_found() -> None:
     lived, lost = sections(time_to_live=timedelta(days=1)), sections()
     assert scenario._compared({"m": lived}, lived.join())[1] == []
     assert scenario._compared({"m": lived}, lost.join())[1] == ["the time to live differs"]
@@ -187,7 +185,7 @@ M, N = sections().join(), sections(message_id="n").join()
         ({"refused": 1}, [M, N], True, (2, 0, 0, 0)),
     ],
 )
-def test_the_account_fails_for_what_nobody_named(
+def test_tally_fails_for_unexplained_losses_and_duplicates(
     own: dict[str, Any], back: list[bytes], failed: bool, counted: tuple[int, ...]
 ) -> None:
     sending = scenario.accounted(Sent(**own), back, Tally().receipt())  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def flipped(raw: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["body", "footer", "properties", "application_properties"])
-def test_every_single_bit_of_what_is_kept_to_the_byte_is_looked_at(name):
+def test_every_flipped_bit_of_a_kept_section_is_found(name):
     original, whole = full(), arrived(full())
     raw = getattr(whole, name)
     for at in range(len(raw)):
@@ -132,7 +132,7 @@ def test_each_altered_annotation_is_reported(pairs):
     assert differences(full(), altered.join())
 
 
-def test_a_schedule_that_nobody_asked_for_is_reported():
+def test_unexpected_schedule_is_reported():
     original = replace(full(), scheduled_at=None)
     assert differences(original, arrived(full()).join()) == [f"schedule: expected None, got {NOW + 5}"]
 
@@ -174,7 +174,7 @@ def test_an_id_of_another_type_is_another_id():
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00", b"\x00\x53\x75\xa0\xff", b"no message"])
-def test_what_is_no_message_is_reported(payload):
+def test_undecodable_payload_is_reported(payload):
     assert differences(full(), payload)
 
 
@@ -195,7 +195,7 @@ def test_a_drill_where_all_came_back_passes():
     assert result.exit_code == 0
 
 
-def test_a_drill_tells_lost_duplicated_and_altered_apart():
+def test_drill_distinguishes_lost_duplicated_and_altered():
     first, second, third, _ = whole_back()
     elsewhere = ("billing" if third[0] != "billing" else "orders", third[1])
     result = drilled([first, first, second, elsewhere])
@@ -205,7 +205,7 @@ def test_a_drill_tells_lost_duplicated_and_altered_apart():
     assert len(result.lost_ids) == 1
 
 
-def test_a_message_that_nobody_sent_is_an_alteration():
+def test_message_never_sent_is_an_alteration():
     (stranger,) = originals(1, now_ms=NOW, seed=99)
     result = drilled([*whole_back(), (stranger.destination, arrived(stranger).join())])
     assert result.altered == 1
@@ -217,7 +217,7 @@ def test_a_message_that_cannot_be_read_fails_the_drill():
     assert result.exit_code == 3
 
 
-def test_the_corpus_is_the_same_for_the_same_seed_and_has_every_kind():
+def test_originals_are_repeatable_and_cover_every_kind():
     first = originals(200, now_ms=NOW, seed=3)
     assert [each.in_backlog() for each in first] == [each.in_backlog() for each in originals(200, now_ms=NOW, seed=3)]
     assert any(each.session_id and each.ttl_ticks and each.scheduled_at for each in first)

@@ -110,7 +110,7 @@ async def test_entities_of_every_kind_read_the_same_whichever_client_made_them(
         assert len(await arm.rules("events/all", "audit")) == 3
 
 
-async def test_an_applications_entities_are_made_in_both_namespaces_and_are_as_atom_expects_them(
+async def test_entities_created_over_arm_match_those_of_atom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = """
@@ -177,7 +177,7 @@ async def test_an_audit_finds_the_same_either_way(monkeypatch: pytest.MonkeyPatc
         assert fill.idle_seconds is not None
 
 
-async def test_what_is_there_is_never_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_existing_entities_are_never_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_pair(monkeypatch) as (emulator, pair):
         namespace = emulator.namespaces["contoso-dr"]
         namespace.create_queue(FIRST, QueueDescription(max_delivery_count=10))
@@ -188,7 +188,7 @@ async def test_what_is_there_is_never_changed(monkeypatch: pytest.MonkeyPatch) -
         assert namespace.queue(FIRST).description == QueueDescription(max_delivery_count=10)
 
 
-async def test_two_that_provision_at_the_same_time_do_not_hinder_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_provision_runs_both_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_pair(monkeypatch) as (emulator, pair):
         groups = [GROUP, GROUP, None]
         reports = await asyncio.gather(*(provision(pair, group=group, sleep=no_wait) for group in groups))
@@ -254,7 +254,7 @@ async def test_one_queue_that_is_refused_is_named_and_the_others_are_made(
         assert provision_exit_code(report) == 3
 
 
-async def test_a_wrong_place_is_told_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wrong_resource_group_is_reported_before_any_creation(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_pair(monkeypatch) as (_, pair):
         elsewhere = replace(pair, secondary=replace(pair.secondary, name="fabrikam"))
         with pytest.raises(errors.UsageError, match="no namespace fabrikam in that") as caught:
@@ -281,7 +281,7 @@ def test_a_namespace_is_managed_in_its_own_cloud(host: str, manager: str) -> Non
     assert scope.endswith("/.default")
 
 
-def test_what_is_on_this_machine_is_never_looked_for_in_azure() -> None:
+def test_local_endpoint_is_never_looked_for_in_azure() -> None:
     host = "contoso.servicebus.windows.net"
     endpoint = Endpoint("contoso", host, "127.0.0.1", 5673, tls=True, credential=SasKey("Root", "key"))
     assert manager_route(endpoint)[0].netloc == "127.0.0.1:5673"
@@ -303,6 +303,6 @@ def test_what_is_on_this_machine_is_never_looked_for_in_azure() -> None:
         ("00000000-0000-0000-0000-000000000000", "a b"),
     ],
 )
-def test_what_can_be_no_resource_group_is_refused(subscription: str, name: str) -> None:
+def test_invalid_resource_group_is_refused(subscription: str, name: str) -> None:
     with pytest.raises(errors.UsageError):
         ResourceGroup(subscription, name)

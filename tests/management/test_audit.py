@@ -113,7 +113,7 @@ def fill_of(made: Audit, index: int = 0) -> Utilisation:
 # A backlog
 
 
-async def test_an_empty_backlog_is_neither_looked_into_nor_waited_for() -> None:
+async def test_empty_backlog_is_neither_peeked_nor_sampled() -> None:
     async with world(3) as w:
         used = [queue.last_used_ms for queue in w.secondary.queues()]
         w.emulator.advance(60_000)
@@ -122,7 +122,7 @@ async def test_an_empty_backlog_is_neither_looked_into_nor_waited_for() -> None:
         assert [queue.last_used_ms for queue in w.secondary.queues()] == used
 
 
-async def test_what_lies_in_a_backlog_is_told() -> None:
+async def test_peeked_messages_and_destinations_are_reported() -> None:
     async with world(2, "orders") as w:
         w.primary.create_queue("once", QueueDescription(requires_duplicate_detection=True))
         w.primary.create_topic("events")
@@ -156,7 +156,7 @@ async def test_what_lies_in_a_backlog_is_told() -> None:
 
 
 @pytest.mark.parametrize(("limit", "looked_at", "saw_all"), [(10, 10, False), (25, 25, True), (26, 25, True)])
-async def test_no_more_is_looked_at_than_was_asked_for(limit: int, looked_at: int, saw_all: bool) -> None:
+async def test_no_more_messages_are_peeked_than_requested(limit: int, looked_at: int, saw_all: bool) -> None:
     async with world(1, "orders") as w:
         for number in range(25):
             w.strand(number)
@@ -167,7 +167,7 @@ async def test_no_more_is_looked_at_than_was_asked_for(limit: int, looked_at: in
         )
 
 
-async def test_who_asks_for_no_look_gets_none() -> None:
+async def test_peek_of_zero_peeks_nothing() -> None:
     async with world(1, "orders") as w:
         w.strand(1)
         made = await w.audit(max_peek=0)
@@ -214,14 +214,14 @@ async def test_how_fast_a_queue_fills_is_the_difference_of_two_samples(
         assert w.slept == 60
 
 
-async def test_without_a_second_sample_nobody_knows_how_fast() -> None:
+async def test_growth_is_unknown_without_a_second_sample() -> None:
     async with world(1, "orders") as w:
         w.strand(1)
         fill = fill_of(await w.audit(sample_seconds=0))
         assert (fill.bytes_per_second, fill.full_in_seconds, w.slept) == (None, None, 0)
 
 
-async def test_a_second_sample_that_fails_is_said() -> None:
+async def test_failed_second_sample_is_reported() -> None:
     async with world(1, "orders") as w:
         w.strand(1)
         w.meanwhile = lambda: w.emulator.faults.namespace_down("contoso-dr")
@@ -234,7 +234,7 @@ async def test_a_second_sample_that_fails_is_said() -> None:
 # Extra, idle, foreign
 
 
-async def test_a_queue_that_nobody_uses_for_long_is_idle() -> None:
+async def test_queue_unused_for_long_is_idle() -> None:
     async with world(2) as w:
         w.emulator.advance(1_200_000)
         w.strand(1, index=1)
@@ -262,7 +262,7 @@ async def test_queues_of_another_primary_are_foreign_and_no_failure() -> None:
         assert audit_exit_code(made, {AuditFinding.FOREIGN}) == 3
 
 
-async def test_what_a_prune_that_was_cut_short_left_is_named() -> None:
+async def test_queue_left_by_an_interrupted_prune_is_reported() -> None:
     async with world(1) as w:
         w.queue("7", status="SendDisabled")
         [_, extra] = await w.audit()
@@ -285,7 +285,7 @@ async def test_dead_letters_are_a_finding_of_their_own() -> None:
 # What it may not see
 
 
-async def test_without_listen_the_messages_are_not_looked_at() -> None:
+async def test_messages_are_not_peeked_without_listen() -> None:
     async with world(3, "orders") as w:
         for index in range(3):
             w.strand(index, index=index)
@@ -314,7 +314,7 @@ async def test_without_manage_nothing_can_be_audited() -> None:
         ((AccessRight.MANAGE,), "wrong", None, "the destinations: "),
     ],
 )
-async def test_what_the_primary_does_not_tell_is_said(
+async def test_missing_answers_of_the_primary_are_reported(
     claims: tuple[AccessRight, ...], key: str, found: bool | None, says: str
 ) -> None:
     async with world(1, "orders") as w:
@@ -329,7 +329,7 @@ async def test_what_the_primary_does_not_tell_is_said(
         assert made.findings == {AuditFinding.MESSAGES, AuditFinding.UNSEEN}
 
 
-async def test_a_primary_that_is_away_keeps_nobody_from_auditing() -> None:
+async def test_audit_works_while_the_primary_is_down() -> None:
     async with world(2, "orders") as w:
         w.strand(1)
         w.strand(2, "events", index=1)
@@ -341,7 +341,7 @@ async def test_a_primary_that_is_away_keeps_nobody_from_auditing() -> None:
         assert audit_exit_code(made, {AuditFinding.UNSEEN}) == 3
 
 
-async def test_a_queue_that_is_deleted_meanwhile_is_said() -> None:
+async def test_concurrently_deleted_queue_is_reported() -> None:
     async with world(1) as w:
         gone = w.queue("1")
         gone.send([StoredMessage(Sections(body=data_body(b"")), 10)])
@@ -363,7 +363,7 @@ class _Deleting(list[Any]):
         super().append(event)
 
 
-async def test_unseen_is_said_once_for_a_namespace() -> None:
+async def test_unseen_is_reported_once_for_a_namespace() -> None:
     async with world(12, "orders") as w:
         for index in range(12):
             w.strand(index, index=index)

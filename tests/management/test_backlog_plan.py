@@ -58,7 +58,7 @@ def test_paths_are_compared_without_regard_to_case() -> None:
     assert plan.empty
 
 
-def test_drift_names_each_property_with_what_is_expected_and_what_is_there() -> None:
+def test_drift_names_property_expected_and_actual() -> None:
     there = state(0, lock_duration="PT30S", max_delivery_count=10, requires_session=True)
     [drift] = planned(1, [there]).of(ChangeKind.DRIFTED)
     assert drift.differences == (
@@ -105,7 +105,7 @@ def test_a_partitioned_queue_of_premium_is_not_divided(size: int) -> None:
     assert told == ([] if size == 5120 else [Difference("MaxSizeInMegabytes", 5120, size)])
 
 
-def test_a_partitioned_queue_of_another_size_is_drift_in_the_size_that_was_asked_for() -> None:
+def test_partitioned_queue_drifts_by_its_chosen_size() -> None:
     there = state(0, max_size_in_megabytes=16384, partitioned=True)
     [drift] = planned(1, [there]).of(ChangeKind.DRIFTED)
     assert drift.differences == (Difference("MaxSizeInMegabytes", 5120, 1024),)
@@ -115,13 +115,13 @@ def test_81920_of_a_queue_that_is_not_partitioned_is_drift() -> None:
     assert planned(1, [state(0, max_size_in_megabytes=81920)]).of(ChangeKind.DRIFTED)
 
 
-def test_extra_queues_are_those_beyond_the_count_and_those_without_an_index() -> None:
+def test_unexpected_queues_exceed_the_count_or_have_no_index() -> None:
     plan = planned(1, [state("x"), state(0), state(12), state(7), state("007")])
     assert [extra.index for extra in plan.of(ChangeKind.UNEXPECTED)] == [7, 12, None, None]
     assert [extra.path.rsplit("/", 1)[1] for extra in plan.of(ChangeKind.UNEXPECTED)] == ["7", "12", "007", "x"]
 
 
-def test_queues_outside_the_prefix_are_none_of_ours() -> None:
+def test_queues_outside_the_prefix_are_ignored() -> None:
     other = QueueState(QueueSpec("contoso-dr/x-servicebus-transfer/0"))
     assert planned(1, [state(0), other, QueueState(QueueSpec("orders"))]).empty
 
@@ -130,9 +130,7 @@ indexes = st.sets(st.one_of(st.integers(0, 30), st.sampled_from(["x", "00", "1x"
 
 
 @given(st.integers(1, 20), indexes)
-def test_after_the_creations_nothing_is_left_to_create_and_nothing_else_has_changed(
-    count: int, there: set[int | str]
-) -> None:
+def test_applied_plan_leaves_nothing_to_create(count: int, there: set[int | str]) -> None:
     actual = [state(index) for index in there]
     plan = planned(count, actual)
     again = planned(count, applied(plan, actual))

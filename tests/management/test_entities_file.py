@@ -37,7 +37,7 @@ urgent.correlation = { label = "urgent", properties = { b = "2", a = "1" } }
 """
 
 
-def test_every_kind_of_entity_is_read_and_what_is_not_said_is_the_services_default() -> None:
+def test_every_kind_is_parsed_with_defaults_for_omitted_properties() -> None:
     layout = parse_entities(WHOLE, "entities.toml")
     urgent = CorrelationFilter(label="urgent", properties=(("a", "1"), ("b", "2")))
     assert layout.entities == (
@@ -65,7 +65,7 @@ def test_an_empty_file_describes_nothing() -> None:
     assert parse_entities("", "entities.toml").entities == ()
 
 
-def test_what_was_written_where_can_be_told_later() -> None:
+def test_position_of_each_property_is_kept() -> None:
     layout = parse_entities(WHOLE, "entities.toml")
     invoices, europe = layout.entities[1], layout.entities[5]
     assert layout.where(invoices, "lock_duration") == "entities.toml:5:1: "
@@ -137,7 +137,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "told", "hint"), BAD)
-def test_what_is_wrong_is_told_with_its_place(text: str, told: str, hint: str) -> None:
+def test_each_fault_is_reported_with_line_and_column(text: str, told: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_entities(text, "e.toml")
     assert told in caught.value.message.removeprefix("e.toml:").strip()
@@ -146,6 +146,6 @@ def test_what_is_wrong_is_told_with_its_place(text: str, told: str, hint: str) -
     assert "c2VjcmV0" not in caught.value.message + caught.value.hint
 
 
-def test_the_first_fault_is_told_and_how_many_more_there_are() -> None:
+def test_error_names_the_first_fault_and_counts_the_others() -> None:
     with pytest.raises(UsageError, match=r"e.toml:2:1: unknown key 'x' of a queue \(and 2 more\)"):
         parse_entities("[queues.a]\nx = 1\nlock_duration = 'soon'\nstatus = 3", "e.toml")

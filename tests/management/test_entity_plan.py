@@ -90,9 +90,7 @@ def layouts(draw: st.DrawFn) -> list[AnyEntity]:
 
 
 @given(layouts(), layouts())
-def test_after_a_plan_was_applied_there_is_nothing_left_to_create_and_nothing_else_has_changed(
-    wanted: list[AnyEntity], before: list[AnyEntity]
-) -> None:
+def test_applied_plan_leaves_nothing_to_create(wanted: list[AnyEntity], before: list[AnyEntity]) -> None:
     namespace = Namespace([entity for entity in dependency_order(before) if isinstance(entity, AnyEntity)])
     was = dict(namespace.entities)
     # What has the name of another kind is told before there is a plan.
@@ -108,7 +106,7 @@ def test_after_a_plan_was_applied_there_is_nothing_left_to_create_and_nothing_el
 
 
 @given(layouts())
-def test_on_an_empty_namespace_what_was_made_is_exactly_what_was_wanted(wanted: list[AnyEntity]) -> None:
+def test_plan_on_an_empty_namespace_creates_exactly_the_desired_entities(wanted: list[AnyEntity]) -> None:
     namespace = Namespace([])
     namespace.apply(namespace.plan(wanted))
     subscriptions = {entity_key(each) for each in wanted if isinstance(each, Subscription)}
@@ -126,7 +124,7 @@ def test_a_namespace_as_it_should_be_needs_nothing(wanted: list[AnyEntity]) -> N
     assert len(existing(namespace.plan(wanted))) == len(wanted)
 
 
-def test_a_rule_that_nobody_asked_for_is_drift_of_its_subscription() -> None:
+def test_unexpected_rule_is_drift_of_its_subscription() -> None:
     wanted = [Topic("t"), Subscription("t", "s"), Rule("t", "s", "eu", SqlFilter("a=1"))]
     [_, subscription, _] = existing(Namespace(wanted).plan(wanted))
     assert subscription.differences == (Difference("Rules", "eu", "$Default, eu"),)
@@ -160,7 +158,7 @@ def test_targets_that_are_not_described_are_those_that_must_be_there() -> None:
     assert list(external_targets(wanted).values()) == ["Dead"]
 
 
-def test_what_means_the_same_is_no_difference() -> None:
+def test_equivalent_values_are_no_difference() -> None:
     wanted = Queue("a", lock_duration="PT60S", forward_to="B", max_message_size_in_kilobytes=None)
     assert differences(wanted, Queue("A", forward_to="b", max_message_size_in_kilobytes=256)) == ()
     assert differences(Queue("a"), Queue("a", duplicate_detection_history_time_window="PT1H")) == ()

@@ -42,7 +42,7 @@ def outcomes(report: PartitionReport) -> list[Outcome]:
     return [item.outcome for item in report]
 
 
-async def test_five_gigabytes_on_standard_are_eighty_and_asking_again_changes_nothing() -> None:
+async def test_standard_multiplies_the_size_and_a_second_call_changes_nothing() -> None:
     async with Emulator(TIERS) as emulator:
         [made] = await create_partitioned(at(emulator, "contoso"), ORDERS)
         assert made.outcome is Outcome.CREATED
@@ -56,7 +56,7 @@ async def test_five_gigabytes_on_standard_are_eighty_and_asking_again_changes_no
         assert emulator.namespaces["contoso"].queue("orders").description == before
 
 
-async def test_what_was_asked_for_is_what_is_made() -> None:
+async def test_partitioned_entity_has_the_requested_properties() -> None:
     async with Emulator(TIERS) as emulator:
         queue = partitioned_queue("orders", 1, sessions=True, duplicates="1h")
         await create_partitioned(at(emulator, "contoso"), queue)
@@ -89,7 +89,7 @@ async def test_premium_in_two_partitions_has_the_size_once() -> None:
             await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 5))
 
 
-async def test_premium_in_one_piece_is_told_before_anything_is_asked_of_it() -> None:
+async def test_unpartitioned_premium_is_reported_before_other_calls() -> None:
     async with Emulator(TIERS) as emulator:
         emulator.faults.refuse_requests("whole", 403, method="PUT")
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
@@ -97,7 +97,7 @@ async def test_premium_in_one_piece_is_told_before_anything_is_asked_of_it() -> 
 
 
 @pytest.mark.parametrize("there", [None, "orders", "plain"])
-async def test_premium_of_several_units_in_one_piece_is_told_by_what_is_there_or_by_the_attempt(there) -> None:
+async def test_unpartitioned_premium_is_detected_by_its_entities_or_an_attempt(there) -> None:
     async with Emulator(TIERS) as emulator:
         namespace = emulator.namespaces["whole"]
         namespace.messaging_units = 4
@@ -142,7 +142,7 @@ async def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
         ),
     ],
 )
-async def test_what_is_there_is_never_changed(there, told) -> None:
+async def test_existing_entities_are_never_changed(there, told) -> None:
     async with Emulator(TIERS) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders", there)
@@ -163,7 +163,7 @@ async def test_the_name_of_another_kind_is_taken() -> None:
 
 
 @pytest.mark.parametrize("size", [10, 80])
-async def test_a_size_of_premium_is_refused_by_standard_before_it_is_made_in_either(size) -> None:
+async def test_size_of_premium_is_refused_by_standard_before_any_creation(size) -> None:
     async with Emulator(TIERS) as emulator:
         with pytest.raises(errors.UsageError, match=f"in contoso, of the tier Standard, cannot have {size} GB"):
             await create_partitioned(at(emulator, "wide", "contoso"), partitioned_queue("orders", size))
@@ -180,7 +180,7 @@ async def test_both_namespaces_get_it_and_a_dry_run_makes_it_in_neither() -> Non
         assert outcomes(await create_partitioned(both, ORDERS)) == [Outcome.EXISTING] * 2
 
 
-async def test_what_one_namespace_got_before_the_other_failed_is_in_the_report() -> None:
+async def test_report_has_the_creation_before_the_other_side_failed() -> None:
     async with Emulator(TIERS) as emulator:
         fault = emulator.faults.refuse_requests("wide", 500, method="PUT")
         both = at(emulator, "contoso", "wide")
@@ -200,7 +200,7 @@ async def test_two_at_once_both_find_it_there() -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [(429, errors.Throttled), (500, errors.Unavailable)])
-async def test_what_passes_is_tried_again_and_what_stays_is_told(status, error) -> None:
+async def test_transient_error_is_retried_and_a_lasting_one_reported(status, error) -> None:
     async with Emulator(TIERS) as emulator:
         emulator.faults.refuse_requests("contoso", status, method="PUT", count=1)
         assert outcomes(await create_partitioned(at(emulator, "contoso"), ORDERS, sleep=no_wait)) == [Outcome.CREATED]
@@ -221,7 +221,7 @@ async def test_a_key_that_may_only_listen_makes_nothing() -> None:
         assert namespace.queues() == []
 
 
-async def test_everything_is_listed_with_what_it_holds() -> None:
+async def test_every_entity_is_listed_with_its_size() -> None:
     async with Emulator(TIERS) as emulator:
         namespace = emulator.namespaces["contoso"]
         orders = namespace.create_queue("orders", replace(PARTITIONED, max_size_in_megabytes=5120))
@@ -270,7 +270,7 @@ async def signed_in(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
         yield emulator
 
 
-async def test_resource_manager_makes_and_lists_what_the_namespace_itself_does(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resource_manager_creates_and_lists_like_atom(monkeypatch: pytest.MonkeyPatch) -> None:
     async with signed_in(monkeypatch) as emulator:
         everywhere = at(emulator, "contoso", "wide", "basic")
         made = await create_partitioned(everywhere, ORDERS, group=GROUP)
@@ -288,7 +288,7 @@ async def test_resource_manager_makes_and_lists_what_the_namespace_itself_does(m
             await create_partitioned(at(emulator, "wide"), partitioned_queue("orders", 5, sessions=True), group=GROUP)
 
 
-async def test_resource_manager_knows_how_many_partitions_a_premium_namespace_has(
+async def test_resource_manager_reports_the_partitions_of_premium(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with signed_in(monkeypatch) as emulator:

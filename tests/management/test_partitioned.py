@@ -32,7 +32,7 @@ def test_the_size_that_is_asked_for_is_that_of_one_partition() -> None:
     assert partitioned_topic("news", 1) == Topic("news", enable_partitioning=True)
 
 
-def test_a_window_is_what_makes_an_entity_detect_duplicates() -> None:
+def test_window_enables_duplicate_detection() -> None:
     made = partitioned_topic("news", 1, duplicates="1h")
     assert (made.requires_duplicate_detection, made.duplicate_detection_history_time_window) == (True, "PT3600S")
     assert not ORDERS.requires_duplicate_detection
@@ -67,7 +67,7 @@ def test_a_window_is_what_makes_an_entity_detect_duplicates() -> None:
         ("orders", 5, {"forward_to": "next", "sessions": True}, "cannot forward its messages"),
     ],
 )
-def test_what_no_tier_has_is_refused_at_once(name, size, options, message) -> None:
+def test_request_beyond_every_tier_is_refused(name, size, options, message) -> None:
     with pytest.raises(UsageError) as refused:
         partitioned_queue(name, size, **options)
     assert message in refused.value.message
@@ -113,7 +113,7 @@ def test_basic_has_partitions_and_little_else(entity, what) -> None:
         (replace(ORDERS, forward_to="next"), "ForwardTo is next", "never changes an existing entity"),
     ],
 )
-def test_what_is_there_and_differs_is_left_as_it_is_and_the_way_is_told(existing, difference, advice) -> None:
+def test_different_existing_entity_is_refused_with_advice(existing, difference, advice) -> None:
     with pytest.raises(ServiceRefused, match=f"in contoso already, and is left as it is: {difference}") as refused:
         partitioned.check_same(ORDERS, existing, "contoso")
     assert advice in refused.value.hint
@@ -127,7 +127,7 @@ def test_what_is_there_and_differs_is_left_as_it_is_and_the_way_is_told(existing
         replace(ORDERS, duplicate_detection_history_time_window="PT1M"),
     ],
 )
-def test_what_was_not_asked_for_makes_no_difference(existing) -> None:
+def test_properties_not_requested_are_not_compared(existing) -> None:
     partitioned.check_same(ORDERS, existing, "contoso")
 
 
@@ -148,7 +148,7 @@ def test_the_hundred_and_first_partitioned_entity_is_refused() -> None:
         partitioned.check_room(ORDERS, [*PARTITIONED[1:], Topic("news", enable_partitioning=True)], STANDARD, "contoso")
 
 
-def test_what_is_forwarded_to_must_be_there() -> None:
+def test_forward_target_must_exist() -> None:
     forwarding = partitioned_queue("orders", 5, forward_to="next")
     partitioned.check_room(forwarding, [Topic("Next")], STANDARD, "contoso")
     with pytest.raises(UsageError, match="orders cannot forward to next: contoso has no"):
@@ -180,7 +180,7 @@ def test_a_premium_namespace_in_one_piece_has_nothing_partitioned(others, units)
 
 
 @given(queues)
-def test_what_was_made_is_what_is_asked_for_a_second_time(made) -> None:
+def test_created_entity_equals_a_second_request(made) -> None:
     partitioned.check_same(made, made, "contoso")
     assert made.enable_partitioning
 

@@ -36,7 +36,7 @@ def names(report: EntityReport, outcome: Outcome) -> list[str]:
     return [item.name.rsplit("/", 1)[1] for item in report.of(outcome)]
 
 
-async def test_what_was_provisioned_has_the_old_description_and_passes_the_audit() -> None:
+async def test_provisioned_queues_have_the_old_description_and_pass_audit() -> None:
     async with Emulator() as emulator:
         report = await provision(pair_on(emulator, 12))
         assert names(report, Outcome.CREATED) == [str(index) for index in range(12)]
@@ -56,7 +56,7 @@ async def test_what_was_provisioned_has_the_old_description_and_passes_the_audit
         assert emulator.namespaces["contoso"].queues() == []
 
 
-async def test_two_that_provision_at_the_same_time_do_not_hinder_each_other() -> None:
+async def test_concurrent_provision_runs_both_succeed() -> None:
     async with Emulator() as emulator:
         pair = pair_on(emulator, 10)
         reports = await asyncio.gather(*(provision(pair, sleep=no_wait) for _ in range(3)))
@@ -64,7 +64,7 @@ async def test_two_that_provision_at_the_same_time_do_not_hinder_each_other() ->
         assert sum(len(report.of(Outcome.CREATED)) for report in reports) == 10
 
 
-async def test_drift_is_told_and_never_changed() -> None:
+async def test_drift_is_reported_and_never_changed() -> None:
     async with Emulator() as emulator:
         namespace = emulator.namespaces["contoso-dr"]
         namespace.create_queue(FIRST, QueueDescription(max_delivery_count=10))
@@ -76,7 +76,7 @@ async def test_drift_is_told_and_never_changed() -> None:
         assert namespace.queue(FIRST).description == before
 
 
-async def test_a_partitioned_queue_is_told_as_such_and_is_no_drift() -> None:
+async def test_partitioned_queue_is_reported_and_is_no_drift() -> None:
     async with Emulator() as emulator:
         await provision(pair_on(emulator, 1))
         namespace = emulator.namespaces["contoso-dr"]
@@ -103,7 +103,7 @@ async def test_an_expired_token_is_not_accepted() -> None:
             await audit(pair_on(emulator, credential=SasToken(token)), sleep=no_wait)
 
 
-async def test_a_key_without_the_manage_claim_is_told_so_and_nothing_is_made() -> None:
+async def test_key_without_manage_creates_nothing() -> None:
     async with Emulator() as emulator:
         namespace = emulator.namespaces["contoso-dr"]
         namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
@@ -113,7 +113,7 @@ async def test_a_key_without_the_manage_claim_is_told_so_and_nothing_is_made() -
         assert namespace.queues() == []
 
 
-async def test_a_namespace_that_is_down_is_unavailable_and_up_again_it_is_provisioned() -> None:
+async def test_provision_works_after_an_outage() -> None:
     async with Emulator() as emulator:
         outage = emulator.faults.namespace_down("contoso-dr")
         with pytest.raises(errors.Unavailable):

@@ -89,7 +89,7 @@ def everything(emulator: Emulator) -> set[str]:
     return found
 
 
-async def test_both_namespaces_get_all_of_it_and_a_second_run_finds_it_as_it_should_be() -> None:
+async def test_both_namespaces_get_all_entities_and_a_second_run_changes_none() -> None:
     async with open_emulator() as emulator:
         report = await provisioned(emulator)
         assert provision_exit_code(report, strict=True) == 0
@@ -107,7 +107,7 @@ async def test_both_namespaces_get_all_of_it_and_a_second_run_finds_it_as_it_sho
         assert everything(emulator) == made
 
 
-async def test_what_was_created_reads_back_as_it_was_asked_for() -> None:
+async def test_created_entities_read_back_equal() -> None:
     async with open_emulator() as emulator:
         await provisioned(emulator)
         endpoint = endpoint_from_connection_string(emulator.namespaces[HERE].connection_string, name=HERE)
@@ -131,7 +131,7 @@ async def test_what_was_created_reads_back_as_it_was_asked_for() -> None:
                 await control.read(Subscription("events", "unheard-of"))
 
 
-async def test_a_dry_run_says_it_all_and_creates_nothing() -> None:
+async def test_dry_run_reports_all_and_creates_nothing() -> None:
     async with open_emulator() as emulator:
         report = await provisioned(emulator, dry_run=True)
         assert {item.outcome for item in report} == {Outcome.WOULD_CREATE}
@@ -139,7 +139,7 @@ async def test_a_dry_run_says_it_all_and_creates_nothing() -> None:
         assert everything(emulator) == set()
 
 
-async def test_what_differs_is_told_and_never_changed() -> None:
+async def test_drift_is_reported_and_not_changed() -> None:
     async with open_emulator() as emulator:
         namespace = emulator.namespaces[HERE]
         namespace.create_queue("second", QueueDescription(max_delivery_count=3))
@@ -188,7 +188,7 @@ async def test_a_conflict_is_read_again_and_compared() -> None:
 
 
 @pytest.mark.parametrize(("status", "sub_code"), [(429, 50004), (500, None), (503, 50009), (409, 40901)])
-async def test_what_passes_is_tried_again(status: int, sub_code: int | None) -> None:
+async def test_transient_error_is_retried(status: int, sub_code: int | None) -> None:
     async with open_emulator() as emulator:
         emulator.faults.refuse_requests(HERE, status, "a", method="PUT", count=2, sub_code=sub_code)
         events: list[object] = []
@@ -210,7 +210,7 @@ async def test_the_service_is_left_alone_for_as_long_as_it_asks() -> None:
     assert 33 <= max(waited) <= 50
 
 
-async def test_one_that_cannot_be_made_is_named_with_what_needs_it_and_the_others_are_made() -> None:
+async def test_failed_entity_and_its_dependents_are_named_and_others_created() -> None:
     async with open_emulator() as emulator:
         emulator.faults.refuse_requests(HERE, 500, "events", method="PUT")
         report = await provisioned(emulator)
@@ -236,7 +236,7 @@ async def test_the_services_own_rule_stays_where_another_could_not_be_made() -> 
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_who_is_not_let_in_half_way_is_told_what_was_created_and_nothing_more_is_tried(status: int) -> None:
+async def test_access_refused_midway_reports_creations_and_stops(status: int) -> None:
     async with open_emulator() as emulator:
         emulator.faults.refuse_requests(THERE, status, "second", method="PUT")
         many = layout(*(Queue(f"q{number}") for number in range(60)), Queue("second"), *LAYOUT.entities[4:5])
@@ -249,7 +249,7 @@ async def test_who_is_not_let_in_half_way_is_told_what_was_created_and_nothing_m
         assert len(list(report)) == 2 * len(many.entities) + 40
 
 
-async def test_who_is_not_let_in_at_the_start_creates_nothing() -> None:
+async def test_access_refused_at_the_start_creates_nothing() -> None:
     async with open_emulator() as emulator:
         emulator.namespaces[HERE].keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
         with pytest.raises(errors.AccessError):
@@ -257,7 +257,7 @@ async def test_who_is_not_let_in_at_the_start_creates_nothing() -> None:
         assert everything(emulator) == set()
 
 
-async def test_a_stop_ends_what_is_on_its_way_and_says_what_was_created() -> None:
+async def test_stop_ends_pending_calls_and_reports_creations() -> None:
     def made(event: object) -> bool:
         return getattr(event, "outcome", "") == Outcome.CREATED
 
@@ -282,7 +282,7 @@ async def test_a_stop_before_anything_was_read_says_that_nothing_was_tried() -> 
         assert everything(emulator) == set()
 
 
-async def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt() -> None:
+async def test_call_without_answer_at_a_stop_is_in_doubt() -> None:
     async with open_emulator() as emulator:
         stop = asyncio.Event()
 
@@ -306,7 +306,7 @@ async def test_what_gets_no_answer_while_a_run_is_to_end_is_in_doubt() -> None:
         assert everything(emulator) == {f"{THERE}:{doubtful.name}"}
 
 
-async def test_what_was_created_without_an_answer_was_created() -> None:
+async def test_creation_without_answer_is_recognised() -> None:
     async with open_emulator() as emulator:
         unanswered = {each.path for each in LAYOUT.entities}
 
@@ -331,7 +331,7 @@ async def test_what_was_created_without_an_answer_was_created() -> None:
         assert not any(each.endswith("audit/$Default") for each in everything(emulator))
 
 
-async def test_a_name_that_something_else_has_is_told_and_so_is_what_needs_it() -> None:
+async def test_taken_name_and_its_dependents_are_reported() -> None:
     async with open_emulator() as emulator:
         emulator.namespaces[HERE].create_queue("events", QueueDescription())
         for dry_run in (True, False):
@@ -365,7 +365,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("wanted", "tier", "told"), REFUSED)
-async def test_what_the_namespaces_would_refuse_is_told_before_anything_is_made(
+async def test_refusals_of_the_tier_are_reported_before_any_creation(
     wanted: EntitiesDocument, tier: str, told: str
 ) -> None:
     async with open_emulator(tier) as emulator:
@@ -375,7 +375,7 @@ async def test_what_the_namespaces_would_refuse_is_told_before_anything_is_made(
         assert everything(emulator) == set()
 
 
-async def test_the_hundred_and_first_partitioned_entity_is_told_before_anything_is_made() -> None:
+async def test_partitioned_entity_101_is_refused_before_any_creation() -> None:
     async with open_emulator() as emulator:
         there = emulator.namespaces[THERE]
         for number in range(98):
@@ -392,7 +392,7 @@ async def test_the_hundred_and_first_partitioned_entity_is_told_before_anything_
 
 
 @pytest.mark.parametrize("asking", [False, True])
-async def test_in_a_partitioned_premium_namespace_everything_is_partitioned(asking: bool) -> None:
+async def test_partitioned_premium_namespace_partitions_every_entity(asking: bool) -> None:
     async with open_emulator("premium", "premium", 2) as emulator:
         wanted = layout(
             Queue("a", max_size_in_megabytes=5120, enable_partitioning=asking), Topic("t", enable_partitioning=asking)
@@ -406,14 +406,14 @@ async def test_in_a_partitioned_premium_namespace_everything_is_partitioned(aski
 
 
 @pytest.mark.parametrize(("tier", "other", "partitions"), [("basic", "standard", 1), ("premium", "premium", 4)])
-async def test_what_a_tier_has_by_itself_is_no_drift(tier: str, other: str, partitions: int) -> None:
+async def test_default_of_the_tier_is_no_drift(tier: str, other: str, partitions: int) -> None:
     async with open_emulator(tier, other, partitions) as emulator:
         for outcome in (Outcome.CREATED, Outcome.EXISTING):
             report = await provisioned(emulator, layout(Queue("a")))
             assert {item.outcome for item in report} == {outcome}
 
 
-async def test_what_no_namespace_would_take_is_told_before_anything_is_asked() -> None:
+async def test_violations_are_reported_before_any_call() -> None:
     bad = [
         layout(Queue("a", lock_duration="PT6M")),
         layout(Queue("contoso/x-servicebus-transfer/3")),

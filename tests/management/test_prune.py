@@ -147,7 +147,7 @@ async def test_without_consent_there_is_only_a_plan() -> None:
         assert [queue.description for queue in w.secondary.queues()] == before
 
 
-async def test_only_what_somebody_agreed_to_goes() -> None:
+async def test_only_confirmed_queues_are_removed() -> None:
     async with world("7", "8") as w:
         assert outcomes(await w.prune(only=["contoso/x-servicebus-transfer/8"])) == {"8": "removed"}
         assert w.names() == ["0", "7"]
@@ -233,7 +233,7 @@ async def test_a_message_that_comes_meanwhile_keeps_the_queue_and_its_status(mom
         assert "delete" not in w.steps
 
 
-async def test_nothing_can_be_sent_between_the_last_look_and_the_end() -> None:
+async def test_no_message_can_be_sent_between_last_check_and_deletion() -> None:
     async with world() as w:
         queue, refused = w.queue("7"), []
 
@@ -248,7 +248,7 @@ async def test_nothing_can_be_sent_between_the_last_look_and_the_end() -> None:
         assert refused == ["look", "exact_counts", "delete"]
 
 
-async def test_a_queue_that_somebody_enables_meanwhile_is_kept() -> None:
+async def test_queue_enabled_by_another_client_is_kept() -> None:
     async with world() as w:
         queue = w.queue("7")
 
@@ -265,7 +265,7 @@ async def test_a_queue_that_somebody_enables_meanwhile_is_kept() -> None:
         assert queue.description.status == "Active"
 
 
-async def test_a_status_that_somebody_else_sets_meanwhile_stays() -> None:
+async def test_status_set_by_another_client_is_kept() -> None:
     async with world() as w:
         queue = w.queue("7")
 
@@ -279,7 +279,7 @@ async def test_a_status_that_somebody_else_sets_meanwhile_stays() -> None:
         assert queue.description.status == "Disabled"
 
 
-async def test_a_queue_is_looked_into_with_its_dead_letters() -> None:
+async def test_peek_includes_the_dead_letter_queue() -> None:
     async with world() as w:
         for fill, found in ((None, False), (dead, True), (put, True)):
             queue = w.queue("7")
@@ -289,7 +289,7 @@ async def test_a_queue_is_looked_into_with_its_dead_letters() -> None:
             w.secondary.delete_queue(queue.path)
 
 
-async def test_a_queue_that_somebody_deletes_meanwhile_is_gone() -> None:
+async def test_concurrently_deleted_queue_is_gone() -> None:
     for moment in STEPS:
         async with world("7") as w:
 
@@ -333,7 +333,7 @@ async def test_after_a_failure_the_queue_is_as_it_was(
         assert queue.description == before
 
 
-async def test_where_it_is_not_known_whether_a_queue_is_deleted_nothing_is_let_in_again() -> None:
+async def test_queue_stays_disabled_while_its_deletion_is_in_doubt() -> None:
     async with world() as w:
         queue = w.queue("7")
 
@@ -349,7 +349,7 @@ async def test_where_it_is_not_known_whether_a_queue_is_deleted_nothing_is_let_i
         assert outcomes(await w.prune()) == {"7": "removed"}
 
 
-async def test_a_status_that_cannot_be_put_back_is_told() -> None:
+async def test_failed_restore_of_the_status_is_reported() -> None:
     async with world() as w:
         queue = w.queue("7")
 
@@ -397,7 +397,7 @@ async def test_without_the_listen_claim_nothing_is_removed() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
-async def test_one_who_is_interrupted_puts_back_what_is_not_deleted(step: str, when: str) -> None:
+async def test_interrupt_restores_the_status_of_remaining_queues(step: str, when: str) -> None:
     async with world() as w:
         queue = w.queue("7")
         before = queue.description
@@ -411,7 +411,7 @@ async def test_one_who_is_interrupted_puts_back_what_is_not_deleted(step: str, w
             assert step == "delete"
 
 
-async def test_one_who_is_interrupted_while_a_deletion_is_refused_puts_back_too() -> None:
+async def test_interrupt_during_a_refused_deletion_restores_the_status() -> None:
     async with world() as w:
         queue = w.queue("7")
         before, pruning = queue.description, asyncio.create_task(w.prune_watched())
@@ -448,7 +448,7 @@ DURATIONS = st.sampled_from([2**63 - 1, 600 * SECOND_TICKS, 86_400 * SECOND_TICK
     status=st.sampled_from(["Active", "Disabled", "ReceiveDisabled"]),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-async def test_a_queue_that_is_put_back_has_the_very_description_that_it_had(
+async def test_restored_queue_has_its_former_description(
     partitioned: bool,
     size: int,
     ttl: int,
@@ -505,7 +505,7 @@ def normal(description: QueueDescription) -> QueueDescription:
     return replace(description, authorization_rules=rules)
 
 
-async def test_what_is_written_is_the_size_of_a_partition_and_the_longest_time_that_there_is() -> None:
+async def test_update_sends_the_chosen_size_and_the_longest_time() -> None:
     async with world() as w:
         forever = 2**63 - 1
         queue = w.queue(
@@ -545,9 +545,7 @@ NAMES = st.one_of(
     count=st.integers(1, 6),
 )
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-async def test_what_is_removed_was_empty_under_the_prefix_and_beyond_the_count(
-    queues: dict[str, tuple[bool, str]], count: int
-) -> None:
+async def test_removed_queues_were_empty_and_unexpected(queues: dict[str, tuple[bool, str]], count: int) -> None:
     queues = {name: what for name, what in queues.items() if name == name.lower() or name.lower() not in queues}
 
     async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:

@@ -43,9 +43,7 @@ all_counts = st.builds(Counts, *[st.sampled_from([0, 0, 0, 1])] * len(fields(Cou
 
 
 @given(there=st.lists(st.builds(state, paths, all_counts), max_size=12), count=st.integers(1, 20))
-def test_only_empty_queues_under_the_prefix_and_beyond_the_count_would_be_removed(
-    there: list[QueueState], count: int
-) -> None:
+def test_only_empty_unexpected_queues_would_be_removed(there: list[QueueState], count: int) -> None:
     by_path = {each.spec.path: each for each in there}
     for candidate in prune_candidates(pair(count), list(by_path.values())):
         assert candidate.path.lower().startswith("contoso/x-servicebus-transfer/")
@@ -58,7 +56,7 @@ def test_only_empty_queues_under_the_prefix_and_beyond_the_count_would_be_remove
         backlog_plan.check_removable("contoso", count, candidate.path)
 
 
-def test_a_queue_that_nobody_has_counted_is_kept() -> None:
+def test_uncounted_queue_is_kept() -> None:
     there = QueueState(replace(backlog.queue_spec("contoso", 0), path="contoso/x-servicebus-transfer/7"))
     [candidate] = prune_candidates(pair(1), [there])
     assert candidate.keep == "the number of its messages is unknown"
@@ -76,7 +74,7 @@ def test_a_queue_that_nobody_has_counted_is_kept() -> None:
         "",
     ],
 )
-def test_what_is_not_extra_is_refused_once_more_before_it_is_touched(path: str) -> None:
+def test_check_refuses_queues_that_are_not_unexpected(path: str) -> None:
     with pytest.raises(Unsafe):
         backlog_plan.check_removable("contoso", 5, path)
 
@@ -85,7 +83,7 @@ def test_what_is_not_extra_is_refused_once_more_before_it_is_touched(path: str) 
 
 
 @given(wanted=st.sets(st.sampled_from(AuditFinding)))
-def test_an_audit_fails_on_what_was_found_and_named_and_on_nothing_else(wanted: set[AuditFinding]) -> None:
+def test_audit_fails_only_on_selected_findings(wanted: set[AuditFinding]) -> None:
     plan = backlog_plan.plan_backlog(
         backlog_plan.desired_queues(pair(2)), [state("contoso/x-servicebus-transfer/1", Counts(active=1, total=1))]
     )

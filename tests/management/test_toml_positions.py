@@ -89,7 +89,7 @@ def is_key(text: str, key: str | int) -> bool:
 
 
 @given(documents())
-def test_every_key_that_is_read_has_the_place_where_it_is_written(text: str) -> None:
+def test_every_key_has_its_position(text: str) -> None:
     try:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError:
