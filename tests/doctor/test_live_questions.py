@@ -68,11 +68,11 @@ async def test_partitioned_namespace_is_detected_by_its_refusal(partitions: int,
         assert checks["unpartitioned"].detail.observed == observed
 
 
-async def test_a_namespace_that_partitions_unasked_is_not_as_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_imposed_partitions_are_reported_beside_the_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
     def unasked(_: Namespace, wanted: QueueDescription) -> QueueDescription:
         return replace(wanted, enable_partitioning=True)
 
-    monkeypatch.setattr(Namespace, "_partitioned_as_a_whole", unasked)
+    monkeypatch.setattr(Namespace, "_check_namespace_partitioning", unasked)
 
     async with Emulator([RequestedNamespace("contoso", 0, "premium", 2)]) as emulator:
         checks, code = await ask(emulator)
