@@ -1,4 +1,4 @@
-"""A queue's description: defaults, limits, what an update may change."""
+"""The description of a queue: defaults, limits and immutable properties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(existing=None, **values) -> QueueDescription:
     return from_elements(QUEUE, QueueDescription(), values, existing)
 
 
-def test_what_is_left_out_is_the_services_default() -> None:
+def test_omitted_values_are_the_services_defaults() -> None:
     shown = {name: format_value(read(), name) for name in SETTABLE}
     assert shown == {
         "LockDuration": "PT1M",
@@ -54,7 +54,7 @@ def test_what_is_left_out_is_the_services_default() -> None:
         ("Status", "SendDisabled", "SendDisabled"),
     ],
 )
-def test_a_value_is_given_back_as_the_service_writes_it(name, text, shown) -> None:
+def test_a_value_is_written_as_the_service_writes_it(name, text, shown) -> None:
     assert format_value(read(**{name: text}), name) == shown
 
 
@@ -90,7 +90,7 @@ def test_a_value_outside_the_services_limits_is_refused_by_name(name, text) -> N
 
 
 @pytest.mark.parametrize("name", ["RequiresSession", "RequiresDuplicateDetection", "EnablePartitioning"])
-def test_what_was_chosen_at_creation_cannot_change(name) -> None:
+def test_immutable_properties_cannot_change(name) -> None:
     existing = read(**{name: "true"})
     assert read(existing, MaxDeliveryCount="3").max_delivery_count == 3
     assert format_value(read(existing), name) == "true"
@@ -102,7 +102,7 @@ def test_a_partitioned_queue_reads_back_sixteen_times_its_size() -> None:
     assert format_value(read(EnablePartitioning="true", MaxSizeInMegabytes="5120"), "MaxSizeInMegabytes") == "81920"
 
 
-def test_elements_come_in_the_services_order() -> None:
+def test_elements_must_be_in_the_services_order() -> None:
     QUEUE.check_order(list(ELEMENTS))
     QUEUE.check_order([])
     QUEUE.check_order(["Status", "AutoDeleteOnIdle", "ForwardTo", "UserMetadata"])
@@ -112,11 +112,11 @@ def test_elements_come_in_the_services_order() -> None:
 
 
 @pytest.mark.parametrize("path", ["orders", "contoso/x-servicebus-transfer/0", "A.b-c_d/1", "x" * 260])
-def test_paths_that_an_entity_can_have(path) -> None:
+def test_a_valid_path_is_accepted(path) -> None:
     check_path(path)
 
 
 @pytest.mark.parametrize("path", ["", "/orders", "a//b", "a/", "contoso~x/0", "größe", "a b", "$cbs", "x" * 261, "a\n"])
-def test_paths_that_no_entity_can_have(path) -> None:
+def test_an_invalid_path_is_refused(path) -> None:
     with pytest.raises(ArgumentInvalid):
         check_path(path)

@@ -1,4 +1,4 @@
-"""The queue engine, step by step, on a clock that only the test moves."""
+"""Operations of a queue's messages, on a manual clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MINUTE = 60_000
 
 
 class Taker:
-    """A consumer that takes up to `credit` messages whenever it is woken."""
+    """A consumer that receives up to `credit` messages when it is woken."""
 
     def __init__(self, queue: QueueEntity, credit: int) -> None:
         self.queue = queue
@@ -42,7 +42,7 @@ def numbers(messages: list[StoredMessage]) -> list[int]:
 
 
 def let_pass(namespace: Namespace, clock: ManualClock, ms: int) -> None:
-    """Moves the clock and lets the timers run, as the server's timer does."""
+    """Advance the clock and run the timers, as the server does."""
     clock.advance(ms)
     namespace.timers.advance(clock.now_ms())
 
@@ -90,7 +90,7 @@ def test_a_released_message_comes_back_uncounted(queue, put) -> None:
     assert (again.sequence_number, again.delivery_count) == (1, 0)
 
 
-def test_the_last_delivery_that_fails_sends_the_message_to_the_dead_letters(make_queue, put) -> None:
+def test_the_last_failed_delivery_dead_letters_the_message(make_queue, put) -> None:
     queue = make_queue("strict", max_delivery_count=2)
     put(to=queue)
     queue.messages.abandon(queue.messages.receive(1)[0].lock_token)
@@ -103,7 +103,7 @@ def test_the_last_delivery_that_fails_sends_the_message_to_the_dead_letters(make
     assert queue.messages.receive(1) == []
 
 
-def test_a_lock_that_runs_out_is_a_failed_delivery(namespace, queue, put, clock) -> None:
+def test_an_expired_lock_is_a_failed_delivery(namespace, queue, put, clock) -> None:
     put(2)
     lost = queue.messages.receive(1)[0].lock_token
     let_pass(namespace, clock, MINUTE)
@@ -113,7 +113,7 @@ def test_a_lock_that_runs_out_is_a_failed_delivery(namespace, queue, put, clock)
     assert [(message.sequence_number, message.delivery_count) for message in taken] == [(1, 1), (2, 0)]
 
 
-def test_a_lock_has_run_out_even_where_no_timer_ran(queue, put, clock) -> None:
+def test_a_lock_expires_without_the_timer(queue, put, clock) -> None:
     put()
     token = queue.messages.receive(1)[0].lock_token
     clock.advance(MINUTE)
@@ -122,7 +122,7 @@ def test_a_lock_has_run_out_even_where_no_timer_ran(queue, put, clock) -> None:
     assert numbers(queue.messages.receive(1)) == [1]
 
 
-def test_an_old_token_does_not_settle_the_next_delivery(queue, put) -> None:
+def test_an_old_token_does_not_settle_a_later_delivery(queue, put) -> None:
     put()
     old = queue.messages.receive(1)[0].lock_token
     queue.messages.abandon(old)
@@ -143,7 +143,7 @@ def test_a_renewed_lock_lasts_a_whole_lock_duration_from_then(queue, put, clock)
         queue.messages.renew(token)
 
 
-def test_the_lock_renewed_last_runs_out_last(namespace, queue, put, clock) -> None:
+def test_the_lock_renewed_last_expires_last(namespace, queue, put, clock) -> None:
     put(2)
     first, second = queue.messages.receive(2)
     clock.advance(MINUTE // 2)
@@ -185,7 +185,7 @@ def test_dead_lettering_keeps_the_reason_the_number_and_the_size(queue, put) -> 
     assert dead.sequence_number == 1
 
 
-def test_dead_letters_neither_expire_nor_die_again(make_queue, put, clock) -> None:
+def test_dead_letters_neither_expire_nor_reach_a_delivery_limit(make_queue, put, clock) -> None:
     queue = make_queue("q", max_delivery_count=1, default_message_time_to_live="PT2M")
     put(to=queue)
     queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
@@ -199,7 +199,7 @@ def test_dead_letters_neither_expire_nor_die_again(make_queue, put, clock) -> No
     assert queue.counts().total == 0
 
 
-def test_dead_letters_come_out_by_number_however_they_came_in(queue, put) -> None:
+def test_dead_letters_are_received_in_order_of_sequence_number(queue, put) -> None:
     put(3)
     for message in reversed(queue.messages.receive(3)):
         queue.messages.dead_letter(message.lock_token)
@@ -215,7 +215,7 @@ def test_an_expired_message_is_dropped_by_default(namespace, queue, put, clock) 
     assert numbers(queue.messages.receive(9)) == [2]
 
 
-def test_an_expired_message_is_dead_lettered_where_the_description_says_so(namespace, make_queue, put, clock) -> None:
+def test_an_expired_message_is_dead_lettered_if_so_described(namespace, make_queue, put, clock) -> None:
     queue = make_queue("q", dead_lettering_on_message_expiration=True)
     put(to=queue, ttl_ms=1_000)
     let_pass(namespace, clock, 999)
@@ -224,7 +224,7 @@ def test_an_expired_message_is_dead_lettered_where_the_description_says_so(names
     assert queue.dead_letters.peek(0, 1)[0].dead_letter.reason == "TTLExpiredException"
 
 
-def test_the_queue_limits_how_long_a_message_lives(make_queue, put, clock) -> None:
+def test_the_queue_limits_the_time_to_live_of_a_message(make_queue, put, clock) -> None:
     queue = make_queue("q", default_message_time_to_live="PT10S")
     shorter, none, longer = put(to=queue, ttl_ms=5_000)[0], put(to=queue)[0], put(to=queue, ttl_ms=MINUTE)[0]
     at = clock.now_ms()
@@ -235,7 +235,7 @@ def test_a_message_without_a_time_to_live_never_expires(put) -> None:
     assert put()[0].expires_at_ms == NEVER
 
 
-def test_an_expired_message_stays_its_receivers_while_it_is_locked(make_queue, put, clock) -> None:
+def test_a_locked_message_does_not_expire(make_queue, put, clock) -> None:
     queue = make_queue("q", dead_lettering_on_message_expiration=True)
     put(2, to=queue, ttl_ms=1_000)
     first, second = queue.messages.receive(2)
@@ -246,7 +246,7 @@ def test_an_expired_message_stays_its_receivers_while_it_is_locked(make_queue, p
     assert numbers(queue.dead_letters.receive(9)) == [2]
 
 
-def test_a_scheduled_message_waits_and_then_joins_the_end_under_a_new_number(namespace, queue, put, clock) -> None:
+def test_a_scheduled_message_joins_the_end_under_a_new_number(namespace, queue, put, clock) -> None:
     at = clock.now_ms() + MINUTE
     assert queue.schedule([StoredMessage(Sections(), 100, scheduled_at_ms=at)]) == [1]
     put()
@@ -259,7 +259,7 @@ def test_a_scheduled_message_waits_and_then_joins_the_end_under_a_new_number(nam
     assert queue.size_bytes == 200
 
 
-def test_a_schedule_in_the_past_is_no_schedule(queue, put, clock) -> None:
+def test_a_message_scheduled_in_the_past_is_enqueued_at_once(queue, put, clock) -> None:
     put(scheduled_at_ms=clock.now_ms() - 1)
     assert numbers(queue.messages.receive(1)) == [1]
 
@@ -271,7 +271,7 @@ def test_a_scheduled_messages_time_to_live_starts_when_it_is_enqueued(namespace,
     assert message.expires_at_ms == clock.now_ms() + 1_000
 
 
-def test_cancelling_takes_all_of_the_scheduled_messages_or_none(namespace, queue, put, clock) -> None:
+def test_all_scheduled_messages_are_cancelled_or_none(namespace, queue, put, clock) -> None:
     at = clock.now_ms() + MINUTE
     put(3, scheduled_at_ms=at)
     put()
@@ -297,7 +297,7 @@ def test_a_deferred_message_is_received_by_its_number_only(queue, put) -> None:
     assert queue.counts().active == 1
 
 
-def test_peek_shows_every_message_from_a_number_on_and_changes_nothing(queue, put, clock) -> None:
+def test_peek_returns_messages_from_a_number_and_changes_nothing(queue, put, clock) -> None:
     put(3)
     put(scheduled_at_ms=clock.now_ms() + 1)
     queue.messages.receive(1)
@@ -339,7 +339,7 @@ def test_a_disabled_queue_refuses(make_queue, put, status, sends, receives) -> N
     assert not sends
 
 
-def test_a_deleted_queue_drops_everything_and_says_so_once(namespace, queue, put, clock) -> None:
+def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, put, clock) -> None:
     put(2, ttl_ms=1_000)
     token = queue.messages.receive(1)[0].lock_token
     told = []
@@ -371,7 +371,7 @@ def test_waiting_consumers_take_turns(queue, put) -> None:
     assert [taker.got for taker in takers] == [[1, 4], [2, 5], [3, 6]]
 
 
-def test_a_burst_goes_to_the_first_in_line_as_far_as_it_takes(queue, put) -> None:
+def test_a_burst_goes_to_the_first_consumer_up_to_its_credit(queue, put) -> None:
     takers = [Taker(queue, credit=2), Taker(queue, credit=5)]
     for taker in takers:
         taker.wake()
@@ -379,7 +379,7 @@ def test_a_burst_goes_to_the_first_in_line_as_far_as_it_takes(queue, put) -> Non
     assert [taker.got for taker in takers] == [[1, 2], [3, 4, 5]]
 
 
-def test_a_consumer_that_withdrew_is_not_woken(queue, put) -> None:
+def test_a_removed_consumer_is_not_woken(queue, put) -> None:
     taker = Taker(queue, credit=1)
     taker.wake()
     queue.messages.remove_consumer(taker)
@@ -387,7 +387,7 @@ def test_a_consumer_that_withdrew_is_not_woken(queue, put) -> None:
     assert taker.got == []
 
 
-def test_a_message_that_comes_back_wakes_whoever_waits(namespace, queue, put, clock) -> None:
+def test_a_returned_message_wakes_a_waiting_consumer(namespace, queue, put, clock) -> None:
     put(2)
     held = queue.messages.receive(2)
     taker = Taker(queue, credit=5)
@@ -424,7 +424,7 @@ def test_a_burst_of_sends_wakes_a_consumer_once(clock) -> None:
     assert taker.got == [1, 2, 3, 4]
 
 
-def test_a_newcomer_does_not_overtake_those_who_wait(clock) -> None:
+def test_a_new_consumer_does_not_overtake_waiting_ones(clock) -> None:
     soon = []
     queue = Namespace("contoso", clock, call_soon=soon.append).create_queue("orders")
     first, newcomer = Taker(queue, credit=1), Taker(queue, credit=1)
@@ -435,7 +435,7 @@ def test_a_newcomer_does_not_overtake_those_who_wait(clock) -> None:
     assert (first.got, newcomer.got) == ([1], [])
 
 
-def test_the_agenda_knows_the_next_deadline_of_all_queues(namespace, make_queue, put, clock) -> None:
+def test_timers_return_the_next_deadline_of_all_queues(namespace, make_queue, put, clock) -> None:
     slow, fast = make_queue("slow", lock_duration="PT5M"), make_queue("fast", lock_duration="PT10S")
     earlier = []
     namespace.timers.on_earlier = lambda: earlier.append(namespace.timers.next_deadline_ms())
@@ -449,7 +449,7 @@ def test_the_agenda_knows_the_next_deadline_of_all_queues(namespace, make_queue,
     assert namespace.timers.next_deadline_ms() == clock.now_ms() + 10_000
 
 
-def test_short_lived_messages_leave_nothing_behind_one_that_stays(namespace, queue, put, clock) -> None:
+def test_void_entries_behind_a_long_lived_message_are_swept(namespace, queue, put, clock) -> None:
     put()
     for _ in range(100):
         put(50, ttl_ms=10)
@@ -459,7 +459,7 @@ def test_short_lived_messages_leave_nothing_behind_one_that_stays(namespace, que
     assert len(queue.messages._expiries) < 500
 
 
-def test_messages_settled_early_leave_no_deadlines_behind(make_queue, put) -> None:
+def test_deadlines_of_settled_messages_are_swept(make_queue, put) -> None:
     queue = make_queue("q", default_message_time_to_live="P14D")
     for _ in range(100):
         put(50, to=queue)

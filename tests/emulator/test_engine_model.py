@@ -1,4 +1,4 @@
-"""The engine beside a model so simple that it is plainly right: one list, looked through for every question."""
+"""Random operations on the engine and on a simple model, one list searched for every question, with equal results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUEUE_TTL_MS = 5_000
 
 @dataclass
 class Known:
-    """What the model knows of one message."""
+    """The model of one message."""
 
     number: int
     size: int
@@ -153,7 +153,7 @@ class EngineBesideModel(RuleBasedStateMachine):
 
     @rule(ms=st.integers(1, 2_500), timer=st.booleans())
     def time_passes(self, ms, timer) -> None:
-        """With or without the server's timer: what an operation answers must not depend on it."""
+        """Advance the clock, with or without running timers: results must not depend on that."""
         self.clock.advance(ms)
         self.model.pass_time(ms)
         if timer:
@@ -276,7 +276,7 @@ test_the_engine_and_the_model_agree = EngineBesideModel.TestCase
 
 @dataclass
 class Told:
-    """What the second model knows of one message of one session."""
+    """The second model's record of one message of one session."""
 
     number: int
     session: str
@@ -286,7 +286,7 @@ class Told:
 
 
 class SessionsBesideModel(RuleBasedStateMachine):
-    """Sessions, deferral and duplicates: who holds what, and in which order it comes."""
+    """Sessions, deferral and duplicates: holders and order."""
 
     WINDOW_MS = 20_000
     NAMES = ("a", "b", "c")

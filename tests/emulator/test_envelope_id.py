@@ -1,4 +1,4 @@
-"""A message that comes without an id is given one; nothing else of its properties is touched."""
+"""Messages without an id get one; the other properties stay unchanged."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def taken_in(properties: bytes) -> Sections:
     [b"", section(PROPERTIES, b"\x45"), section(PROPERTIES, b"\xc0\x01\x00"), section(PROPERTIES, b"\xc0\x02\x01\x40")],
     ids=["no properties", "an empty list", "no fields", "one field of nothing"],
 )
-def test_what_says_nothing_of_itself_gets_an_id(properties: bytes) -> None:
+def test_a_message_without_id_gets_one(properties: bytes) -> None:
     ids = {taken_in(properties).read_properties().message_id for _ in range(3)}
     assert len(ids) == 3
     assert {len(str(each)) for each in ids} == {32}
 
 
 @pytest.mark.parametrize("subject", ["s", "s" * 225, "s" * 1000])
-def test_the_other_properties_stay_as_they_are(subject: str) -> None:
+def test_the_other_properties_stay_unchanged(subject: str) -> None:
     properties = Properties(subject=subject, content_type="text/plain", group_id="g", creation_time=5)
     read = taken_in(properties.encode()).read_properties()
     assert read.message_id is not None
@@ -48,5 +48,5 @@ def test_the_other_properties_stay_as_they_are(subject: str) -> None:
         b"\x00" + codec.encode(Symbol("amqp:properties:list")) + b"\xc0\x04\x01\xa1\x01x",
     ],
 )
-def test_an_id_stays_whatever_it_is(properties: bytes) -> None:
+def test_an_id_of_any_type_stays_unchanged(properties: bytes) -> None:
     assert taken_in(properties).properties == properties

@@ -1,4 +1,4 @@
-"""What the service remembers of properties is what they say, whatever their id."""
+"""Cached fields of properties equal the decoded ones, for every message id."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decoded(raw: bytes, *, with_id: bool) -> tuple[object, ...] | None:
 
 
 @given(properties, st.booleans())
-def test_what_is_read_is_what_is_said(said: Properties, with_id: bool) -> None:
+def test_the_fields_read_equal_the_decoded_properties(said: Properties, with_id: bool) -> None:
     raw = said.encode()
     found = read(raw, with_id=with_id)
     wanted = decoded(raw, with_id=with_id)
@@ -51,7 +51,7 @@ def test_what_is_read_is_what_is_said(said: Properties, with_id: bool) -> None:
 
 
 @given(properties, st.data())
-def test_what_is_damaged_is_refused_or_read_as_it_is(said: Properties, data: st.DataObject) -> None:
+def test_damaged_properties_are_refused_or_read_as_decoded(said: Properties, data: st.DataObject) -> None:
     raw = bytearray(said.encode())
     raw[data.draw(st.integers(3, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:

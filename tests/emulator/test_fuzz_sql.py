@@ -1,7 +1,7 @@
-"""Filters and actions, broken: whatever their text, it is refused in the service's terms, or it can be evaluated.
+"""Broken filters and actions: each text is refused with the service's error, or can be evaluated.
 
-The texts are pieces of valid ones, left out, doubled, mixed and nested. Evaluating answers, or says why it cannot, in
-bounded time. The quick runs are for every day; `-m slow` runs the long ones.
+Texts are pieces of valid ones, omitted, doubled, mixed and nested. Evaluation returns or fails in bounded time.
+`-m slow` selects the long runs.
 """
 
 from __future__ import annotations
@@ -122,31 +122,31 @@ def survive(text: str, *, action: bool) -> None:
 
 
 @pytest.mark.parametrize("text", FILTERS + ACTIONS)
-def test_the_unbroken_inputs_are_valid(text: str) -> None:
+def test_the_seed_inputs_are_valid(text: str) -> None:
     assert SqlRuleFilter(text) if text in FILTERS else SqlAction(text)
 
 
 @QUICK
 @given(broken_texts(FILTERS))
-def test_broken_filters_harm_nobody(text: str) -> None:
+def test_broken_filters_are_refused_or_evaluated(text: str) -> None:
     survive(text, action=False)
 
 
 @QUICK
 @given(broken_texts(ACTIONS))
-def test_broken_actions_harm_nobody(text: str) -> None:
+def test_broken_actions_are_refused_or_applied(text: str) -> None:
     survive(text, action=True)
 
 
 @pytest.mark.slow
 @LONG
 @given(broken_texts(FILTERS))
-def test_broken_filters_harm_nobody_for_long(text: str) -> None:
+def test_broken_filters_are_refused_or_evaluated_long_run(text: str) -> None:
     survive(text, action=False)
 
 
 @pytest.mark.slow
 @LONG
 @given(broken_texts(ACTIONS))
-def test_broken_actions_harm_nobody_for_long(text: str) -> None:
+def test_broken_actions_are_refused_or_applied_long_run(text: str) -> None:
     survive(text, action=True)

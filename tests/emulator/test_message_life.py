@@ -1,4 +1,4 @@
-"""Duplicates, forwarding, deletion and idleness, step by step, on a clock that only the test moves."""
+"""Duplicates, forwarding, deletion and idleness, on a manual clock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def annotations_of(message: StoredMessage):
 # Duplicates
 
 
-def test_an_id_is_taken_in_once(make_queue) -> None:
+def test_a_message_id_is_enqueued_once(make_queue) -> None:
     queue = make_queue(requires_duplicate_detection=True)
     queue.send(named("a", "b", "a", None, None))
     queue.send(named("b"))
@@ -57,7 +57,7 @@ def test_an_id_is_taken_in_once(make_queue) -> None:
     assert queue.size_bytes == 40
 
 
-def test_a_repeated_message_has_the_number_of_the_first(make_queue, clock) -> None:
+def test_a_duplicate_gets_the_sequence_number_of_the_first(make_queue, clock) -> None:
     queue = make_queue(requires_duplicate_detection=True)
     at = clock.now_ms() + MINUTE
     first = queue.schedule(named("a", scheduled_at_ms=at))
@@ -67,7 +67,7 @@ def test_a_repeated_message_has_the_number_of_the_first(make_queue, clock) -> No
     assert queue.counts().total == 0
 
 
-def test_an_id_is_forgotten_with_its_window(make_queue, clock) -> None:
+def test_an_id_is_accepted_again_after_the_window(make_queue, clock) -> None:
     queue = make_queue(requires_duplicate_detection=True, duplicate_detection_history_time_window="PT1M")
     for _ in range(3):
         queue.send(named("a", "b"))
@@ -79,7 +79,7 @@ def test_an_id_is_forgotten_with_its_window(make_queue, clock) -> None:
     assert len(queue._duplicates) == 1
 
 
-def test_a_shorter_window_holds_for_what_was_seen_before(make_queue, clock) -> None:
+def test_a_shorter_window_applies_to_earlier_ids(make_queue, clock) -> None:
     queue = make_queue(requires_duplicate_detection=True)
     queue.send(named("a"))
     clock.advance(MINUTE)
@@ -104,7 +104,7 @@ def chain(make_queue, length: int) -> list:
     return [*queues, make_queue(f"q{length - 1}")]
 
 
-def test_a_message_is_forwarded_with_its_keys_and_its_first_number(make_queue) -> None:
+def test_a_forwarded_message_keeps_its_keys_and_first_number(make_queue) -> None:
     first, second = chain(make_queue, 2)
     second.send(named(None))
     first.send(named(None, session_id="s", partition_key="s"))
@@ -124,7 +124,7 @@ def test_a_message_goes_four_hops_and_no_further(make_queue) -> None:
     assert queues[4].counts().transfer_dead_letter == 1
 
 
-def test_a_circle_ends_too(make_queue) -> None:
+def test_a_forwarding_loop_ends(make_queue) -> None:
     queue = make_queue(forward_to="orders")
     queue.send(named(*[None] * 250))
     assert queue.counts().transfer_dead_letter == 250
@@ -144,7 +144,7 @@ def test_hops_are_counted_through_topics(namespace, make_queue) -> None:
     ("target", "reason"),
     [(None, "EntityNotFound"), ({"status": "Disabled"}, "EntityDisabled"), ({"requires_session": True}, "NotAllowed")],
 )
-def test_what_the_target_does_not_take_is_put_aside(make_queue, target, reason) -> None:
+def test_refused_messages_go_to_the_transfer_dead_letters(make_queue, target, reason) -> None:
     if target is not None:
         make_queue("target", **target)
     queue = make_queue(forward_to="target")
@@ -159,7 +159,7 @@ def faults(namespace) -> Faults:
 
 
 @pytest.mark.parametrize("down", ["q1", "q0"])
-def test_what_is_forwarded_waits_in_its_order_for_both_ends_to_be_up(make_queue, faults, down) -> None:
+def test_forwarding_waits_in_order_until_both_entities_are_up(make_queue, faults, down) -> None:
     first, second = chain(make_queue, 2)
     with faults.during("entity-down", "contoso", entity=down):
         first.send(named("a"))
@@ -172,7 +172,7 @@ def test_what_is_forwarded_waits_in_its_order_for_both_ends_to_be_up(make_queue,
     assert first.counts().total == first.size_bytes == 0
 
 
-def test_dead_letters_wait_too_and_so_do_subscriptions(namespace, make_queue, faults) -> None:
+def test_dead_letters_and_subscriptions_wait_for_their_target(namespace, make_queue, faults) -> None:
     make_queue("bin")
     queue = make_queue(forward_dead_lettered_messages_to="bin")
     subscription = namespace.create_topic("topic").create_subscription("s", SubscriptionDescription(forward_to="BIN"))
@@ -185,7 +185,7 @@ def test_dead_letters_wait_too_and_so_do_subscriptions(namespace, make_queue, fa
     assert queue.counts().total == subscription.counts().total == 0
 
 
-def test_a_target_that_is_deleted_while_it_is_down_takes_nothing(namespace, make_queue, faults) -> None:
+def test_a_target_deleted_while_down_receives_nothing(namespace, make_queue, faults) -> None:
     first, _ = chain(make_queue, 2)
     with faults.during("entity-down", "contoso", entity="q1"):
         first.send(named("a"))
@@ -203,7 +203,7 @@ def test_a_target_that_is_deleted_while_it_is_down_takes_nothing(namespace, make
         (ServiceUnavailable, "Unavailable"),
     ],
 )
-def test_an_error_of_forwarding_becomes_a_reason(make_queue, monkeypatch, error, reason) -> None:
+def test_a_forwarding_error_becomes_the_dead_letter_reason(make_queue, monkeypatch, error, reason) -> None:
     target, queue = make_queue("target"), make_queue(forward_to="target")
 
     def failing(_messages) -> None:
@@ -217,7 +217,7 @@ def test_an_error_of_forwarding_becomes_a_reason(make_queue, monkeypatch, error,
 
 
 @pytest.mark.parametrize("detects", [True, False])
-def test_what_goes_to_a_partition_waits_for_it_and_so_does_what_follows(make_queue, faults, detects) -> None:
+def test_forwarding_to_a_partition_that_is_down_waits_in_order(make_queue, faults, detects) -> None:
     target = make_queue("target", enable_partitioning=True, requires_duplicate_detection=detects)
     queue = make_queue(forward_to="target")
     down = target.partitions.for_key("a")
@@ -262,7 +262,7 @@ def test_forwarding_can_begin_and_end_later(make_queue) -> None:
     assert (queue.counts().active, target.counts().active) == (1, 1)
 
 
-def test_the_target_knows_duplicates_by_the_bytes(make_queue) -> None:
+def test_the_target_reads_message_ids_to_detect_duplicates(make_queue) -> None:
     target = make_queue("target", requires_duplicate_detection=True)
     queue = make_queue(forward_to="target")
     for _ in range(2):
@@ -284,10 +284,10 @@ def test_the_transfer_dead_letters_have_an_address(namespace, make_queue) -> Non
         namespace.resolve("orders").check_receive()
 
 
-# Changed, deleted, disabled
+# Modify, delete, disable
 
 
-def test_properties_change_with_the_settlement(put) -> None:
+def test_settlement_modifies_application_properties(put) -> None:
     (message,) = put()
     properties = service_envelope.Map([("mine", "new"), ("other", True)])
     for _ in range(2):
@@ -311,7 +311,7 @@ CHANGES = service_envelope.Map([("note", "x" * 50)])
         "suspended",
     ],
 )
-def test_sizes_follow_what_settlements_change(namespace, make_queue, outcome, requires_session) -> None:
+def test_the_size_follows_modified_properties(namespace, make_queue, outcome, requires_session) -> None:
     queue = make_queue(requires_session=requires_session)
     queue.send([StoredMessage(Sections(), 100, session_id="s")])
     source = queue.messages.accept("s") if requires_session else queue.messages
@@ -338,7 +338,7 @@ BROKEN = b"\x00St\xc1\x02\x02\x40"
 """Application properties of one key without a value."""
 
 
-def test_properties_that_cannot_be_read_stay_as_they_are(queue) -> None:
+def test_unreadable_properties_stay_unchanged(queue) -> None:
     queue.send(service_envelope.read_delivery(BROKEN + b"\x00Sw\x40", 0))
     token = queue.messages.receive(1)[0].lock_token
     refused = settle_all(queue.messages, [token], Modified(message_annotations=CHANGES), settled=False)
@@ -348,7 +348,7 @@ def test_properties_that_cannot_be_read_stay_as_they_are(queue) -> None:
     assert BROKEN in service_envelope.encode_delivery(queue.dead_letters.receive(1)[0])
 
 
-def test_what_waits_is_deleted_in_batches(queue, put, clock) -> None:
+def test_ready_messages_are_deleted_in_batches(queue, put, clock) -> None:
     put(5)
     put(1, scheduled_at_ms=clock.now_ms() + MINUTE)
     queue.messages.receive(1)
@@ -361,7 +361,7 @@ def test_what_waits_is_deleted_in_batches(queue, put, clock) -> None:
     assert queue.size_bytes == 300
 
 
-def test_whoever_has_links_is_told_of_a_change_of_status(queue) -> None:
+def test_watchers_are_notified_of_a_status_change(queue) -> None:
     told = []
     queue.watch(told.append)
     queue.update(replace(queue.description, max_delivery_count=3))
@@ -370,10 +370,10 @@ def test_whoever_has_links_is_told_of_a_change_of_status(queue) -> None:
     assert [type(refusal) for refusal in told] == [EntityDisabled]
 
 
-# Left alone
+# Idle entities
 
 
-def test_an_entity_that_nobody_uses_is_deleted(namespace, make_queue, clock) -> None:
+def test_an_idle_entity_is_deleted(namespace, make_queue, clock) -> None:
     queue = make_queue(auto_delete_on_idle="PT5M")
     for use in (lambda: queue.send(named("a")), lambda: queue.messages.peek(0, 1), lambda: queue.messages.receive(1)):
         let_pass(namespace, clock, 4 * MINUTE)
@@ -386,10 +386,10 @@ def test_an_entity_that_nobody_uses_is_deleted(namespace, make_queue, clock) -> 
         namespace.queue("orders")
 
 
-def test_who_waits_for_messages_uses_an_entity(namespace, make_queue, clock) -> None:
+def test_a_waiting_receiver_keeps_an_entity(namespace, make_queue, clock) -> None:
     class Waiting:
         def wake(self) -> None:
-            """Nothing comes."""
+            """Ignore the wake-up."""
 
     queue, waiting = make_queue(auto_delete_on_idle="PT5M"), Waiting()
     queue.messages.receive(1, waiting)
@@ -400,7 +400,7 @@ def test_who_waits_for_messages_uses_an_entity(namespace, make_queue, clock) -> 
     assert namespace.find_queue("orders") is None
 
 
-def test_publishing_is_no_use_of_a_subscription(namespace, clock) -> None:
+def test_publishing_does_not_count_as_use_of_a_subscription(namespace, clock) -> None:
     idle = parse("PT5M")
     topic = namespace.create_topic("topic")
     topic.create_subscription("sub", SubscriptionDescription(auto_delete_on_idle=idle))
@@ -410,7 +410,7 @@ def test_publishing_is_no_use_of_a_subscription(namespace, clock) -> None:
     assert topic.find_subscription("sub") is None
 
 
-def test_an_idle_limit_can_be_set_and_lifted_later(namespace, make_queue, clock) -> None:
+def test_the_idle_limit_can_be_set_and_removed_by_an_update(namespace, make_queue, clock) -> None:
     queue = make_queue()
     queue.update(replace(queue.description, auto_delete_on_idle=parse("PT5M")))
     let_pass(namespace, clock, 4 * MINUTE)

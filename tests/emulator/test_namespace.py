@@ -33,13 +33,13 @@ def test_an_address_is_resolved_to_the_dead_letters(namespace, queue, suffix) ->
 
 @pytest.mark.usefixtures("queue")
 @pytest.mark.parametrize("address", ["nothing", "", "$management", "orders/$else", "orders/$deadletterqueue/x"])
-def test_an_address_of_nothing_is_not_found(namespace, address) -> None:
+def test_an_unknown_address_is_not_found(namespace, address) -> None:
     with pytest.raises(EntityNotFound) as refused:
         namespace.resolve(address)
     assert refused.value.condition == "amqp:not-found"
 
 
-def test_a_path_that_cannot_be_is_refused(namespace) -> None:
+def test_an_invalid_path_is_refused(namespace) -> None:
     with pytest.raises(ArgumentInvalid):
         namespace.create_queue("contoso~x")
 
@@ -51,7 +51,7 @@ def test_a_namespace_holds_ten_thousand_entities(namespace) -> None:
         namespace.create_queue("one-too-many")
 
 
-def test_outages_overlap_and_are_told_once(namespace) -> None:
+def test_overlapping_outages_are_reported_once(namespace) -> None:
     told = []
     namespace.on_outage.add(lambda: told.append(namespace.is_down))
     namespace.take_down()

@@ -1,4 +1,4 @@
-"""The orders that messages stand in, and what they cost."""
+"""The orders of messages and their costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def numbered(number: int) -> StoredMessage:
 
 
 @given(st.lists(st.integers(0, 5_000), unique=True), st.sets(st.integers(0, 5_000)), st.integers(0, 5_001))
-def test_a_shelf_reads_on_in_order_from_any_number(added, removed, start) -> None:
+def test_a_message_store_reads_in_order_from_any_number(added, removed, start) -> None:
     shelf = MessageStore()
     for number in added:
         shelf.add(numbered(number))
@@ -30,7 +30,7 @@ def test_a_shelf_reads_on_in_order_from_any_number(added, removed, start) -> Non
     assert all(shelf.get(number) is None for number in removed)
 
 
-def test_reading_on_from_the_middle_looks_at_one_page_only() -> None:
+def test_reading_from_the_middle_reads_one_page() -> None:
     class Counting(dict):
         looked_at = 0
 
@@ -47,7 +47,7 @@ def test_reading_on_from_the_middle_looks_at_one_page_only() -> None:
 
 
 @given(st.lists(st.integers(0, 200), unique=True), st.sets(st.integers(0, 200)), st.integers(1, 7))
-def test_a_line_gives_the_lowest_first_and_skips_who_left(numbers, left, step) -> None:
+def test_a_ready_queue_returns_the_lowest_first_and_skips_void(numbers, left, step) -> None:
     line, messages = ReadyQueue(), [numbered(number) for number in numbers]
     for message in messages:
         line.put(message)
@@ -62,7 +62,7 @@ def test_a_line_gives_the_lowest_first_and_skips_who_left(numbers, left, step) -
     assert line.take(step) == []
 
 
-def test_those_who_left_are_swept_out_of_a_line() -> None:
+def test_void_entries_are_swept_out_of_a_ready_queue() -> None:
     line = ReadyQueue()
     messages = [numbered(number) for number in range(1_000)]
     for message in messages:

@@ -1,4 +1,4 @@
-"""Partitioned entities: where messages go, what a partition that is down stops, and what it does not."""
+"""Partitioned entities: the partition of a message, and the effects of a partition that is down."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_unpartitioned_queue_has_the_plain_engine(make_queue) -> None:
     assert plain.partitions is None
 
 
-def test_messages_without_a_key_go_round(queue) -> None:
+def test_messages_without_a_key_rotate_over_partitions(queue) -> None:
     sent = [message() for _ in range(32)]
     for each in sent:
         queue.send([each])
@@ -115,7 +115,7 @@ def test_keys_that_contradict_each_other_are_refused(queue, make_queue, batch) -
     make_queue("plain").send([message(**fields) for fields in batch])
 
 
-def test_with_a_key_a_partition_that_is_down_is_an_error_and_without_one_it_is_skipped(queue, faults) -> None:
+def test_a_partition_that_is_down_refuses_its_keys_and_is_skipped(queue, faults) -> None:
     keyed = message(partition_key="k")
     queue.send([keyed])
     (down,) = partitions([keyed])
@@ -139,7 +139,7 @@ def test_nothing_can_be_sent_with_all_partitions_down(queue, faults) -> None:
     queue.send([message()])
 
 
-def test_what_is_locked_in_a_partition_that_is_down_cannot_be_settled(queue, faults) -> None:
+def test_a_message_in_a_partition_that_is_down_cannot_be_settled(queue, faults) -> None:
     queue.send([message()])
     (held,) = queue.messages.receive(1)
     with faults.during("partition-down", "contoso", partition=partition_of(held.sequence_number)):
@@ -156,7 +156,7 @@ def test_what_is_locked_in_a_partition_that_is_down_cannot_be_settled(queue, fau
         queue.messages.complete(held.lock_token)
 
 
-def test_who_waits_is_woken_when_the_partition_is_up_again(queue, faults) -> None:
+def test_a_waiting_consumer_is_woken_when_the_partition_is_up(queue, faults) -> None:
     queue.send([message(partition_key="k")])
     (there,) = queue.messages.peek(0, 1)
     down = faults.partition_down("contoso", partition_of(there.sequence_number), "orders")
@@ -167,7 +167,7 @@ def test_who_waits_is_woken_when_the_partition_is_up_again(queue, faults) -> Non
     assert waiter.woken == 1
 
 
-def test_peeks_give_up_to_what_was_asked_for_and_miss_nothing(queue) -> None:
+def test_peeks_return_at_most_the_limit_and_miss_nothing(queue) -> None:
     for _ in range(40):
         queue.send([message()])
     seen, first, calls = [], 0, 0
@@ -210,7 +210,7 @@ def test_messages_expire_in_every_partition(queue, clock) -> None:
     assert len(queue.messages.receive(100)) == 1
 
 
-def test_sizes_are_read_back_sixteenfold_and_kept_so(queue) -> None:
+def test_the_reported_size_is_sixteen_times_the_requested(queue) -> None:
     assert queue.description.total_size_in_megabytes == 16 * 1024
 
 
@@ -226,7 +226,7 @@ def test_a_namespace_has_a_hundred_partitioned_entities(namespace) -> None:
     namespace.create_queue("plain")
 
 
-def test_nothing_that_touches_every_partition_works_with_one_down(namespace, queue, faults) -> None:
+def test_management_fails_while_one_partition_is_down(namespace, queue, faults) -> None:
     with faults.during("partition-down", "contoso", partition=3):
         for act in (
             queue.check_all_partitions,
@@ -249,7 +249,7 @@ def test_nothing_that_touches_every_partition_works_with_one_down(namespace, que
     ],
 )
 @pytest.mark.usefixtures("queue")
-def test_a_partition_that_is_not_there_cannot_be_taken_down(make_queue, faults, wanted, where) -> None:
+def test_an_unknown_partition_cannot_be_taken_down(make_queue, faults, wanted, where) -> None:
     make_queue("plain")
     with pytest.raises(BadField) as refused, faults.during("partition-down", "contoso", **wanted):
         pass
@@ -257,7 +257,7 @@ def test_a_partition_that_is_not_there_cannot_be_taken_down(make_queue, faults, 
 
 
 class Borrower:
-    """Wants any session, and keeps what it is lent."""
+    """A waiter that keeps the sessions locked for it."""
 
     def __init__(self) -> None:
         self.lent = []
@@ -266,7 +266,7 @@ class Borrower:
         self.lent.append(held)
 
 
-def test_a_session_in_a_partition_that_is_down_is_not_lent(make_queue, faults) -> None:
+def test_a_session_in_a_partition_that_is_down_is_not_locked(make_queue, faults) -> None:
     queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
     queue.send([message(session_id="a")])
     down = queue.partitions.for_key("a")
@@ -282,7 +282,7 @@ def test_a_session_in_a_partition_that_is_down_is_not_lent(make_queue, faults) -
     assert [held.id for held in borrower.lent] == [up, "a"]
 
 
-def test_who_has_a_session_gets_on_when_its_partition_does(make_queue, faults) -> None:
+def test_a_held_session_continues_when_its_partition_is_up(make_queue, faults) -> None:
     queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
     held, waiter = queue.messages.accept("a"), Waiter()
     queue.send([message(session_id="a")])

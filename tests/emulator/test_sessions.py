@@ -1,4 +1,4 @@
-"""Sessions, step by step, on a clock that only the test moves."""
+"""Operations of sessions, on a manual clock."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def queue(make_queue, request):
 
 @pytest.fixture
 def say(queue):
-    """Sends a message to each of these sessions; their numbers."""
+    """Send a message to each of these sessions; return their sequence numbers."""
 
     def send(*sessions: str, **fields: object) -> list[int]:
         messages = [StoredMessage(Sections(), 100, session_id=each, **fields) for each in sessions]
@@ -82,7 +82,7 @@ def test_a_session_has_its_own_messages_in_order(queue, say) -> None:
         queue.messages.receive(1)
 
 
-def test_a_session_is_lent_to_one_at_a_time(queue, say) -> None:
+def test_a_session_is_locked_by_one_receiver_at_a_time(queue, say) -> None:
     say("a")
     held = queue.messages.accept("a")
     with pytest.raises(SessionCannotBeLocked):
@@ -91,7 +91,7 @@ def test_a_session_is_lent_to_one_at_a_time(queue, say) -> None:
     assert queue.messages.accept("a").id == "a"
 
 
-def test_an_empty_session_can_be_asked_for_by_name(queue) -> None:
+def test_an_empty_session_can_be_accepted_by_name(queue) -> None:
     held = queue.messages.accept("new")
     assert held.receive(1) == []
     held.close()
@@ -99,13 +99,13 @@ def test_an_empty_session_can_be_asked_for_by_name(queue) -> None:
     assert queue.messages._sessions.sessions == {}
 
 
-def test_the_session_that_is_free_for_longest_comes_first(queue, say) -> None:
+def test_the_session_available_for_longest_comes_first(queue, say) -> None:
     say("b", "a", "b", "c")
     lent = [queue.messages.accept_next(Applicant()) for _ in range(4)]
     assert [held and held.id for held in lent] == ["b", "a", "c", None]
 
 
-def test_who_waits_for_a_session_gets_the_first_that_is_free(queue, say) -> None:
+def test_a_waiter_gets_the_first_available_session(queue, say) -> None:
     first, second, third = Applicant(), Applicant(), Applicant()
     for applicant in (first, second, third):
         assert queue.messages.accept_next(applicant) is None
@@ -118,7 +118,7 @@ def test_who_waits_for_a_session_gets_the_first_that_is_free(queue, say) -> None
     assert second.held is None
 
 
-def test_a_message_for_a_session_that_is_held_wakes_its_consumer(queue, say) -> None:
+def test_a_message_for_a_held_session_wakes_its_consumer(queue, say) -> None:
     held = queue.messages.accept("a")
     taker = Taker(held, credit=2)
     taker.wake()
@@ -126,7 +126,7 @@ def test_a_message_for_a_session_that_is_held_wakes_its_consumer(queue, say) -> 
     assert taker.got == [said[0], said[2]]
 
 
-def test_what_is_abandoned_comes_again_before_the_rest(queue, say) -> None:
+def test_an_abandoned_message_comes_before_the_rest(queue, say) -> None:
     said = say("a", "a", "a")
     held = queue.messages.accept("a")
     held.abandon(held.receive(1)[0].lock_token)
@@ -138,7 +138,7 @@ def test_what_is_abandoned_comes_again_before_the_rest(queue, say) -> None:
     ]
 
 
-def test_a_lock_that_runs_out_ends_the_loan_and_counts(namespace, queue, say, clock) -> None:
+def test_an_expired_session_lock_counts_failed_deliveries(namespace, queue, say, clock) -> None:
     say("a", "a")
     held = queue.messages.accept("a")
     lost = []
@@ -153,7 +153,7 @@ def test_a_lock_that_runs_out_ends_the_loan_and_counts(namespace, queue, say, cl
     assert [message.delivery_count for message in again] == [1, 0]
 
 
-def test_a_lock_has_run_out_even_where_no_timer_ran(queue, say, clock) -> None:
+def test_a_session_lock_expires_without_the_timer(queue, say, clock) -> None:
     say("a")
     held = queue.messages.accept("a")
     token = held.receive(1)[0].lock_token
@@ -163,7 +163,7 @@ def test_a_lock_has_run_out_even_where_no_timer_ran(queue, say, clock) -> None:
     queue.messages.accept("a")
 
 
-def test_renewing_a_session_renews_what_was_received_from_it(namespace, queue, say, clock) -> None:
+def test_renewing_a_session_renews_its_messages(namespace, queue, say, clock) -> None:
     say("a")
     held = queue.messages.accept("a")
     message = held.receive(1)[0]
@@ -177,7 +177,7 @@ def test_renewing_a_session_renews_what_was_received_from_it(namespace, queue, s
         queue.messages.renew(message.lock_token)
 
 
-def test_a_session_that_is_given_back_counts_nothing(queue, say) -> None:
+def test_closing_a_session_counts_no_failed_delivery(queue, say) -> None:
     say("a", "a")
     held = queue.messages.accept("a")
     held.receive(2)
@@ -187,7 +187,7 @@ def test_a_session_that_is_given_back_counts_nothing(queue, say) -> None:
     assert [message.delivery_count for message in queue.messages.accept("a").receive(9)] == [0, 0]
 
 
-def test_one_that_was_lost_with_its_connection_counts(queue, say) -> None:
+def test_a_session_lost_with_its_connection_counts_failures(queue, say) -> None:
     say("a")
     held = queue.messages.accept("a")
     held.receive(1)
@@ -195,7 +195,7 @@ def test_one_that_was_lost_with_its_connection_counts(queue, say) -> None:
     assert queue.messages.accept("a").receive(1)[0].delivery_count == 1
 
 
-def test_deliveries_that_fail_too_often_leave_for_the_dead_letters(queue, say) -> None:
+def test_too_many_failed_deliveries_dead_letter_the_message(queue, say) -> None:
     say("a")
     held = queue.messages.accept("a")
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_a_deferred_message_is_received_through_its_session(queue, say) -> None:
     assert queue.counts().active == 1
 
 
-def test_state_outlives_the_loan_and_is_listed(queue, say, clock) -> None:
+def test_session_state_outlives_the_lock_and_is_listed(queue, say, clock) -> None:
     say("full")
     held = queue.messages.accept("stateful")
     held.set_state(b"state")
@@ -234,7 +234,7 @@ def test_state_outlives_the_loan_and_is_listed(queue, say, clock) -> None:
     assert queue.messages.list_sessions() == ["full"]
 
 
-def test_state_counts_to_the_size_of_its_entity(namespace, queue) -> None:
+def test_session_state_counts_toward_the_entity_size(namespace, queue) -> None:
     one, other = queue.messages.accept("one"), queue.messages.accept("other")
     one.set_state(b"x" * 100)
     other.set_state(b"y" * 30)
@@ -248,7 +248,7 @@ def test_state_counts_to_the_size_of_its_entity(namespace, queue) -> None:
     assert queue.size_bytes == 0
 
 
-def test_state_has_no_room_in_a_full_entity_but_may_shrink(namespace, queue, monkeypatch) -> None:
+def test_state_in_a_full_entity_may_shrink_but_not_grow(namespace, queue, monkeypatch) -> None:
     held = queue.messages.accept("s")
     held.set_state(b"x" * 100)
     monkeypatch.setattr(queue, "_max_bytes", 100)
@@ -278,7 +278,7 @@ def test_a_scheduled_message_joins_its_session_when_its_time_comes(namespace, qu
     assert len(applicant.held.receive(9)) == 1
 
 
-def test_peeking_can_be_of_one_session(queue, say) -> None:
+def test_one_session_can_be_peeked(queue, say) -> None:
     said = say("a", "b", "a")
     assert numbers(queue.messages.peek_session("a", 0, 9)) == [said[0], said[2]]
     assert numbers(queue.messages.peek_session("a", said[0] + 1, 9)) == [said[2]]
@@ -293,7 +293,7 @@ def test_messages_without_a_session_are_refused(queue, say) -> None:
     assert queue.counts().total == 0
 
 
-def test_expiring_all_locks_takes_every_session_back(queue, say) -> None:
+def test_expiring_all_locks_releases_every_session(queue, say) -> None:
     say("a", "b")
     held = [queue.messages.accept(name) for name in ("a", "b")]
     for each in held:
@@ -304,7 +304,7 @@ def test_expiring_all_locks_takes_every_session_back(queue, say) -> None:
 
 
 def steps_of(action) -> int:
-    """How many instructions of Python an action takes: the same on every machine, unlike its time."""
+    """Return how many Python instructions an action takes: the same on every machine, unlike its time."""
     steps = 0
 
     def count(frame, event, _):
@@ -323,7 +323,7 @@ def steps_of(action) -> int:
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_many_sessions_make_nothing_dearer(make_queue, clock, partitioned) -> None:
+def test_the_cost_does_not_grow_with_the_number_of_sessions(make_queue, clock, partitioned) -> None:
     described = {"requires_session": True, "enable_partitioning": partitioned}
     few = steps_of_each_use(make_queue("few", **described), 200, clock)
     many = steps_of_each_use(make_queue("many", **described), 20_000, clock)
@@ -331,7 +331,7 @@ def test_many_sessions_make_nothing_dearer(make_queue, clock, partitioned) -> No
 
 
 def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
-    """What one of `count` sessions costs, most of which are held and two of which are free."""
+    """Return the cost of each use of one of `count` sessions, most of them held and two available."""
     messages, names = queue.messages, [f"session-{number}" for number in range(count)]
     for name in names:
         queue.send([StoredMessage(Sections(), 100, session_id=name)])
@@ -356,7 +356,7 @@ def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
     return steps
 
 
-def test_who_waits_keeps_the_session_that_another_lost(queue, say) -> None:
+def test_a_waiter_keeps_a_session_that_another_lost(queue, say) -> None:
     say("a")
     held, applicant = queue.messages.accept("a"), Applicant()
     assert queue.messages.accept_next(applicant) is None
@@ -365,7 +365,7 @@ def test_who_waits_keeps_the_session_that_another_lost(queue, say) -> None:
     assert [message.delivery_count for message in applicant.held.receive(9)] == [0]
 
 
-def test_a_deleted_queue_ends_every_loan(namespace, queue, say) -> None:
+def test_deleting_a_queue_ends_every_session_lock(namespace, queue, say) -> None:
     say("a")
     held = queue.messages.accept("a")
     held.receive(1)

@@ -1,4 +1,4 @@
-"""Durations to the tick, read and written as .NET does."""
+"""Durations parsed and formatted to the tick, as .NET does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sbpair.emulator.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_SECOND
 
 
 @given(st.integers(-MAX_TICKS - 1, MAX_TICKS))
-def test_what_is_shown_is_read_back_to_the_tick(ticks) -> None:
+def test_a_formatted_duration_parses_to_the_same_tick(ticks) -> None:
     assert timespan.parse(timespan.show(ticks)) == ticks
 
 
@@ -36,7 +36,7 @@ def test_durations_have_the_services_form(ticks, text) -> None:
 @pytest.mark.parametrize(
     ("text", "same"), [("PT300S", "PT5M"), ("P1Y", "P365D"), ("P1M", "P30D"), ("PT36H", "P1DT12H"), (" PT1M ", "PT1M")]
 )
-def test_other_forms_of_a_duration_are_read(text, same) -> None:
+def test_other_forms_of_a_duration_are_accepted(text, same) -> None:
     assert timespan.show(timespan.parse(text)) == same
 
 
@@ -59,12 +59,12 @@ def test_other_forms_of_a_duration_are_read(text, same) -> None:
         "PT1\n\u0661S",
     ],
 )
-def test_what_is_no_duration_is_refused(text) -> None:
+def test_an_invalid_duration_is_refused(text) -> None:
     with pytest.raises(ValueError, match="duration"):
         timespan.parse(text)
 
 
 @pytest.mark.parametrize("text", ["P10675199DT2H48M5.4775808S", "P10675199DT2H48M5.477581S", "P10675200D"])
-def test_more_than_a_timespan_holds_is_refused(text) -> None:
+def test_a_duration_beyond_timespan_is_refused(text) -> None:
     with pytest.raises(ValueError, match="TimeSpan"):
         timespan.parse(text)

@@ -1,4 +1,4 @@
-"""Topics and subscriptions, step by step, on a clock that only the test moves."""
+"""Operations of topics and subscriptions, on a manual clock."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_subscription_has_its_own_message_of_the_same_bytes(topic) -> None
     assert (len(first.messages), len(second.messages)) == (1, 2)
 
 
-def test_a_topic_without_subscriptions_takes_messages_and_keeps_none(topic) -> None:
+def test_a_topic_without_subscriptions_stores_nothing(topic) -> None:
     sent = a_message()
     topic.send([sent])
     assert sent.sequence_number == 1
@@ -86,7 +86,7 @@ def test_a_topic_without_subscriptions_takes_messages_and_keeps_none(topic) -> N
     assert received(later) == []
 
 
-def test_a_topic_is_as_full_as_all_its_subscriptions(topic) -> None:
+def test_the_size_of_a_topic_is_that_of_its_subscriptions(topic) -> None:
     for name in ("a", "b"):
         topic.create_subscription(name)
     topic.send([a_message()])
@@ -99,7 +99,7 @@ def test_a_topic_is_as_full_as_all_its_subscriptions(topic) -> None:
         topic.send([StoredMessage(Sections(), 300_000)])
 
 
-def test_a_scheduled_message_is_published_when_its_time_has_come(namespace, topic, clock) -> None:
+def test_a_scheduled_message_is_published_at_its_time(namespace, topic, clock) -> None:
     subscription = topic.create_subscription("s")
     numbers = topic.schedule([a_message(scheduled_at_ms=clock.now_ms() + MINUTE) for _ in range(2)])
     assert topic.counts().scheduled == 2
@@ -111,7 +111,7 @@ def test_a_scheduled_message_is_published_when_its_time_has_come(namespace, topi
     assert topic.counts().total == 0
 
 
-def test_the_shortest_time_to_live_of_message_topic_and_subscription_holds(namespace, clock) -> None:
+def test_the_shortest_ttl_of_message_topic_and_subscription_applies(namespace, clock) -> None:
     topic = namespace.create_topic("t", TopicDescription(default_message_time_to_live=60 * TICKS_PER_SECOND))
     short = SubscriptionDescription(
         default_message_time_to_live=30 * TICKS_PER_SECOND, dead_lettering_on_message_expiration=True
@@ -124,7 +124,7 @@ def test_the_shortest_time_to_live_of_message_topic_and_subscription_holds(names
     assert brief.counts().dead_letter == 2
 
 
-def test_rules_that_change_hold_for_what_is_sent_afterwards(topic) -> None:
+def test_changed_rules_apply_to_later_messages(topic) -> None:
     subscription = topic.create_subscription("s", rule=SubscriptionRule("none", FalseRuleFilter()))
     topic.send([a_message({"n": Int(1)})])
     subscription.add_rule(SubscriptionRule("ones", SqlRuleFilter("n = 1")))
@@ -139,7 +139,7 @@ def test_rules_that_change_hold_for_what_is_sent_afterwards(topic) -> None:
     assert [rule.name for rule in subscription.rules] == ["none"]
 
 
-def test_rules_have_names_that_differ(topic, monkeypatch) -> None:
+def test_names_of_rules_are_unique(topic, monkeypatch) -> None:
     subscription = topic.create_subscription("s")
     with pytest.raises(EntityExists):
         subscription.add_rule(SubscriptionRule("$default"))
@@ -154,7 +154,7 @@ def test_rules_have_names_that_differ(topic, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_what_a_filter_fails_on_is_a_dead_letter_if_so_described(topic, wanted) -> None:
+def test_a_failed_filter_dead_letters_if_so_described(topic, wanted) -> None:
     description = SubscriptionDescription(dead_lettering_on_filter_evaluation_exceptions=wanted)
     subscription = topic.create_subscription("s", description, SubscriptionRule("r", SqlRuleFilter("1 / n = 1")))
     topic.send([a_message({"n": Int(1)}), a_message({"n": Int(0)}), a_message({"n": Int(1)})])
@@ -170,7 +170,7 @@ def test_what_a_filter_fails_on_is_a_dead_letter_if_so_described(topic, wanted) 
     assert b"FilterException" in service_envelope.encode_delivery(dead[0])
 
 
-def test_a_subscription_with_sessions_buries_what_has_none(topic) -> None:
+def test_a_message_without_session_is_dead_lettered_on_arrival(topic) -> None:
     subscription = topic.create_subscription("s", SubscriptionDescription(requires_session=True))
     topic.send([a_message(), a_message(session_id="one")])
     assert subscription.counts().active == 1
@@ -193,7 +193,7 @@ def numbers_of(message: StoredMessage) -> tuple[int, int]:
     return told["x-opt-sequence-number"], told["x-opt-enqueue-sequence-number"]
 
 
-def test_a_subscription_tells_the_number_that_a_message_had_in_its_topic(topic, make_queue) -> None:
+def test_a_message_keeps_its_sequence_number_of_the_topic(topic, make_queue) -> None:
     onward = make_queue("onward")
     rule = SubscriptionRule("r", SqlRuleFilter("sys.EnqueuedSequenceNumber = 2"), SqlAction("SET n = 1"))
     plain, changed = topic.create_subscription("plain"), topic.create_subscription("changed", rule=rule)
@@ -211,7 +211,7 @@ def test_a_subscription_tells_the_number_that_a_message_had_in_its_topic(topic, 
 
 
 @pytest.mark.parametrize("key", ["theirs", None])
-def test_the_copy_of_an_action_has_the_key_that_the_action_left_it(topic, key) -> None:
+def test_a_copy_has_the_key_that_its_action_set(topic, key) -> None:
     rules = {
         "keeps": "SET n = 1",
         "sets": "SET sys.PartitionKey = 'ours'",
@@ -228,7 +228,7 @@ def test_the_copy_of_an_action_has_the_key_that_the_action_left_it(topic, key) -
 
 
 @pytest.mark.parametrize("partitioned", [True, False])
-def test_an_action_that_makes_keys_contradict_fails_for_its_own_subscription_only(namespace, partitioned) -> None:
+def test_contradicting_keys_fail_for_one_subscription_only(namespace, partitioned) -> None:
     topic = namespace.create_topic("topic", TopicDescription(enable_partitioning=partitioned))
     failing = topic.create_subscription(
         "failing",
@@ -254,7 +254,7 @@ def test_queues_and_topics_share_their_names(namespace) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 51, "a/b", "a b", "ä", "$a"])
-def test_is_no_name_of_a_subscription(topic, name) -> None:
+def test_an_invalid_subscription_name_is_refused(topic, name) -> None:
     with pytest.raises(ArgumentInvalid):
         topic.create_subscription(name)
 
@@ -308,14 +308,14 @@ def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
     assert namespace.create_topic("orders").subscriptions == []
 
 
-def test_there_are_only_so_many_subscriptions(topic, monkeypatch) -> None:
+def test_the_number_of_subscriptions_is_limited(topic, monkeypatch) -> None:
     monkeypatch.setattr("sbpair.emulator.entities.topic.MAX_SUBSCRIPTIONS", 1)
     topic.create_subscription("one")
     with pytest.raises(EntityFull):
         topic.create_subscription("two")
 
 
-def test_the_keys_of_a_topic_are_good_for_its_subscriptions(namespace, clock) -> None:
+def test_keys_of_a_topic_apply_to_its_subscriptions(namespace, clock) -> None:
     rule = AuthorizationRule("listen", "key", "key-2", frozenset({AccessRight.LISTEN}))
     namespace.create_topic("t", TopicDescription(authorization_rules=(rule,))).create_subscription("s")
     token = sign(rule, "sb://host/t", clock.now_ms() // 1000 + 60)
@@ -328,7 +328,7 @@ def test_the_keys_of_a_topic_are_good_for_its_subscriptions(namespace, clock) ->
 
 
 @pytest.mark.parametrize("shape", [TOPIC, SUBSCRIPTION])
-def test_the_order_of_elements_is_minded(shape) -> None:
+def test_the_order_of_elements_is_checked(shape) -> None:
     shape.check_order([name for name in shape.elements if name in shape.settable])
     ordered = [name for name in shape.elements if name in shape.settable and name not in shape.unordered]
     for wrong in ([ordered[1], ordered[0]], [ordered[0], ordered[0]], ["Nothing"]):
@@ -347,12 +347,12 @@ def test_the_order_of_elements_is_minded(shape) -> None:
         (SUBSCRIPTION, SubscriptionDescription(), {"Status": "Asleep"}),
     ],
 )
-def test_what_cannot_change_and_what_cannot_be(shape, default, values) -> None:
+def test_invalid_and_immutable_values_are_refused(shape, default, values) -> None:
     with pytest.raises(ArgumentInvalid, match=next(iter(values))):
         from_elements(shape, default, values, default)
 
 
-def test_what_an_update_leaves_out_is_default_again_but_for_what_cannot_change() -> None:
+def test_an_update_resets_omitted_values_except_immutable_ones() -> None:
     existing = replace(SubscriptionDescription(), requires_session=True, max_delivery_count=3)
     updated = from_elements(SUBSCRIPTION, SubscriptionDescription(), {}, existing)
     assert (updated.requires_session, updated.max_delivery_count) == (True, 10)
