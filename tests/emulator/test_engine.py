@@ -23,7 +23,7 @@ from sbpair.emulator.service_errors import (
 MINUTE = 60_000
 
 
-class Taker:
+class CreditConsumer:
     """A consumer that receives up to `credit` messages when it is woken."""
 
     def __init__(self, queue: QueueEntity, credit: int) -> None:
@@ -342,10 +342,10 @@ def test_a_disabled_queue_refuses(make_queue, put, status, sends, receives) -> N
 def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, put, clock) -> None:
     put(2, ttl_ms=1_000)
     token = queue.messages.receive(1)[0].lock_token
-    told = []
-    queue.watch(told.append)
+    errors = []
+    queue.watch(errors.append)
     namespace.delete_queue("ORDERS")
-    assert [type(refusal) for refusal in told] == [EntityNotFound]
+    assert [type(error) for error in errors] == [EntityNotFound]
     assert queue.size_bytes == queue.counts().total == 0
     with pytest.raises(MessageLockExpired):
         queue.messages.complete(token)
@@ -354,48 +354,48 @@ def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, 
 
 
 def test_a_waiting_consumer_is_woken_when_a_message_comes(queue, put) -> None:
-    taker = Taker(queue, credit=2)
-    taker.wake()
+    receiver = CreditConsumer(queue, credit=2)
+    receiver.wake()
     put()
-    assert taker.got == [1]
+    assert receiver.got == [1]
     put(5)
-    assert taker.got == [1, 2]
+    assert receiver.got == [1, 2]
 
 
 def test_waiting_consumers_take_turns(queue, put) -> None:
-    takers = [Taker(queue, credit=10) for _ in range(3)]
-    for taker in takers:
-        taker.wake()
+    receivers = [CreditConsumer(queue, credit=10) for _ in range(3)]
+    for receiver in receivers:
+        receiver.wake()
     for _ in range(6):
         put()
-    assert [taker.got for taker in takers] == [[1, 4], [2, 5], [3, 6]]
+    assert [receiver.got for receiver in receivers] == [[1, 4], [2, 5], [3, 6]]
 
 
 def test_a_burst_goes_to_the_first_consumer_up_to_its_credit(queue, put) -> None:
-    takers = [Taker(queue, credit=2), Taker(queue, credit=5)]
-    for taker in takers:
-        taker.wake()
+    receivers = [CreditConsumer(queue, credit=2), CreditConsumer(queue, credit=5)]
+    for receiver in receivers:
+        receiver.wake()
     put(5)
-    assert [taker.got for taker in takers] == [[1, 2], [3, 4, 5]]
+    assert [receiver.got for receiver in receivers] == [[1, 2], [3, 4, 5]]
 
 
 def test_a_removed_consumer_is_not_woken(queue, put) -> None:
-    taker = Taker(queue, credit=1)
-    taker.wake()
-    queue.messages.remove_consumer(taker)
+    receiver = CreditConsumer(queue, credit=1)
+    receiver.wake()
+    queue.messages.remove_consumer(receiver)
     put()
-    assert taker.got == []
+    assert receiver.got == []
 
 
 def test_a_returned_message_wakes_a_waiting_consumer(namespace, queue, put, clock) -> None:
     put(2)
     held = queue.messages.receive(2)
-    taker = Taker(queue, credit=5)
-    taker.wake()
+    receiver = CreditConsumer(queue, credit=5)
+    receiver.wake()
     queue.messages.abandon(held[1].lock_token)
-    assert taker.got == [2]
+    assert receiver.got == [2]
     let_pass(namespace, clock, MINUTE)
-    assert taker.got == [2, 1, 2]
+    assert receiver.got == [2, 1, 2]
 
 
 def test_dead_letters_wake_their_own_consumers(queue, put) -> None:
@@ -414,20 +414,20 @@ def test_dead_letters_wake_their_own_consumers(queue, put) -> None:
 def test_a_burst_of_sends_wakes_a_consumer_once(clock) -> None:
     soon = []
     queue = Namespace("contoso", clock, call_soon=soon.append).create_queue("orders")
-    taker = Taker(queue, credit=10)
-    taker.wake()
+    receiver = CreditConsumer(queue, credit=10)
+    receiver.wake()
     for _ in range(4):
         queue.send([StoredMessage(Sections(), 1)])
-    assert taker.got == []
+    assert receiver.got == []
     assert len(soon) == 1
     soon.pop()()
-    assert taker.got == [1, 2, 3, 4]
+    assert receiver.got == [1, 2, 3, 4]
 
 
 def test_a_new_consumer_does_not_overtake_waiting_ones(clock) -> None:
     soon = []
     queue = Namespace("contoso", clock, call_soon=soon.append).create_queue("orders")
-    first, newcomer = Taker(queue, credit=1), Taker(queue, credit=1)
+    first, newcomer = CreditConsumer(queue, credit=1), CreditConsumer(queue, credit=1)
     first.wake()
     queue.send([StoredMessage(Sections(), 1)])
     newcomer.wake()

@@ -32,7 +32,7 @@ QUEUE_TTL_MS = 5_000
 
 
 @dataclass
-class Known:
+class ModelMessage:
     """The model of one message."""
 
     number: int
@@ -52,61 +52,61 @@ class Model:
     def __init__(self) -> None:
         self.now = 0
         self.last = 0
-        self.held: list[Known] = []
-        self.dead: list[Known] = []
+        self.held: list[ModelMessage] = []
+        self.dead: list[ModelMessage] = []
 
     def send(self, size: int, ttl_ms: int | None, delay_ms: int | None) -> None:
         self.last += 1
-        known = Known(self.last, size, ttl_ms=ttl_ms)
-        self.held.append(known)
+        entry = ModelMessage(self.last, size, ttl_ms=ttl_ms)
+        self.held.append(entry)
         if delay_ms:
-            known.state, known.due_ms = "scheduled", self.now + delay_ms
+            entry.state, entry.due_ms = "scheduled", self.now + delay_ms
         else:
-            known.expires_ms = self.now + min(QUEUE_TTL_MS, ttl_ms or QUEUE_TTL_MS)
+            entry.expires_ms = self.now + min(QUEUE_TTL_MS, ttl_ms or QUEUE_TTL_MS)
 
-    def bury(self, known: Known, reason: str | None) -> None:
-        self.held.remove(known)
-        self.dead.append(replace(known, reason=reason, state="active", deferred=False, expires_ms=NEVER))
+    def to_dead_letters(self, entry: ModelMessage, reason: str | None) -> None:
+        self.held.remove(entry)
+        self.dead.append(replace(entry, reason=reason, state="active", deferred=False, expires_ms=NEVER))
 
-    def put_back(self, known: Known) -> None:
-        if known.expires_ms <= self.now:
-            self.bury(known, "TTLExpiredException")
+    def put_back(self, entry: ModelMessage) -> None:
+        if entry.expires_ms <= self.now:
+            self.to_dead_letters(entry, "TTLExpiredException")
         else:
-            known.state = "deferred" if known.deferred else "active"
+            entry.state = "deferred" if entry.deferred else "active"
 
-    def fail(self, known: Known) -> None:
-        known.failed += 1
-        if known.failed >= MAX_DELIVERIES:
-            self.bury(known, "MaxDeliveryCountExceeded")
+    def fail(self, entry: ModelMessage) -> None:
+        entry.failed += 1
+        if entry.failed >= MAX_DELIVERIES:
+            self.to_dead_letters(entry, "MaxDeliveryCountExceeded")
         else:
-            self.put_back(known)
+            self.put_back(entry)
 
     def pass_time(self, ms: int) -> None:
         self.now += ms
-        for known in [each for each in self.held if each.state in ("active", "deferred")]:
-            if known.expires_ms <= self.now:
-                self.bury(known, "TTLExpiredException")
-        for known in [each for each in self.held if each.state == "locked"]:
-            if known.locked_until_ms <= self.now:
-                self.fail(known)
-        for known in [each for each in self.dead if each.state == "locked"]:
-            if known.locked_until_ms <= self.now:
-                known.failed += 1
-                known.state = "active"
+        for entry in [each for each in self.held if each.state in ("active", "deferred")]:
+            if entry.expires_ms <= self.now:
+                self.to_dead_letters(entry, "TTLExpiredException")
+        for entry in [each for each in self.held if each.state == "locked"]:
+            if entry.locked_until_ms <= self.now:
+                self.fail(entry)
+        for entry in [each for each in self.dead if each.state == "locked"]:
+            if entry.locked_until_ms <= self.now:
+                entry.failed += 1
+                entry.state = "active"
         due = [each for each in self.held if each.state == "scheduled" and each.due_ms <= self.now]
-        for known in sorted(due, key=lambda each: (each.due_ms, each.number)):
-            self.held.remove(known)
-            self.send(known.size, known.ttl_ms, None)
+        for entry in sorted(due, key=lambda each: (each.due_ms, each.number)):
+            self.held.remove(entry)
+            self.send(entry.size, entry.ttl_ms, None)
 
-    def receive(self, limit: int, where: list[Known]) -> list[Known]:
+    def receive(self, limit: int, where: list[ModelMessage]) -> list[ModelMessage]:
         ready = sorted((each for each in where if each.state == "active"), key=lambda each: each.number)
         return [self.lock(each) for each in ready[:limit]]
 
-    def lock(self, known: Known) -> Known:
-        known.state, known.locked_until_ms = "locked", self.now + LOCK_MS
-        return known
+    def lock(self, entry: ModelMessage) -> ModelMessage:
+        entry.state, entry.locked_until_ms = "locked", self.now + LOCK_MS
+        return entry
 
-    def holder(self, token: bytes, where: list[Known]) -> Known | None:
+    def holder(self, token: bytes, where: list[ModelMessage]) -> ModelMessage | None:
         return next((each for each in where if each.state == "locked" and each.token == token), None)
 
 
@@ -124,8 +124,8 @@ def facts(messages: list[StoredMessage]) -> list[tuple[int, int]]:
     return [(message.sequence_number, message.delivery_count) for message in messages]
 
 
-def known_facts(known: list[Known]) -> list[tuple[int, int]]:
-    return [(each.number, each.failed) for each in known]
+def entry_facts(entry: list[ModelMessage]) -> list[tuple[int, int]]:
+    return [(each.number, each.failed) for each in entry]
 
 
 class EngineBesideModel(RuleBasedStateMachine):
@@ -170,81 +170,81 @@ class EngineBesideModel(RuleBasedStateMachine):
 
     def _receive(self, subqueue, where, limit):
         taken, expected = subqueue.receive(limit), self.model.receive(limit, where)
-        assert facts(taken) == known_facts(expected)
-        for message, known in zip(taken, expected, strict=True):
-            known.token = message.lock_token
-            assert message.locked_until_ms == known.locked_until_ms
+        assert facts(taken) == entry_facts(expected)
+        for message, entry in zip(taken, expected, strict=True):
+            entry.token = message.lock_token
+            assert message.locked_until_ms == entry.locked_until_ms
         return multiple(*(message.lock_token for message in taken))
 
     @rule(token=consumes(tokens), how=st.sampled_from(["complete", "abandon", "release", "defer", "dead_letter"]))
     def settle(self, token, how) -> None:
-        known = self.model.holder(token, self.model.held)
+        entry = self.model.holder(token, self.model.held)
         settle = getattr(self.queue.messages, how)
-        if known is None:
+        if entry is None:
             with pytest.raises(MessageLockExpired):
                 settle(token)
             return
         settle(token)
-        self._settle_in_model(known, how)
+        self._settle_in_model(entry, how)
 
-    def _settle_in_model(self, known: Known, how: str) -> None:
+    def _settle_in_model(self, entry: ModelMessage, how: str) -> None:
         if how == "complete":
-            self.model.held.remove(known)
+            self.model.held.remove(entry)
         elif how == "abandon":
-            self.model.fail(known)
+            self.model.fail(entry)
         elif how == "dead_letter":
-            self.model.bury(known, None)
+            self.model.to_dead_letters(entry, None)
         else:
-            known.deferred = known.deferred or how == "defer"
-            self.model.put_back(known)
+            entry.deferred = entry.deferred or how == "defer"
+            self.model.put_back(entry)
 
     @rule(token=consumes(dead_tokens), how=st.sampled_from(["complete", "abandon"]))
     def settle_dead(self, token, how) -> None:
-        known = self.model.holder(token, self.model.dead)
+        entry = self.model.holder(token, self.model.dead)
         settle = getattr(self.queue.dead_letters, how)
-        if known is None:
+        if entry is None:
             with pytest.raises(MessageLockExpired):
                 settle(token)
             return
         settle(token)
         if how == "complete":
-            self.model.dead.remove(known)
+            self.model.dead.remove(entry)
         else:
-            known.failed += 1
-            known.state = "active"
+            entry.failed += 1
+            entry.state = "active"
 
     @rule(token=tokens)
     def renew(self, token) -> None:
-        known = self.model.holder(token, self.model.held)
-        if known is None:
+        entry = self.model.holder(token, self.model.held)
+        if entry is None:
             with pytest.raises(MessageLockExpired):
                 self.queue.messages.renew(token)
         else:
             self.queue.messages.renew(token)
-            self.model.lock(known)
+            self.model.lock(entry)
 
     @rule(target=tokens, number=st.integers(1, 40))
     def receive_deferred(self, number):
-        known = next((each for each in self.model.held if each.number == number and each.state == "deferred"), None)
-        if known is None:
+        entry = next((each for each in self.model.held if each.number == number and each.state == "deferred"), None)
+        if entry is None:
             with pytest.raises(MessageNotFound):
                 self.queue.messages.receive_deferred([number])
             return multiple()
         token = self.queue.messages.receive_deferred([number])[0].lock_token
-        self.model.lock(known).token = token
+        self.model.lock(entry).token = token
         return token
 
     @precondition(lambda self: any(each.state == "scheduled" for each in self.model.held))
     @rule(data=st.data())
     def cancel_scheduled(self, data) -> None:
-        known = data.draw(st.sampled_from([each for each in self.model.held if each.state == "scheduled"]))
-        self.queue.cancel_scheduled([known.number])
-        self.model.held.remove(known)
+        entry = data.draw(st.sampled_from([each for each in self.model.held if each.state == "scheduled"]))
+        self.queue.cancel_scheduled([entry.number])
+        self.model.held.remove(entry)
 
     @rule(start=st.integers(0, 30), limit=st.integers(0, 10))
     def peek(self, start, limit) -> None:
         expected = sorted((each for each in self.model.held if each.number >= start), key=lambda each: each.number)
-        assert facts(self.queue.messages.peek(start, limit)) == known_facts(expected[:limit])
+        assert facts(self.queue.messages.peek(start, limit)) == entry_facts(expected[:limit])
 
     @invariant()
     def nothing_is_lost_or_made_up(self) -> None:
@@ -256,10 +256,10 @@ class EngineBesideModel(RuleBasedStateMachine):
 
     @invariant()
     def the_dead_are_the_same(self) -> None:
-        buried = [
+        dead_lettered = [
             (message.sequence_number, message.dead_letter.reason) for message in self.queue.dead_letters.peek(0, 999)
         ]
-        assert buried == sorted((each.number, each.reason) for each in self.model.dead)
+        assert dead_lettered == sorted((each.number, each.reason) for each in self.model.dead)
 
     @invariant()
     def the_next_deadline_is_not_missed(self) -> None:
@@ -275,7 +275,7 @@ test_the_engine_and_the_model_agree = EngineBesideModel.TestCase
 
 
 @dataclass
-class Told:
+class SessionEntry:
     """The second model's record of one message of one session."""
 
     number: int
@@ -307,13 +307,13 @@ class SessionsBesideModel(RuleBasedStateMachine):
             ),
         )
         self.last = 0
-        self.told: list[Told] = []
+        self.entries: list[SessionEntry] = []
         self.seen: dict[str, int] = {}
-        self.loans: dict[str, tuple[HeldSession, int]] = {}
+        self.held_sessions: dict[str, tuple[HeldSession, int]] = {}
 
-    def waiting(self, session: str) -> list[Told]:
+    def waiting(self, session: str) -> list[SessionEntry]:
         return sorted(
-            (each for each in self.told if each.session == session and not each.token and not each.deferred),
+            (each for each in self.entries if each.session == session and not each.token and not each.deferred),
             key=lambda each: each.number,
         )
 
@@ -331,74 +331,74 @@ class SessionsBesideModel(RuleBasedStateMachine):
             if each is not None:
                 self.seen[str(each)] = self.clock.now_ms()
             self.last += 1
-            self.told.append(Told(self.last, session))
+            self.entries.append(SessionEntry(self.last, session))
 
     @rule(session=st.sampled_from(NAMES))
     def accept(self, session) -> None:
-        if session in self.loans:
+        if session in self.held_sessions:
             with pytest.raises(SessionCannotBeLocked):
                 self.queue.messages.accept(session)
         else:
-            self._lent(self.queue.messages.accept(session))
+            self._on_locked(self.queue.messages.accept(session))
 
-    def _lent(self, held: HeldSession) -> None:
-        self.loans[held.id] = (held, self.clock.now_ms() + LOCK_MS)
+    def _on_locked(self, held: HeldSession) -> None:
+        self.held_sessions[held.id] = (held, self.clock.now_ms() + LOCK_MS)
 
     @rule()
     def accept_next(self) -> None:
-        free = {name for name in self.NAMES if name not in self.loans and self.waiting(name)}
-        applicant = Applicant()
-        held = self.queue.messages.accept_next(applicant)
-        self.queue.messages.remove_waiter(applicant)
+        free = {name for name in self.NAMES if name not in self.held_sessions and self.waiting(name)}
+        waiter = Waiter()
+        held = self.queue.messages.accept_next(waiter)
+        self.queue.messages.remove_waiter(waiter)
         assert (held.id in free) if held else not free
         if held:
-            self._lent(held)
+            self._on_locked(held)
 
-    @precondition(lambda self: self.loans)
+    @precondition(lambda self: self.held_sessions)
     @rule(data=st.data(), limit=st.integers(1, 3))
     def receive(self, data, limit) -> None:
-        held, _ = data.draw(st.sampled_from(list(self.loans.values())))
+        held, _ = data.draw(st.sampled_from(list(self.held_sessions.values())))
         taken, expected = held.receive(limit), self.waiting(held.id)[:limit]
         assert facts(taken) == [(each.number, each.failed) for each in expected]
         for message, each in zip(taken, expected, strict=True):
             each.token = message.lock_token
 
-    @precondition(lambda self: any(each.token for each in self.told))
+    @precondition(lambda self: any(each.token for each in self.entries))
     @rule(data=st.data(), how=st.sampled_from(["complete", "abandon", "release", "defer"]))
     def settle(self, data, how) -> None:
-        each = data.draw(st.sampled_from([each for each in self.told if each.token]))
-        getattr(self.loans[each.session][0], how)(each.token)
+        each = data.draw(st.sampled_from([each for each in self.entries if each.token]))
+        getattr(self.held_sessions[each.session][0], how)(each.token)
         if how == "complete":
-            self.told.remove(each)
+            self.entries.remove(each)
         each.failed += how == "abandon"
         each.deferred = each.deferred or how == "defer"
         each.token = b""
 
-    @precondition(lambda self: self.loans)
+    @precondition(lambda self: self.held_sessions)
     @rule(data=st.data(), number=st.integers(1, 20))
     def receive_deferred(self, data, number) -> None:
-        held, _ = data.draw(st.sampled_from(list(self.loans.values())))
-        each = next((each for each in self.told if each.number == number), None)
+        held, _ = data.draw(st.sampled_from(list(self.held_sessions.values())))
+        each = next((each for each in self.entries if each.number == number), None)
         if each is None or not each.deferred or each.token or each.session != held.id:
             with pytest.raises(MessageNotFound):
                 held.receive_deferred([number])
         else:
             each.token = held.receive_deferred([number])[0].lock_token
 
-    @precondition(lambda self: self.loans)
+    @precondition(lambda self: self.held_sessions)
     @rule(data=st.data(), how=st.sampled_from(["renew", "close"]))
     def renew_or_close(self, data, how) -> None:
-        held, _ = data.draw(st.sampled_from(list(self.loans.values())))
+        held, _ = data.draw(st.sampled_from(list(self.held_sessions.values())))
         if how == "renew":
             assert held.renew() == self.clock.now_ms() + LOCK_MS
-            self._lent(held)
+            self._on_locked(held)
         else:
             held.close()
             self._over(held.id, failed=False)
 
     def _over(self, session: str, *, failed: bool) -> None:
-        del self.loans[session]
-        for each in self.told:
+        del self.held_sessions[session]
+        for each in self.entries:
             if each.session == session and each.token:
                 each.token = b""
                 each.failed += failed
@@ -408,7 +408,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
         self.clock.advance(ms)
         if timer:
             self.namespace.timers.advance(self.clock.now_ms())
-        for held, until in list(self.loans.values()):
+        for held, until in list(self.held_sessions.values()):
             if until <= self.clock.now_ms():
                 self._over(held.id, failed=True)
                 with pytest.raises(SessionLockExpired):
@@ -416,13 +416,13 @@ class SessionsBesideModel(RuleBasedStateMachine):
 
     @invariant()
     def all_is_there(self) -> None:
-        assert self.queue.counts().active == len(self.told)
-        assert self.queue.messages.locked_count == sum(bool(each.token) for each in self.told)
-        listed = {each.session for each in self.told if each.token or not each.deferred}
+        assert self.queue.counts().active == len(self.entries)
+        assert self.queue.messages.locked_count == sum(bool(each.token) for each in self.entries)
+        listed = {each.session for each in self.entries if each.token or not each.deferred}
         assert self.queue.messages.list_sessions() == sorted(listed)
 
 
-class Applicant:
+class Waiter:
     def on_session_locked(self, held: HeldSession) -> None:
         raise AssertionError(f"nobody waited for {held.id}")
 

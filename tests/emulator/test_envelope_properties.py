@@ -29,30 +29,30 @@ def read(raw: bytes, *, with_id: bool) -> tuple[object, ...] | None:
 
 
 def decoded(raw: bytes, *, with_id: bool) -> tuple[object, ...] | None:
-    said = Sections(properties=raw).read_properties()
-    created, expires = said.creation_time, said.absolute_expiry_time
+    sender = Sections(properties=raw).read_properties()
+    created, expires = sender.creation_time, sender.absolute_expiry_time
     lives = None if created is None or expires is None else max(0, expires - created)
     return (
         None
-        if said.content_type == PING_CONTENT_TYPE
-        else (said.group_id, lives, text_of(said.message_id) if with_id else None)
+        if sender.content_type == PING_CONTENT_TYPE
+        else (sender.group_id, lives, text_of(sender.message_id) if with_id else None)
     )
 
 
 @given(properties, st.booleans())
-def test_the_fields_read_equal_the_decoded_properties(said: Properties, with_id: bool) -> None:
-    raw = said.encode()
+def test_the_fields_read_equal_the_decoded_properties(sender: Properties, with_id: bool) -> None:
+    raw = sender.encode()
     found = read(raw, with_id=with_id)
     wanted = decoded(raw, with_id=with_id)
-    if said.message_id is None and with_id and found is not None:
+    if sender.message_id is None and with_id and found is not None:
         assert found[2]
         found = (*found[:2], None)
     assert found == wanted
 
 
 @given(properties, st.data())
-def test_damaged_properties_are_refused_or_read_as_decoded(said: Properties, data: st.DataObject) -> None:
-    raw = bytearray(said.encode())
+def test_damaged_properties_are_refused_or_read_as_decoded(sender: Properties, data: st.DataObject) -> None:
+    raw = bytearray(sender.encode())
     raw[data.draw(st.integers(3, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
         wanted = decoded(bytes(raw), with_id=False)

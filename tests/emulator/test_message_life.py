@@ -119,8 +119,8 @@ def test_a_message_goes_four_hops_and_no_further(make_queue) -> None:
     queues[0].send(named(None))
     queues[1].send(named(None))
     assert [queue.counts().total for queue in queues] == [0, 0, 0, 0, 1, 1]
-    aside = queues[4].transfer_dead_letters.receive(9)
-    assert [each.dead_letter.reason for each in aside] == ["MaxTransferHopCountExceeded"]
+    transferred = queues[4].transfer_dead_letters.receive(9)
+    assert [each.dead_letter.reason for each in transferred] == ["MaxTransferHopCountExceeded"]
     assert queues[4].counts().transfer_dead_letter == 1
 
 
@@ -149,8 +149,8 @@ def test_refused_messages_go_to_the_transfer_dead_letters(make_queue, target, re
         make_queue("target", **target)
     queue = make_queue(forward_to="target")
     queue.send(named("a"))
-    (aside,) = queue.transfer_dead_letters.peek(0, 9)
-    assert (aside.dead_letter.reason, aside.dead_letter.source) == (reason, "orders")
+    (transferred,) = queue.transfer_dead_letters.peek(0, 9)
+    assert (transferred.dead_letter.reason, transferred.dead_letter.source) == (reason, "orders")
 
 
 @pytest.fixture
@@ -251,10 +251,10 @@ def test_forwarding_can_begin_and_end_later(make_queue) -> None:
     target = make_queue("target")
     queue = make_queue()
     queue.send(named(None))
-    told = []
-    queue.watch(told.append)
+    errors = []
+    queue.watch(errors.append)
     queue.update(replace(queue.description, forward_to="target"))
-    assert (queue.counts().total, target.counts().active, len(told)) == (0, 1, 1)
+    assert (queue.counts().total, target.counts().active, len(errors)) == (0, 1, 1)
     with pytest.raises(NotAllowed):
         queue.check_not_forwarding()
     queue.update(replace(queue.description, forward_to=None))
@@ -318,9 +318,9 @@ def test_the_size_follows_modified_properties(namespace, make_queue, outcome, re
     (message,) = source.receive(1)
     if isinstance(outcome, str):
         tokens = Array([message.lock_uuid])
-        told = [("disposition-status", outcome), ("lock-tokens", tokens), ("properties-to-modify", CHANGES)]
+        pairs = [("disposition-status", outcome), ("lock-tokens", tokens), ("properties-to-modify", CHANGES)]
         request = AmqpRequest(
-            "id", None, "com.microsoft:update-disposition", service_envelope.Map(), service_envelope.Map(told)
+            "id", None, "com.microsoft:update-disposition", service_envelope.Map(), service_envelope.Map(pairs)
         )
         assert management_operations.execute(request, namespace.resolve("orders"), lambda _: None).status == 200
     else:
@@ -362,12 +362,12 @@ def test_ready_messages_are_deleted_in_batches(queue, put, clock) -> None:
 
 
 def test_watchers_are_notified_of_a_status_change(queue) -> None:
-    told = []
-    queue.watch(told.append)
+    errors = []
+    queue.watch(errors.append)
     queue.update(replace(queue.description, max_delivery_count=3))
-    assert told == []
+    assert errors == []
     queue.update(replace(queue.description, status="SendDisabled"))
-    assert [type(refusal) for refusal in told] == [EntityDisabled]
+    assert [type(error) for error in errors] == [EntityDisabled]
 
 
 # Idle entities

@@ -52,11 +52,11 @@ def test_a_namespace_holds_ten_thousand_entities(namespace) -> None:
 
 
 def test_overlapping_outages_are_reported_once(namespace) -> None:
-    told = []
-    namespace.on_outage.add(lambda: told.append(namespace.is_down))
+    states = []
+    namespace.on_outage.add(lambda: states.append(namespace.is_down))
     namespace.take_down()
     namespace.take_down()
-    assert told == [True]
+    assert states == [True]
     namespace.bring_up()
     assert namespace.is_down
     namespace.bring_up()

@@ -18,16 +18,16 @@ def numbered(number: int) -> StoredMessage:
 
 @given(st.lists(st.integers(0, 5_000), unique=True), st.sets(st.integers(0, 5_000)), st.integers(0, 5_001))
 def test_a_message_store_reads_in_order_from_any_number(added, removed, start) -> None:
-    shelf = MessageStore()
+    store = MessageStore()
     for number in added:
-        shelf.add(numbered(number))
+        store.add(numbered(number))
     for number in removed & set(added):
-        shelf.remove(number)
+        store.remove(number)
     left = sorted(set(added) - removed)
-    assert [message.sequence_number for message in shelf.read_from(start)] == [n for n in left if n >= start]
-    assert len(shelf) == len(left)
-    assert all(shelf.get(number).sequence_number == number for number in left)
-    assert all(shelf.get(number) is None for number in removed)
+    assert [message.sequence_number for message in store.read_from(start)] == [n for n in left if n >= start]
+    assert len(store) == len(left)
+    assert all(store.get(number).sequence_number == number for number in left)
+    assert all(store.get(number) is None for number in removed)
 
 
 def test_reading_from_the_middle_reads_one_page() -> None:
@@ -38,37 +38,37 @@ def test_reading_from_the_middle_reads_one_page() -> None:
             Counting.looked_at += 1
             return super().__iter__()
 
-    shelf = MessageStore()
+    store = MessageStore()
     for number in range(10_240):
-        shelf.add(numbered(number))
-    shelf._pages = {number: Counting(page) for number, page in shelf._pages.items()}
-    assert next(shelf.read_from(5_000)).sequence_number == 5_000
+        store.add(numbered(number))
+    store._pages = {number: Counting(page) for number, page in store._pages.items()}
+    assert next(store.read_from(5_000)).sequence_number == 5_000
     assert Counting.looked_at == 1
 
 
 @given(st.lists(st.integers(0, 200), unique=True), st.sets(st.integers(0, 200)), st.integers(1, 7))
 def test_a_ready_queue_returns_the_lowest_first_and_skips_void(numbers, left, step) -> None:
-    line, messages = ReadyQueue(), [numbered(number) for number in numbers]
+    ready, messages = ReadyQueue(), [numbered(number) for number in numbers]
     for message in messages:
-        line.put(message)
+        ready.put(message)
     for message in messages:
         if message.sequence_number in left:
             message.state = REMOVED
-            line.add_void()
+            ready.add_void()
     out = []
-    while len(line):
-        out += line.take(step)
+    while len(ready):
+        out += ready.take(step)
     assert [message.sequence_number for message in out] == sorted(set(numbers) - left)
-    assert line.take(step) == []
+    assert ready.take(step) == []
 
 
 def test_void_entries_are_swept_out_of_a_ready_queue() -> None:
-    line = ReadyQueue()
+    ready = ReadyQueue()
     messages = [numbered(number) for number in range(1_000)]
     for message in messages:
-        line.put(message)
+        ready.put(message)
     for message in messages[1:]:
         message.state = REMOVED
-        line.add_void()
-    assert len(line._new) < 200
-    assert [message.state for message in line.take(9)] == [ACTIVE]
+        ready.add_void()
+    assert len(ready._new) < 200
+    assert [message.state for message in ready.take(9)] == [ACTIVE]

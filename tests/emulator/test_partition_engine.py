@@ -256,14 +256,14 @@ def test_an_unknown_partition_cannot_be_taken_down(make_queue, faults, wanted, w
     assert refused.value.where == where
 
 
-class Borrower:
+class SessionCollector:
     """A waiter that keeps the sessions locked for it."""
 
     def __init__(self) -> None:
-        self.lent = []
+        self.held_sessions = []
 
     def on_session_locked(self, held) -> None:
-        self.lent.append(held)
+        self.held_sessions.append(held)
 
 
 def test_a_session_in_a_partition_that_is_down_is_not_locked(make_queue, faults) -> None:
@@ -274,12 +274,12 @@ def test_a_session_in_a_partition_that_is_down_is_not_locked(make_queue, faults)
     with faults.during("partition-down", "contoso", partition=down):
         with pytest.raises(OperationTimedOut):
             queue.messages.accept("a")
-        borrower = Borrower()
-        assert queue.messages.accept_next(borrower) is None
+        collector = SessionCollector()
+        assert queue.messages.accept_next(collector) is None
         queue.send([message(session_id=up)])
-        assert [held.id for held in borrower.lent] == [up]
-        assert queue.messages.accept_next(borrower) is None
-    assert [held.id for held in borrower.lent] == [up, "a"]
+        assert [held.id for held in collector.held_sessions] == [up]
+        assert queue.messages.accept_next(collector) is None
+    assert [held.id for held in collector.held_sessions] == [up, "a"]
 
 
 def test_a_held_session_continues_when_its_partition_is_up(make_queue, faults) -> None:

@@ -25,7 +25,7 @@ from sbpair.emulator.service_errors import (
 MINUTE = 60_000
 
 
-class Applicant:
+class Waiter:
     def __init__(self) -> None:
         self.held = None
 
@@ -33,7 +33,7 @@ class Applicant:
         self.held = held
 
 
-class Taker:
+class SessionConsumer:
     """A consumer of one session."""
 
     def __init__(self, held, credit: int) -> None:
@@ -57,7 +57,7 @@ def queue(make_queue, request):
 
 
 @pytest.fixture
-def say(queue):
+def send_to(queue):
     """Send a message to each of these sessions; return their sequence numbers."""
 
     def send(*sessions: str, **fields: object) -> list[int]:
@@ -74,16 +74,16 @@ def let_pass(namespace, clock, ms: int) -> None:
     namespace.timers.advance(clock.now_ms())
 
 
-def test_a_session_has_its_own_messages_in_order(queue, say) -> None:
-    first, other, second = say("a", "b", "a")
+def test_a_session_has_its_own_messages_in_order(queue, send_to) -> None:
+    first, other, second = send_to("a", "b", "a")
     assert numbers(queue.messages.accept("a").receive(9)) == [first, second]
     assert numbers(queue.messages.accept("b").receive(9)) == [other]
     with pytest.raises(NotAllowed):
         queue.messages.receive(1)
 
 
-def test_a_session_is_locked_by_one_receiver_at_a_time(queue, say) -> None:
-    say("a")
+def test_a_session_is_locked_by_one_receiver_at_a_time(queue, send_to) -> None:
+    send_to("a")
     held = queue.messages.accept("a")
     with pytest.raises(SessionCannotBeLocked):
         queue.messages.accept("a")
@@ -99,18 +99,18 @@ def test_an_empty_session_can_be_accepted_by_name(queue) -> None:
     assert queue.messages._sessions.sessions == {}
 
 
-def test_the_session_available_for_longest_comes_first(queue, say) -> None:
-    say("b", "a", "b", "c")
-    lent = [queue.messages.accept_next(Applicant()) for _ in range(4)]
-    assert [held and held.id for held in lent] == ["b", "a", "c", None]
+def test_the_session_available_for_longest_comes_first(queue, send_to) -> None:
+    send_to("b", "a", "b", "c")
+    locked = [queue.messages.accept_next(Waiter()) for _ in range(4)]
+    assert [held and held.id for held in locked] == ["b", "a", "c", None]
 
 
-def test_a_waiter_gets_the_first_available_session(queue, say) -> None:
-    first, second, third = Applicant(), Applicant(), Applicant()
-    for applicant in (first, second, third):
-        assert queue.messages.accept_next(applicant) is None
+def test_a_waiter_gets_the_first_available_session(queue, send_to) -> None:
+    first, second, third = Waiter(), Waiter(), Waiter()
+    for waiter in (first, second, third):
+        assert queue.messages.accept_next(waiter) is None
     queue.messages.remove_waiter(second)
-    say("a")
+    send_to("a")
     assert (first.held.id, third.held) == ("a", None)
     first.held.close()
     assert third.held.id == "a"
@@ -118,28 +118,28 @@ def test_a_waiter_gets_the_first_available_session(queue, say) -> None:
     assert second.held is None
 
 
-def test_a_message_for_a_held_session_wakes_its_consumer(queue, say) -> None:
+def test_a_message_for_a_held_session_wakes_its_consumer(queue, send_to) -> None:
     held = queue.messages.accept("a")
-    taker = Taker(held, credit=2)
-    taker.wake()
-    said = say("a", "b", "a", "a")
-    assert taker.got == [said[0], said[2]]
+    receiver = SessionConsumer(held, credit=2)
+    receiver.wake()
+    sent = send_to("a", "b", "a", "a")
+    assert receiver.got == [sent[0], sent[2]]
 
 
-def test_an_abandoned_message_comes_before_the_rest(queue, say) -> None:
-    said = say("a", "a", "a")
+def test_an_abandoned_message_comes_before_the_rest(queue, send_to) -> None:
+    sent = send_to("a", "a", "a")
     held = queue.messages.accept("a")
     held.abandon(held.receive(1)[0].lock_token)
     again = held.receive(9)
     assert [(each.sequence_number, each.delivery_count) for each in again] == [
-        (said[0], 1),
-        (said[1], 0),
-        (said[2], 0),
+        (sent[0], 1),
+        (sent[1], 0),
+        (sent[2], 0),
     ]
 
 
-def test_an_expired_session_lock_counts_failed_deliveries(namespace, queue, say, clock) -> None:
-    say("a", "a")
+def test_an_expired_session_lock_counts_failed_deliveries(namespace, queue, send_to, clock) -> None:
+    send_to("a", "a")
     held = queue.messages.accept("a")
     lost = []
     held.on_lock_lost = lost.append
@@ -153,8 +153,8 @@ def test_an_expired_session_lock_counts_failed_deliveries(namespace, queue, say,
     assert [message.delivery_count for message in again] == [1, 0]
 
 
-def test_a_session_lock_expires_without_the_timer(queue, say, clock) -> None:
-    say("a")
+def test_a_session_lock_expires_without_the_timer(queue, send_to, clock) -> None:
+    send_to("a")
     held = queue.messages.accept("a")
     token = held.receive(1)[0].lock_token
     clock.advance(MINUTE)
@@ -163,8 +163,8 @@ def test_a_session_lock_expires_without_the_timer(queue, say, clock) -> None:
     queue.messages.accept("a")
 
 
-def test_renewing_a_session_renews_its_messages(namespace, queue, say, clock) -> None:
-    say("a")
+def test_renewing_a_session_renews_its_messages(namespace, queue, send_to, clock) -> None:
+    send_to("a")
     held = queue.messages.accept("a")
     message = held.receive(1)[0]
     let_pass(namespace, clock, MINUTE - 1)
@@ -177,8 +177,8 @@ def test_renewing_a_session_renews_its_messages(namespace, queue, say, clock) ->
         queue.messages.renew(message.lock_token)
 
 
-def test_closing_a_session_counts_no_failed_delivery(queue, say) -> None:
-    say("a", "a")
+def test_closing_a_session_counts_no_failed_delivery(queue, send_to) -> None:
+    send_to("a", "a")
     held = queue.messages.accept("a")
     held.receive(2)
     held.close()
@@ -187,16 +187,16 @@ def test_closing_a_session_counts_no_failed_delivery(queue, say) -> None:
     assert [message.delivery_count for message in queue.messages.accept("a").receive(9)] == [0, 0]
 
 
-def test_a_session_lost_with_its_connection_counts_failures(queue, say) -> None:
-    say("a")
+def test_a_session_lost_with_its_connection_counts_failures(queue, send_to) -> None:
+    send_to("a")
     held = queue.messages.accept("a")
     held.receive(1)
     held.close(failed=True)
     assert queue.messages.accept("a").receive(1)[0].delivery_count == 1
 
 
-def test_too_many_failed_deliveries_dead_letter_the_message(queue, say) -> None:
-    say("a")
+def test_too_many_failed_deliveries_dead_letter_the_message(queue, send_to) -> None:
+    send_to("a")
     held = queue.messages.accept("a")
     for _ in range(3):
         held.abandon(held.receive(1)[0].lock_token)
@@ -204,8 +204,8 @@ def test_too_many_failed_deliveries_dead_letter_the_message(queue, say) -> None:
     assert [(each.session_id, each.dead_letter.reason) for each in dead] == [("a", "MaxDeliveryCountExceeded")]
 
 
-def test_a_deferred_message_is_received_through_its_session(queue, say) -> None:
-    mine, other = say("a", "b")
+def test_a_deferred_message_is_received_through_its_session(queue, send_to) -> None:
+    mine, other = send_to("a", "b")
     for name in ("a", "b"):
         held = queue.messages.accept(name)
         held.defer(held.receive(1)[0].lock_token)
@@ -219,8 +219,8 @@ def test_a_deferred_message_is_received_through_its_session(queue, say) -> None:
     assert queue.counts().active == 1
 
 
-def test_session_state_outlives_the_lock_and_is_listed(queue, say, clock) -> None:
-    say("full")
+def test_session_state_outlives_the_lock_and_is_listed(queue, send_to, clock) -> None:
+    send_to("full")
     held = queue.messages.accept("stateful")
     held.set_state(b"state")
     held.close()
@@ -262,39 +262,39 @@ def test_state_in_a_full_entity_may_shrink_but_not_grow(namespace, queue, monkey
     assert held.state == b"z"
 
 
-def test_expired_messages_leave_their_session(namespace, queue, say, clock) -> None:
-    say("a", ttl_ms=1_000)
-    say("b")
+def test_expired_messages_leave_their_session(namespace, queue, send_to, clock) -> None:
+    send_to("a", ttl_ms=1_000)
+    send_to("b")
     let_pass(namespace, clock, 1_000)
     assert queue.messages.list_sessions() == ["b"]
-    assert queue.messages.accept_next(Applicant()).id == "b"
+    assert queue.messages.accept_next(Waiter()).id == "b"
 
 
-def test_a_scheduled_message_joins_its_session_when_its_time_comes(namespace, queue, say, clock) -> None:
-    applicant = Applicant()
-    say("a", scheduled_at_ms=clock.now_ms() + MINUTE)
-    assert queue.messages.accept_next(applicant) is None
+def test_a_scheduled_message_joins_its_session_when_its_time_comes(namespace, queue, send_to, clock) -> None:
+    waiter = Waiter()
+    send_to("a", scheduled_at_ms=clock.now_ms() + MINUTE)
+    assert queue.messages.accept_next(waiter) is None
     let_pass(namespace, clock, MINUTE)
-    assert len(applicant.held.receive(9)) == 1
+    assert len(waiter.held.receive(9)) == 1
 
 
-def test_one_session_can_be_peeked(queue, say) -> None:
-    said = say("a", "b", "a")
-    assert numbers(queue.messages.peek_session("a", 0, 9)) == [said[0], said[2]]
-    assert numbers(queue.messages.peek_session("a", said[0] + 1, 9)) == [said[2]]
-    assert numbers(queue.messages.peek_session("a", 0, 1)) == [said[0]]
+def test_one_session_can_be_peeked(queue, send_to) -> None:
+    sent = send_to("a", "b", "a")
+    assert numbers(queue.messages.peek_session("a", 0, 9)) == [sent[0], sent[2]]
+    assert numbers(queue.messages.peek_session("a", sent[0] + 1, 9)) == [sent[2]]
+    assert numbers(queue.messages.peek_session("a", 0, 1)) == [sent[0]]
 
 
-def test_messages_without_a_session_are_refused(queue, say) -> None:
+def test_messages_without_a_session_are_refused(queue, send_to) -> None:
     with pytest.raises(NotAllowed):
         queue.send([StoredMessage(Sections(), 1)])
     with pytest.raises(ArgumentInvalid):
-        say("x" * 129)
+        send_to("x" * 129)
     assert queue.counts().total == 0
 
 
-def test_expiring_all_locks_releases_every_session(queue, say) -> None:
-    say("a", "b")
+def test_expiring_all_locks_releases_every_session(queue, send_to) -> None:
+    send_to("a", "b")
     held = [queue.messages.accept(name) for name in ("a", "b")]
     for each in held:
         each.receive(1)
@@ -340,7 +340,7 @@ def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
     renewed = held[1::2]
     steps: dict[str, float] = {
         "is it used": steps_of(lambda: queue.is_in_use),
-        "accept the next": steps_of(lambda: messages.accept_next(Applicant())),
+        "accept the next": steps_of(lambda: messages.accept_next(Waiter())),
         "receive": steps_of(lambda: held[1].receive(9)),
         "renew": steps_of(lambda: [each.renew() for each in renewed]) / len(renewed),
         "look for what is due": steps_of(lambda: messages.advance(clock.now_ms())),
@@ -356,17 +356,17 @@ def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
     return steps
 
 
-def test_a_waiter_keeps_a_session_that_another_lost(queue, say) -> None:
-    say("a")
-    held, applicant = queue.messages.accept("a"), Applicant()
-    assert queue.messages.accept_next(applicant) is None
+def test_a_waiter_keeps_a_session_that_another_lost(queue, send_to) -> None:
+    send_to("a")
+    held, waiter = queue.messages.accept("a"), Waiter()
+    assert queue.messages.accept_next(waiter) is None
     queue.messages.expire_locks()
-    assert held.session.holder is applicant.held is not None
-    assert [message.delivery_count for message in applicant.held.receive(9)] == [0]
+    assert held.session.holder is waiter.held is not None
+    assert [message.delivery_count for message in waiter.held.receive(9)] == [0]
 
 
-def test_deleting_a_queue_ends_every_session_lock(namespace, queue, say) -> None:
-    say("a")
+def test_deleting_a_queue_ends_every_session_lock(namespace, queue, send_to) -> None:
+    send_to("a")
     held = queue.messages.accept("a")
     held.receive(1)
     namespace.delete_queue("orders")

@@ -189,8 +189,8 @@ def test_an_action_changes_one_copy_only(topic) -> None:
 
 
 def numbers_of(message: StoredMessage) -> tuple[int, int]:
-    told = Sections.split(service_envelope.encode_delivery(message)).read_message_annotations()
-    return told["x-opt-sequence-number"], told["x-opt-enqueue-sequence-number"]
+    annotations = Sections.split(service_envelope.encode_delivery(message)).read_message_annotations()
+    return annotations["x-opt-sequence-number"], annotations["x-opt-enqueue-sequence-number"]
 
 
 def test_a_message_keeps_its_sequence_number_of_the_topic(topic, make_queue) -> None:
@@ -223,8 +223,8 @@ def test_a_copy_has_the_key_that_its_action_set(topic, key) -> None:
     topic.send([StoredMessage(Sections(message_annotations=annotations), 10, partition_key=key)])
     copies = [received(topic.subscription(name))[0] for name in rules]
     assert [each.partition_key for each in copies] == [key, "ours", "ours"]
-    told = [each.sections.read_message_annotations().get("x-opt-partition-key") for each in copies]
-    assert told == [key, "ours", "ours"]
+    keys = [each.sections.read_message_annotations().get("x-opt-partition-key") for each in copies]
+    assert keys == [key, "ours", "ours"]
 
 
 @pytest.mark.parametrize("partitioned", [True, False])
@@ -293,15 +293,15 @@ def test_a_topic_is_sent_to_and_a_subscription_received_from(topic) -> None:
 
 
 def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
-    told: list[ServiceError] = []
+    errors: list[ServiceError] = []
     subscription, other = topic.create_subscription("s"), topic.create_subscription("other")
-    subscription.watch(told.append)
-    topic.watch(told.append)
+    subscription.watch(errors.append)
+    topic.watch(errors.append)
     topic.send([a_message()])
     topic.delete_subscription("Other")
     assert len(other.messages) == 0
     namespace.delete_topic("orders")
-    assert len(told) == 2
+    assert len(errors) == 2
     assert len(subscription.messages) == 0
     with pytest.raises(EntityNotFound):
         namespace.resolve("orders/subscriptions/s")
