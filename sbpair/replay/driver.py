@@ -54,7 +54,7 @@ class ReplayResult:
         return {**receipt, "seconds": round(self.seconds, 3), "stopped": self.stopped}
 
 
-def start(
+def start_run(
     request: ReplayRequest, options: ReplayOptions, queues: list[str], shards: int | None, on_event: OnEvent
 ) -> ReplayResult:
     """Start a run. Usage and safety errors are raised before anything is received."""
@@ -79,7 +79,9 @@ def start(
             raise
 
 
-def resume(request: ReplayRequest, run_id: str, on_event: OnEvent, selection: Selection | None = None) -> ReplayResult:
+def resume_run(
+    request: ReplayRequest, run_id: str, on_event: OnEvent, selection: Selection | None = None
+) -> ReplayResult:
     """Continue a run, however it ended, with its own selection or another."""
     request.check()
     archive = Archive(request.archive, run_id)

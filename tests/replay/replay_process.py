@@ -29,9 +29,9 @@ def main(said: dict[str, Any]) -> None:
     directory = Path(said["directory"])
     request = ReplayRequest(pair, str(directory / "archive"), VARIABLES, directory / "state", **said.get("request", {}))
     if "resume" in said:
-        result = driver.resume(request, said["resume"], tell)
+        result = driver.resume_run(request, said["resume"], tell)
     else:
-        result = driver.start(request, ReplayOptions(**said["options"]), said["queues"], 4, tell)
+        result = driver.start_run(request, ReplayOptions(**said["options"]), said["queues"], 4, tell)
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 

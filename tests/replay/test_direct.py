@@ -336,19 +336,19 @@ def test_options_that_need_an_archive_are_refused_by_name(
     place: World, tmp_path: Path, said: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(errors.UsageError, match=f"{said} cannot be combined with --mode direct"):
-        driver.start(place.request(tmp_path), replace(QUICK, **options), place.queues, None, lambda _event: None)
+        driver.start_run(place.request(tmp_path), replace(QUICK, **options), place.queues, None, lambda _event: None)
     assert not (tmp_path / "archive").exists()
 
 
 def test_dead_letters_verify_and_another_selection_are_refused_by_name(place: World, tmp_path: Path) -> None:
     dead = [dead_letter_path(queue) for queue in place.queues]
     with pytest.raises(errors.UsageError, match="--dead-letters cannot be combined with --mode direct"):
-        driver.start(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
+        driver.start_run(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
     made = job_of(place, tmp_path / "archive")
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
         status.prove_run(made.open())
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
-        driver.resume(place.request(tmp_path), "r1", lambda _event: None, Selection())
+        driver.resume_run(place.request(tmp_path), "r1", lambda _event: None, Selection())
 
 
 def test_the_status_of_a_direct_run_comes_from_its_ledger(place: World, tmp_path: Path) -> None:
@@ -408,18 +408,18 @@ def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, o
         for run in (tmp_path / "archive").iterdir() if place.ids() else ():
             (run / STOP_FILE).touch()
 
-    first = driver.start(place.request(tmp_path), replace(QUICK, rate=40.0), place.queues, None, tell)
+    first = driver.start_run(place.request(tmp_path), replace(QUICK, rate=40.0), place.queues, None, tell)
     assert (first.stopped, first.proof.exit_code) == (True, 0)
     assert 0 < len(place.ids()) < 200
 
-    result = driver.resume(place.request(tmp_path), first.run.id, lambda _event: None)
+    result = driver.resume_run(place.request(tmp_path), first.run.id, lambda _event: None)
     assert (result.proof.exit_code, result.proof.remaining_in_queues) == (0, {})
     assert sorted(place.ids()) == sorted(place.sent)
     told = json.loads(json.dumps(result.document()))
     assert (told["mode"], told["archived"], told["received"], told["acknowledged"]) == ("direct", None, 200, 200)
     assert [event.name for event in heard if hasattr(event, "name")][:3] == ["check", "spark", "move"]
 
-    again = driver.resume(place.request(tmp_path), first.run.id, heard.append)
+    again = driver.resume_run(place.request(tmp_path), first.run.id, heard.append)
     assert again.proof == result.proof
     assert len(place.ids()) == 200
 
@@ -434,7 +434,7 @@ def test_on_spark_a_deleted_queue_leaves_the_records_of_the_others(
     place.strand_many(20)
     gone = f"{place.queues[0]}0"
     with pytest.raises(errors.EntityMissing):
-        driver.start(place.request(tmp_path), QUICK, [*place.queues, gone], None, lambda _event: None)
+        driver.start_run(place.request(tmp_path), QUICK, [*place.queues, gone], None, lambda _event: None)
 
     [directory] = (tmp_path / "archive").iterdir()
     archive = Archive(str(directory.parent), directory.name)

@@ -137,7 +137,7 @@ def test_a_task_is_never_confirmed_for_longer_than_its_driver(beats: list[tuple[
 def test_a_second_run_on_this_machine_is_refused(place: World, tmp_path: Path) -> None:
     request = place.request(tmp_path)
     with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld) as refused:
-        driver.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+        driver.start_run(request, ReplayOptions(), place.queues, 4, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not [*(tmp_path / "archive").rglob("run.json")]
 
@@ -148,7 +148,7 @@ def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, t
     with hold_leases(place.pair, "r1", first, directory=tmp_path / "first-state", queue=leases):
         request = place.request(tmp_path / "second", lease_queue=leases)
         with pytest.raises(errors.LeaseHeld, match="run r1") as refused:
-            driver.start(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+            driver.start_run(request, ReplayOptions(), place.queues, 4, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not [*(tmp_path / "second").rglob("run.json")]
     with hold_leases(place.pair, "r2", first, directory=request.state, queue=leases):
@@ -158,7 +158,7 @@ def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, t
 def test_a_queue_unsuitable_for_a_lease_is_refused(place: World, tmp_path: Path) -> None:
     for queue, kind in (("nowhere", errors.EntityMissing), (place.queues[0], errors.UsageError)):
         with pytest.raises(kind, match=queue):
-            driver.start(
+            driver.start_run(
                 place.request(tmp_path, lease_queue=queue), ReplayOptions(), place.queues, 4, lambda _event: None
             )
 
@@ -206,7 +206,7 @@ def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
 
     def replay() -> None:
         try:
-            driver.start(request, ReplayOptions(empty_seconds=0.1, rate=20.0), place.queues, 4, lambda _event: None)
+            driver.start_run(request, ReplayOptions(empty_seconds=0.1, rate=20.0), place.queues, 4, lambda _event: None)
         except errors.SbpairError as error:
             ended.append(error)
 
@@ -220,7 +220,7 @@ def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
     assert 0 < len(place.ids()) < 120
     [run] = [path.name for path in (tmp_path / "archive").iterdir()]
     place.running.do(lambda: place.running.other.delete_queue(leases))
-    result = driver.resume(place.request(tmp_path), run, lambda _event: None)
+    result = driver.resume_run(place.request(tmp_path), run, lambda _event: None)
     assert result.proof.exit_code == 0
     assert sorted(place.ids()) == sorted(place.sent)
     assert all(numbers == sorted(numbers) for numbers in place.by_session().values())

@@ -33,7 +33,7 @@ MS_TICKS = 10_000
 
 
 def run(place: World, directory: Path, options: ReplayOptions = QUICK, **changes: Any) -> driver.ReplayResult:
-    return driver.start(place.request(directory, **changes), options, place.queues, 4, lambda _event: None)
+    return driver.start_run(place.request(directory, **changes), options, place.queues, 4, lambda _event: None)
 
 
 def test_everything_arrives_once_in_order_and_the_equation_balances(
@@ -48,7 +48,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     heard: list[Any] = []
     options = replace(QUICK, ttl=TimeToLive.REMAINING, dedup=DedupMode.MESSAGE_ID)
 
-    result = driver.start(place.request(tmp_path), options, place.queues, 4, heard.append)
+    result = driver.start_run(place.request(tmp_path), options, place.queues, 4, heard.append)
 
     proof = result.proof
     ends = (proof.acknowledged, proof.deduplicated, proof.quarantined, proof.expired)
@@ -72,7 +72,7 @@ def a_finished_run_sends_nothing_when_resumed(place: World, tmp_path: Path, firs
     heard: list[Any] = []
     there = sorted(place.ids())
 
-    again = driver.resume(place.request(tmp_path), first.run.id, heard.append)
+    again = driver.resume_run(place.request(tmp_path), first.run.id, heard.append)
 
     assert again.proof == first.proof
     assert sorted(place.ids()) == there
@@ -97,7 +97,7 @@ def a_late_duplicate_is_marked_as_deduplicated(
     now = time.time
     with monkeypatch.context() as later:
         later.setattr(time, "time", lambda: now() + 7_200)
-        proof = driver.resume(place.request(tmp_path), archive.run, lambda _event: None).proof
+        proof = driver.resume_run(place.request(tmp_path), archive.run, lambda _event: None).proof
     assert (proof.deduplicated, proof.unsent, proof.balanced) == (1, 0, True)
     assert place.ids().count("again") == 1
 
@@ -119,7 +119,7 @@ def test_the_duplicate_of_a_refused_message_is_sent_by_a_resume(place: World, tm
     proof = (first := run(place, tmp_path, replace(QUICK, dedup=DedupMode.MESSAGE_ID))).proof
     assert (proof.archived, proof.quarantined, proof.deduplicated, proof.unsent, proof.exit_code) == (3, 1, 0, 2, 3)
 
-    proof = driver.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
+    proof = driver.resume_run(place.request(tmp_path), first.run.id, lambda _event: None).proof
     assert (proof.acknowledged, proof.quarantined, proof.deduplicated, proof.unsent) == (1, 1, 1, 0)
     assert proof.balanced
     assert (place.ids(), place.altered()) == (["twin"], [])
@@ -137,7 +137,7 @@ def test_an_accepted_duplicate_stays_first_if_an_older_one_comes_later(place: Wo
     assert (proof.acknowledged, proof.remaining_in_queues) == (1, {place.queues[0]: 1})
 
     place.running.advance(300)
-    proof = driver.resume(place.request(tmp_path), first.run.id, lambda _event: None).proof
+    proof = driver.resume_run(place.request(tmp_path), first.run.id, lambda _event: None).proof
     assert place.ids() == ["twin"]
     assert (proof.acknowledged, proof.deduplicated, proof.remaining_in_queues, proof.balanced) == (1, 1, {}, True)
 
@@ -156,7 +156,7 @@ def test_a_missing_destination_is_refused_before_sending(place: World, tmp_path:
     place.running.do(lambda: place.running.namespace.create_queue("not-there"))
     place.destinations = [*place.destinations, "not-there"]
     a_corrupted_message_is_not_sent(place, tmp_path, Archive(str(tmp_path / "archive"), run_id))
-    proof = driver.resume(place.request(tmp_path), run_id, lambda _event: None).proof
+    proof = driver.resume_run(place.request(tmp_path), run_id, lambda _event: None).proof
     assert proof.exit_code == 0
     assert set(place.ids()) == set(place.sent)
     twice = [name for name, count in Counter(place.ids()).items() if count > 1]
@@ -172,7 +172,7 @@ def a_corrupted_message_is_not_sent(place: World, tmp_path: Path, archive: Archi
     changed = pq.ParquetFile(path).read_row_group(groups - 1, columns=["message_id"])["message_id"].to_pylist()
 
     with pytest.raises(errors.StateRefused, match=rf"{path.name} is broken"):
-        driver.resume(place.request(tmp_path), archive.run, lambda _event: None)
+        driver.resume_run(place.request(tmp_path), archive.run, lambda _event: None)
 
     sent = place.ids()
     assert changed
@@ -185,7 +185,7 @@ def a_corrupted_message_is_not_sent(place: World, tmp_path: Path, archive: Archi
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     for chosen in (None, Selection((), "message_id < 'n'")):
         with pytest.raises(errors.StateRefused, match=rf"{path.name} is broken: Spark cannot read it"):
-            driver.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen)
+            driver.resume_run(place.request(tmp_path), archive.run, lambda _event: None, chosen)
 
     assert place.ids() == sent
     path.write_bytes(whole)

@@ -77,7 +77,7 @@ def test_unselected_messages_stay_in_the_archive_until_selected(place: World, tm
     chosen = Selection(("ORDERS",), "NOT (message_id = 'twin' AND queue LIKE '%/0')")
     both = [*place.queues, *map(dead_letters.dead_letter_path, place.queues)]
     options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, selection=chosen)
-    result = driver.start(place.request(tmp_path), options, both, 4, lambda _event: None)
+    result = driver.start_run(place.request(tmp_path), options, both, 4, lambda _event: None)
 
     proof = result.proof
     # The other twin was chosen, and waits for the one that was not: it comes before it.
@@ -127,7 +127,7 @@ def a_refused_selection_receives_nothing(place: World, tmp_path: Path) -> None:
     )
     for chosen, kind, said in refused:
         with pytest.raises(kind, match=said):
-            driver.start(
+            driver.start_run(
                 place.request(tmp_path), replace(QUICK, selection=chosen), place.queues, 4, lambda _event: None
             )
     assert place.left() == there
@@ -153,7 +153,7 @@ def the_primary_gets_the_original_message(place: World) -> None:
 
 def resume_all_sends_everything_else(place: World, tmp_path: Path, archive: Archive) -> None:
     def resume(chosen: Selection | None) -> Any:
-        return driver.resume(place.request(tmp_path), archive.run, lambda _event: None, chosen).proof
+        return driver.resume_run(place.request(tmp_path), archive.run, lambda _event: None, chosen).proof
 
     with pytest.raises(errors.UsageError, match=r"fails on a message: .*everything is safe") as failed:
         resume(Selection((), "cast(message_id AS int) > 3"))
@@ -180,7 +180,7 @@ def test_order_none_with_duplicates_and_a_missing_destination(place: World, tmp_
     place.strand(0, "homeless", Aliases("not-there", None, HOUR_TICKS))
     options = replace(QUICK, ordered=False, allow_missing=True, dedup=DedupMode.REPORT)
 
-    result = driver.start(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
+    result = driver.start_run(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
 
     proof = result.proof
     assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (33, 32, 1, 0)

@@ -318,7 +318,7 @@ def test_a_held_lease_refuses_the_run_and_leaves_nothing(place: World, tmp_path:
     request = place.request(tmp_path)
 
     with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld):
-        driver.start(request, QUICK, place.queues, 4, lambda _event: None)
+        driver.start_run(request, QUICK, place.queues, 4, lambda _event: None)
 
     assert not (tmp_path / "archive").exists()
 
@@ -328,7 +328,7 @@ def test_an_unreadable_journal_refuses_the_run_and_leaves_nothing(place: World, 
     request.state.mkdir()
     (request.state / "state.db").write_bytes(b"no database at all" * 100)
     with pytest.raises(errors.StateRefused):
-        driver.start(request, QUICK, place.queues, 4, lambda _event: None)
+        driver.start_run(request, QUICK, place.queues, 4, lambda _event: None)
     assert list((tmp_path / "archive").iterdir()) == []
 
 

@@ -203,7 +203,7 @@ def run_command(
     if cluster.print_submit:
         return replay_submit.show(screen, request)
     queues = backlog_paths(found.pair, source.queue, dead_letters=source.dead_letters)
-    return _run(screen, lambda report: driver.start(request, wanted, queues, None, report))
+    return _run(screen, lambda report: driver.start_run(request, wanted, queues, None, report))
 
 
 @app.command("resume", cls=Command)
@@ -244,7 +244,7 @@ def resume_command(
     wanted = selection if everything or selection else None
     if cluster.print_submit:
         return replay_submit.show(screen, request)
-    return _run(screen, lambda report: driver.resume(request, run_id, report, wanted))
+    return _run(screen, lambda report: driver.resume_run(request, run_id, report, wanted))
 
 
 @app.command("verify", cls=Command)

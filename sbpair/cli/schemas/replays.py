@@ -75,7 +75,7 @@ STATUS = forms(
             "run": text("Id of the run"),
             "pair": mapping("Names of the namespaces", text("Name")),
             "mode": _MODE,
-            "phase": choice("Current phase", "drain", "drained", "send", "proved", "swept", "move", "moved"),
+            "phase": choice("Current phase", "drain", "drained", "send", "proved", "removed", "move", "moved"),
             "stopped": flag("Whether it was stopped"),
             "archived_rows": count("Archived rows, copies included"),
             "segments": count("Files of messages"),
