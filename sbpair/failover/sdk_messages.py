@@ -90,10 +90,10 @@ def prepare(messages: Messages) -> tuple[list[Message], Content]:
 
 def with_schedule(message: Message, at: datetime) -> Message:
     """Return a copy scheduled at `at`, which is in UTC unless it has a time zone."""
-    later = _copy(message)
-    kept = {key: value for key, value in (message.annotations or {}).items() if _text(key) != SCHEDULE}
-    later.annotations = {**kept, SCHEDULE.encode(): at}
-    return later
+    copy = _copy(message)
+    others = {key: value for key, value in (message.annotations or {}).items() if _text(key) != SCHEDULE}
+    copy.annotations = {**others, SCHEDULE.encode(): at}
+    return copy
 
 
 def for_backlog(message: Message, path: str) -> Message:
@@ -117,19 +117,19 @@ def batches(messages: Iterable[Message], max_bytes: int) -> Iterator[tuple[Conte
 
     Messages of one batch share a partition key, as partitioned queues require.
     """
-    inside: list[Message] = []
+    members: list[Message] = []
     batch = ServiceBusMessageBatch(max_bytes)
     for message in messages:
-        if inside and not (_same_key(inside[0], message) and _fits(batch, message)):
-            yield (batch if len(inside) > 1 else inside[0]), tuple(inside)
-            inside, batch = [], ServiceBusMessageBatch(max_bytes)
-        if not inside and not _fits(batch, message):
+        if members and not (_same_key(members[0], message) and _fits(batch, message)):
+            yield (batch if len(members) > 1 else members[0]), tuple(members)
+            members, batch = [], ServiceBusMessageBatch(max_bytes)
+        if not members and not _fits(batch, message):
             # The service may still accept it alone.
             yield message, (message,)
         else:
-            inside.append(message)
-    if inside:
-        yield (batch if len(inside) > 1 else inside[0]), tuple(inside)
+            members.append(message)
+    if members:
+        yield (batch if len(members) > 1 else members[0]), tuple(members)
 
 
 def encoded_size(message: Message) -> int:

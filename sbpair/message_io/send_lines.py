@@ -80,6 +80,7 @@ async def send_lines(
     seconds: float | None = None,
     to_backlog: bool = False,
     outbox: Path | None = None,
+    drain_seconds: float = DRAIN_SECONDS,
     stop: asyncio.Event | None = None,
     hurry: asyncio.Event | None = None,
     on_event: OnEvent = lambda _event: None,
@@ -88,8 +89,8 @@ async def send_lines(
 
     `rate` is the maximum of messages per second. `seconds` is the time of each send, by default a minute and the
     failover interval. `to_backlog` sends everything to the backlog. `outbox` is a file for messages that neither side
-    accepts, delivered by the next client that opens it. `stop` finishes the current send and starts no other; `hurry`
-    abandons it, in doubt.
+    accepts, delivered by the next client that opens it. At the end, the run waits until the outbox delivers nothing
+    for `drain_seconds`. `stop` finishes the current send and starts no other; `hurry` abandons it, in doubt.
 
     `on_event` is called with the events of the paired client and each new count of delivered messages. Raises
     NameInvalid, and the errors of an outbox; errors of a line or a send are in the result.
@@ -110,21 +111,19 @@ async def send_lines(
             client.force_failover(entity)
         limiter = RateLimiter(time.monotonic(), rate=rate)
         async with client.get_queue_sender(entity) as sender:
-            line_sender = _LineSender(
-                sender, reader, limiter, stop or asyncio.Event(), hurry or asyncio.Event(), on_event
-            )
+            line_sender = _LineSender(sender, reader, limiter, stop, hurry or asyncio.Event(), on_event)
             result = await line_sender.run()
-            await _wait_for_outbox(client, stop or asyncio.Event())
+            await _wait_for_outbox(client, stop, drain_seconds)
     return replace(result, doubtful=tuple(each for each in doubtful if each not in line_sender.undelivered))
 
 
-async def _wait_for_outbox(client: AsyncPairedClient, stop: asyncio.Event) -> None:
+async def _wait_for_outbox(client: AsyncPairedClient, stop: asyncio.Event, seconds: float) -> None:
     """Wait while the outbox is emptied, because a closed client delivers nothing."""
     left = -1
     while client.outbox is not None and client.outbox.entities() and len(client.outbox) != left:
         left = len(client.outbox)
         try:
-            async with asyncio.timeout(DRAIN_SECONDS):
+            async with asyncio.timeout(seconds):
                 await stop.wait()
                 return
         except TimeoutError:
@@ -218,25 +217,25 @@ class _LineSender:
 def line_batches(lines: Sequence[SourceLine]) -> Iterator[LineBatch]:
     """Yield batches of adjacent lines with the same session and partition key that fit every tier."""
     for _key, same in groupby(lines, lambda line: batch_key(line.message)):
-        inside: list[SourceLine] = []
+        members: list[SourceLine] = []
         batch = SizedBatch(SMALLEST_TIER_BYTES)
         for line in same:
             if _fits(batch, line):
-                inside.append(line)
+                members.append(line)
                 continue
-            if inside:
-                yield _line_batch(inside, batch)
-            inside, batch = [line], SizedBatch(SMALLEST_TIER_BYTES)
+            if members:
+                yield _line_batch(members, batch)
+            members, batch = [line], SizedBatch(SMALLEST_TIER_BYTES)
             if not _fits(batch, line):
                 # The service may still accept it alone.
-                yield LineBatch(inside, line.message)
-                inside = []
-        if inside:
-            yield _line_batch(inside, batch)
+                yield LineBatch(members, line.message)
+                members = []
+        if members:
+            yield _line_batch(members, batch)
 
 
-def _line_batch(inside: list[SourceLine], batch: SizedBatch) -> LineBatch:
-    return LineBatch(inside, batch if len(inside) > 1 else inside[0].message)
+def _line_batch(members: list[SourceLine], batch: SizedBatch) -> LineBatch:
+    return LineBatch(members, batch if len(members) > 1 else members[0].message)
 
 
 def _fits(batch: SizedBatch, line: SourceLine) -> bool:

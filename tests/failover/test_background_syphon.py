@@ -73,7 +73,7 @@ def strand(client: Any, name: str) -> None:
 @KINDS
 def test_the_syphon_moves_the_applications_own_backlog(rig: Rig, kind: str) -> None:
     arrivals = Arrivals(rig)
-    with rig.client(kind) as (client, told):
+    with rig.client(kind) as (client, log):
         handle = syphon_of(client)
         strand(client, "first")
         arrivals.wait()
@@ -86,7 +86,7 @@ def test_the_syphon_moves_the_applications_own_backlog(rig: Rig, kind: str) -> N
     assert (handle.result.receipt.sent, handle.result.receipt.balanced, handle.result.stopped) == (2, True, True)
     assert sorted(ids(rig.in_queue(rig.orders))) == ["first", "second"]
     assert rig.in_backlog() == []
-    assert told.of(SyphonFaulted) == []
+    assert log.of(SyphonFaulted) == []
     assert not [each.name for each in threading.enumerate() if each.name == "sbpair syphon"]
 
 
@@ -94,11 +94,11 @@ def test_the_syphon_moves_the_applications_own_backlog(rig: Rig, kind: str) -> N
 def test_a_fault_is_an_event_and_sending_goes_on(rig: Rig, kind: str) -> None:
     arrivals = Arrivals(rig)
     rig.with_key("secondary", "d3Jvbmc=")
-    with rig.client(kind) as (client, told):
+    with rig.client(kind) as (client, log):
         syphon_of(client)
-        first = told.wait_for(lambda event: isinstance(event, SyphonFaulted))
+        first = log.wait_for(lambda event: isinstance(event, SyphonFaulted))
         assert "does not accept" in first.reason or "signature" in first.reason
-        told.wait_for(lambda event: isinstance(event, SyphonFaulted) and event is not first)
+        log.wait_for(lambda event: isinstance(event, SyphonFaulted) and event is not first)
         client.get_queue_sender("orders").send_messages(ServiceBusMessage(b"m"))
         arrivals.wait()
 
@@ -108,19 +108,19 @@ def test_an_unexpected_error_is_an_event(rig: Rig, monkeypatch: pytest.MonkeyPat
         raise ZeroDivisionError
 
     monkeypatch.setattr(background_syphon.runner, "run", broken)
-    with rig.client() as (client, told):
+    with rig.client() as (client, log):
         syphon_of(client)
-        fault = told.wait_for(lambda event: isinstance(event, SyphonFaulted))
+        fault = log.wait_for(lambda event: isinstance(event, SyphonFaulted))
         assert str(fault) == "the syphon is retried after 0.05 s: unexpected ZeroDivisionError"
 
 
 def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path) -> None:
     arrivals = Arrivals(rig)
-    with rig.client() as (client, told):
+    with rig.client() as (client, log):
         strand(client, "m")
         with Lease(tmp_path, "another-run"):
             syphon_of(client, state=tmp_path)
-            fault = told.wait_for(lambda event: isinstance(event, SyphonFaulted))
+            fault = log.wait_for(lambda event: isinstance(event, SyphonFaulted))
             assert "is moving messages of this pair" in fault.reason
             assert rig.in_queue(rig.orders) == []
         arrivals.wait()

@@ -75,7 +75,7 @@ OUTAGES = [
 def test_sending_goes_on_while_the_primary_is_unavailable(
     rig: Rig, kind: str, fault: str, where: tuple[str, ...]
 ) -> None:
-    with rig.client(kind) as (client, told):
+    with rig.client(kind) as (client, log):
         sender = client.get_queue_sender("orders")
         sender.send_messages(a_message("before"))
         with rig.broken(fault, *where):
@@ -84,14 +84,14 @@ def test_sending_goes_on_while_the_primary_is_unavailable(
             first, second = rig.in_backlog()
             assert (ids([first]), ids([second])) == (["first"], ["second"])
             assert second.application_properties.endswith(OLD_CLIENTS_BYTES)
-        told.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
-        assert told.path == [State.FAILING, State.FAILED_OVER, State.HEALTHY]
+        log.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
+        assert log.path == [State.FAILING, State.FAILED_OVER, State.HEALTHY]
         sender.send_messages(a_message("after"))
         assert "after" in ids(rig.in_queue(rig.orders))
     arrived = rig.brought_back()
     counted = Counter(each for each in ids(arrived) if each in ("before", "first", "second", "after"))
     assert counted.keys() == {"before", "first", "second", "after"}
-    assert {each for each, times in counted.items() if times > 1} <= told.doubted
+    assert {each for each, times in counted.items() if times > 1} <= log.doubtful_ids
     # No ping is among them: the service hands it to nobody.
     assert sum(counted.values()) == len(arrived)
     second = next(each for each in arrived if each.read_properties().message_id == "second")
@@ -102,46 +102,46 @@ def test_sending_goes_on_while_the_primary_is_unavailable(
 @pytest.mark.parametrize("rule", ["default", "article"])
 def test_an_error_of_configuration_does_not_count(rig: Rig, rule: Any) -> None:
     rig.with_key("primary", "d3Jvbmc=")
-    with rig.client(failover_on=rule) as (client, told):
+    with rig.client(failover_on=rule) as (client, log):
         sender = client.get_queue_sender("orders")
         with pytest.raises((ServiceBusAuthenticationError, ServiceBusAuthorizationError)):
             sender.send_messages(a_message("m"), timeout=5)
-        assert told.events == []
+        assert log.events == []
     assert rig.in_backlog() == []
 
 
 @SYNC_FIRST
 def test_a_missing_queue_does_not_count(rig: Rig, kind: str) -> None:
-    with rig.client(kind) as (client, told):
+    with rig.client(kind) as (client, log):
         with pytest.raises(ServiceBusError) as raised:
             client.get_queue_sender("nowhere").send_messages(a_message("m"), timeout=5)
         assert is_missing(raised.value)
-        assert told.events == []
+        assert log.events == []
 
 
 def test_a_missing_queue_counts_by_article_or_function(rig: Rig) -> None:
     for rule in ("article", is_missing):
-        with rig.client(failover_on=rule) as (client, told):
+        with rig.client(failover_on=rule) as (client, log):
             client.get_queue_sender("nowhere").send_messages(a_message("m"), timeout=5)
-            assert told.path[:2] == [State.FAILING, State.FAILED_OVER]
-    with rig.client(failover_on=lambda _error: False) as (client, told), rig.broken("throttle", PRIMARY, "orders"):
+            assert log.path[:2] == [State.FAILING, State.FAILED_OVER]
+    with rig.client(failover_on=lambda _error: False) as (client, log), rig.broken("throttle", PRIMARY, "orders"):
         with pytest.raises(ServiceBusServerBusyError):
             client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
-        assert told.events == []
+        assert log.events == []
 
 
 def test_a_full_queue_does_not_count(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("full", QueueDescription(max_size_in_megabytes=1)))
-    with rig.client() as (client, told), client.get_queue_sender("full") as sender:
+    with rig.client() as (client, log), client.get_queue_sender("full") as sender:
         for _ in range(5):
             sender.send_messages(ServiceBusMessage(b"x" * 200_000), timeout=5)
         with pytest.raises(ServiceBusQuotaExceededError):
             sender.send_messages(ServiceBusMessage(b"x" * 200_000), timeout=5)
-        assert told.events == []
+        assert log.events == []
 
 
 def test_errors_are_raised_until_the_interval_ends_or_a_success(rig: Rig) -> None:
-    with rig.client(failover_interval=60) as (client, told):
+    with rig.client(failover_interval=60) as (client, log):
         sender = client.get_queue_sender("orders")
         with rig.broken("throttle", PRIMARY, "orders"):
             for _ in range(2):
@@ -149,79 +149,79 @@ def test_errors_are_raised_until_the_interval_ends_or_a_success(rig: Rig) -> Non
                     sender.send_messages(a_message("m"), timeout=5)
             assert client.states() == {"orders": State.FAILING}
         sender.send_messages(a_message("m"))
-        assert told.path == [State.FAILING, State.HEALTHY]
+        assert log.path == [State.FAILING, State.HEALTHY]
     assert (rig.in_backlog(), ids(rig.in_queue(rig.orders))) == ([], ["m"])
 
 
 def test_a_send_may_wait_for_the_primary(rig: Rig) -> None:
-    with rig.client(failover_interval=60, on_failure="wait") as (client, told):
+    with rig.client(failover_interval=60, on_failure="wait") as (client, log):
         sender = client.get_queue_sender("orders")
         with rig.broken("throttle", PRIMARY, "orders", count=1):
             sender.send_messages(a_message("m"), timeout=20)
-        assert told.path == [State.FAILING, State.HEALTHY]
+        assert log.path == [State.FAILING, State.HEALTHY]
     assert ids(rig.in_queue(rig.orders)) == ["m"]
 
 
 def test_a_waiting_send_fails_over_with_its_entity(rig: Rig) -> None:
-    with rig.client(failover_interval=1, on_failure="wait") as (client, told), rig.broken("namespace_down", PRIMARY):
+    with rig.client(failover_interval=1, on_failure="wait") as (client, log), rig.broken("namespace_down", PRIMARY):
         client.get_queue_sender("orders").send_messages(a_message("m"), timeout=20)
-        assert told.path[:2] == [State.FAILING, State.FAILED_OVER]
+        assert log.path[:2] == [State.FAILING, State.FAILED_OVER]
     assert ids(rig.in_backlog()) == ["m"]
 
 
 def test_backlog_now_sends_to_the_backlog_before_the_failover(rig: Rig) -> None:
-    with rig.client(failover_interval=60, on_failure="backlog-now") as (client, told):
+    with rig.client(failover_interval=60, on_failure="backlog-now") as (client, log):
         sender = client.get_queue_sender("orders")
         with rig.broken("throttle", PRIMARY, "orders"):
             sender.send_messages(a_message("first"), timeout=5)
         sender.send_messages(a_message("second"))
-        assert told.path == [State.FAILING, State.HEALTHY]
+        assert log.path == [State.FAILING, State.HEALTHY]
     assert (ids(rig.in_backlog()), ids(rig.in_queue(rig.orders))) == (["first"], ["second"])
 
 
 @SYNC_FIRST
 def test_a_failed_backlog_queue_is_left_by_all_senders_and_returns(rig: Rig, kind: str) -> None:
-    with rig.client(kind) as (client, told):
+    with rig.client(kind) as (client, log):
         client.force_failover()
         sender = client.get_queue_sender("orders")
         sender.send_messages(a_message("m0"))
         mine, other = (0, 1) if rig.in_queue(rig.backlog[0]) else (1, 0)
         with rig.broken("throttle", "contoso-dr", rig.paths[mine]):
             sender.send_messages(a_message("m1"), timeout=20)
-            assert [event.queue for event in told.of(QueueLeft)] == [rig.paths[mine]]
+            assert [event.queue for event in log.of(QueueLeft)] == [rig.paths[mine]]
             client.get_queue_sender("orders").send_messages(a_message("m2"), timeout=20)
         assert ids(rig.in_queue(rig.backlog[other])) == ["m1", "m2"]
-        told.wait_for(lambda event: event == QueueReturned(rig.paths[mine]))
+        log.wait_for(lambda event: event == QueueReturned(rig.paths[mine]))
         assert client.failover_state.queues_out == set()
 
 
 def test_with_both_sides_down_the_error_is_raised(rig: Rig) -> None:
-    with rig.client() as (client, told):
+    with rig.client() as (client, log):
         sender = client.get_queue_sender("orders")
         with rig.broken("namespace_down", PRIMARY), rig.broken("namespace_down", "contoso-dr"):
             for _ in range(2):
                 with pytest.raises(ServiceBusError) as raised:
                     sender.send_messages(a_message("lost"), timeout=5)
             assert "no backlog queue" in str(raised.value.__notes__)
-            assert {event.queue for event in told.of(QueueLeft)} == set(rig.paths)
+            assert {event.queue for event in log.of(QueueLeft)} == set(rig.paths)
         with rig.broken("namespace_down", PRIMARY):
             sender.send_messages(a_message("kept"), timeout=5)
     assert ids(rig.in_backlog()) == ["kept"]
 
 
 def test_a_deleted_entity_raises_instead_of_filling_the_backlog(rig: Rig) -> None:
-    with rig.client() as (client, told):
+    with rig.client() as (client, log):
         sender = client.get_queue_sender("orders")
         with rig.broken("entity_down", PRIMARY, "orders"):
             sender.send_messages(a_message("m"), timeout=5)
         rig.do(lambda: rig.running.namespace.delete_queue("orders"))
-        told.wait_for(lambda event: getattr(event, "after", None) is State.BROKEN)
+        log.wait_for(lambda event: getattr(event, "after", None) is State.BROKEN)
         for _ in range(2):
             with pytest.raises(ServiceBusError) as raised:
                 sender.send_messages(a_message("refused"), timeout=5)
             assert is_missing(raised.value)
         rig.orders = rig.do(lambda: rig.running.namespace.create_queue("orders"))
-        told.wait_for(lambda event: getattr(event, "before", None) is State.BROKEN)
+        log.wait_for(lambda event: getattr(event, "before", None) is State.BROKEN)
         sender.send_messages(a_message("again"))
     assert (ids(rig.in_backlog()), ids(rig.in_queue(rig.orders))) == (["m"], ["again"])
 
@@ -280,19 +280,19 @@ def test_a_partly_sent_list_notes_how_many_were_accepted(rig: Rig) -> None:
         return [rig.running.other.create_queue(path, QueueDescription(max_size_in_megabytes=1)) for path in rig.paths]
 
     rig.backlog = rig.do(make_small)
-    with rig.client() as (client, told):
+    with rig.client() as (client, log):
         client.force_failover()
         messages = [ServiceBusMessage(b"x" * 100_000, message_id=f"m{number}") for number in range(24)]
         with pytest.raises(ServiceBusQuotaExceededError) as raised:
             client.get_queue_sender("orders").send_messages(messages, timeout=30)
-        assert {event.queue for event in told.of(QueueLeft)} == set(rig.paths)
+        assert {event.queue for event in log.of(QueueLeft)} == set(rig.paths)
     arrived = ids(rig.in_backlog())
     assert sorted(arrived, key=lambda each: int(each[1:])) == [f"m{number}" for number in range(len(arrived))]
     assert f"{len(arrived)} of the 24 messages, the first ones, are in the backlog." in raised.value.__notes__
 
 
 def test_a_message_too_large_for_the_backlog_is_refused_early(rig: Rig) -> None:
-    with rig.client() as (client, told):
+    with rig.client() as (client, log):
         sender = client.get_queue_sender("orders")
         fits = ServiceBusMessage(b"x" * 261_500, message_id="fits")
         sender.send_messages(fits)
@@ -301,7 +301,7 @@ def test_a_message_too_large_for_the_backlog_is_refused_early(rig: Rig) -> None:
         assert ids(rig.in_queue(rig.orders)) == ["fits"]
         client.force_failover()
         sender.send_messages(fits)
-        assert told.of(SendInDoubt) == []
+        assert log.of(SendInDoubt) == []
     assert ids(rig.in_backlog()) == ["fits"]
 
 
@@ -341,7 +341,7 @@ def test_a_topic_fails_over_too(rig: Rig) -> None:
 @pytest.mark.parametrize("kind", ["aio", pytest.param("sync", marks=pytest.mark.slow)])
 def test_everything_arrives_through_a_flapping_outage(rig: Rig, kind: str) -> None:
     names = [f"m{number}" for number in range(60)]
-    with rig.client(kind, on_failure="backlog-now", failover_interval=1) as (client, told):
+    with rig.client(kind, on_failure="backlog-now", failover_interval=1) as (client, log):
         sender = client.get_queue_sender("orders")
         for number, name in enumerate(names):
             if number % 10 == 5:
@@ -353,7 +353,7 @@ def test_everything_arrives_through_a_flapping_outage(rig: Rig, kind: str) -> No
             sender.send_messages(a_message(name), timeout=10)
     counted = Counter(ids(rig.brought_back()))
     assert counted.keys() == set(names)
-    assert {each for each, times in counted.items() if times > 1} <= told.doubted
+    assert {each for each, times in counted.items() if times > 1} <= log.doubtful_ids
 
 
 async def test_a_sender_works_after_a_cancelled_send(rig: Rig) -> None:
@@ -393,7 +393,7 @@ def test_invalid_arguments_are_refused_before_sending(rig: Rig) -> None:
             sbpair.PairedClient(rig.pair, **wrong)
     with pytest.raises(ValueError, match="greater than 0"):
         sbpair.PairedClient(rig.pair, timeout=0)
-    with rig.client() as (client, told):
+    with rig.client() as (client, log):
         for wrong in ("", "a//b", "/orders", "no spaces", "x" * 261):
             with pytest.raises(NameInvalid):
                 client.get_queue_sender(wrong)
@@ -411,7 +411,7 @@ def test_invalid_arguments_are_refused_before_sending(rig: Rig) -> None:
         sender.close()
         with pytest.raises(ValueError, match="closed"):
             sender.send_messages(a_message("m"))
-        assert told.events == []
+        assert log.events == []
     with pytest.raises(ValueError, match="closed"):
         client.get_queue_sender("orders")
     assert ids(rig.in_queue(rig.orders)) == ["short"]

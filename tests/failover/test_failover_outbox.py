@@ -71,7 +71,7 @@ def is_empty(event: Any) -> bool:
 @pytest.mark.parametrize(("kind", "back"), [("sync", "primary"), ("aio", "primary"), ("sync", "secondary")])
 def test_messages_wait_for_a_side_and_arrive_in_order(rig: Rig, path: Path, kind: str, back: str) -> None:
     at = datetime.now(UTC).replace(microsecond=0) + HOUR
-    with rig.client(kind, outbox=path) as (client, told):
+    with rig.client(kind, outbox=path) as (client, log):
         sender = client.get_queue_sender("orders")
         with both_down(rig) as sides:
             sender.send_messages(a_message("m0"), timeout=8)
@@ -80,13 +80,13 @@ def test_messages_wait_for_a_side_and_arrive_in_order(rig: Rig, path: Path, kind
             batch.add_message(a_message("m3"))
             sender.send_messages(batch, timeout=8)
             assert all(number < 0 for number in sender.schedule_messages(a_message("m4"), at, timeout=8))
-            assert [len(told.of(each)) for each in (OutboxBegun, OutboxEmptied)] == [1, 0]
+            assert [len(log.of(each)) for each in (OutboxBegun, OutboxEmptied)] == [1, 0]
             assert outbox_depths(path)["orders"].messages == 5
             sides[back].close()
-            told.wait_for(is_empty)
+            log.wait_for(is_empty)
             there = rig.in_backlog() if back == "secondary" else rig.in_queue(rig.orders)
             assert ids(there) == ["m0", "m1", "m2", "m3", "m4"]
-    assert (outbox_depths(path), told.events[-1]) == ({}, OutboxClosed(str(path), 0))
+    assert (outbox_depths(path), log.events[-1]) == ({}, OutboxClosed(str(path), 0))
     arrived = {each.read_properties().message_id: each for each in rig.brought_back()}
     assert arrived.keys() == {"m0", "m1", "m2", "m3", "m4"}
     assert [each.body for each in arrived.values()] == [b"\x00\x53\x75\xa0\x02" + each.encode() for each in arrived]
@@ -99,23 +99,23 @@ def test_messages_wait_for_a_side_and_arrive_in_order(rig: Rig, path: Path, kind
 @KINDS
 def test_the_next_client_delivers_remaining_messages(rig: Rig, path: Path, kind: str) -> None:
     with both_down(rig):
-        with rig.client(kind, outbox=path) as (client, told):
+        with rig.client(kind, outbox=path) as (client, log):
             client.force_failover()
             sender = client.get_queue_sender("orders")
             for number in range(3):
                 sender.send_messages(a_message(f"m{number}"), timeout=5)
-        assert told.events[-1] == OutboxClosed(str(path), 3)
+        assert log.events[-1] == OutboxClosed(str(path), 3)
         other = sbpair.Pair("p", rig.pair.secondary, rig.pair.primary)
         with pytest.raises(StateRefused, match="outbox of contoso and contoso-dr, not of contoso-dr and contoso"):
             {"sync": sbpair.PairedClient, "aio": aio.PairedClient}[kind](other, outbox=path)
-    with rig.client(kind, outbox=path) as (client, told):
+    with rig.client(kind, outbox=path) as (client, log):
         # Nobody asks it for a sender of this entity.
-        told.wait_for(is_empty)
+        log.wait_for(is_empty)
         with pytest.raises(LeaseHeld), rig.client(kind, outbox=path):
             pass
         assert client.states() == {"orders": State.HEALTHY}
     assert ids(rig.in_queue(rig.orders)) == ["m0", "m1", "m2"]
-    assert told.of(OutboxBegun) == told.of(SendInDoubt) == []
+    assert log.of(OutboxBegun) == log.of(SendInDoubt) == []
 
 
 async def test_an_async_client_may_be_created_before_its_loop(rig: Rig, path: Path) -> None:
@@ -135,7 +135,7 @@ async def test_an_async_client_may_be_created_before_its_loop(rig: Rig, path: Pa
 
 def test_later_messages_go_behind_those_in_the_outbox(rig: Rig, path: Path) -> None:
     """Messages are sent while the first delivery is held back at its only message."""
-    with rig.client(outbox=path) as (client, told):
+    with rig.client(outbox=path) as (client, log):
         sender = client.get_queue_sender("orders")
         other = client.get_queue_sender("ORDERS")
         with both_down(rig) as sides:
@@ -146,7 +146,7 @@ def test_later_messages_go_behind_those_in_the_outbox(rig: Rig, path: Path) -> N
                 for number in range(1, 4):
                     (sender, other)[number % 2].send_messages(a_message(f"m{number}"), timeout=5)
                 assert outbox_depths(path)["orders"].messages == 4
-            told.wait_for(is_empty)
+            log.wait_for(is_empty)
             other.send_messages(a_message("m4"), timeout=5)
     assert ids(rig.in_queue(rig.orders)) == [f"m{number}" for number in range(5)]
 
@@ -171,19 +171,19 @@ def test_an_unanswered_delivery_is_repeated_and_reported(rig: Rig, path: Path, a
     with both_down(rig), rig.client(outbox=path) as (client, _told):
         client.get_queue_sender("orders").send_messages([a_message("m0"), a_message("m1")], timeout=5)
     with rig.broken("swallow_acks", PRIMARY, "orders") if arrives else rig.broken("stall", PRIMARY):
-        with rig.client(outbox=path) as (client, told):
+        with rig.client(outbox=path) as (client, log):
             if arrives:
                 while not rig.in_queue(rig.orders):
                     continue
-        assert told.events[-1] == OutboxClosed(str(path), 2)
-    with rig.client(outbox=path) as (client, told):
-        told.wait_for(is_empty)
+        assert log.events[-1] == OutboxClosed(str(path), 2)
+    with rig.client(outbox=path) as (client, log):
+        log.wait_for(is_empty)
     assert ids(rig.in_queue(rig.orders)) == ["m0", "m1"] * (2 if arrives else 1)
-    assert told.doubted == ({"m0", "m1"} if arrives else set())
+    assert log.doubtful_ids == ({"m0", "m1"} if arrives else set())
 
 
 def test_a_refused_message_does_not_block_the_others(rig: Rig, path: Path) -> None:
-    with both_down(rig), rig.client(outbox=path) as (client, told):
+    with both_down(rig), rig.client(outbox=path) as (client, log):
         client.force_failover()
         sender = client.get_queue_sender("orders")
         sender.send_messages(a_message("m0"), timeout=5)
@@ -191,12 +191,12 @@ def test_a_refused_message_does_not_block_the_others(rig: Rig, path: Path) -> No
         sender.send_messages(ServiceBusMessage(b"x" * 262_200, message_id="large"), timeout=5)
         sender.send_messages(a_message("m1"), timeout=5)
     for _ in range(2):
-        with rig.client(outbox=path) as (client, told):
-            told.wait_for(lambda event: isinstance(event, OutboxRefused))
-            told.wait_for(is_empty)
+        with rig.client(outbox=path) as (client, log):
+            log.wait_for(lambda event: isinstance(event, OutboxRefused))
+            log.wait_for(is_empty)
             client.get_queue_sender("orders").send_messages(a_message("m2"))
-        assert [event.message_ids for event in told.of(OutboxRefused)] == [("large",)]
-        assert told.events[-1] == OutboxClosed(str(path), 1)
+        assert [event.message_ids for event in log.of(OutboxRefused)] == [("large",)]
+        assert log.events[-1] == OutboxClosed(str(path), 1)
     assert ids(rig.in_queue(rig.orders)) == ["m0", "m1", "m2", "m2"]
 
 
@@ -206,16 +206,16 @@ def test_messages_of_a_deleted_entity_stay_and_are_reported(rig: Rig, path: Path
         client.force_failover()
         client.get_queue_sender("orders").send_messages(a_message("m0"), timeout=5)
         client.get_queue_sender("gone").send_messages(a_message("g0"), timeout=5)
-    with rig.client(kind, outbox=path) as (client, told):
-        told.wait_for(is_empty)
-        told.wait_for(lambda event: isinstance(event, OutboxStuck))
+    with rig.client(kind, outbox=path) as (client, log):
+        log.wait_for(is_empty)
+        log.wait_for(lambda event: isinstance(event, OutboxStuck))
         with pytest.raises(ServiceBusError, match="gone"):
             client.get_queue_sender("gone").send_messages(a_message("g1"), timeout=5)
         queue = rig.do(lambda: rig.running.namespace.create_queue("gone"))
-        told.wait_for(lambda event: event == OutboxEmptied("gone"))
+        log.wait_for(lambda event: event == OutboxEmptied("gone"))
         client.get_queue_sender("gone").send_messages(a_message("g2"))
     assert (ids(rig.in_queue(rig.orders)), ids(rig.in_queue(queue))) == (["m0"], ["g0", "g2"])
-    assert [event.entity for event in told.of(OutboxStuck)] == ["gone"], "once, for as long as the reason is the same"
+    assert [event.entity for event in log.of(OutboxStuck)] == ["gone"], "once, for as long as the reason is the same"
 
 
 def test_a_message_expired_in_the_outbox_is_left_to_the_entity(rig: Rig, path: Path) -> None:
@@ -228,9 +228,9 @@ def test_a_message_expired_in_the_outbox_is_left_to_the_entity(rig: Rig, path: P
         properties = {"message_id": "brief"}
         brief = AmqpAnnotatedMessage(data_body=b"x", header={"time_to_live": 1}, properties=properties)
         sender.send_messages([brief, a_message("lasting", time_to_live=HOUR)], timeout=5)
-    with rig.client(outbox=path) as (client, told):
-        told.wait_for(is_empty)
-    assert told.of(OutboxExpired) == [OutboxExpired("strict", ("brief",))]
+    with rig.client(outbox=path) as (client, log):
+        log.wait_for(is_empty)
+    assert log.of(OutboxExpired) == [OutboxExpired("strict", ("brief",))]
     rig.running.advance(1)
     assert ids(rig.in_queue(queue)) == ["lasting"]
     dead = rig.do(lambda: queue.dead_letters.peek(0, 10))
@@ -266,8 +266,8 @@ def test_accepted_messages_arrive_after_a_kill_of_the_process(rig: Rig, path: Pa
         returned = [child.stdout.readline().strip() for _ in range(25)]
         child.kill()
         returned += child.communicate()[0].split()
-    with rig.client(outbox=path) as (_client, told):
-        told.wait_for(is_empty)
+    with rig.client(outbox=path) as (_client, log):
+        log.wait_for(is_empty)
     arrived = ids(rig.in_queue(rig.orders))
     assert arrived[: len(returned)] == returned == [f"m{number}" for number in range(len(returned))]
     # What was killed on its way back to its caller may be there too.

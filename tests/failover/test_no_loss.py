@@ -60,11 +60,11 @@ class Promised:
         else:
             self.names += names
 
-    def are_kept(self, rig: Rig, doubted: set[str]) -> None:
+    def are_kept(self, rig: Rig, doubtful_ids: set[str]) -> None:
         arrived = rig.brought_back()
         counted = Counter(ids(arrived))
         assert set(self.names) <= counted.keys()
-        assert {name for name, times in counted.items() if times > 1} <= doubted
+        assert {name for name, times in counted.items() if times > 1} <= doubtful_ids
         for each in arrived:
             name = each.read_properties().message_id
             assert each.body == b"\x00\x53\x75\xb0" + len(body(name)).to_bytes(4) + body(name)
@@ -143,24 +143,24 @@ def slow(kind: str, fault: Broken) -> Any:
     ],
 )
 def test_all_sends_return_and_arrive_during_an_outage(rig: Rig, tmp_path: Path, kind: str, fault: Broken) -> None:
-    with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, told):
+    with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, log):
         promised = Promised(client.get_queue_sender("orders"))
         promised.send("before")
         with fault(rig):
             for number in range(2):
                 promised.send(f"m{number}")
             promised.send("m2", "m3")
-        told.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
+        log.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
         promised.send("after")
         outbox_is_empty(client)
     assert not promised.raised
-    promised.are_kept(rig, told.doubted)
+    promised.are_kept(rig, log.doubtful_ids)
 
 
 @pytest.mark.parametrize("kind", ["aio", pytest.param("sync", marks=pytest.mark.slow)])
 def test_flapping_loses_nothing_and_reports_possible_duplicates(rig: Rig, tmp_path: Path, kind: str) -> None:
     faults: list[Broken] = [the_namespace, both, throttled, a_queue_too]
-    with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, told):
+    with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, log):
         promised = Promised(client.get_queue_sender("orders"))
         for turn, fault in enumerate(faults):
             with fault(rig):
@@ -169,19 +169,19 @@ def test_flapping_loses_nothing_and_reports_possible_duplicates(rig: Rig, tmp_pa
             promised.send(f"between{turn}")
         outbox_is_empty(client)
     assert not promised.raised
-    promised.are_kept(rig, told.doubted)
+    promised.are_kept(rig, log.doubtful_ids)
 
 
 def test_an_error_that_is_no_outage_is_raised(rig: Rig, tmp_path: Path) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("full", QueueDescription(max_size_in_megabytes=1)))
-    with rig.client(outbox=tmp_path / "outbox.db") as (client, told):
+    with rig.client(outbox=tmp_path / "outbox.db") as (client, log):
         for entity in ("full", "missing"):
             promised = Promised(client.get_queue_sender(entity))
             while not promised.raised:
                 promised.send(*(f"m{number}" for number in range(200)))
-        assert told.events == []
+        assert log.events == []
     rig.with_key("primary", "d3Jvbmc=")
-    with rig.client(outbox=tmp_path / "outbox.db") as (client, told):
+    with rig.client(outbox=tmp_path / "outbox.db") as (client, log):
         promised = Promised(client.get_queue_sender("orders"))
         promised.send("wrong key")
         assert promised.raised
@@ -224,16 +224,16 @@ def test_failover_works_over_tls_with_an_identity(
                 monkeypatch.setenv(name, value)
             ends = {side: replace(getattr(rig.pair, side), credential=Identity()) for side in ("primary", "secondary")}
         rig.pair = replace(rig.pair, **ends)
-        with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, told):
+        with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, log):
             promised = Promised(client.get_queue_sender("orders"), seconds=15)
             promised.send("before")
             with both(rig):
                 promised.send("kept")
-            told.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
+            log.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
             outbox_is_empty(client)
             client.force_failover()
             promised.send("around")
             outbox_is_empty(client)  # it went there where both backlog queues were still resting
         assert promised.raised == []
-        promised.are_kept(rig, told.doubted)
+        promised.are_kept(rig, log.doubtful_ids)
     gc.collect()

@@ -34,7 +34,7 @@ def a_message(name: str) -> ServiceBusMessage:
 @pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=pytest.mark.slow)])
 def test_a_simulated_outage_affects_one_client_only(rig: Rig, kind: str) -> None:
     outage = SimulatedOutage()
-    with rig.client(kind, outage=outage) as (client, told), rig.client() as (other, told_other):
+    with rig.client(kind, outage=outage) as (client, log), rig.client() as (other, other_log):
         sender, others = client.get_queue_sender("orders"), other.get_queue_sender("orders")
         sender.send_messages(a_message("before"))
         outage.begin("primary")
@@ -42,13 +42,13 @@ def test_a_simulated_outage_affects_one_client_only(rig: Rig, kind: str) -> None
         others.send_messages(a_message("another's"))
         outage.begin("backlog", sender.backlog_queue)
         sender.send_messages(a_message("to the other queue"))
-        assert len(told.of(QueueLeft)) == 1
+        assert len(log.of(QueueLeft)) == 1
         outage.end()
-        told.wait_for(lambda event: isinstance(event, EntityChanged) and event.after is State.HEALTHY)
-        told.wait_for(lambda event: isinstance(event, QueueReturned))
+        log.wait_for(lambda event: isinstance(event, EntityChanged) and event.after is State.HEALTHY)
+        log.wait_for(lambda event: isinstance(event, QueueReturned))
         sender.send_messages(a_message("after"))
-        assert told.path == [State.FAILING, State.FAILED_OVER, State.HEALTHY]
-        assert told_other.events == []
+        assert log.path == [State.FAILING, State.FAILED_OVER, State.HEALTHY]
+        assert other_log.events == []
     assert set(ids(rig.in_queue(rig.orders))) >= {"before", "another's", "after"}
     assert sorted(ids(rig.in_backlog())) == ["during", "to the other queue"]
 
@@ -75,12 +75,12 @@ def test_callers_see_the_error_of_a_lost_connection(rig: Rig) -> None:
 
 def test_the_outbox_keeps_messages_until_the_outage_ends(rig: Rig, tmp_path: Path) -> None:
     outage = SimulatedOutage()
-    with rig.client(outage=outage, outbox=tmp_path / "outbox.db") as (client, told):
+    with rig.client(outage=outage, outbox=tmp_path / "outbox.db") as (client, log):
         outage.begin("primary")
         outage.begin("backlog")
         client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
-        told.wait_for(lambda event: isinstance(event, OutboxBegun))
+        log.wait_for(lambda event: isinstance(event, OutboxBegun))
         assert (rig.in_queue(rig.orders), rig.in_backlog()) == ([], [])
         outage.end()
-        told.wait_for(lambda event: isinstance(event, OutboxEmptied))
+        log.wait_for(lambda event: isinstance(event, OutboxEmptied))
         assert ids(rig.in_queue(rig.orders) + rig.in_backlog()) == ["m"]

@@ -1,4 +1,4 @@
-"""Messages leaving an outbox equal direct sends, but for the time that has passed."""
+"""Messages prepared an outbox equal direct sends, but for the time that has passed."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def kept(message: Any, path: str = "billing/Invoices") -> OutboxMessage:
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES)
 def test_a_delivery_to_the_primary_equals_a_direct_send(message: ServiceBusMessage) -> None:
-    straight = encoded(sdk_messages.prepare_one(message))
-    leaving = prepare_delivery(kept(message), PUT_MS, for_primary=True)
-    assert timeless(leaving.payload) == timeless(straight)
-    assert leaving.message_id == message.message_id
-    assert leaving.key == (message.session_id, message.partition_key)
-    assert not leaving.expired
+    direct = encoded(sdk_messages.prepare_one(message))
+    prepared = prepare_delivery(kept(message), PUT_MS, for_primary=True)
+    assert timeless(prepared.payload) == timeless(direct)
+    assert prepared.message_id == message.message_id
+    assert prepared.key == (message.session_id, message.partition_key)
+    assert not prepared.expired
 
 
 @settings(max_examples=150, deadline=None)
@@ -45,25 +45,25 @@ def test_a_delivery_to_the_primary_equals_a_direct_send(message: ServiceBusMessa
 def test_a_delivery_to_the_backlog_equals_a_direct_send(message: ServiceBusMessage) -> None:
     at_once = encoded(for_backlog(sdk_messages.prepare_one(message), "billing/Invoices"))
     assert kept(message).message == at_once
-    leaving = prepare_delivery(kept(message), PUT_MS, for_primary=False)
-    assert timeless(leaving.payload) == timeless(at_once)
-    assert leaving.key == (None, message.partition_key)
-    (_, facts), (_, wanted) = read_facts("q", leaving.payload), read_facts("q", at_once)
+    prepared = prepare_delivery(kept(message), PUT_MS, for_primary=False)
+    assert timeless(prepared.payload) == timeless(at_once)
+    assert prepared.key == (None, message.partition_key)
+    (_, facts), (_, wanted) = read_facts("q", prepared.payload), read_facts("q", at_once)
     assert facts._replace(size=0) == wanted._replace(size=0)
 
 
 @given(life=st.integers(1, 10**6), waited=st.integers(-(10**6), 2 * 10**6), for_primary=st.booleans())
 def test_a_time_to_live_continues_in_the_outbox(life: int, waited: int, for_primary: bool) -> None:
     message = ServiceBusMessage(b"x", time_to_live=timedelta(seconds=life))
-    leaving = prepare_delivery(kept(message), PUT_MS + waited * 1000, for_primary=for_primary)
+    prepared = prepare_delivery(kept(message), PUT_MS + waited * 1000, for_primary=for_primary)
     # A clock that was put back gives no life.
     left_ms = max(1, 1000 * (life - max(0, waited)))
-    assert leaving.expired is (waited >= life)
+    assert prepared.expired is (waited >= life)
     if for_primary:
-        sections = Sections.split(leaving.payload)
+        sections = Sections.split(prepared.payload)
         assert sections.read_header().ttl == left_ms
     else:
-        towards = route(read_facts("q", leaving.payload)[1])
+        towards = route(read_facts("q", prepared.payload)[1])
         assert isinstance(towards, Send)
         assert towards.ttl_ms == left_ms
 

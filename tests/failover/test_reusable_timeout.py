@@ -33,7 +33,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_long_use_times_out_and_the_next_one_does_not() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         loop, timeout = asyncio.get_running_loop(), ReusableTimeout()
         for seconds in (5, 2, 60):
             before = loop.time()
@@ -43,11 +43,11 @@ def test_a_long_use_times_out_and_the_next_one_does_not() -> None:
             with timeout.limit(seconds):
                 await asyncio.sleep(seconds / 2)
 
-    run(story())
+    run(scenario())
 
 
 def test_consecutive_uses_share_one_timer() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         loop, timeout = asyncio.get_running_loop(), ReusableTimeout()
         for _ in range(100):
             with timeout.limit(10):
@@ -60,7 +60,7 @@ def test_consecutive_uses_share_one_timer() -> None:
         await asyncio.sleep(60)
         assert not loop._scheduled  # type: ignore[attr-defined]
 
-    run(story())
+    run(scenario())
 
 
 def test_a_foreign_cancellation_stays_a_cancellation() -> None:
@@ -68,7 +68,7 @@ def test_a_foreign_cancellation_stays_a_cancellation() -> None:
         with watch.limit(5):
             await asyncio.Event().wait()
 
-    async def story() -> None:
+    async def scenario() -> None:
         timeout = ReusableTimeout()
         task = asyncio.create_task(watched(timeout))
         await asyncio.sleep(1)
@@ -83,7 +83,7 @@ def test_a_foreign_cancellation_stays_a_cancellation() -> None:
             await task
         timeout.cancel()
 
-    run(story())
+    run(scenario())
 
 
 def test_a_use_outside_of_a_task_is_refused() -> None:

@@ -122,7 +122,7 @@ def test_ten_thousand_failed_over_entities_share_a_task_and_a_timer(
     caplog.set_level("ERROR", "sbpair")
     monkeypatch.setattr(pinger, "send_ping", unanswered)
 
-    async def story() -> None:
+    async def scenario() -> None:
         loop = asyncio.get_running_loop()
         pair = a_pair(failover_interval=60, ping_interval=60)
         state = FailoverState(pair, chance=random.Random(7))
@@ -144,4 +144,4 @@ def test_ten_thousand_failed_over_entities_share_a_task_and_a_timer(
         await asyncio.wait((running,))
 
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
-        runner.run(story())
+        runner.run(scenario())

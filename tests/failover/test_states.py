@@ -37,11 +37,11 @@ class Middle(random.Random):
         return seq[0]
 
 
-def an_availability(told: list[Any] | None = None, **terms: Any) -> FailoverState:
-    known = FailoverState(a_pair(**terms), None if told is None else told.append, Middle())
+def an_availability(published: list[Any] | None = None, **terms: Any) -> FailoverState:
+    failover_state = FailoverState(a_pair(**terms), None if published is None else published.append, Middle())
     for entity in ENTITIES:
-        known.register(entity)
-    return known
+        failover_state.register(entity)
+    return failover_state
 
 
 @dataclass
@@ -292,127 +292,127 @@ def test_an_event_outside_of_the_table_changes_no_state(state: State, event: Ent
 
 
 def test_an_interval_of_zero_fails_over_at_the_first_failure() -> None:
-    known = an_availability(failover_interval=0)
-    known.primary_failed("orders", ValueError("gone"), 5)
-    assert known.to_backlog("orders", 5)
-    assert not known.to_backlog("news", 5)
+    failover_state = an_availability(failover_interval=0)
+    failover_state.primary_failed("orders", ValueError("gone"), 5)
+    assert failover_state.to_backlog("orders", 5)
+    assert not failover_state.to_backlog("news", 5)
 
 
 def test_a_sender_applies_a_due_timer_itself() -> None:
-    known = an_availability(failover_interval=60)
-    known.primary_failed("orders", ValueError("gone"), 0)
-    assert not known.to_backlog("orders", 59.9)
-    assert known.to_backlog("orders", 60)
+    failover_state = an_availability(failover_interval=60)
+    failover_state.primary_failed("orders", ValueError("gone"), 0)
+    assert not failover_state.to_backlog("orders", 59.9)
+    assert failover_state.to_backlog("orders", 60)
 
 
 def test_a_new_entity_is_forced_while_all_are() -> None:
-    known = an_availability()
-    known.force(None, 0)
-    known.register("later")
-    assert known.to_backlog("later", 0)
-    known.failback(None, 0)
-    known.register("latest")
-    assert set(known.states().values()) == {State.HEALTHY}
+    failover_state = an_availability()
+    failover_state.force(None, 0)
+    failover_state.register("later")
+    assert failover_state.to_backlog("later", 0)
+    failover_state.failback(None, 0)
+    failover_state.register("latest")
+    assert set(failover_state.states().values()) == {State.HEALTHY}
 
 
 def test_pings_of_ten_thousand_entities_are_spread_at_random() -> None:
-    known = FailoverState(a_pair(failover_interval=0, ping_interval=60), chance=random.Random(7))
+    failover_state = FailoverState(a_pair(failover_interval=0, ping_interval=60), chance=random.Random(7))
     sooner: list[None] = []
-    known.timers.on_earlier = lambda: sooner.append(None)
+    failover_state.timers.on_earlier = lambda: sooner.append(None)
     for number in range(10_000):
-        known.register(f"queue-{number}")
-        known.primary_failed(f"queue-{number}", ValueError("gone"), 0)
-    first = known.next_due()
+        failover_state.register(f"queue-{number}")
+        failover_state.primary_failed(f"queue-{number}", ValueError("gone"), 0)
+    first = failover_state.next_due()
     assert first is not None
     assert 60 * (1 - JITTER) <= first < 60 < 60 * (1 + JITTER)
-    assert known.pop_due(first - 0.001) is None
+    assert failover_state.pop_due(first - 0.001) is None
     errands = set()
-    while (task := known.pop_due(60 * (1 + JITTER))) is not None:
+    while (task := failover_state.pop_due(60 * (1 + JITTER))) is not None:
         errands.add(task)
     assert len(errands) == 10_000
-    assert known.next_due() is None
+    assert failover_state.next_due() is None
     # The one who waits is woken when its wait became shorter, and not for each.
     assert len(sooner) < 100
 
 
 def test_with_every_queue_out_one_is_still_tried() -> None:
-    known = an_availability(backlog_queues=2)
-    first, spare = known.pick_queue(None)
+    failover_state = an_availability(backlog_queues=2)
+    first, spare = failover_state.pick_queue(None)
     assert spare
-    known.queue_failed(first, ValueError("full"), 0)
-    second, spare = known.pick_queue(first)
+    failover_state.queue_failed(first, ValueError("full"), 0)
+    second, spare = failover_state.pick_queue(first)
     assert (second != first, spare) == (True, False)
-    known.queue_failed(second, ValueError("full"), 0)
-    assert known.pick_queue(second) == (first, False)
-    known.queue_accepted(first, 0)
-    assert known.pick_queue(second) == (first, False)
+    failover_state.queue_failed(second, ValueError("full"), 0)
+    assert failover_state.pick_queue(second) == (first, False)
+    failover_state.queue_accepted(first, 0)
+    assert failover_state.pick_queue(second) == (first, False)
 
 
 def test_a_failing_listener_receives_the_next_event(caplog: pytest.LogCaptureFixture) -> None:
-    told = []
+    published = []
 
     def listen(event: object) -> None:
-        told.append(event)
+        published.append(event)
         raise RuntimeError
 
-    known = FailoverState(a_pair(), listen, Middle())
-    known.register("orders")
-    known.force("orders", 0)
-    known.failback("orders", 0)
-    assert [event.after for event in told] == [State.FORCED, State.HEALTHY]
+    failover_state = FailoverState(a_pair(), listen, Middle())
+    failover_state.register("orders")
+    failover_state.force("orders", 0)
+    failover_state.failback("orders", 0)
+    assert [event.after for event in published] == [State.FORCED, State.HEALTHY]
     assert caplog.text.count("an event listener of a paired client failed") == 2
 
 
 def test_a_listener_may_force_a_failover() -> None:
-    told: list[Any] = []
+    published: list[Any] = []
 
     def listen(event: Any) -> None:
-        told.append(event.after)
+        published.append(event.after)
         if event.after is State.FORCED:
-            known.failback(event.entity, 0)
+            failover_state.failback(event.entity, 0)
 
-    known = FailoverState(a_pair(), listen, Middle())
-    known.register("orders")
-    known.force("orders", 0)
-    assert told == [State.FORCED, State.HEALTHY]
+    failover_state = FailoverState(a_pair(), listen, Middle())
+    failover_state.register("orders")
+    failover_state.force("orders", 0)
+    assert published == [State.FORCED, State.HEALTHY]
 
 
 def test_events_hold_no_secrets_of_an_error() -> None:
-    told: list[Any] = []
-    known = an_availability(told)
-    known.primary_failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
-    assert "c2VjcmV0" not in told[0].reason
-    assert "\n" not in told[0].reason
+    published: list[Any] = []
+    failover_state = an_availability(published)
+    failover_state.primary_failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
+    assert "c2VjcmV0" not in published[0].reason
+    assert "\n" not in published[0].reason
 
 
 def test_the_outbox_is_delivered_as_soon_as_a_side_returns() -> None:
-    known = an_availability(backlog_queues=1, ping_interval=5)
-    queue, _ = known.pick_queue(None)
-    known.force("orders", 0)
-    known.queue_failed(queue, ValueError("gone"), 0)
-    known.outbox_stored("orders", ValueError("gone"), 0)
-    assert known.target_for("orders", None, 0) is None
-    assert known.pop_due(5) == Probe(queue)
-    assert known.pop_due(5) is None, "there is nowhere to deliver to"
-    known.probed(queue, None, 6)
-    assert known.pop_due(6) == Deliver("orders")
-    assert known.pop_due(60) is None, "it is under way"
-    known.outbox_remains("orders", None, known.target_for("orders", None, 60), 60)
-    assert known.pop_due(60) == Deliver("orders")
-    known.outbox_emptied("orders")
-    assert known.next_due() is None
+    failover_state = an_availability(backlog_queues=1, ping_interval=5)
+    queue, _ = failover_state.pick_queue(None)
+    failover_state.force("orders", 0)
+    failover_state.queue_failed(queue, ValueError("gone"), 0)
+    failover_state.outbox_stored("orders", ValueError("gone"), 0)
+    assert failover_state.target_for("orders", None, 0) is None
+    assert failover_state.pop_due(5) == Probe(queue)
+    assert failover_state.pop_due(5) is None, "there is nowhere to deliver to"
+    failover_state.probed(queue, None, 6)
+    assert failover_state.pop_due(6) == Deliver("orders")
+    assert failover_state.pop_due(60) is None, "it is under way"
+    failover_state.outbox_remains("orders", None, failover_state.target_for("orders", None, 60), 60)
+    assert failover_state.pop_due(60) == Deliver("orders")
+    failover_state.outbox_emptied("orders")
+    assert failover_state.next_due() is None
 
 
 def test_a_lasting_refusal_is_reported_once_and_kept_as_stuck() -> None:
-    told: list[Any] = []
-    known = an_availability(told, ping_interval=5)
-    known.outbox_stored("orders", None, 0)
+    published: list[Any] = []
+    failover_state = an_availability(published, ping_interval=5)
+    failover_state.outbox_stored("orders", None, 0)
     for now in (0, 5, 10):
-        assert known.pop_due(now) == Deliver("orders")
+        assert failover_state.pop_due(now) == Deliver("orders")
         error = ValueError("no such entity")
-        known.outbox_remains("orders", error, known.target_for("orders", None, now), now)
-        assert known.outbox_stuck("ORDERS") is error
-    assert told == [OutboxStuck("orders", "ValueError: no such entity")]
-    assert known.pop_due(15) == Deliver("orders")
-    known.outbox_remains("orders", TimeoutError(), known.target_for("orders", None, 15), 15)
-    assert known.outbox_stuck("orders") is None
+        failover_state.outbox_remains("orders", error, failover_state.target_for("orders", None, now), now)
+        assert failover_state.outbox_stuck("ORDERS") is error
+    assert published == [OutboxStuck("orders", "ValueError: no such entity")]
+    assert failover_state.pop_due(15) == Deliver("orders")
+    failover_state.outbox_remains("orders", TimeoutError(), failover_state.target_for("orders", None, 15), 15)
+    assert failover_state.outbox_stuck("orders") is None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 30
 
 
-class Told:
+class EventLog:
     """The events of a client, which another thread may wait for."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Told:
         return [event.after for event in self.of(EntityChanged)]
 
     @property
-    def doubted(self) -> set[str]:
+    def doubtful_ids(self) -> set[str]:
         return {each for event in self.of(SendInDoubt) for each in event.message_ids}
 
 
@@ -99,17 +99,17 @@ class Rig:
         return self.running.do(action)
 
     @contextmanager
-    def client(self, kind: str = "sync", **terms: Any) -> Iterator[tuple[Any, Told]]:
-        told = Told()
+    def client(self, kind: str = "sync", **terms: Any) -> Iterator[tuple[Any, EventLog]]:
+        log = EventLog()
         own = {name: terms.pop(name) for name in ("failover_interval", "ping_interval") if name in terms}
-        arguments = {"retries": 0, "on_event": told, **terms}
+        arguments = {"retries": 0, "on_event": log, **terms}
         pair = replace(self.pair, **own)
         if "ping_interval" not in own:
             # Shorter than anybody may ask for.
             object.__setattr__(pair, "ping_interval", 0.2)
         if kind == "sync":
             with PairedClient(pair, **arguments) as client:
-                yield client, told
+                yield client, log
             return
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -123,7 +123,7 @@ class Rig:
             raise
         try:
             client.__getattr__("__aenter__")()
-            yield client, told
+            yield client, log
         finally:
             client.close()
             asyncio.run_coroutine_threadsafe(_ended(), loop).result(PATIENCE_SECONDS)

@@ -31,7 +31,7 @@ def test_a_line_is_a_body_byte_for_byte() -> None:
 
 
 def test_every_field_of_an_object_is_in_the_message() -> None:
-    said = {
+    fields = {
         "body": "grüße",
         "messageId": "1",
         "session-id": "s",
@@ -46,7 +46,7 @@ def test_every_field_of_an_object_is_in_the_message() -> None:
         "scheduled": "2031-01-01T01:00:00+01:00",
         "properties": {"text": "x", "int": 1, "long": 2**40, "double": 1.5, "yes": True, "nothing": None},
     }
-    message = parse_json(json.dumps(said).encode())
+    message = parse_json(json.dumps(fields).encode())
     plain = ServiceBusMessage(
         "grüße",
         message_id="1",
@@ -62,7 +62,7 @@ def test_every_field_of_an_object_is_in_the_message() -> None:
     ).raw_amqp_message
     assert body_of(message) == "grüße".encode()
     assert message.header.time_to_live == 60_000
-    assert message.application_properties == {**said["properties"], "long": {"TYPE": "LONG", "VALUE": 2**40}}  # type: ignore[dict-item]
+    assert message.application_properties == {**fields["properties"], "long": {"TYPE": "LONG", "VALUE": 2**40}}  # type: ignore[dict-item]
     for name in ("message_id", "group_id", "correlation_id", "subject", "to", "reply_to", "reply_to_group_id"):
         assert getattr(message.properties, name) == getattr(plain.properties, name) is not None
     moments = message.annotations[b"x-opt-scheduled-enqueue-time"], plain.annotations[b"x-opt-scheduled-enqueue-time"]
@@ -143,7 +143,7 @@ def _split_by(whole: bytes, size: int) -> list[bytes]:
     return [line for lines in line_reader._split(chunks, "f") for line in lines]
 
 
-async def taken(
+async def read_all(
     text: bytes, skip: int = 0, parse: Any = parse_json
 ) -> tuple[list[SourceLine], Exception | None, LineReader]:
     """Return all lines that a reader of a pipe yields, its final error, and the reader."""
@@ -153,8 +153,8 @@ async def taken(
 
     of_pipe, lines = LineReader(reading, "stdin", parse, skip), []
     try:
-        while lot := await of_pipe.read():
-            lines += lot
+        while group := await of_pipe.read():
+            lines += group
     except UsageError as error:
         return lines, error, of_pipe
     else:
@@ -164,19 +164,19 @@ async def taken(
 
 
 async def test_lines_before_an_invalid_one_are_read() -> None:
-    lines, error, _ = await taken(b'{"body": "a"}\n\n{"body": "b"}\n{"bdy": "c"}\n{"body": "d"}\n')
+    lines, error, _ = await read_all(b'{"body": "a"}\n\n{"body": "b"}\n{"bdy": "c"}\n{"body": "d"}\n')
     assert [line.number for line in lines] == [1, 3]
     assert isinstance(error, UsageError)
     assert error.message.startswith("stdin, line 4: unknown field 'bdy'; did you mean body?")
 
 
 async def test_skipped_lines_are_not_parsed() -> None:
-    lines, error, of_pipe = await taken(b'not JSON\n{"body": "b"}', skip=1)
+    lines, error, of_pipe = await read_all(b'not JSON\n{"body": "b"}', skip=1)
     assert ([line.number for line in lines], error, of_pipe.seen) == ([2], None, 2)
 
 
 async def test_more_lines_than_are_read_ahead_keep_their_order() -> None:
-    lines, error, _ = await taken(b"".join(b"%d\n" % number for number in range(3_000)), parse=parse_body)
+    lines, error, _ = await read_all(b"".join(b"%d\n" % number for number in range(3_000)), parse=parse_body)
     assert error is None
     assert [body_of(line.message) for line in lines] == [b"%d" % number for number in range(3_000)]
 
@@ -197,13 +197,13 @@ def test_line_batches_keep_order_and_one_key_each(described: list[tuple[str | No
         SourceLine(number, ServiceBusMessage(bytes(size), message_id=str(number), session_id=session).raw_amqp_message)
         for number, (session, size) in enumerate(described, 1)
     ]
-    parcels = list(send_lines.line_batches(lines))
-    assert [line for parcel in parcels for line in parcel.lines] == lines
-    for parcel in parcels:
-        assert len({line.message.properties.group_id for line in parcel.lines}) == 1
-        inside = parcel.content.prepared if isinstance(parcel.content, SizedBatch) else [parcel.content]
-        assert inside == [line.message for line in parcel.lines]
-        assert not isinstance(parcel.content, SizedBatch) or parcel.content.size_in_bytes <= 262_144
+    batches = list(send_lines.line_batches(lines))
+    assert [line for batch in batches for line in batch.lines] == lines
+    for batch in batches:
+        assert len({line.message.properties.group_id for line in batch.lines}) == 1
+        inside = batch.content.prepared if isinstance(batch.content, SizedBatch) else [batch.content]
+        assert inside == [line.message for line in batch.lines]
+        assert not isinstance(batch.content, SizedBatch) or batch.content.size_in_bytes <= 262_144
 
 
 def test_a_checked_file_is_left_at_its_start(tmp_path: Any) -> None:

@@ -30,12 +30,12 @@ def received(raw: AmqpAnnotatedMessage) -> ServiceBusReceivedMessage:
 def test_every_message_renders_as_json(body: bytes, properties: dict[Any, Any], value: Any) -> None:
     raw = ServiceBusMessage(body, message_id="m", subject="s").raw_amqp_message
     raw.application_properties = properties
-    told = render_message(received(raw))
-    assert (told["message_id"], told["subject"]) == ("m", "s")
-    if "body_base64" in told:
-        assert base64.b64decode(str(told["body_base64"])) == body
+    rendered = render_message(received(raw))
+    assert (rendered["message_id"], rendered["subject"]) == ("m", "s")
+    if "body_base64" in rendered:
+        assert base64.b64decode(str(rendered["body_base64"])) == body
     else:
-        assert str(told["body"]).encode() == body
-    json.dumps(told)
+        assert str(rendered["body"]).encode() == body
+    json.dumps(rendered)
     json.dumps(render_message(received(AmqpAnnotatedMessage(value_body=value))))
     json.dumps(render_message(received(AmqpAnnotatedMessage(sequence_body=[[value]]))))

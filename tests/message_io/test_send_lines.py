@@ -39,7 +39,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover_send, "BACKOFF", Backoff(0.01, 5.0))
 
 
-async def fed(
+async def send_text(
     rig: Rig,
     text: bytes,
     *,
@@ -81,7 +81,7 @@ def balanced(result: SendResult) -> bool:
 
 
 async def test_lines_arrive_in_order(rig: Rig) -> None:
-    result = await fed(rig, b"".join(b"%04d\n" % number for number in range(500)))
+    result = await send_text(rig, b"".join(b"%04d\n" % number for number in range(500)))
     assert (result.delivered, result.exit_code, result.next_line) == (Delivered(primary=500), 0, 501)
     assert balanced(result)
     assert bodies(rig.in_queue(rig.orders)) == [b"%04d" % number for number in range(500)]
@@ -90,14 +90,14 @@ async def test_lines_arrive_in_order(rig: Rig) -> None:
 async def test_sessions_get_batches_of_their_own(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
     text = b"".join(b'{"body": "%d", "session_id": "s%d"}\n' % (number, number // 3) for number in range(9))
-    result = await fed(rig, text, parse=parse_json, entity="sessions")
+    result = await send_text(rig, text, parse=parse_json, entity="sessions")
     assert result.delivered == Delivered(primary=9)
 
 
 async def test_lines_sent_to_the_backlog_are_counted_there(rig: Rig) -> None:
     events: list[Any] = []
     with rig.broken("entity_down", "contoso", "orders"):
-        result = await fed(
+        result = await send_text(
             rig, b"a\nb\nc\n", meanwhile=lambda event, stop, *_: (events.append(event), stop_at(event, stop, 3))
         )
     assert result.delivered == Delivered(backlog=3)
@@ -113,14 +113,14 @@ def stop_at(event: Any, stop: asyncio.Event, count: int) -> None:
 
 
 async def test_to_backlog_sends_there_with_a_healthy_primary(rig: Rig) -> None:
-    result = await fed(rig, b"a\nb\n", to_backlog=True)
+    result = await send_text(rig, b"a\nb\n", to_backlog=True)
     assert (result.delivered, rig.in_queue(rig.orders)) == (Delivered(backlog=2), [])
 
 
 async def test_raise_ends_at_the_first_failure_with_its_line(rig: Rig) -> None:
     rig.pair = replace(rig.pair, failover_interval=60)
     with rig.broken("throttle", "contoso", "orders"):
-        result = await fed(rig, b"a\nb\n", on_failure="raise", skip=1)
+        result = await send_text(rig, b"a\nb\n", on_failure="raise", skip=1)
     assert (result.messages, result.failed, result.in_doubt, result.line, result.next_line) == (1, 1, 0, 2, 2)
     assert (result.exit_code, result.doubtful) == (6, ())
     assert isinstance(result.error, errors.Throttled)
@@ -129,19 +129,19 @@ async def test_raise_ends_at_the_first_failure_with_its_line(rig: Rig) -> None:
 async def test_an_unanswered_send_is_in_doubt(rig: Rig) -> None:
     rig.pair = replace(rig.pair, failover_interval=60)
     with rig.broken("swallow_acks", "contoso", "orders"):
-        result = await fed(rig, b"a\n", on_failure="raise", seconds=1.5)
+        result = await send_text(rig, b"a\n", on_failure="raise", seconds=1.5)
     assert (result.in_doubt, result.failed, result.exit_code) == (1, 0, 6)
     assert balanced(result)
     assert result.doubtful == ()
 
 
 async def test_an_invalid_line_ends_the_run_after_earlier_lines(rig: Rig) -> None:
-    result = await fed(rig, b'{"body": "a"}\n{"body": 1}\n{"body": "c"}\n', parse=parse_json)
+    result = await send_text(rig, b'{"body": "a"}\n{"body": 1}\n{"body": "c"}\n', parse=parse_json)
     assert (result.delivered, result.next_line, result.exit_code) == (Delivered(primary=1), 2, 3)
     assert isinstance(result.error, errors.UsageError)
     assert "line 2" in result.error.message
     # The corrected stream, from where the result says.
-    again = await fed(
+    again = await send_text(
         rig, b'{"body": "a"}\n{"body": "b"}\n{"body": "c"}\n', parse=parse_json, skip=result.next_line - 1
     )
     assert (again.delivered, again.next_line) == (Delivered(primary=2), 4)
@@ -149,18 +149,18 @@ async def test_an_invalid_line_ends_the_run_after_earlier_lines(rig: Rig) -> Non
 
 
 async def test_an_invalid_first_line_is_a_usage_error(rig: Rig) -> None:
-    assert (await fed(rig, b"{}\n", parse=parse_json)).exit_code == 2
+    assert (await send_text(rig, b"{}\n", parse=parse_json)).exit_code == 2
 
 
 async def test_a_refused_message_ends_the_run_at_its_line(rig: Rig) -> None:
-    result = await fed(rig, b"a\n" + b"x" * 300_000 + b"\nc\n")
+    result = await send_text(rig, b"a\n" + b"x" * 300_000 + b"\nc\n")
     assert (result.delivered, result.failed, result.line, result.next_line) == (Delivered(primary=1), 1, 2, 2)
     assert result.exit_code == 3
     assert bodies(rig.in_queue(rig.orders)) == [b"a"]
 
 
 async def test_a_missing_entity_accepts_nothing(rig: Rig) -> None:
-    result = await fed(rig, b"a\n", entity="nowhere")
+    result = await send_text(rig, b"a\n", entity="nowhere")
     assert (result.failed, result.exit_code) == (1, 2)
     assert rig.in_backlog() == []
 
@@ -171,7 +171,7 @@ async def test_a_stop_does_not_wait_for_more_lines(rig: Rig) -> None:
             os.write(writing, b"b\n")
         stop_at(event, stop, 2)
 
-    result = await fed(rig, b"a\n", meanwhile=meanwhile)
+    result = await send_text(rig, b"a\n", meanwhile=meanwhile)
     assert (result.delivered, result.stopped, result.next_line) == (Delivered(primary=2), True, 3)
 
 
@@ -183,7 +183,7 @@ async def test_hurry_abandons_the_current_send_in_doubt(rig: Rig) -> None:
 
     rig.pair = replace(rig.pair, failover_interval=60)
     with rig.broken("throttle", "contoso", "orders"):
-        result = await fed(rig, b"a\nb\n", meanwhile=meanwhile)
+        result = await send_text(rig, b"a\nb\n", meanwhile=meanwhile)
     assert (result.messages, result.stopped, result.next_line) == (2, True, 1)
     assert balanced(result)
 
@@ -194,7 +194,7 @@ async def test_no_line_is_lost_when_a_backlog_queue_fails(rig: Rig) -> None:
     with rig.broken("entity_down", "contoso-dr", rig.paths[0]):
         for _ in range(4):
             assert (
-                await fed(
+                await send_text(
                     rig,
                     b"a\n",
                     to_backlog=True,
@@ -206,15 +206,15 @@ async def test_no_line_is_lost_when_a_backlog_queue_fails(rig: Rig) -> None:
     assert len(rig.in_backlog()) == len([each for each in events if isinstance(each, Delivered)])
 
 
-async def test_the_next_run_delivers_the_outbox(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 0.1)
+async def test_the_next_run_delivers_the_outbox(rig: Rig, tmp_path: Path) -> None:
     outbox = tmp_path / "outbox.db"
     events: list[Any] = []
     with rig.broken("throttle", "contoso", "orders"), rig.broken("namespace_down", "contoso-dr"):
-        result = await fed(
+        result = await send_text(
             rig,
             b"a\nb\n",
             outbox=outbox,
+            drain_seconds=0.1,
             seconds=6,
             meanwhile=lambda event, stop, *_: (
                 events.append(event),
@@ -223,8 +223,7 @@ async def test_the_next_run_delivers_the_outbox(rig: Rig, tmp_path: Path, monkey
         )
     assert (result.delivered.outbox, result.failed, result.in_doubt) == (result.messages, 0, 0)
     assert any(isinstance(each, OutboxClosed) for each in events)
-    monkeypatch.setattr(send_lines, "DRAIN_SECONDS", 5.0)
-    assert (await fed(rig, b"c\n", outbox=outbox)).exit_code == 0
+    assert (await send_text(rig, b"c\n", outbox=outbox, drain_seconds=5.0)).exit_code == 0
     assert outbox_depths(outbox) == {}
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
 
@@ -232,7 +231,7 @@ async def test_the_next_run_delivers_the_outbox(rig: Rig, tmp_path: Path, monkey
 async def test_an_outbox_in_use_is_refused(rig: Rig, tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "outbox.db", rig.pair)
     with pytest.raises(errors.LeaseHeld):
-        await fed(rig, b"a\n", outbox=tmp_path / "outbox.db")
+        await send_text(rig, b"a\n", outbox=tmp_path / "outbox.db")
     outbox.close()
 
 
@@ -245,7 +244,7 @@ async def test_the_rate_is_kept(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
         return reserve(self, now, messages, cost_each)
 
     monkeypatch.setattr(send_lines.RateLimiter, "reserve", counted)
-    assert (await fed(rig, b"a\n" * 50, rate=1_000.0)).delivered == Delivered(primary=50)
+    assert (await send_text(rig, b"a\n" * 50, rate=1_000.0)).delivered == Delivered(primary=50)
     assert sum(asked) == 50
 
 

@@ -45,7 +45,7 @@ from sbpair.replication.events import (
     SideLost,
     Unanswered,
 )
-from tests.kit.failover_rig import Faced, Rig, Told, _ended, ids
+from tests.kit.failover_rig import EventLog, Faced, Rig, _ended, ids
 from tests.kit.fixtures import Official
 from tests.kit.running import Running
 
@@ -70,22 +70,22 @@ class Both(Rig):
         self.copy = self.do(lambda: running.other.create_queue("orders"))
 
     @contextmanager
-    def made(self, kind: str, name: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, Told]]:
+    def made(self, kind: str, name: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, EventLog]]:
         """Open an ActiveSender, PassiveSender or DedupReceiver of either kind, for sync use."""
-        told = Told()
+        log = EventLog()
         if name != "DedupReceiver":
             options = {"retries": 0, **options}
         arguments = arguments or ("orders",)
         if kind == "sync":
-            with getattr(sbpair, name)(self.pair, *arguments, on_event=told, **options) as made:
-                yield made, told
+            with getattr(sbpair, name)(self.pair, *arguments, on_event=log, **options) as made:
+                yield made, log
             return
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
-        face = Faced(getattr(aio, name)(self.pair, *arguments, on_event=told, **options), loop)
+        face = Faced(getattr(aio, name)(self.pair, *arguments, on_event=log, **options), loop)
         try:
-            yield face, told
+            yield face, log
         finally:
             face.close()
             asyncio.run_coroutine_threadsafe(_ended(), loop).result(30)
@@ -94,17 +94,17 @@ class Both(Rig):
             loop.close()
 
     @contextmanager
-    def active(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, Told]]:
+    def active(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, EventLog]]:
         with self.made(kind, "ActiveSender", **options) as made:
             yield made
 
     @contextmanager
-    def passive(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, Told]]:
+    def passive(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, EventLog]]:
         with self.made(kind, "PassiveSender", **options) as made:
             yield made
 
     @contextmanager
-    def receiver(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, Told]]:
+    def receiver(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, EventLog]]:
         with self.made(kind, "DedupReceiver", **options) as made:
             yield made
 
@@ -159,20 +159,20 @@ def both() -> Iterator[Both]:
 
 @KINDS
 def test_active_sender_copies_to_both_sides_and_receiver_gives_one(both: Both, kind: str) -> None:
-    with both.active(kind) as (sender, told):
+    with both.active(kind) as (sender, log):
         assert sender.send_messages(a_message("one", session_id="s")) == ("primary", "secondary")
         assert sender.send_messages([a_message("two"), ServiceBusMessage("three", message_id=None)])
         assert sender.send_messages([]) == ()
-        assert told.events == []
+        assert log.events == []
     here, there = both.held
     assert here == there
     assert here[:2] == ["one", "two"]
     assert len(set(here)) == 3
-    with both.receiver(kind) as (receiver, told):
+    with both.receiver(kind) as (receiver, log):
         assert Counter(drained(both, receiver)) == Counter(here)
         assert both.held == ([], [])
-        assert {event.key for event in told.of(DuplicateCompleted)} == set(here)
-        assert len(told.events) == 3
+        assert {event.key for event in log.of(DuplicateCompleted)} == set(here)
+        assert len(log.events) == 3
 
 
 @pytest.mark.parametrize(
@@ -189,15 +189,15 @@ def test_active_send_succeeds_with_one_side_and_reports_the_other(
     both: Both, kind: str, fault: str, where: tuple[str, ...]
 ) -> None:
     missing = "primary" if where[0] == PRIMARY else "secondary"
-    with both.active(kind, timeout=3) as (sender, told):
+    with both.active(kind, timeout=3) as (sender, log):
         sender.send_messages(a_message("before"))
         with both.broken(fault, *where):
             (took,) = sender.send_messages(a_message("m"))
         assert took != missing
-        (event,) = told.of(OneSideOnly)
+        (event,) = log.of(OneSideOnly)
         assert (event.accepted, event.missing, event.message_ids) == (took, missing, ("m",))
         assert sender.send_messages(a_message("after")) == ("primary", "secondary")
-        assert [each.message_ids for each in told.of(OneSideOnly)] == [("m",)]
+        assert [each.message_ids for each in log.of(OneSideOnly)] == [("m",)]
     with both.receiver(kind) as (receiver, _told):
         assert set(drained(both, receiver)) == {"before", "m", "after"}
     assert both.held == ([], [])
@@ -205,7 +205,7 @@ def test_active_send_succeeds_with_one_side_and_reports_the_other(
 
 @SYNC_FIRST
 def test_both_failed_has_both_reasons(both: Both, kind: str) -> None:
-    with both.active(kind) as (sender, told):
+    with both.active(kind) as (sender, log):
         with (
             both.broken("namespace_down", PRIMARY),
             both.broken("namespace_down", SECONDARY),
@@ -215,7 +215,7 @@ def test_both_failed_has_both_reasons(both: Both, kind: str) -> None:
         assert set(raised.value.reasons) == {"primary", "secondary"}
         assert raised.value.retriable
         assert raised.value.in_doubt == ()
-        assert told.events == []
+        assert log.events == []
     both.with_key("primary", "d3Jvbmc=")
     both.with_key("secondary", "d3Jvbmc=")
     with both.active(kind) as (sender, _told), pytest.raises(BothFailed) as raised:
@@ -227,12 +227,12 @@ def test_both_failed_has_both_reasons(both: Both, kind: str) -> None:
 @pytest.mark.slow
 def test_an_unanswered_copy_is_reported_and_may_be_there_twice(both: Both) -> None:
     """Active: a side may have two messages with one id."""
-    with both.active(retries=1) as (sender, told):
+    with both.active(retries=1) as (sender, log):
         sender.send_messages(a_message("before"))
         fault = both.do(lambda: both.faults.swallow_acks(PRIMARY, "orders", count=1))
         sender.send_messages(a_message("m"), timeout=4)
         both.do(lambda: both.faults.end(fault))
-        assert {(event.side, event.message_ids) for event in told.of(Unanswered)} == {("primary", ("m",))}
+        assert {(event.side, event.message_ids) for event in log.of(Unanswered)} == {("primary", ("m",))}
     assert "m" in both.held[0]
     with both.receiver() as (receiver, _told):
         assert Counter(drained(both, receiver)) == Counter(["before", "m"])
@@ -243,16 +243,16 @@ def test_a_copy_after_the_window_is_given_again(both: Both) -> None:
     """Active: a message delayed until its key was forgotten is given twice."""
     with both.active() as (sender, _told):
         sender.send_messages([a_message(f"m{number}") for number in range(3)])
-    with both.receiver(window_count=2) as (receiver, told):
+    with both.receiver(window_count=2) as (receiver, log):
         with both.broken("namespace_down", SECONDARY):
             first = drained(both, receiver, 3)
             assert receiver.receive_messages(1, max_wait_time=0.3) == []
         assert first == ["m0", "m1", "m2"]
-        assert [event.side for event in told.of(SideLost)] == ["secondary"]
+        assert [event.side for event in log.of(SideLost)] == ["secondary"]
         assert drained(both, receiver) == ["m0"]
-        assert [event.key for event in told.of(DuplicateCompleted)] == ["m1", "m2"]
-        assert told.of(Redelivered) == []
-        assert [event.side for event in told.of(SideBack)] == ["secondary"]
+        assert [event.key for event in log.of(DuplicateCompleted)] == ["m1", "m2"]
+        assert log.of(Redelivered) == []
+        assert [event.side for event in log.of(SideBack)] == ["secondary"]
     assert both.held == ([], [])
 
 
@@ -282,49 +282,49 @@ def test_the_order_of_copies_may_differ_between_sides(both: Both) -> None:
     ],
 )
 def test_roles_are_swapped_by_an_error_that_counts(both: Both, kind: str, fault: str, where: tuple[str, ...]) -> None:
-    with both.passive(kind, timeout=5) as (sender, told):
+    with both.passive(kind, timeout=5) as (sender, log):
         assert sender.send_messages(a_message("before")) == "primary"
         with both.broken(fault, *where):
             assert sender.send_messages(a_message("m")) == "secondary"
             assert sender.active == "secondary"
         assert sender.send_messages(a_message("stays")) == "secondary"
-        (event,) = told.of(RolesSwapped)
+        (event,) = log.of(RolesSwapped)
         assert (event.active, event.backup) == ("secondary", "primary")
         sender.swap_roles()
         assert sender.send_messages(a_message("back")) == "primary"
-        doubted = {each for event in told.of(Unanswered) for each in event.message_ids}
+        doubtful_ids = {each for event in log.of(Unanswered) for each in event.message_ids}
     with both.receiver(kind) as (receiver, _told):
         assert set(drained(both, receiver)) == {"before", "m", "stays", "back"}
-    assert doubted <= {"m"}
+    assert doubtful_ids <= {"m"}
     assert both.held == ([], [])
 
 
 @pytest.mark.slow
 @KINDS
 def test_flapping_swaps_roles_each_time_and_loses_nothing(both: Both, kind: str) -> None:
-    with both.passive(kind) as (sender, told):
+    with both.passive(kind) as (sender, log):
         for number, down in enumerate((PRIMARY, SECONDARY, PRIMARY)):
             with both.broken("namespace_down", down):
                 sender.send_messages(a_message(f"m{number}"), timeout=6)
-        assert [event.active for event in told.of(RolesSwapped)] == ["secondary", "primary", "secondary"]
+        assert [event.active for event in log.of(RolesSwapped)] == ["secondary", "primary", "secondary"]
     with both.receiver(kind) as (receiver, _told):
         assert set(drained(both, receiver)) == {"m0", "m1", "m2"}
 
 
 def test_roles_stay_if_both_sides_fail(both: Both) -> None:
-    with both.passive() as (sender, told):
+    with both.passive() as (sender, log):
         with both.broken("namespace_down", PRIMARY), both.broken("namespace_down", SECONDARY):
             for _ in range(2):
                 with pytest.raises(BothFailed, match=r"the primary: .*; the secondary: "):
                     sender.send_messages(a_message("m"), timeout=6)
                 assert sender.active == "primary"
-        assert told.of(RolesSwapped) == []
+        assert log.of(RolesSwapped) == []
         assert sender.send_messages(a_message("after")) == "primary"
     assert both.held == (["after"], [])
 
 
 def test_other_errors_swap_no_roles(both: Both) -> None:
-    with both.passive() as (sender, told):
+    with both.passive() as (sender, log):
         with pytest.raises(MessageSizeExceededError):
             sender.send_messages(ServiceBusMessage(b"x" * 300_000), timeout=6)
         small = QueueDescription(max_size_in_megabytes=1)
@@ -345,17 +345,17 @@ def test_other_errors_swap_no_roles(both: Both) -> None:
         with pytest.raises((ServiceBusAuthenticationError, ServiceBusAuthorizationError)):
             sender.send_messages(a_message("m"), timeout=6)
         assert (sender.active, more.events) == ("primary", [])
-    assert told.events == []
+    assert log.events == []
     assert both.held == ([], [])
 
 
 def test_a_receiver_removes_the_duplicate_of_an_unanswered_send(both: Both) -> None:
     """Passive: the active side accepted a message without answering."""
-    with both.passive() as (sender, told):
+    with both.passive() as (sender, log):
         sender.send_messages(a_message("before"))
         with both.broken("swallow_acks", PRIMARY, "orders"):
             assert sender.send_messages(a_message("m"), timeout=4) == "secondary"
-        assert [(event.side, event.message_ids) for event in told.of(Unanswered)] == [("primary", ("m",))]
+        assert [(event.side, event.message_ids) for event in log.of(Unanswered)] == [("primary", ("m",))]
     assert both.held == (["before", "m"], ["m"])
     with both.receiver() as (receiver, _told):
         assert Counter(drained(both, receiver)) == Counter(["before", "m"])
@@ -397,7 +397,7 @@ def twins(both: Both, *names: str) -> None:
 )
 def test_the_other_copy_is_given_after_a_release(both: Both, kind: str, how: str) -> None:
     twins(both, "m")
-    with both.receiver(kind) as (receiver, told):
+    with both.receiver(kind) as (receiver, log):
         first = received(receiver)
         # The other one comes, and is held: nobody can say yet what becomes of the first.
         assert receiver.receive_messages(1, max_wait_time=1) == []
@@ -407,7 +407,7 @@ def test_the_other_copy_is_given_after_a_release(both: Both, kind: str, how: str
         assert (second.message_id, second is first) == ("m", False)
         receiver.complete_message(second)
         drained(both, receiver)
-        assert told.of(Redelivered) == []
+        assert log.of(Redelivered) == []
     assert both.held == ([], [])
     dead = [
         each
@@ -420,27 +420,27 @@ def test_the_other_copy_is_given_after_a_release(both: Both, kind: str, how: str
 @AIO_FIRST
 def test_the_other_copy_is_given_after_a_lost_lock(both: Both, kind: str) -> None:
     twins(both, "m")
-    with both.receiver(kind) as (receiver, told):
+    with both.receiver(kind) as (receiver, log):
         first = received(receiver)
         assert receiver.receive_messages(1, max_wait_time=1) == []
         both.do(lambda: both.faults.expire_locks(PRIMARY, "orders"))
         with pytest.raises(MessageLockLostError):
             receiver.complete_message(first)
         assert set(drained(both, receiver)) == {"m"}
-        assert {event.key for event in told.of(Redelivered)} == {"m"}
+        assert {event.key for event in log.of(Redelivered)} == {"m"}
     assert both.held == ([], [])
 
 
 @pytest.mark.slow
 def test_the_other_copy_is_given_after_an_unanswered_completion(both: Both) -> None:
     twins(both, "m")
-    with both.receiver() as (receiver, told):
+    with both.receiver() as (receiver, log):
         first = received(receiver)
         with both.broken("namespace_down", PRIMARY), pytest.raises((ServiceBusError, OSError, ValueError)):
             receiver.complete_message(first)
         again = drained(both, receiver)
         assert "m" in again
-        assert {event.key for event in told.of(Redelivered)} == {"m"}
+        assert {event.key for event in log.of(Redelivered)} == {"m"}
     assert both.held == ([], [])
 
 
@@ -463,9 +463,9 @@ def test_an_unavailable_side_does_not_block_the_other(both: Both) -> None:
     twins(both, "m")
     both.put("secondary", "only")
     for fault in ("namespace_down", "stall"):
-        with both.broken(fault, PRIMARY), both.receiver("aio") as (receiver, told):
+        with both.broken(fault, PRIMARY), both.receiver("aio") as (receiver, log):
             assert received(receiver, 30).message_id == "m"
-            assert [event.side for event in told.of(SideLost)] == ["primary"]
+            assert [event.side for event in log.of(SideLost)] == ["primary"]
     with both.receiver() as (receiver, _told):
         assert sorted(drained(both, receiver)) == ["m", "only"]
     assert both.held == ([], [])
@@ -474,16 +474,16 @@ def test_an_unavailable_side_does_not_block_the_other(both: Both) -> None:
 @pytest.mark.slow
 def test_both_sides_down_raise_and_a_returned_side_is_reported(both: Both) -> None:
     twins(both, "m")
-    with both.receiver("aio") as (receiver, told):
+    with both.receiver("aio") as (receiver, log):
         with (
             both.broken("namespace_down", PRIMARY),
             both.broken("namespace_down", SECONDARY),
             pytest.raises(BothFailed, match="either namespace"),
         ):
             receiver.receive_messages(1, max_wait_time=1)
-        assert {event.side for event in told.of(SideLost)} == {"primary", "secondary"}
+        assert {event.side for event in log.of(SideLost)} == {"primary", "secondary"}
         assert drained(both, receiver) == ["m"]
-        assert {event.side for event in told.of(SideBack)} == {"primary", "secondary"}
+        assert {event.side for event in log.of(SideBack)} == {"primary", "secondary"}
 
 
 @pytest.mark.slow
@@ -491,24 +491,24 @@ def test_both_sides_down_raise_and_a_returned_side_is_reported(both: Both) -> No
 def test_everything_is_given_once_through_flapping_sides(both: Both, kind: str, tmp_path: Path) -> None:
     names = [f"m{number:02}" for number in range(30)]
     found: list[str] = []
-    doubted: set[str] = set()
+    doubtful_ids: set[str] = set()
     with both.active(kind, retries=1) as (sender, _told):
         for side, part in ((PRIMARY, names[:10]), (SECONDARY, names[10:20]), (None, names[20:])):
             for name in part:
                 sender.send_messages(a_message(name), timeout=6)
             if side:
                 both.do(lambda side=side: both.faults.detach(side))
-                with both.receiver(kind, store=tmp_path / "keys.db") as (receiver, told):
+                with both.receiver(kind, store=tmp_path / "keys.db") as (receiver, log):
                     found += drained(both, receiver, 3)
                     both.do(lambda side=side: both.faults.detach(side))
                     with suppress(ServiceBusError):
                         found += drained(both, receiver, 3)
-                    doubted |= {event.key for event in told.of(Redelivered)}
-    with both.receiver(kind, store=tmp_path / "keys.db") as (receiver, told):
+                    doubtful_ids |= {event.key for event in log.of(Redelivered)}
+    with both.receiver(kind, store=tmp_path / "keys.db") as (receiver, log):
         found += drained(both, receiver)
-        doubted |= {event.key for event in told.of(Redelivered)}
-    assert set(found) >= set(names) - doubted
-    assert {name for name, times in Counter(found).items() if times > 1} <= doubted
+        doubtful_ids |= {event.key for event in log.of(Redelivered)}
+    assert set(found) >= set(names) - doubtful_ids
+    assert {name for name, times in Counter(found).items() if times > 1} <= doubtful_ids
     assert both.held == ([], [])
 
 
@@ -549,9 +549,9 @@ def test_a_kill_loses_nothing_and_reports_redeliveries(
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "m\n"), done.stderr
     both.running.advance(120)
-    with both.receiver(store=store) as (receiver, told):
+    with both.receiver(store=store) as (receiver, log):
         assert drained(both, receiver) == again
-        assert {event.key for event in told.of(Redelivered)} == named
+        assert {event.key for event in log.of(Redelivered)} == named
     assert both.held == ([], [])
 
 
@@ -563,14 +563,14 @@ def test_copies_are_recognized_by_the_users_key(both: Both) -> None:
                 ServiceBusMessage("x", subject="s", message_id=f"m{number}", application_properties={"order": 7})
             )
     for key in (lambda message: message.message_id[:1], "property:order", "subject"):
-        with both.receiver(key=key) as (receiver, told):
+        with both.receiver(key=key) as (receiver, log):
             first = received(receiver)
             assert receiver.receive_messages(9, max_wait_time=1) == []
             receiver.abandon_message(first)
-            assert told.events == []
-    with both.receiver(key="subject") as (receiver, told):
+            assert log.events == []
+    with both.receiver(key="subject") as (receiver, log):
         assert len(drained(both, receiver)) == 1
-        assert {event.key for event in told.of(DuplicateCompleted)} == {"s"}
+        assert {event.key for event in log.of(DuplicateCompleted)} == {"s"}
 
 
 @pytest.mark.slow
@@ -581,14 +581,14 @@ def test_a_message_without_a_key_is_given(both: Both) -> None:
         raise KeyError(message.message_id)
 
     for key in ("property:order", "subject", broken):
-        with both.receiver(key=key) as (receiver, told):
+        with both.receiver(key=key) as (receiver, log):
             messages = [received(receiver), received(receiver)]
-            assert {event.side for event in told.of(NoKey)} == {"primary", "secondary"}
+            assert {event.side for event in log.of(NoKey)} == {"primary", "secondary"}
             for message in messages:
                 receiver.abandon_message(message)
-    with both.receiver(key=broken) as (receiver, told):
+    with both.receiver(key=broken) as (receiver, log):
         assert drained(both, receiver) == ["m", "m"]
-        assert "KeyError" in told.of(NoKey)[0].reason
+        assert "KeyError" in log.of(NoKey)[0].reason
     assert both.held == ([], [])
 
 
@@ -600,13 +600,13 @@ def test_a_subscription_can_be_received_from(both: Both) -> None:
             admin.create_subscription("news", "all")
     with both.made("sync", "ActiveSender", "news") as (sender, _told):
         sender.send_messages(a_message("m"))
-    with both.made("sync", "DedupReceiver", "news", subscription_name="all", max_wait_time=2) as (receiver, told):
+    with both.made("sync", "DedupReceiver", "news", subscription_name="all", max_wait_time=2) as (receiver, log):
         found = []
         for message in receiver:
             receiver.complete_message(message)
             found.append(message.message_id)
         assert found == ["m"]
-        assert len(told.of(DuplicateCompleted)) == 1
+        assert len(log.of(DuplicateCompleted)) == 1
 
 
 def test_an_entity_with_sessions_is_refused(both: Both) -> None:
@@ -692,7 +692,7 @@ def test_invalid_arguments_of_constructors_are_refused(both: Both, tmp_path: Pat
 
 
 def test_invalid_arguments_are_refused_before_any_transfer(both: Both) -> None:
-    with both.active() as (sender, told):
+    with both.active() as (sender, log):
         for thing in (None, 7, "text", [a_message("fine"), "text"]):
             with pytest.raises(TypeError):
                 sender.send_messages(thing)
@@ -701,7 +701,7 @@ def test_invalid_arguments_are_refused_before_any_transfer(both: Both) -> None:
         for seconds in (0, -1):
             with pytest.raises(ValueError, match="greater than 0"):
                 sender.send_messages(a_message("m"), timeout=seconds)
-        assert told.events == []
+        assert log.events == []
     with pytest.raises(ValueError, match="closed"):
         sender.send_messages(a_message("m"))
     with both.receiver() as (receiver, _told):
