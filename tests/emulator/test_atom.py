@@ -4,76 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from xml.etree import ElementTree as ET
 
 import pytest
 from aiohttp import ClientSession
-from yarl import URL
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.testing import Emulator
+from tests.emulator.atom_client import ATOM, elements_of, entry, open_manager, read, sub_code
 
-ATOM = "{http://www.w3.org/2005/Atom}"
-SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 BACKLOG = "contoso%2Fx-servicebus-transfer%2F0"
-
-
-class Manager:
-    """A client that sends requests, with a valid token by default."""
-
-    def __init__(self, emulator: Emulator, session: ClientSession) -> None:
-        self.emulator = emulator
-        self.namespace = emulator.namespaces["contoso"]
-        self._session = session
-
-    def token(self, rule: AuthorizationRule | None = None, path: str = "", seconds: int = 60) -> str:
-        resource = f"https://{self.namespace.authority}{path}"
-        return sign(rule or self.namespace.keys[0], resource, self.emulator.clock.now_ms() // 1000 + seconds)
-
-    async def ask(self, method: str, path: str, body: str | bytes = b"", token: str | None = None, **headers: str):
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        if token != "":
-            sent["Authorization"] = token or self.token()
-        mark = "&" if "?" in path else "?"
-        version = "" if "api-version" in path else f"{mark}api-version=2024-05"
-        url = URL(f"http://{self.namespace.authority}/{path}{version}", encoded=True)
-        async with self._session.request(method, url, data=body, headers=sent) as answer:
-            return answer.status, await answer.text()
-
-    async def put(self, path: str, elements: str = "", **headers: str):
-        return await self.ask("PUT", path, entry(elements), **headers)
-
-
-def entry(elements: str, kind: str = "QueueDescription") -> str:
-    return (
-        f'<entry xmlns="{ATOM[1:-1]}"><content type="application/xml">'
-        f'<{kind} xmlns="{SERVICE_BUS[1:-1]}" xmlns:i="http://www.w3.org/2001/XMLSchema-instance">{elements}</{kind}>'
-        "</content></entry>"
-    )
-
-
-@asynccontextmanager
-async def open_manager() -> AsyncIterator[Manager]:
-    async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
-        yield Manager(emulator, session)
-
-
-def read(text: str) -> ET.Element:
-    return ET.fromstring(text)  # noqa: S314  # it comes from the emulator
-
-
-def elements_of(text: str) -> dict[str, str]:
-    description = read(text).find(f"{ATOM}content/{SERVICE_BUS}QueueDescription")
-    return {child.tag.removeprefix(SERVICE_BUS): child.text or "" for child in description}
-
-
-def sub_code(text: str) -> int:
-    return int(re.search(r"<Detail>SubCode=(\d+)\. ", text)[1])
 
 
 async def test_a_backlog_queue_reads_back_element_for_element() -> None:

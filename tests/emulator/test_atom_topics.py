@@ -2,82 +2,30 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from xml.etree import ElementTree as ET
 
 import pytest
-from aiohttp import ClientSession
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from yarl import URL
 
-from sbpair.emulator.access.sas import sign
 from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlAction, SqlRuleFilter, SubscriptionRule
 from sbpair.emulator.entities.rules.typed import read_typed
 from sbpair.emulator.frontends.atom import atom_xml
 from sbpair.emulator.frontends.atom.atom_rules import read_rule, rule_xml
 from sbpair.emulator.frontends.atom.atom_topics import read_topic_path
 from sbpair.emulator.service_errors import ArgumentInvalid
-from sbpair.emulator.testing import Emulator
+from tests.emulator.atom_client import elements_of, entry, open_manager, sub_code
 
-ATOM = "{http://www.w3.org/2005/Atom}"
-SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
 SCHEMA = "http://www.w3.org/2001/XMLSchema"
-
-
-class Manager:
-    def __init__(self, emulator: Emulator, session: ClientSession) -> None:
-        self.namespace = emulator.namespaces["contoso"]
-        self._session = session
-        seconds = emulator.clock.now_ms() // 1000 + 60
-        self._token = sign(self.namespace.keys[0], f"https://{self.namespace.authority}", seconds)
-
-    async def ask(self, method: str, path: str, body: str = "", **headers: str) -> tuple[int, str]:
-        sent = {"Authorization": self._token, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        mark = "&" if "?" in path else "?"
-        url = URL(f"http://{self.namespace.authority}/{path}{mark}api-version=2021-05", encoded=True)
-        async with self._session.request(method, url, data=body, headers=sent) as answer:
-            return answer.status, await answer.text()
-
-    async def put(self, path: str, kind: str, elements: str = "", **headers: str) -> tuple[int, str]:
-        return await self.ask("PUT", path, entry(kind, elements), **headers)
-
-
-def entry(kind: str, elements: str = "") -> str:
-    return (
-        f'<entry xmlns="{ATOM[1:-1]}"><content type="application/xml">'
-        f'<{kind} xmlns="{SERVICE_BUS[1:-1]}" xmlns:i="http://www.w3.org/2001/XMLSchema-instance">{elements}</{kind}>'
-        "</content></entry>"
-    )
-
-
-@asynccontextmanager
-async def open_manager() -> AsyncIterator[Manager]:
-    async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
-        yield Manager(emulator, session)
-
-
-def described(text: str, kind: str) -> dict[str, str]:
-    root = ET.fromstring(text)  # noqa: S314  # it comes from the emulator
-    found = root.find(f"{ATOM}content/{SERVICE_BUS}{kind}")
-    assert found is not None
-    return {child.tag.removeprefix(SERVICE_BUS): child.text or "" for child in found}
-
-
-def sub_code(text: str) -> int:
-    found = re.search(r"<Detail>SubCode=(\d+)\. ", text)
-    assert found is not None
-    return int(found[1])
+API_VERSION = "2021-05"
 
 
 async def test_a_topic_has_the_services_order_of_elements() -> None:
-    async with open_manager() as manager:
+    async with open_manager(API_VERSION) as manager:
         wanted = "<FilteringMessagesBeforePublishing>true</FilteringMessagesBeforePublishing>"
-        status, text = await manager.put("a%2FTopic", "TopicDescription", wanted)
+        status, text = await manager.put("a%2FTopic", wanted, "TopicDescription")
         assert status == 201
-        found = described(text, "TopicDescription")
+        found = elements_of(text, "TopicDescription")
         assert list(found) == [
             "DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection",
             "DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes",
@@ -92,20 +40,20 @@ async def test_a_topic_has_the_services_order_of_elements() -> None:
         topic.create_subscription("s").add_rule(SubscriptionRule("sql", SqlRuleFilter("a = 1")))
         topic.subscription("s").add_rule(SubscriptionRule("like", CorrelationRuleFilter(label="l")))
         status, text = await manager.ask("GET", "a/topic")
-        found = described(text, "TopicDescription")
+        found = elements_of(text, "TopicDescription")
         assert [found[f"{name}Count"] for name in ("Subscription", "SqlFilter", "CorrelationFilter")] == ["1", "1", "1"]
 
 
 async def test_a_subscription_is_created_with_its_first_rule() -> None:
-    async with open_manager() as manager:
+    async with open_manager(API_VERSION) as manager:
         manager.namespace.create_topic("t")
         rule = (
             '<DefaultRuleDescription><Filter i:type="SqlFilter"><SqlExpression>a = 1</SqlExpression></Filter>'
             '<Action i:type="EmptyRuleAction"/><Name>mine</Name></DefaultRuleDescription>'
         )
-        status, text = await manager.put("t/Subscriptions/s", "SubscriptionDescription", rule)
+        status, text = await manager.put("t/Subscriptions/s", rule, "SubscriptionDescription")
         assert status == 201
-        assert list(described(text, "SubscriptionDescription")) == [
+        assert list(elements_of(text, "SubscriptionDescription")) == [
             "LockDuration", "RequiresSession", "DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration",
             "DeadLetteringOnFilterEvaluationExceptions", "MessageCount", "MaxDeliveryCount", "EnableBatchedOperations",
             "Status", "CreatedAt", "UpdatedAt", "AccessedAt", "CountDetails", "AutoDeleteOnIdle",
@@ -116,31 +64,31 @@ async def test_a_subscription_is_created_with_its_first_rule() -> None:
 
 
 REFUSED = [
-    ("PUT", "q", entry("TopicDescription"), {}, 409, 40900),
-    ("PUT", "t", entry("QueueDescription"), {}, 409, 40900),
-    ("PUT", "none", entry("TopicDescription"), {"If_Match": "*"}, 404, 40400),
-    ("PUT", "n", entry("TopicDescription", "<LockDuration>PT1M</LockDuration>"), {}, 400, 40000),
-    ("PUT", "a%20b", entry("TopicDescription"), {}, 400, 40000),
-    ("PUT", "t/subscriptions/s", entry("SubscriptionDescription"), {}, 409, 40900),
-    ("PUT", "t/subscriptions/n", entry("QueueDescription"), {}, 400, 40000),
-    ("PUT", "t/subscriptions/n", entry("SubscriptionDescription", "<Status>x</Status>"), {}, 400, 40000),
-    ("PUT", "q/subscriptions/n", entry("SubscriptionDescription"), {}, 404, 40400),
-    ("PUT", "t/subscriptions/n", entry("SubscriptionDescription"), {"If_Match": "*"}, 404, 40400),
-    ("PUT", "t/subscriptions/s/rules/$Default", entry("RuleDescription"), {}, 409, 40900),
-    ("PUT", "t/subscriptions/s/rules/n", entry("RuleDescription"), {"If_Match": "*"}, 404, 40400),
-    ("PUT", "t/subscriptions/s/rules/n", entry("QueueDescription"), {}, 400, 40000),
-    ("PUT", "t/subscriptions/s/rules/n", entry("RuleDescription", '<Filter i:type="Odd"/>'), {}, 400, 40000),
-    ("PUT", "t/subscriptions/s/rules/n", entry("RuleDescription", '<Action i:type="Odd"/>'), {}, 400, 40000),
-    ("PUT", "t/subscriptions/s/rules/n", entry("RuleDescription", '<Filter i:type="SqlFilter"/>'), {}, 400, 40000),
+    ("PUT", "q", entry(kind="TopicDescription"), {}, 409, 40900),
+    ("PUT", "t", entry(kind="QueueDescription"), {}, 409, 40900),
+    ("PUT", "none", entry(kind="TopicDescription"), {"If_Match": "*"}, 404, 40400),
+    ("PUT", "n", entry("<LockDuration>PT1M</LockDuration>", "TopicDescription"), {}, 400, 40000),
+    ("PUT", "a%20b", entry(kind="TopicDescription"), {}, 400, 40000),
+    ("PUT", "t/subscriptions/s", entry(kind="SubscriptionDescription"), {}, 409, 40900),
+    ("PUT", "t/subscriptions/n", entry(kind="QueueDescription"), {}, 400, 40000),
+    ("PUT", "t/subscriptions/n", entry("<Status>x</Status>", "SubscriptionDescription"), {}, 400, 40000),
+    ("PUT", "q/subscriptions/n", entry(kind="SubscriptionDescription"), {}, 404, 40400),
+    ("PUT", "t/subscriptions/n", entry(kind="SubscriptionDescription"), {"If_Match": "*"}, 404, 40400),
+    ("PUT", "t/subscriptions/s/rules/$Default", entry(kind="RuleDescription"), {}, 409, 40900),
+    ("PUT", "t/subscriptions/s/rules/n", entry(kind="RuleDescription"), {"If_Match": "*"}, 404, 40400),
+    ("PUT", "t/subscriptions/s/rules/n", entry(kind="QueueDescription"), {}, 400, 40000),
+    ("PUT", "t/subscriptions/s/rules/n", entry('<Filter i:type="Odd"/>', "RuleDescription"), {}, 400, 40000),
+    ("PUT", "t/subscriptions/s/rules/n", entry('<Action i:type="Odd"/>', "RuleDescription"), {}, 400, 40000),
+    ("PUT", "t/subscriptions/s/rules/n", entry('<Filter i:type="SqlFilter"/>', "RuleDescription"), {}, 400, 40000),
     ("PUT", "t/subscriptions/s/rules/n", "<entry", {}, 400, 40000),
-    ("PUT", "t/subscriptions/s/rules/" + "n" * 51, entry("RuleDescription"), {}, 400, 40000),
+    ("PUT", "t/subscriptions/s/rules/" + "n" * 51, entry(kind="RuleDescription"), {}, 400, 40000),
     ("DELETE", "t/subscriptions/n", "", {}, 404, 40400),
     ("DELETE", "t/subscriptions/s/rules/n", "", {}, 404, 40400),
 ]
 
 
 async def test_invalid_requests_have_the_services_errors() -> None:
-    async with open_manager() as manager:
+    async with open_manager(API_VERSION) as manager:
         manager.namespace.create_queue("q")
         manager.namespace.create_topic("t").create_subscription("s")
         for method, path, body, headers, status, code in REFUSED:
@@ -160,7 +108,7 @@ async def test_invalid_requests_have_the_services_errors() -> None:
     "path", ["t/subscriptions/n", "n/subscriptions", "n/subscriptions/s/rules", "t/subscriptions/s/rules/n"]
 )
 async def test_a_missing_entity_is_an_empty_feed(path: str) -> None:
-    async with open_manager() as manager:
+    async with open_manager(API_VERSION) as manager:
         manager.namespace.create_topic("t").create_subscription("s")
         status, text = await manager.ask("GET", path)
         assert status == 200
@@ -234,7 +182,7 @@ PARTS = st.recursive(
 @settings(max_examples=200, deadline=1000)
 @given(st.lists(PARTS, max_size=4).map("".join))
 def test_any_description_is_a_rule_or_an_invalid_argument(parts: str) -> None:
-    description = atom_xml.description_in(entry("RuleDescription", parts).encode())
+    description = atom_xml.description_in(entry(parts, "RuleDescription").encode())
     try:
         rule = read_rule(description)
     except ArgumentInvalid:
