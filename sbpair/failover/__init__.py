@@ -1,1 +1,1 @@
-"""Send availability: an application keeps sending while its primary namespace is away."""
+"""Send availability: an application keeps sending while its primary namespace is unavailable."""

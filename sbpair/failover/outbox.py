@@ -207,7 +207,7 @@ def outbox_depths(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
 
 def _check_limit(name: str, limit: int) -> None:
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise UsageError(f"expected {name} of at least 1, got {limit!r}", hint="the default is right for most")
+        raise UsageError(f"expected {name} of at least 1, got {limit!r}", hint="omit it for the default")
 
 
 def _checked_path(path: str | os.PathLike[str]) -> Path:

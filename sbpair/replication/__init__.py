@@ -1,1 +1,1 @@
-"""Replication of the disaster advice: an entity in each namespace, and copies of messages, or roles, or both."""
+"""Replication without a backlog: senders to both namespaces or to one of two, and a deduplicating receiver."""
