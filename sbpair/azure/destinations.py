@@ -29,18 +29,19 @@ MAX_SUBSCRIPTIONS = 100
 
 @asynccontextmanager
 async def open_destinations(
-    endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS
+    endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS, max_subscriptions: int = MAX_SUBSCRIPTIONS
 ) -> AsyncIterator[DestinationControl]:
     """Open the destinations of `endpoint`. Nothing is connected before the first call."""
     async with open_atom(endpoint, call_seconds=call_seconds) as namespace:
-        yield DestinationCache(namespace)
+        yield DestinationCache(namespace, max_subscriptions)
 
 
 class DestinationCache:
     """`DestinationControl` of one namespace. Get one from `open_destinations`."""
 
-    def __init__(self, namespace: AtomNamespace) -> None:
+    def __init__(self, namespace: AtomNamespace, max_subscriptions: int = MAX_SUBSCRIPTIONS) -> None:
         self._namespace = namespace
+        self._max_subscriptions = max_subscriptions
         self._tier: str | None = None
         self._found: dict[str, DestinationEntity] = {}
         # Several workers look up the same destination at once.
@@ -83,8 +84,8 @@ class DestinationCache:
 
     async def _count_filters(self, topic: str) -> int:
         subscriptions = await self._namespace.subscriptions(topic)
-        count = max(0, len(subscriptions) - MAX_SUBSCRIPTIONS)
-        for each in subscriptions[:MAX_SUBSCRIPTIONS]:
+        count = max(0, len(subscriptions) - self._max_subscriptions)
+        for each in subscriptions[: self._max_subscriptions]:
             count += len(await self._namespace.rules(topic, each.name))
         return count
 

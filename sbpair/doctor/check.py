@@ -97,23 +97,25 @@ async def bounded(
     return ok(name, found) if isinstance(found, str) else found
 
 
-async def within(seconds: float, action: Coroutine[object, object, Result]) -> Result:
-    """Run `action`. Raises TimeoutError after so many seconds, and cancels repeatedly until it has ended.
+async def within(
+    seconds: float, action: Coroutine[object, object, Result], *, cancel_seconds: float = CANCEL_SECONDS
+) -> Result:
+    """Run `action`. Raises TimeoutError after so many seconds, and cancels every `cancel_seconds` until it ends.
 
     Some actions clean up for long, such as an identity whose provider does not answer.
     """
     task = asyncio.ensure_future(action)
-    patience = seconds
+    wait = seconds
     ended: TimeoutError | asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.wait({task}, timeout=patience)
+            await asyncio.wait({task}, timeout=wait)
             ended = ended if task.done() else ended or TimeoutError()
         except asyncio.CancelledError as error:
             ended = error
         if not task.done():
             task.cancel()
-            patience = CANCEL_SECONDS
+            wait = cancel_seconds
     if ended is not None:
         task.cancelled() or task.exception()  # mark the exception as retrieved: there is no waiter
         raise ended

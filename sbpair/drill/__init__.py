@@ -24,7 +24,7 @@ from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.atom import open_atom
 from sbpair.drill import against_pair, scenario
 from sbpair.drill.against_pair import OWN_QUEUES
-from sbpair.drill.compare import differences
+from sbpair.drill.compare import message_differences
 from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessage, originals
 from sbpair.drill.emulator_process import advance_clock, emulated_pair
 from sbpair.drill.outages import EmulatedOutages
@@ -237,7 +237,7 @@ def _result(
         message_id = _id_of(payload)
         seen[message_id] += 1
         original = known.get(message_id)
-        wrong = ["it was never sent"] if original is None else differences(original, payload)
+        wrong = ["it was never sent"] if original is None else message_differences(original, payload)
         if original is not None and original.destination != destination:
             wrong.append(f"expected at {original.destination}, received at {destination}")
         if wrong:

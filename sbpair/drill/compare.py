@@ -26,7 +26,7 @@ _SERVICE_ANNOTATIONS = (
 )
 
 
-def differences(original: OriginalMessage, payload: bytes) -> list[str]:
+def message_differences(original: OriginalMessage, payload: bytes) -> list[str]:
     """Return the differences, one line each; [] for an unaltered message."""
     try:
         got = Sections.split(payload)

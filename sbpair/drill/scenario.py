@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 MIN_MESSAGES = 10
 """So many messages go to one side before the next phase."""
 
-MAX_PHASE_SECONDS = 90.0
 QUIET_SECONDS = 0.5
 MAX_DELAY_SECONDS = 10.0
 MAX_EXAMPLES = 20
@@ -49,6 +48,7 @@ class Intervals:
     failover: float = 0.5
     ping: float = 1.0
     rate: float = 50.0
+    max_phase: float = 90.0
 
 
 class OutageControl(Protocol):
@@ -97,6 +97,7 @@ class Application:
 
     client: AsyncPairedClient
     sender: AsyncPairedSender
+    max_phase_seconds: float
     sent: dict[str, Sections] = field(default_factory=dict)
     refused: int = 0
     doubtful: set[str] = field(default_factory=set)
@@ -106,12 +107,14 @@ class Application:
     async def until(self, what: str, shown: Callable[[], bool]) -> None:
         """Wait until `shown` returns True. Raises TimedOut."""
         try:
-            async with asyncio.timeout(MAX_PHASE_SECONDS):
+            async with asyncio.timeout(self.max_phase_seconds):
                 while not shown():
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
-            raise TimedOut(f"the drill waited {MAX_PHASE_SECONDS:g} s for {what}", hint="run sbpair doctor") from None
+            raise TimedOut(
+                f"the drill waited {self.max_phase_seconds:g} s for {what}", hint="run sbpair doctor"
+            ) from None
 
     async def until_more(self, side: str) -> None:
         """Wait until a side has accepted a few more messages."""
@@ -151,7 +154,7 @@ async def application(
 
     async with AsyncPairedClient(own, on_failure="wait", retries=0, on_event=on_event, outage=outages.outage) as client:
         sender = client.get_queue_sender(entity)
-        sending = Application(client, sender)
+        sending = Application(client, sender, intervals.max_phase)
         started.append(sending)
         stop = asyncio.Event()
         try:

@@ -61,7 +61,7 @@ def partitioned_topic(path: str, size_gb: int, *, duplicates: str | None = None)
     return _partitioned(Topic(path), size_gb, duplicates)
 
 
-def fit_to_tier(entity: SomeQueueOrTopic, tier: Tier, namespace: str) -> SomeQueueOrTopic:
+def adapt_to_tier(entity: SomeQueueOrTopic, tier: Tier, namespace: str) -> SomeQueueOrTopic:
     """Return `entity` with the tier's defaults. Raises UsageError for a feature that the tier lacks."""
     tiers.check_size(entity.max_size_in_megabytes // MEGABYTES, (tier,), f" in {namespace}, of the tier {tier.name},")
     entity = entity_limits.fit_to_tier(entity, tier)

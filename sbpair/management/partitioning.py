@@ -16,9 +16,9 @@ from sbpair.azure.retry import attempt
 from sbpair.errors import EntityMissing, SbpairError, ServiceRefused
 from sbpair.management.partitioned import (
     QueueOrTopic,
+    adapt_to_tier,
     check_room,
     check_same,
-    fit_to_tier,
     not_partitioned,
     possible_partitions,
 )
@@ -120,7 +120,7 @@ class _Namespace:
     async def check(self, entity: QueueOrTopic) -> PartitionItem:
         """Return the item of a dry run. Raises errors that the service would return."""
         here = await self._capacity()
-        entity = fit_to_tier(entity, here.tier, self.name)
+        entity = adapt_to_tier(entity, here.tier, self.name)
         # The namespace alone may rule it out: then nothing else needs to be read.
         possible_partitions(here, (), self.name)
         if (existing := await self._existing(entity)) is not None:
@@ -136,7 +136,7 @@ class _Namespace:
         if found.outcome is Outcome.EXISTING:
             return [found]
         here = await self._capacity()
-        entity = fit_to_tier(entity, here.tier, self.name)
+        entity = adapt_to_tier(entity, here.tier, self.name)
         if await self._create(entity, here):
             return [_item(entity, Outcome.CREATED, here, self.name)]
         return [_compared(entity, await self._read(entity), here, self.name)]

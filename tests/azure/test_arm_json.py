@@ -1,4 +1,4 @@
-"""Entities as Resource Manager's JSON, there and back, and what its refusals mean."""
+"""Entities as Resource Manager's JSON and back, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Provisioning and auditing through the real SDK, against a small scripted management side on a real socket.
+"""Provision and audit through the real SDK, against a small scripted management side on a real socket.
 
-It answers what it is told to, refusals and silence among it, which a well-behaved broker cannot be asked for.
+Its scripted answers include refusals and silence, which a well-behaved broker does not give.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BUSY = (429, "<Error><Code>429</Code><Detail>SubCode=50004. The request was thro
 
 @dataclass
 class Namespace:
-    """A management side that keeps descriptions as the XML they came in, and answers what it was told to, first."""
+    """A management side that keeps descriptions as XML; scripted answers come first."""
 
     queues: dict[str, str] = field(default_factory=dict)
     scripted: list[tuple[str, int, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Asking for tokens: once for all who want the same, to the end, and again afterwards."""
+"""Token requests: shared by concurrent callers, completed, and repeated afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbpair.azure.credentials import SharedTokenRequests
 
 
 class Slow:
-    """A credential that answers when it is told to, and counts who asked."""
+    """A credential that answers on demand, and counts requests."""
 
     def __init__(self, *failures: Exception) -> None:
         self.asked: list[tuple[str, ...]] = []
@@ -29,7 +29,7 @@ class Slow:
         return AccessToken(f"{scopes[0]} {self.answered}", 2**40)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        return
 
     async def __aenter__(self) -> Slow:
         return self
@@ -72,7 +72,7 @@ async def test_token_request_survives_its_cancelled_caller() -> None:
 
 async def test_unanswered_token_request_is_cancelled_on_close() -> None:
     class Stubborn(Slow):
-        """Cleans up for as long as nobody tells it to end."""
+        """A credential that cleans up until it is released."""
 
         async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
             try:

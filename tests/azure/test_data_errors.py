@@ -1,4 +1,4 @@
-"""What azure-servicebus' exceptions mean here, and above all which of them leave a send in doubt."""
+"""Translation of azure-servicebus' exceptions, and which of them leave a send in doubt."""
 
 from __future__ import annotations
 

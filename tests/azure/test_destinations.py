@@ -1,4 +1,4 @@
-"""What a run learns of its destinations by management: asked through the real SDK, answered by the emulator."""
+"""Destinations read over management, through the real SDK on the emulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sbpair import errors
-from sbpair.azure import destinations
 from sbpair.azure.destinations import open_destinations
 from sbpair.azure.interfaces import DestinationEntity
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
@@ -115,21 +114,17 @@ async def test_without_access_one_filter_is_assumed_and_not_asked_again(
         assert asked_for == {"orders": 1}
 
 
-async def test_only_the_first_subscriptions_are_asked_for_their_filters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(destinations, "MAX_SUBSCRIPTIONS", 2)
-
+async def test_only_the_first_subscriptions_are_asked_for_their_filters() -> None:
     async with open_endpoint() as (emulator, endpoint):
         topic = emulator.namespaces["contoso"].create_topic("events")
         for number in range(105):  # more than one page
             topic.create_subscription(f"s{number}")
-        async with open_destinations(endpoint) as asked:
+        async with open_destinations(endpoint, max_subscriptions=2) as asked:
             assert await asked.filters_of("events") == 105
 
 
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The management requests that reach the emulator from here on, by path."""
+    """Count the management requests that reach the emulator, by path."""
     asked_for: Counter[str] = Counter()
     answer = AtomFrontend._answer
 

@@ -1,4 +1,4 @@
-"""When what failed is tried again, and how fast management calls may follow each other."""
+"""Retries of failed calls, and the rate of management calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def asking(error: Unavailable, seconds: float | None) -> Unavailable:
 
 
 async def waits(*errors: Exception, chance: float = 0.0) -> list[float]:
-    """How long was waited while these errors came, one after the other. The last is raised where it is one too many."""
+    """Return the waits while these errors occur in turn. Raises the last error if no attempt remains."""
     waited: list[float] = []
     left = list(errors)
 

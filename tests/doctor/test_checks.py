@@ -1,4 +1,4 @@
-"""What the doctor makes of this machine, and how its findings become an exit code."""
+"""Checks of this machine, and the exit code of a diagnosis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.azure.health import HealthResponse
-from sbpair.doctor import check, machine
+from sbpair.doctor import machine
 from sbpair.doctor.access import clock_check
 from sbpair.doctor.check import bounded, diagnosis_exit_code, failed, note, of_error, ok, unknown, within
 from sbpair.errors import NotAuthorized, UsageError
@@ -55,8 +55,7 @@ async def test_check_without_answer_times_out() -> None:
     assert found.detail.hint == "look there"
 
 
-async def test_endless_cleanup_is_cancelled_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "CANCEL_SECONDS", 0.01)
+async def test_endless_cleanup_is_cancelled_until_it_ends() -> None:
     asked = 0
 
     async def stubborn() -> str:
@@ -69,7 +68,7 @@ async def test_endless_cleanup_is_cancelled_until_it_ends(monkeypatch: pytest.Mo
         return "well, at last"
 
     with pytest.raises(TimeoutError):
-        await within(0.01, stubborn())
+        await within(0.01, stubborn(), cancel_seconds=0.01)
     assert asked == 3
 
 

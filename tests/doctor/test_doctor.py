@@ -1,4 +1,4 @@
-"""The doctor against namespaces that are well, and against everything that can be wrong with them."""
+"""Diagnosis of sound namespaces, and of every failure that a check knows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def with_claims(emulator: Emulator, side: str, *claims: AccessRight) -> Endpoint
 async def look(
     emulator: Emulator, *, seconds: float = 10, paths: dict[str, str] | None = None, **changed: Endpoint
 ) -> dict[str, Check]:
-    """The checks by name, after the pair has been provisioned and has a destination."""
+    """Return the checks by name, for a provisioned pair with a destination."""
     ends = endpoints_on(emulator)
     subject = CheckSubject(ends | changed, Path("/nowhere/config.toml"), paths=paths or {})
     return {check.name: check for check in await doctor.diagnose(subject, seconds=seconds, environ={})}
@@ -61,7 +61,7 @@ async def ready(emulator: Emulator) -> None:
 
 
 def failing(checks: dict[str, Check]) -> dict[str, int]:
-    """What failed of the namespaces, with its exit code: what this machine lacks is no concern of these tests."""
+    """Return the failed checks of the namespaces with their exit codes, without those of this machine."""
     return {
         name: check.exit_code
         for name, check in checks.items()
@@ -74,7 +74,7 @@ def unknown(checks: dict[str, Check]) -> set[str]:
 
 
 def well_said(checks: dict[str, Check]) -> None:
-    """Whatever failed has a hint, and nothing tells a key."""
+    """Check that each failure has a hint, and that no text contains a key."""
     for check in checks.values():
         assert check.reason
         assert KEY not in repr(check)

@@ -1,4 +1,4 @@
-"""`doctor --live`: what is assumed beside what a namespace does, and nothing left behind whatever happens."""
+"""Live checks: assumed beside observed behaviour, and no queue left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drill, whole and for real: an emulator in a process of its own, and every message compared."""
+"""The whole drill with real sockets: an emulator in a child process, and every message compared."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ async def test_emulator_that_does_not_start_gives_its_error(monkeypatch: pytest.
 TAG = "0123456789ab"
 
 
-async def on_own(rig: Rig, told: list[Any]) -> drill.DrillResult:
-    return await drill.drill_against(rig.pair, TAG, on_event=told.append)
+async def on_own(rig: Rig, told: list[Any], intervals: scenario.Intervals | None = None) -> drill.DrillResult:
+    return await drill.drill_against(rig.pair, TAG, intervals=intervals, on_event=told.append)
 
 
 def left_of(rig: Rig) -> list[str]:
@@ -116,10 +116,9 @@ async def test_drill_on_own_namespaces_completes_and_cleans_up(rig: Rig) -> None
 
 
 async def test_incomplete_phase_raises_and_cleans_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenario, "MAX_PHASE_SECONDS", 3.0)
     monkeypatch.setattr(outages.SimulatedOutages, "stop_primary", lambda _self: asyncio.sleep(0))
     with pytest.raises(errors.TimedOut, match="the drill waited 3 s for a failover"):
-        await on_own(rig, [])
+        await on_own(rig, [], scenario.Intervals(max_phase=3.0))
     gc.collect()
     assert left_of(rig) == []
 
@@ -162,7 +161,7 @@ def test_lost_time_to_live_is_found() -> None:
 
 
 class Sent:
-    """What an application has sent, without any that sends."""
+    """An application's sent messages, without a client."""
 
     def __init__(self, **own: Any) -> None:
         self.sent = {"m": sections(), "n": sections(message_id="n")}

@@ -1,4 +1,4 @@
-"""The drill's comparison finds every alteration: each thing that a move keeps is altered, and must be reported."""
+"""Comparison of messages in a drill: every altered part that a move keeps is reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, ULong
 from sbpair.drill import _result
-from sbpair.drill.compare import differences
+from sbpair.drill.compare import message_differences
 from sbpair.drill.drill_messages import OriginalMessage, every_type, originals
 from sbpair.drill.scenario import SendTally
 from sbpair.move.message.envelope import read_facts, restore
@@ -36,7 +36,7 @@ SERVICE = [
 
 
 def arrived(original: OriginalMessage) -> Sections:
-    """The message as it comes out of the primary after a move."""
+    """Encode the message as the primary delivers it after a move."""
     sections, facts = read_facts("q", original.in_backlog())
     decision = route(facts)
     assert isinstance(decision, Send)
@@ -47,7 +47,7 @@ def arrived(original: OriginalMessage) -> Sections:
 
 
 def full() -> OriginalMessage:
-    """One message that has everything that there is."""
+    """Make a message with every section and property."""
     (original,) = [each for each in originals(60, now_ms=NOW) if each.number == 0]
     return replace(
         original,
@@ -66,8 +66,8 @@ def full() -> OriginalMessage:
 
 def test_messages_that_came_back_whole_do_not_differ():
     for original in originals(300, now_ms=NOW, seed=5):
-        assert differences(original, arrived(original).join()) == []
-    assert differences(full(), arrived(full()).join()) == []
+        assert message_differences(original, arrived(original).join()) == []
+    assert message_differences(full(), arrived(full()).join()) == []
 
 
 def flipped(raw: bytes, at: int) -> bytes:
@@ -81,14 +81,14 @@ def test_every_flipped_bit_of_a_kept_section_is_found(name):
     for at in range(len(raw)):
         altered = copy.copy(whole)
         setattr(altered, name, flipped(raw, at))
-        assert differences(original, altered.join()), f"byte {at} of {name}"
+        assert message_differences(original, altered.join()), f"byte {at} of {name}"
 
 
 @pytest.mark.parametrize("name", ["header", "properties", "application_properties", "body", "footer"])
 def test_a_section_that_is_gone_is_reported(name):
     altered = arrived(full())
     setattr(altered, name, b"")
-    assert differences(full(), altered.join())
+    assert message_differences(full(), altered.join())
 
 
 def header_of(**changed: object) -> bytes:
@@ -111,7 +111,7 @@ def header_of(**changed: object) -> bytes:
 def test_each_altered_field_of_the_header_is_reported(header):
     altered = arrived(full())
     altered.header = header
-    assert len(differences(full(), altered.join())) == 1
+    assert len(message_differences(full(), altered.join())) == 1
 
 
 @pytest.mark.parametrize(
@@ -129,26 +129,26 @@ def test_each_altered_annotation_is_reported(pairs):
     altered = arrived(full())
     encoded = codec.encode(Map([*((Symbol(name), value) for name, value in pairs), *SERVICE]))
     altered.message_annotations = section(MESSAGE_ANNOTATIONS, encoded)
-    assert differences(full(), altered.join())
+    assert message_differences(full(), altered.join())
 
 
 def test_unexpected_schedule_is_reported():
     original = replace(full(), scheduled_at=None)
-    assert differences(original, arrived(full()).join()) == [f"schedule: expected None, got {NOW + 5}"]
+    assert message_differences(original, arrived(full()).join()) == [f"schedule: expected None, got {NOW + 5}"]
 
 
 def test_an_alias_that_was_left_behind_is_reported():
     original = full()
     altered = arrived(original)
     altered.application_properties = Sections.split(original.in_backlog()).application_properties
-    assert differences(original, altered.join())
+    assert message_differences(original, altered.join())
 
 
 @pytest.mark.parametrize("index", range(13))
 def test_each_altered_property_of_a_message_that_lives_long_is_reported(index):
     original = replace(full(), ttl_ticks=100 * 24 * 3600 * 10_000_000)
     whole = arrived(original)
-    assert differences(original, whole.join()) == []
+    assert message_differences(original, whole.join()) == []
     values = codec.decode_all(whole.properties).value
     other = {
         1: b"other",
@@ -161,7 +161,7 @@ def test_each_altered_property_of_a_message_that_lives_long_is_reported(index):
     values[index] = other.get(index, "other")
     altered = copy.copy(whole)
     altered.properties = section(PROPERTIES, codec.encode(values))
-    assert len(differences(original, altered.join())) == 1
+    assert len(message_differences(original, altered.join())) == 1
 
 
 def test_an_id_of_another_type_is_another_id():
@@ -170,12 +170,12 @@ def test_an_id_of_another_type_is_another_id():
     values = codec.decode_all(whole.properties).value
     values[0] = Symbol(values[0])
     whole.properties = section(PROPERTIES, codec.encode(values))
-    assert differences(original, whole.join()) == ["the property message_id differs"]
+    assert message_differences(original, whole.join()) == ["the property message_id differs"]
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00", b"\x00\x53\x75\xa0\xff", b"no message"])
 def test_undecodable_payload_is_reported(payload):
-    assert differences(full(), payload)
+    assert message_differences(full(), payload)
 
 
 def drilled(back, **sending):

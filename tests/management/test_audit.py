@@ -1,4 +1,4 @@
-"""The audit on the emulator, through the real clients: what it finds, what could not see, and no trace of it."""
+"""Audit on the emulator, through the real clients: findings, unseen parts, and no side effect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class World:
         return self.emulator.clock.now_ms() / 1000
 
     async def sleep(self, seconds: float) -> None:
-        """Time passes at once."""
+        """Return at once."""
         self.slept += seconds
         if seconds:
             self.meanwhile()
@@ -83,7 +83,7 @@ class World:
         return made
 
     def traces(self) -> list[Any]:
-        """All that an audit could have changed."""
+        """Return everything that an audit could change."""
         queues = [queue for side in (self.primary, self.secondary) for queue in side.queues()]
         found: list[Any] = [queue.description for queue in queues]
         for queue in queues:
@@ -351,7 +351,7 @@ async def test_concurrently_deleted_queue_is_reported() -> None:
 
 
 class _Deleting(list[Any]):
-    """Has a queue deleted as soon as it was listed."""
+    """Deletes a queue as soon as it is listed."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -388,5 +388,5 @@ async def test_a_queue_that_is_away_hides_no_other() -> None:
 
 
 def slip_in(queue: QueueEntity) -> None:
-    """A message that was sent before the queue was disabled."""
+    """Make a message sent before the queue was disabled."""
     queue.messages.enqueue([StoredMessage(Sections(body=data_body(b"")), 10)])

@@ -1,4 +1,4 @@
-"""Plans: what is missing, what drifted, what nobody asked for."""
+"""Plans of backlog queues: missing, drifted and unexpected ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def planned(count: int, actual: list[QueueState], tier: Tier = STANDARD) -> Plan
 
 
 def applied(plan: Plan, actual: list[QueueState]) -> list[QueueState]:
-    """What is there once every creation of the plan has been carried out."""
+    """Return the queues after every creation of the plan."""
     return [*actual, *(QueueState(create.entity) for create in plan.creates)]
 
 

@@ -1,4 +1,4 @@
-"""What people write into an entities file, right and wrong, and what they are told."""
+"""Entities files, valid and invalid, and their errors."""
 
 from __future__ import annotations
 

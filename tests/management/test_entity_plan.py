@@ -1,4 +1,4 @@
-"""Plans for an application's own entities: what is missing, in which order, and that nothing else is touched."""
+"""Plans of an application's own entities: the missing ones in order, and no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT = Rule("", "", DEFAULT_RULE)
 
 
 class Namespace:
-    """A namespace as the service keeps one: names without regard to case, and a rule of its own for the new."""
+    """A namespace like the service's: names in any case, and a default rule for new subscriptions."""
 
     def __init__(self, there: list[AnyEntity]) -> None:
         self.entities: dict[Key, AnyEntity] = {}

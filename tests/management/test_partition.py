@@ -1,4 +1,4 @@
-"""Partitioned entities made and listed on the emulator: each tier by its own rules, and what is there is kept."""
+"""Partitioned entities created and listed on the emulator, by the rules of each tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be asked of a partitioned entity, and what is refused of it before anything is made."""
+"""Requests for partitioned entities, and their refusals before any creation."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_request_beyond_every_tier_is_refused(name, size, options, message) -> N
 def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
     entity = partitioned_queue("orders", size)
     if fits:
-        assert partitioned.fit_to_tier(entity, tier, "contoso") == entity
+        assert partitioned.adapt_to_tier(entity, tier, "contoso") == entity
         return
     with pytest.raises(UsageError, match=f"in contoso, of the tier {tier.name}, cannot have {size} GB"):
-        partitioned.fit_to_tier(entity, tier, "contoso")
+        partitioned.adapt_to_tier(entity, tier, "contoso")
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
 )
 def test_basic_has_partitions_and_little_else(entity, what) -> None:
     with pytest.raises(UsageError, match=f"contoso: {what}.* in a Basic namespace"):
-        partitioned.fit_to_tier(entity, BASIC, "contoso")
-    assert partitioned.fit_to_tier(entity, STANDARD, "contoso") == entity
-    assert partitioned.fit_to_tier(ORDERS, BASIC, "contoso").default_message_time_to_live == "P14D"
+        partitioned.adapt_to_tier(entity, BASIC, "contoso")
+    assert partitioned.adapt_to_tier(entity, STANDARD, "contoso") == entity
+    assert partitioned.adapt_to_tier(ORDERS, BASIC, "contoso").default_message_time_to_live == "P14D"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Provisioning and auditing a pair on the emulator: what a user sees, from an empty namespace to a sound one."""
+"""Provision and audit of a pair on the emulator, from an empty namespace to a sound one."""
 
 from __future__ import annotations
 

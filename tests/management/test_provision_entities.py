@@ -77,7 +77,7 @@ def layout(*entities: Queue | Topic | Subscription | Rule) -> EntitiesDocument:
 
 
 def everything(emulator: Emulator) -> set[str]:
-    """What is in both namespaces, rules included."""
+    """List the entities of both namespaces, rules included."""
     found = set()
     for name in (HERE, THERE):
         namespace = emulator.namespaces[name]

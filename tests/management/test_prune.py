@@ -1,4 +1,4 @@
-"""Pruning on the emulator, through the real management client: what goes, what never does, and what is put back."""
+"""Prune on the emulator, through the real management client: removed, kept and restored queues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS = ("get", "set_status", "look", "exact_counts", "delete")
 
 
 class World:
-    """A pair of one backlog queue, and some that nobody asked for; `steps` are what was asked of the service."""
+    """A pair with unexpected backlog queues; `steps` are the calls to the service."""
 
     def __init__(self, emulator: Emulator, count: int) -> None:
         self.emulator = emulator
@@ -55,13 +55,13 @@ class World:
         return [queue.path.removeprefix("contoso/x-servicebus-transfer/") for queue in self.secondary.queues()]
 
     async def sleep(self, _seconds: float) -> None:
-        """Time passes at once."""
+        """Return at once."""
 
     async def prune(self, **options: Any) -> QueueReport:
         return await prune(self.pair, sleep=self.sleep, **{"dry_run": False, **options})
 
     async def prune_watched(self) -> QueueReport:
-        """The same, with `before` and `after` called around each step, and told its number."""
+        """Wrap `action` with calls of `before` and `after`, which get the step's number."""
         async with open_atom(self.pair.secondary) as queues:
 
             async def look(path: str) -> bool:
@@ -78,7 +78,7 @@ class World:
 
 
 class Watched:
-    """The real client; what happens around its calls is up to a test."""
+    """The real client, with a test's hooks around its calls."""
 
     def __init__(self, queues: Any, world: World) -> None:
         self._queues = queues
@@ -116,7 +116,7 @@ def put(queue: QueueEntity) -> None:
 
 
 def slip_in(queue: QueueEntity) -> None:
-    """A message comes, whatever the queue's status: it was accepted a moment earlier."""
+    """Enqueue a message in any status: it was accepted a moment earlier."""
     queue.messages.enqueue([message()])
 
 

@@ -1,4 +1,4 @@
-"""What a prune plans, and what an audit fails on: pure decisions, over anything that may be there."""
+"""The plan of a prune and the findings of an audit: pure decisions over any queues."""
 
 from __future__ import annotations
 

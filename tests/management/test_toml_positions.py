@@ -1,4 +1,4 @@
-"""Where keys stand in TOML, held against what the standard library reads out of the same text."""
+"""Positions of keys in TOML, compared with the standard library's reading of the same text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GAPS = st.sampled_from(["", " ", "\t", "  "])
 
 @st.composite
 def keys(draw: st.DrawFn, limit: int = 3) -> str:
-    """A dotted key, written in some way."""
+    """Draw a dotted key, bare or quoted."""
     parts = []
     for word in draw(st.lists(WORDS, min_size=1, max_size=limit)):
         written = [json.dumps(word), json.dumps(word, ensure_ascii=False)]
@@ -43,7 +43,7 @@ def keys(draw: st.DrawFn, limit: int = 3) -> str:
 
 @st.composite
 def documents(draw: st.DrawFn) -> str:
-    """Lines that may make a TOML document."""
+    """Draw lines that may form a TOML document."""
     lines = []
     for _ in range(draw(st.integers(0, 8))):
         kind = draw(st.sampled_from(["pair", "pair", "pair", "table", "array", "comment", "blank"]))
@@ -69,7 +69,7 @@ def keys_of(value: object, path: Path = ()) -> Iterator[Path]:
 
 
 def check(text: str) -> None:
-    """Every key that there is has a place, nothing else has one, and at that place the key is written."""
+    """Check that exactly the keys have positions, and that each key is written at its position."""
     document = tomllib.loads(text)
     found = key_positions(text)
     assert found.keys() == set(keys_of(document))
