@@ -1,4 +1,4 @@
-"""The mover over an engine made of memory: every delivery ends in one bucket, whatever its two sides do."""
+"""The mover over an in-memory engine: every delivery ends in one bucket, whatever both sides do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(eq=False)
-class Arrival:
+class FakeMessage:
     facts: Facts
     lock_until: float
     partition_key: str | None = None
@@ -53,27 +53,27 @@ class Arrival:
 
 
 @dataclass
-class Parcel:
-    arrivals: list[Arrival]
+class FakeBatch:
+    messages: list[FakeMessage]
 
     @property
     def count(self) -> int:
-        return len(self.arrivals)
+        return len(self.messages)
 
 
 @dataclass
-class Answer:
+class FakeOutcome:
     memory: Memory
-    parcel: Parcel
+    batch: FakeBatch
 
     async def outcome(self) -> None:
-        await self.memory.answer("send", *self.parcel.arrivals)
+        await self.memory.answer("send", *self.batch.messages)
 
 
 class Memory:
-    """A source and a destination, and the link between. Each answer is the next of `answers[what]`: an error, or None.
+    """A source, a destination and its link. Each call answers with the next of `answers[name]`: an error, or None.
 
-    `together` is how many messages leave in one parcel.
+    `together` is how many messages leave in one batch.
     """
 
     queue = "q"
@@ -89,7 +89,7 @@ class Memory:
         self.stopped = self.interrupted = False
         self.reached = asyncio.Event()
 
-    async def answer(self, what: str, *arrivals: Any) -> None:
+    async def answer(self, what: str, *messages: Any) -> None:
         await asyncio.sleep(0)
         answer = self.answers[what].popleft() if self.answers.get(what) else None
         if answer == "hang":
@@ -97,7 +97,7 @@ class Memory:
             await asyncio.Event().wait()
         if answer is not None:
             raise answer
-        self.done += [(what, arrival.facts.sequence_number) for arrival in arrivals]
+        self.done += [(what, message.facts.sequence_number) for message in messages]
 
     async def used_up(self, what: str) -> None:
         while self.answers[what]:  # noqa: ASYNC110  a turn of the loop is no sleep
@@ -107,30 +107,30 @@ class Memory:
         await self.answer("ready")
         return self
 
-    def encode(self, orders: Sequence[RoutedMessage]) -> Parcel:
-        return Parcel([order.message for order in orders[: self.together]])
+    def encode(self, routed: Sequence[RoutedMessage]) -> FakeBatch:
+        return FakeBatch([each.message for each in routed[: self.together]])
 
-    def send(self, parcel: Parcel) -> Answer:
-        return Answer(self, parcel)
+    def send(self, batch: FakeBatch) -> FakeOutcome:
+        return FakeOutcome(self, batch)
 
-    async def complete(self, arrivals: Sequence[Any]) -> list[Any]:
-        return await self.settled("complete", arrivals)
+    async def complete(self, messages: Sequence[Any]) -> list[Any]:
+        return await self.settled("complete", messages)
 
-    async def release(self, arrivals: Sequence[Any]) -> list[Any]:
-        return await self.settled("release", arrivals)
+    async def release(self, messages: Sequence[Any]) -> list[Any]:
+        return await self.settled("release", messages)
 
-    async def settled(self, what: str, arrivals: Sequence[Any]) -> list[Any]:
+    async def settled(self, what: str, messages: Sequence[Any]) -> list[Any]:
         try:
-            await self.answer(what, *arrivals)
+            await self.answer(what, *messages)
         except errors.SbpairError as error:
-            return [(arrival, error) for arrival in arrivals]
+            return [(message, error) for message in messages]
         return []
 
-    async def dead_letter(self, arrival: Any, _reason: str, _description: str) -> None:
-        await self.answer("dead_letter", arrival)
+    async def dead_letter(self, message: Any, _reason: str, _description: str) -> None:
+        await self.answer("dead_letter", message)
 
-    async def renew(self, arrivals: Sequence[Any]) -> None:
-        await self.answer("renew", *arrivals)
+    async def renew(self, messages: Sequence[Any]) -> None:
+        await self.answer("renew", *messages)
 
     async def stop(self) -> None:
         self.stopped = True
@@ -145,26 +145,26 @@ class Memory:
         raise NotImplementedError
 
 
-def arrival(number: int, path: str | None = "orders", size: int = 10, lock: float = 1_000.0) -> Arrival:
+def message(number: int, path: str | None = "orders", size: int = 10, lock: float = 1_000.0) -> FakeMessage:
     facts = Facts("q", number, 1, f"m{number}", path, size=size, flaw="" if path else "it has no path")
-    return Arrival(facts, asyncio.get_running_loop().time() + lock)
+    return FakeMessage(facts, asyncio.get_running_loop().time() + lock)
 
 
 async def move(
     memory: Memory,
-    arrivals: list[Arrival],
+    messages: list[FakeMessage],
     context: MoveContext,
     *,
     settle: bool = True,
     then: Callable[[Mover], Awaitable[None]] | None = None,
 ) -> Mover:
-    """What a lane does with a mover, from the first delivery to the end."""
+    """Drive a mover as a worker does, from the first delivery to the end."""
     made: Mover | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             made = Mover(memory, memory, tasks, context)
             locks = tasks.create_task(made.renew_locks())
-            made.accept(arrivals)
+            made.accept(messages)
             while settle and made.held and not made.stuck(3) and made.fatal is None:
                 await made.wait_changed(1.0)
             if then is not None:
@@ -186,7 +186,7 @@ def receipt_of(context: MoveContext) -> Receipt:
 
 async def test_a_message_is_completed_only_after_it_is_sent() -> None:
     memory, context = Memory(), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2)], context)
+    await move(memory, [message(1), message(2)], context)
     assert [what for what, number in memory.done if number == 1] == ["send", "complete"]
     assert [number for what, number in memory.done if what == "send"] == [1, 2]
     assert receipt_of(context).sent == 2
@@ -195,7 +195,7 @@ async def test_a_message_is_completed_only_after_it_is_sent() -> None:
 
 async def test_a_message_in_doubt_that_is_sent_later_is_named_once() -> None:
     memory, context = Memory(send=[IN_DOUBT, IN_DOUBT, None]), MoveContext("ns")
-    await move(memory, [arrival(1)], context)
+    await move(memory, [message(1)], context)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.in_doubt, receipt.exit_code) == (1, 0, 0)
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
@@ -203,7 +203,7 @@ async def test_a_message_in_doubt_that_is_sent_later_is_named_once() -> None:
 
 async def test_a_message_in_doubt_that_is_refused_later_is_named() -> None:
     memory, context = Memory(send=[IN_DOUBT, REFUSED]), MoveContext("ns")
-    await move(memory, [arrival(1)], context)
+    await move(memory, [message(1)], context)
     receipt = receipt_of(context)
     assert (receipt.dead_lettered, receipt.in_doubt) == (1, 0)
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
@@ -211,7 +211,7 @@ async def test_a_message_in_doubt_that_is_refused_later_is_named() -> None:
 
 async def test_a_message_in_doubt_at_the_end_is_counted_in_doubt() -> None:
     memory, context = Memory(send=[IN_DOUBT] * 50), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2)], context)
+    await move(memory, [message(1), message(2)], context)
     receipt = receipt_of(context)
     assert (receipt.in_doubt, receipt.released, receipt.exit_code) == (1, 1, 3)
 
@@ -219,7 +219,7 @@ async def test_a_message_in_doubt_at_the_end_is_counted_in_doubt() -> None:
 @pytest.mark.parametrize("error", [LOST, UNREACHABLE, IN_DOUBT])
 async def test_a_failed_dead_letter_is_counted_as_released(error: Exception) -> None:
     memory, context = Memory(dead_letter=[error]), MoveContext("ns")
-    made = await move(memory, [arrival(1, None)], context)
+    made = await move(memory, [message(1, None)], context)
     receipt = receipt_of(context)
     assert (receipt.dead_lettered, receipt.released, receipt.dead_letters) == (0, 1, ())
     assert (made.settlement_error is None) == (error is LOST)
@@ -227,12 +227,12 @@ async def test_a_failed_dead_letter_is_counted_as_released(error: Exception) -> 
 
 async def test_a_failed_completion_stays_in_the_journal() -> None:
     memory, context = Memory(complete=[UNREACHABLE]), MoveContext("ns")
-    made = await move(memory, [arrival(1)], context)
+    made = await move(memory, [message(1)], context)
     assert receipt_of(context).sent == 1
     assert len(context.journal.unconfirmed()) == 1
     assert made.settlement_error is UNREACHABLE
     again = Memory()
-    await move(again, [arrival(1)], context)
+    await move(again, [message(1)], context)
     receipt = receipt_of(context)
     assert again.done == [("complete", 1)]
     assert (receipt.sent, receipt.already_sent, receipt.distinct) == (1, 1, 1)
@@ -240,18 +240,18 @@ async def test_a_failed_completion_stays_in_the_journal() -> None:
 
 
 class BusyOnce(Memory):
-    """Answers the first parcel when it may, and that it is to be sent again."""
+    """Fails the first batch, once `may_answer` is set."""
 
     def __init__(self) -> None:
         super().__init__(together=10)
         self.may_answer = asyncio.Event()
 
-    async def answer(self, what: str, *arrivals: Any) -> None:
+    async def answer(self, what: str, *messages: Any) -> None:
         if what == "send" and not self.may_answer.is_set():
             self.reached.set()
             await self.may_answer.wait()
             raise UNREACHABLE
-        await super().answer(what, *arrivals)
+        await super().answer(what, *messages)
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
@@ -260,21 +260,21 @@ async def test_a_redelivery_during_a_failed_send_is_not_overtaken(copies: int) -
 
     async def come_again(made: Mover) -> None:
         await memory.reached.wait()
-        made.accept([arrival(2)])
+        made.accept([message(2)])
         for _ in range(copies):
-            made.accept([arrival(1)])
+            made.accept([message(1)])
         memory.may_answer.set()
         while made.held:
             await made.wait_changed(1.0)
 
-    await move(memory, [arrival(1)], context, settle=False, then=come_again)
+    await move(memory, [message(1)], context, settle=False, then=come_again)
     assert [number for what, number in memory.done if what == "send"] == [1, 2]
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.released, receipt.distinct) == (2, copies, 2)
 
 
 class HalfAway(Memory):
-    """Of two destinations, one rests."""
+    """One of two destinations backs off."""
 
     async def ready(self, destination: str) -> Memory:
         if destination == "away":
@@ -284,9 +284,9 @@ class HalfAway(Memory):
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_stop_settles_without_waiting_for_a_contiguous_range(late: bool) -> None:
-    """`late`: what is accepted after the stop does not either."""
+    """With `late`, messages are accepted after the stop."""
     memory, context = HalfAway(together=5), MoveContext("ns", timings=replace(FAST, settle_seconds=1_000.0))
-    arrivals = [arrival(number, "orders" if number % 2 else "away") for number in range(10)]
+    messages = [message(number, "orders" if number % 2 else "away") for number in range(10)]
 
     async def accepted(_: Mover) -> None:
         while not late and len(memory.done) < 5:  # noqa: ASYNC110  a turn of the loop is no sleep
@@ -294,7 +294,7 @@ async def test_a_stop_settles_without_waiting_for_a_contiguous_range(late: bool)
         while late and not context.journal._sending:  # noqa: ASYNC110  as above
             await asyncio.sleep(0)
 
-    await move(memory, arrivals, context, settle=False, then=accepted)
+    await move(memory, messages, context, settle=False, then=accepted)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.released) == (5, 5)
     assert [number for what, number in memory.done if what == "complete"] == [1, 3, 5, 7, 9]
@@ -305,7 +305,7 @@ async def test_a_cancelled_completion_is_counted(accepted_before: bool) -> None:
     memory, context = Memory(complete=["hang"]), MoveContext("ns")
     if accepted_before:
         context.journal.note_accepted(context.journal.note_sending([[("ns", "q", 1, 1, "m1")]], "orders"))
-    task = asyncio.create_task(move(memory, [arrival(1)], context))
+    task = asyncio.create_task(move(memory, [message(1)], context))
     await memory.reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -317,7 +317,7 @@ async def test_a_cancelled_completion_is_counted(accepted_before: bool) -> None:
 @pytest.mark.parametrize(("step", "doubtful"), [("ready", 0), ("send", 1)])
 async def test_cancelling_leaves_only_sent_messages_in_doubt(step: str, doubtful: int) -> None:
     memory, context = Memory(**{step: ["hang"]}), MoveContext("ns")
-    task = asyncio.create_task(move(memory, [arrival(1)], context))
+    task = asyncio.create_task(move(memory, [message(1)], context))
     await memory.reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -330,7 +330,7 @@ async def test_cancelling_a_wait_for_the_rate_releases_everything() -> None:
     loop = asyncio.get_running_loop()
     memory, context = Memory(), MoveContext("ns", rate_limiter=RateLimiter(loop.time(), rate=0.001))
     context.rate_limiter.reserve(loop.time(), 2, 1.0)
-    task = asyncio.create_task(move(memory, [arrival(1), arrival(2)], context, settle=False, then=forever))
+    task = asyncio.create_task(move(memory, [message(1), message(2)], context, settle=False, then=forever))
     while not any(each.get_name() == "send to orders" for each in asyncio.all_tasks()):  # noqa: ASYNC110  a turn of the loop is no sleep
         await asyncio.sleep(0)
     for _ in range(10):
@@ -346,11 +346,11 @@ async def test_a_redelivery_is_counted_if_the_first_completion_is_cancelled() ->
 
     async def comes_again(made: Mover) -> None:
         await memory.reached.wait()
-        made.accept([arrival(1)])
+        made.accept([message(1)])
         task.cancel()
         await forever(made)
 
-    task = asyncio.create_task(move(memory, [arrival(1)], context, settle=False, then=comes_again))
+    task = asyncio.create_task(move(memory, [message(1)], context, settle=False, then=comes_again))
     with pytest.raises(asyncio.CancelledError):
         await task
     receipt = receipt_of(context)
@@ -363,7 +363,7 @@ async def forever(_mover: Mover) -> None:
 
 async def test_a_stop_does_not_wait_for_a_destination() -> None:
     memory, context = Memory(ready=["hang"]), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2)], context, settle=False, then=lambda _mover: memory.reached.wait())
+    await move(memory, [message(1), message(2)], context, settle=False, then=lambda _mover: memory.reached.wait())
     assert memory.stopped
     assert receipt_of(context).released == 2
     assert memory.done == [("release", 1), ("release", 2)]
@@ -375,7 +375,7 @@ async def test_a_stop_does_not_wait_for_a_destination() -> None:
 )
 async def test_an_error_that_no_message_caused_stops_without_dead_letters(step: str, error: errors.SbpairError) -> None:
     memory, context = Memory(**{step: [error]}), MoveContext("ns")
-    made = await move(memory, [arrival(1), arrival(2)], context)
+    made = await move(memory, [message(1), message(2)], context)
     assert made.fatal is error
     assert memory.interrupted
     receipt = receipt_of(context)
@@ -384,14 +384,14 @@ async def test_an_error_that_no_message_caused_stops_without_dead_letters(step: 
 
 async def test_a_protocol_error_backs_off_and_dead_letters_nothing() -> None:
     memory, context = Memory(send=[errors.ProtocolError("bad frame")]), MoveContext("ns")
-    await move(memory, [arrival(1)], context)
+    await move(memory, [message(1)], context)
     assert receipt_of(context).sent == 1
 
 
 @pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
 async def test_a_failed_renewal_loses_no_message(error: Exception) -> None:
     memory, context = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns", timings=RENEWING)
-    await move(memory, [arrival(1)], context, settle=False, then=lambda _made: memory.used_up("renew"))
+    await move(memory, [message(1)], context, settle=False, then=lambda _made: memory.used_up("renew"))
     assert receipt_of(context).released == 1
 
 
@@ -400,10 +400,10 @@ async def test_a_lost_lock_is_not_renewed_again() -> None:
         Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]),
         MoveContext("ns", timings=RENEWING),
     )
-    arrivals = [arrival(1), arrival(2), arrival(3)]
-    await move(memory, arrivals, context, settle=False, then=lambda _made: memory.used_up("renew"))
+    messages = [message(1), message(2), message(3)]
+    await move(memory, messages, context, settle=False, then=lambda _made: memory.used_up("renew"))
     # All three at once, then one by one: the first (the head, which its road drops) and the third are gone.
-    assert [each.lock_until == 0.0 for each in arrivals] == [True, False, True]
+    assert [each.lock_until == 0.0 for each in messages] == [True, False, True]
     assert ("release", 3) not in memory.done
     assert ("release", 2) in memory.done
     assert receipt_of(context).released == 3
@@ -411,7 +411,7 @@ async def test_a_lost_lock_is_not_renewed_again() -> None:
 
 async def test_a_redelivery_of_a_held_message_is_sent_once() -> None:
     memory, context = Memory(), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2), arrival(1), arrival(2)], context)
+    await move(memory, [message(1), message(2), message(1), message(2)], context)
     assert sorted(number for what, number in memory.done if what == "send") == [1, 2]
     receipt = receipt_of(context)
     assert (receipt.received, receipt.distinct, receipt.sent) == (4, 2, 2)
@@ -426,7 +426,7 @@ async def test_room_is_limited_by_messages_and_bytes() -> None:
     async def fill(made: Mover) -> None:
         for number in range(1, 6):
             rooms.append(made.room)
-            made.accept([arrival(number, size=300)])
+            made.accept([message(number, size=300)])
         rooms.append(made.room)
 
     async with asyncio.TaskGroup() as tasks:
@@ -440,7 +440,7 @@ async def test_room_is_limited_by_messages_and_bytes() -> None:
 
 async def test_a_refused_batch_is_split_and_only_the_cause_is_dead_lettered() -> None:
     memory, context = Memory(3, send=[REFUSED, None, REFUSED, None]), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2), arrival(3)], context)
+    await move(memory, [message(1), message(2), message(3)], context)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.dead_lettered, receipt.doubtful) == (2, 1, ())
     assert [number for what, number in memory.done if what == "send"] == [1, 3]
@@ -449,7 +449,7 @@ async def test_a_refused_batch_is_split_and_only_the_cause_is_dead_lettered() ->
 
 async def test_a_batch_in_doubt_is_named_by_message_and_resent_in_order() -> None:
     memory, context = Memory(3, send=[IN_DOUBT]), MoveContext("ns")
-    await move(memory, [arrival(1), arrival(2), arrival(3)], context)
+    await move(memory, [message(1), message(2), message(3)], context)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.in_doubt) == (3, 0)
     assert [each.message_id for each in receipt.doubtful] == ["m1", "m2", "m3"]
@@ -464,7 +464,7 @@ async def test_nothing_is_sent_that_the_journal_cannot_record(monkeypatch: pytes
         raise full
 
     monkeypatch.setattr(context.journal, "flush", flush)
-    made = await move(memory, [arrival(1), arrival(2)], context)
+    made = await move(memory, [message(1), message(2)], context)
     assert made.fatal is full
     assert [what for what, _ in memory.done if what == "send"] == []
     receipt = receipt_of(context)
@@ -482,7 +482,7 @@ async def test_nothing_is_sent_if_the_lease_expires_during_a_write(monkeypatch: 
         context.journal.may_send = may_send
 
     monkeypatch.setattr(context.journal, "flush", flush)
-    made = await move(memory, [arrival(1), arrival(2)], context)
+    made = await move(memory, [message(1), message(2)], context)
     assert made.fatal is lost
     assert [what for what, _ in memory.done if what == "send"] == []
     assert (receipt_of(context).released, context.journal.in_doubt()) == (2, [])
@@ -504,7 +504,7 @@ SETTLEMENTS = st.lists(st.sampled_from([None, None, LOST, UNREACHABLE, IN_DOUBT,
     complete=SETTLEMENTS,
     dead_letter=SETTLEMENTS,
     release=SETTLEMENTS,
-    arrivals=st.lists(
+    messages=st.lists(
         st.tuples(st.integers(1, 6), st.sampled_from(["orders", "ORDERS", "billing", None])), max_size=12
     ),
     turns=st.none() | st.integers(0, 60),
@@ -517,7 +517,7 @@ def test_every_delivery_ends_in_exactly_one_bucket(
     complete: Any,
     dead_letter: Any,
     release: Any,
-    arrivals: Any,
+    messages: Any,
     turns: int | None,
     together: int,
     ordered: bool,
@@ -525,7 +525,7 @@ def test_every_delivery_ends_in_exactly_one_bucket(
     async def main() -> None:
         memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
         context = MoveContext("ns", ordered=ordered, timings=replace(FAST, backoff=Backoff(0.0, 0.0)))
-        taken = [arrival(number, path) for number, path in arrivals]
+        taken = [message(number, path) for number, path in messages]
         task = asyncio.create_task(moved(memory, taken, context))
         if turns is not None:
             for _ in range(turns):
@@ -539,7 +539,7 @@ def test_every_delivery_ends_in_exactly_one_bucket(
         assert receipt.sent == len(sent)
         assert {number for what, number in memory.done if what == "complete"} <= set(sent)
 
-    async def moved(memory: Memory, taken: list[Arrival], context: MoveContext) -> None:
+    async def moved(memory: Memory, taken: list[FakeMessage], context: MoveContext) -> None:
         made: Mover | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -559,7 +559,7 @@ def test_every_delivery_ends_in_exactly_one_bucket(
 
 
 def spent(context: MoveContext) -> tuple[int, int, int]:
-    """Operations: to receive and settle, to send, to renew."""
+    """Return the operations: to receive and settle, to send, to renew."""
     operations = context.tally.receipt().operations
     assert operations.by_sbpair == operations.received + operations.sent + operations.renewals
     return operations.received, operations.sent, operations.renewals
@@ -571,7 +571,7 @@ def test_operations_count_units_of_messages_not_batches(sizes: list[int], togeth
     context = MoveContext("ns")
 
     async def main() -> None:
-        await move(Memory(together), [arrival(at, size=size) for at, size in enumerate(sizes)], context)
+        await move(Memory(together), [message(at, size=size) for at, size in enumerate(sizes)], context)
 
     asyncio.run(main())
     whole = sum(map(moved, sizes), Operations())
@@ -580,22 +580,22 @@ def test_operations_count_units_of_messages_not_batches(sizes: list[int], togeth
 
 async def test_refused_sends_are_no_operations_but_dead_letters_are() -> None:
     context = MoveContext("ns")
-    await move(Memory(), [arrival(1, None, size=UNIT_BYTES + 1)], context)
+    await move(Memory(), [message(1, None, size=UNIT_BYTES + 1)], context)
     assert spent(context) == (4, 0, 0)
     context = MoveContext("ns")
-    await move(Memory(send=[REFUSED]), [arrival(1)], context)
+    await move(Memory(send=[REFUSED]), [message(1)], context)
     assert spent(context) == (2, 0, 0)
 
 
 async def test_a_send_without_an_outcome_is_an_operation() -> None:
     context = MoveContext("ns")
-    await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [arrival(1)], context)
+    await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [message(1)], context)
     assert spent(context) == (2, 3, 0)
 
 
 async def test_releases_are_operations_and_abandoned_messages_are_not() -> None:
     context = MoveContext("ns")
-    await move(Memory(ready=[UNREACHABLE] * 50), [arrival(1), arrival(2)], context, settle=False)
+    await move(Memory(ready=[UNREACHABLE] * 50), [message(1), message(2)], context, settle=False)
     assert spent(context) == (4, 0, 0)
     context = MoveContext("ns")
 
@@ -603,7 +603,7 @@ async def test_releases_are_operations_and_abandoned_messages_are_not() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ExceptionGroup):
-        await move(Memory(ready=["hang"]), [arrival(1), arrival(2)], context, settle=False, then=killed)
+        await move(Memory(ready=["hang"]), [message(1), message(2)], context, settle=False, then=killed)
     assert spent(context) == (2, 0, 0)
 
 
@@ -614,7 +614,7 @@ async def test_each_renewed_lock_is_an_operation() -> None:
         while not any(what == "renew" for what, _ in memory.done):  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
 
-    await move(memory, [arrival(1, lock=10.0), arrival(2, lock=10.0)], context, settle=False, then=then)
+    await move(memory, [message(1, lock=10.0), message(2, lock=10.0)], context, settle=False, then=then)
     _taken, _sent, renewals = spent(context)
     assert renewals >= 2
     assert renewals == sum(what == "renew" for what, _ in memory.done)
@@ -632,6 +632,6 @@ async def test_waiting_messages_are_counted_by_destination_with_their_age() -> N
             await asyncio.sleep(0)
         seen.extend([made.waiting(), made.oldest_ms])
 
-    made = await move(memory, [arrival(1), arrival(2)], context, settle=False, then=then)
+    made = await move(memory, [message(1), message(2)], context, settle=False, then=then)
     assert seen == [{"orders": 2}, 1]
     assert made.oldest_ms is None
