@@ -118,7 +118,7 @@ async def test_a_request_that_names_its_link_keeps_it_from_being_taken_away() ->
 def refusals(made: World) -> list[tuple[str, Callable[[], object], type[SbpairError], int, str]]:
     create = made.secondary.create_queue
     return [
-        ("nowhere", lambda: None, EntityMissing, 2, "there is no queue 'nowhere' in contoso-dr"),
+        ("nowhere", lambda: None, EntityMissing, 2, "the queue of the lease, 'nowhere', does not exist in contoso-dr"),
         ("plain", lambda: create("plain"), UsageError, 2, "'plain' in contoso-dr cannot carry a lease"),
         ("news", lambda: made.secondary.create_topic("news"), UsageError, 2, "'news' in contoso-dr cannot carry"),
     ]
@@ -155,7 +155,7 @@ async def test_the_syphon_moves_under_a_lease() -> None:
         made.strand(*range(5))
         result = await made.run(lease_queue=LEASES)
         assert (result.exit_code, result.receipt.sent) == (0, 5)
-        assert queue.messages._lines.sessions == {}
+        assert queue.messages._sessions.sessions == {}
 
 
 async def test_a_lease_that_is_lost_ends_the_run_with_exit_code_4(one_by_one: None) -> None:
@@ -210,7 +210,7 @@ async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, mon
         first = await holding(made, tmp_path / "a", *SLOWLY)
         first.kill()
         await first.communicate()
-        await until(lambda: made.secondary.queue(LEASES).messages._lines.of("contoso").holder is None)
+        await until(lambda: made.secondary.queue(LEASES).messages._sessions.session("contoso").holder is None)
         result = await made.run(lease_queue=LEASES, state=tmp_path / "b")
         assert result.exit_code == 0
         assert made.destination().counts().active == 3
