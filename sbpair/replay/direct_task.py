@@ -1,6 +1,6 @@
 """One task of a direct replay: a backlog queue, moved to the primary by the syphon's mover, without archived bodies.
 
-Invariant: the mover's; and the ledger has what the primary accepted before it is settled in the backlog. A resume, on
+Invariant: the mover's; and the ledger has an accepted message before it is settled in the backlog. A resume, on
 any machine, completes such a message and does not send it again. The counts come from the ledger.
 """
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 MAX_RECEIVE = 2_000
 LOCK_SHARE = 0.4
-"""The share of a lock's time after which its message has to be in a segment."""
+"""The share of a lock's time after which its message must be in a segment."""
 
 IDLE_SECONDS = 0.25
 """A segment is stored after so long without a message."""

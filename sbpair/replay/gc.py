@@ -49,7 +49,7 @@ class GarbageCollection:
 
 
 def plan_gc(archive: Archive, *, unsent: bool) -> GarbageCollection:
-    """Return what may be removed; with `unsent`, also what was not sent. Raises Unsafe if nothing may."""
+    """Return the files to remove; with `unsent`, also unsent messages. Raises Unsafe if none may be removed."""
     run = load_run(archive)
     # Before the proof: a file written later is in neither, or in the proof alone.
     sizes = {place: archive.sizes(place) for place in (*ALWAYS, *(NOT_SENT if unsent else ()))}

@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Versions by name. Packages in `native` have to be installed on the executors that need them."""
+    """Versions by name. Packages in `native` must be installed on the executors that need them."""
 
     packed: dict[str, str]
     native: dict[str, str]

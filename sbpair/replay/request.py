@@ -51,7 +51,7 @@ class ReplayRequest:
         return from_endpoint(pair.primary, primary), from_endpoint(pair.secondary, secondary)
 
     def check(self) -> None:
-        """Raise Unsafe or UsageError for what is known to be wrong before Java starts."""
+        """Raise Unsafe or UsageError for mistakes that show before Java starts."""
         check_speculation(self.settings.get("spark.speculation", "false"))
         remote = not is_local_master(self.master)
         if remote and Archive(self.archive, "probe").is_local and not self.shared_archive:

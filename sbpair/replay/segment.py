@@ -37,7 +37,7 @@ def part_count(shards: int) -> int:
 
 
 class Segment:
-    """A segment that is being filled. `due` is the loop's time at which it has to be written.
+    """A segment that is being filled. `due` is the loop's time at which it must be written.
 
     `ungrouped_bytes` is the size of messages that are in no row group yet. Once `has_full_groups`, write them.
     """
@@ -61,7 +61,7 @@ class Segment:
         return self.messages[: self._grouped]
 
     def add(self, messages: list[RawReceivedMessage], due: float) -> None:
-        """Add messages that have to be durable by `due`."""
+        """Add messages that must be durable by `due`."""
         for message in messages:
             message.content = None  # the payload has it too
         self.messages += messages

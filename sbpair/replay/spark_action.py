@@ -25,7 +25,7 @@ POLL_SECONDS = 1.0
 def run_action(
     watcher: PhaseWatcher, archive: Archive, action: Callable[[], Any], held: HeldLease, on_event: OnEvent
 ) -> None:
-    """Run an action in a thread, and report progress. Raises what its tasks raised, or LeaseLost."""
+    """Run an action in a thread, and report progress. Raises its tasks' error, or LeaseLost."""
     failure: list[BaseException] = []
     over = threading.Event()
 
