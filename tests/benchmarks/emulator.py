@@ -137,7 +137,7 @@ async def measure(pid: int, namespaces: dict[str, Any], count: int, levels: list
 def ready_seconds() -> dict[str, float]:
     """From start to ready, and what of it are the imports."""
     doors = "sbpair.emulator.frontends.amqp.amqp_connection, sbpair.emulator.frontends.atom.atom_frontend"
-    imports = f"import sbpair.cli.emulator, sbpair.emulator.server, {doors}"
+    imports = f"import sbpair.cli.commands.emulator, sbpair.emulator.server, {doors}"
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", imports], check=True)
     imported = time.perf_counter() - started

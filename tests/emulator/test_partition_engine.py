@@ -282,6 +282,20 @@ def test_a_session_in_a_partition_that_is_down_is_not_locked(make_queue, faults)
     assert [held.id for held in collector.held_sessions] == [up, "a"]
 
 
+def test_a_subscription_locks_no_session_of_a_partition_that_is_down(namespace, faults) -> None:
+    topic = namespace.create_topic("news", TopicDescription(enable_partitioning=True))
+    messages = topic.create_subscription("all", SubscriptionDescription(requires_session=True)).messages
+    held = messages.accept("a")
+    topic.send([message(session_id="a")])
+    with faults.during("partition-down", "contoso", entity="news", partition=topic.partitions.for_key("a")):
+        assert held.receive(1) == []
+        held.close()
+        with pytest.raises(OperationTimedOut):
+            messages.accept("a")
+        assert messages.accept_next(collector := SessionCollector()) is None
+    assert [held.id for held in collector.held_sessions] == ["a"]
+
+
 def test_a_held_session_continues_when_its_partition_is_up(make_queue, faults) -> None:
     queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
     held, waiter = queue.messages.accept("a"), Waiter()
