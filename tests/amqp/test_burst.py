@@ -114,7 +114,7 @@ def streams(draw: st.DrawFn) -> list[Sent]:
 @example([Sent(handle, b"a", 0, False, False, b"x") for handle in (0, 0, 1, 1, 2)], 70_000, 0)
 @example([Sent(0, tag, 0, False, False, b"x") for tag in (b"a", b"b", b"cc", b"d")], 70_000, 0)
 @example([Sent(0, b"a", 0, False, False, b"x" * 500)] * 2, 70_000, 0)
-def test_frames_that_come_together_say_what_they_say_alone(sent: list[Sent], first: int, cut: int) -> None:
+def test_frames_in_a_burst_equal_single_frames(sent: list[Sent], first: int, cut: int) -> None:
     frames = [each.written((first + number) & 0xFFFFFFFF) for number, each in enumerate(sent)]
     together, alone = Peer(), Peer()
     stream = b"".join(frames)
@@ -128,7 +128,7 @@ def test_frames_that_come_together_say_what_they_say_alone(sent: list[Sent], fir
         assert together.state == alone.state
 
 
-def test_a_long_run_opens_the_window_again_and_again() -> None:
+def test_a_long_burst_reopens_the_window() -> None:
     peer = Peer()
     [session] = peer.server.sessions
     link = peer.links[0]
@@ -141,7 +141,7 @@ def test_a_long_run_opens_the_window_again_and_again() -> None:
     assert not session.received
 
 
-def test_frames_alike_take_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_frames_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     whole = transfer.decode_transfer
     monkeypatch.setattr(transfer, "decode_transfer", lambda *where: read.append(where) or whole(*where))
@@ -152,7 +152,7 @@ def test_frames_alike_take_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 20, 30, 35, 36, 37, 38, 300, 512, 513, 0xFFFFFFFF])
-def test_a_frame_that_is_cut_short_in_a_run_is_refused_as_it_is_alone(size: int) -> None:
+def test_a_truncated_frame_in_a_burst_is_refused(size: int) -> None:
     good = [Sent(0, b"tag4", 0, False, False, b"").written(70_000 + each) for each in range(4)]
     good[2] = size.to_bytes(4) + good[2][4:]
     together, alone = Peer(), Peer()

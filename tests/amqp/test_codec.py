@@ -79,12 +79,12 @@ values = st.recursive(scalars | arrays, deeper, max_leaves=12)
 
 @given(values)
 @settings(deadline=None, max_examples=200)
-def test_a_value_comes_back_as_the_same_value_of_the_same_type(value: Any) -> None:
+def test_a_value_round_trips_with_its_type(value: Any) -> None:
     assert same(codec.decode_all(codec.encode(value)), value)
 
 
 @pytest.mark.parametrize("name", SCALARS)
-def test_every_type_alone_and_in_an_array_comes_back(name: str) -> None:
+def test_every_type_round_trips_alone_and_in_an_array(name: str) -> None:
     @given(SCALARS[name])
     @settings(deadline=None, max_examples=40)
     def comes_back(value: Any) -> None:
@@ -173,14 +173,14 @@ raw_values = st.recursive(raw_scalars | raw_array(RAW_SCALARS).map(whole), raw_d
 
 @given(raw_values)
 @settings(deadline=None, max_examples=250)
-def test_bytes_come_back_as_the_same_bytes(raw: bytes) -> None:
+def test_bytes_round_trip(raw: bytes) -> None:
     value, end = codec.decode(b"before" + raw + b"behind", 6)
     assert end == 6 + len(raw)
     assert codec.encode(value) == raw
 
 
 @pytest.mark.parametrize("code", RAW_SCALARS)
-def test_every_constructor_comes_back_alone_in_lists_maps_arrays_and_descriptions(code: int) -> None:
+def test_every_constructor_round_trips_alone_and_nested(code: int) -> None:
     @given(RAW_SCALARS[code], raw_array({code: RAW_SCALARS[code]}))
     @settings(deadline=None, max_examples=25)
     def comes_back(parts: tuple[int, bytes], array: tuple[int, bytes]) -> None:
@@ -246,7 +246,7 @@ def test_half_of_a_surrogate_pair_is_a_char(point: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 84, 85, 127, 128, 254, 255, 256, 300, 5_000])
-def test_compounds_come_back_on_both_sides_of_every_size_limit(count: int) -> None:
+def test_compounds_round_trip_around_each_size_limit(count: int) -> None:
     numbers = [UByte(7)] * count
     for value in (numbers, Map([(Symbol("k"), None)] * count), Array(numbers), b"x" * count, "y" * count):
         raw = codec.encode(value)
@@ -254,7 +254,7 @@ def test_compounds_come_back_on_both_sides_of_every_size_limit(count: int) -> No
         assert codec.encode(codec.decode_all(raw)) == raw
 
 
-def test_a_value_remembers_its_constructor_and_still_is_of_its_type() -> None:
+def test_a_value_keeps_its_constructor_and_type() -> None:
     for raw, plain in (("7000000005", UInt), ("8000000000000000ff", ULong), ("5600", bool), ("b000000000", bytes)):
         value = codec.decode_all(bytes.fromhex(raw))
         assert type_of(value) is plain
@@ -265,7 +265,7 @@ def test_a_value_remembers_its_constructor_and_still_is_of_its_type() -> None:
 @pytest.mark.parametrize(
     "value", [5, object(), (1, 2), {1}, 1j, [7], Map([("a", 1)]), Array([1]), Array([UInt(1), "a"])]
 )
-def test_what_has_no_amqp_type_is_not_guessed(value: Any) -> None:
+def test_a_value_without_an_amqp_type_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         codec.encode(value)
 
@@ -282,7 +282,7 @@ def test_what_has_no_amqp_type_is_not_guessed(value: Any) -> None:
         Array([True, False], code=0x41),
     ],
 )
-def test_an_element_that_does_not_fit_the_constructor_of_its_array_is_refused(array: Array) -> None:
+def test_an_element_must_fit_the_constructor_of_its_array(array: Array) -> None:
     with pytest.raises(ValueError, match=r"fit|range"):
         codec.encode(array)
 
@@ -295,7 +295,7 @@ def test_a_number_that_does_not_fit_its_width_is_refused(cls: Any, value: int) -
         cls(value)
 
 
-def test_what_is_equal_to_python_may_be_two_things_to_amqp() -> None:
+def test_values_equal_in_python_may_differ_in_amqp() -> None:
     assert UInt(1) == Int(1)
     assert not same(UInt(1), Int(1))
     assert not same(Symbol("a"), "a")

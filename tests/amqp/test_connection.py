@@ -40,7 +40,7 @@ Pairs = Callable[..., Any]
 
 @given(st.integers(1, 40))
 @settings(deadline=None, max_examples=20)
-def test_a_connection_opens_and_closes_however_the_stream_is_cut(new_pair: Pairs, piece: int) -> None:
+def test_a_connection_opens_and_closes_with_any_chunks(new_pair: Pairs, piece: int) -> None:
     pair = new_pair(piece=piece)
     pair.session()
     for side in (pair.client, pair.server):
@@ -96,7 +96,7 @@ def test_a_refused_sign_in_closes_both_sides(new_pair: Pairs, client: SaslClient
     assert pair.bodies("client", Open) == []
 
 
-def test_plain_is_refused_where_nobody_checks_it() -> None:
+def test_plain_is_refused_without_a_check() -> None:
     assert SaslServer().judge(SaslInit("PLAIN", b"\x00a\x00b")).code == sasl.AUTH_FAILED
     assert SaslServer().judge(SaslInit("SCRAM-SHA-1", b"")).code == sasl.AUTH_FAILED
 
@@ -106,7 +106,7 @@ def sasl_frame(*bodies: Any) -> bytes:
 
 
 @pytest.mark.parametrize("offer", [Symbol("PLAIN"), Array([Symbol("PLAIN"), Symbol("EXTERNAL")])])
-def test_a_client_gives_no_response_to_a_server_that_does_not_offer_its_mechanism(offer: Any) -> None:
+def test_a_client_sends_no_response_if_its_mechanism_is_not_offered(offer: Any) -> None:
     client = Connection(SaslClient(response=b"secret"), container_id="c")
     client.take()
     (closed,) = client.receive(frames.SASL_HEADER + sasl_frame(SaslMechanisms(offer)), 0)
@@ -130,7 +130,7 @@ def test_a_client_gives_no_response_to_a_server_that_does_not_offer_its_mechanis
     ],
     ids=[str(number) for number in range(10)],
 )
-def test_a_client_that_reaches_something_else_is_told_and_says_nothing_of_its_own(data: bytes) -> None:
+def test_a_client_of_another_protocol_fails_and_sends_nothing_more(data: bytes) -> None:
     client = Connection(SaslClient(), container_id="c")
     client.take()
     (closed,) = client.receive(data, 0)
@@ -147,14 +147,14 @@ def test_a_server_answers_another_version_with_its_own(header: bytes) -> None:
     assert server.take() == frames.AMQP_HEADER
 
 
-def test_something_else_than_amqp_is_noticed_at_its_first_byte() -> None:
+def test_another_protocol_is_detected_at_its_first_byte() -> None:
     server = Connection(SaslServer(), container_id="s")
     (closed,) = server.receive(b"G", 0)
     assert closed.error.condition == "amqp:connection:framing-error"
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_connection_that_fails_before_it_was_opened_says_only_what_it_may(opened: bool) -> None:
+def test_a_connection_that_fails_before_open_sends_no_close(opened: bool) -> None:
     for connection in (Connection(SaslClient(), container_id="c"), Connection(SaslServer(), container_id="s")):
         if opened and isinstance(connection._sasl, SaslServer):
             connection.receive(frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")), 0)
@@ -166,7 +166,7 @@ def test_a_connection_that_fails_before_it_was_opened_says_only_what_it_may(open
         assert b"AMQP" in said or isinstance(connection._sasl, SaslServer)
 
 
-def test_a_server_that_fails_after_the_greeting_opens_to_say_why(new_pair: Pairs) -> None:
+def test_a_server_that_fails_after_its_header_opens_to_close(new_pair: Pairs) -> None:
     server = Connection(SaslServer(), container_id="s")
     server.receive(frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")) + frames.AMQP_HEADER, 0)
     server.take()
@@ -178,7 +178,7 @@ def test_a_server_that_fails_after_the_greeting_opens_to_say_why(new_pair: Pairs
     assert closed.error.condition == "amqp:connection:forced"
 
 
-def test_closing_before_anything_was_opened_ends_it_silently() -> None:
+def test_closing_before_open_sends_nothing() -> None:
     client = Connection(SaslClient(), container_id="c")
     client.take()
     client.close()
@@ -224,7 +224,7 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
-def test_an_illegal_step_closes_the_connection_and_the_peer_is_told_why(pair: Any, name: str) -> None:
+def test_an_illegal_step_closes_the_connection_with_a_reason(pair: Any, name: str) -> None:
     pair.session()
     pair.tell("server", *ILLEGAL[name])
     assert not pair.server.closed.by_peer
@@ -238,7 +238,7 @@ def test_an_illegal_step_closes_the_connection_and_the_peer_is_told_why(pair: An
 @pytest.mark.parametrize(
     "body", [Begin(None, 0, 1, 1), Flow(), Transfer(0, 0, b""), Detach(0), End(), Attach("a", 0, True)]
 )
-def test_nothing_comes_before_open(body: Any) -> None:
+def test_a_frame_before_open_is_refused(body: Any) -> None:
     server = Connection(SaslServer(), container_id="s")
     hello = frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")) + frames.AMQP_HEADER
     (closed,) = server.receive(hello + frames.frame(body.encode()), 0)
@@ -257,7 +257,7 @@ def test_nothing_comes_before_open(body: Any) -> None:
         b"\x00\x00\x00\x0c\x02\x00\x00\x00oops",
     ],
 )
-def test_a_frame_that_cannot_be_is_refused_at_its_head(pair: Any, data: bytes) -> None:
+def test_an_impossible_frame_is_refused_at_its_head(pair: Any, data: bytes) -> None:
     pair.session()
     pair.server.events += pair.server.connection.receive(data, 0)
     assert pair.server.closed.error is not None
@@ -275,7 +275,7 @@ def test_an_extended_header_of_a_frame_is_skipped(pair: Any) -> None:
 
 @given(st.binary(min_size=1, max_size=300), st.booleans())
 @settings(deadline=None, max_examples=150)
-def test_any_bytes_at_all_are_events_or_the_end(new_pair: Pairs, data: bytes, as_frame: bool) -> None:
+def test_any_bytes_are_events_or_the_end(new_pair: Pairs, data: bytes, as_frame: bool) -> None:
     pair = new_pair()
     pair.sender()[1].grant(10)
     pair.pump()
@@ -322,7 +322,7 @@ def test_legal_frames_in_any_order_with_any_damage_are_events_or_the_end(
     assert len(side.of(ConnectionClosed)) == side.connection.over
 
 
-def test_nothing_is_said_or_heard_after_the_end(pair: Any) -> None:
+def test_nothing_is_sent_or_read_after_the_end(pair: Any) -> None:
     link, theirs = pair.sender()
     theirs.grant(5)
     pair.pump()
@@ -343,7 +343,7 @@ def test_nothing_is_said_or_heard_after_the_end(pair: Any) -> None:
         assert side.connection.deadline() == float("inf")
 
 
-def test_a_long_reason_is_cut_to_what_any_peer_can_read(new_pair: Pairs) -> None:
+def test_a_long_reason_is_shortened(new_pair: Pairs) -> None:
     pair = new_pair(client={"max_frame_size": 512})
     pair.session()
     pair.server.connection.fail(Error("amqp:internal-error", "ü" * 5_000))
@@ -351,7 +351,7 @@ def test_a_long_reason_is_cut_to_what_any_peer_can_read(new_pair: Pairs) -> None
     assert pair.client.closed.error.description == "ü" * 200
 
 
-def test_a_frame_that_the_peer_could_not_take_ends_the_connection_instead(new_pair: Pairs) -> None:
+def test_a_frame_too_large_for_the_peer_ends_the_connection(new_pair: Pairs) -> None:
     pair = new_pair(server={"max_frame_size": 512})
     session, _ = pair.session()
     session.sender("x" * 600).open(source=Source("a"), target=Target("b"))
@@ -361,7 +361,7 @@ def test_a_frame_that_the_peer_could_not_take_ends_the_connection_instead(new_pa
     assert pair.server.closed.error.condition == "amqp:frame-size-too-small"
 
 
-def test_channels_run_out_for_us_with_an_error_and_are_free_again_after_the_end(pair: Any) -> None:
+def test_channels_run_out_and_are_free_after_the_end(pair: Any) -> None:
     pair.pump()
     sessions = [pair.client.connection.begin() for _ in range(CHANNEL_MAX + 1)]
     with pytest.raises(ProtocolError, match="no channel is free"):
@@ -376,7 +376,7 @@ def test_channels_run_out_for_us_with_an_error_and_are_free_again_after_the_end(
     assert len(pair.server.of(SessionBegun)) == CHANNEL_MAX + 2
 
 
-def test_a_peer_with_few_channels_is_not_given_more(pair: Any) -> None:
+def test_the_channel_limit_of_the_peer_is_kept(pair: Any) -> None:
     client = pair.client.connection
     pair.server.connection._open_frame.channel_max = 0
     pair.pump()
@@ -406,7 +406,7 @@ def test_a_session_that_is_ended_before_it_was_answered_is_not_reported_as_begun
     assert len(pair.server.of(SessionEnded)) == 1
 
 
-def test_what_comes_for_a_session_that_is_gone_was_on_its_way(pair: Any) -> None:
+def test_frames_for_an_ended_session_are_dropped(pair: Any) -> None:
     session, _ = pair.session()
     session.end()
     pair.pump()
@@ -417,7 +417,7 @@ def test_what_comes_for_a_session_that_is_gone_was_on_its_way(pair: Any) -> None
 # Time.
 
 
-def test_a_heartbeat_is_sent_into_silence_only_and_keeps_the_peer(new_pair: Pairs) -> None:
+def test_a_heartbeat_is_sent_only_after_silence(new_pair: Pairs) -> None:
     pair = new_pair(idle_seconds=60.0)
     client, server = pair.client.connection, pair.server.connection
     pair.session()
@@ -434,7 +434,7 @@ def test_a_heartbeat_is_sent_into_silence_only_and_keeps_the_peer(new_pair: Pair
     assert not server.over
 
 
-def test_a_peer_that_has_gone_quiet_is_given_up_on(new_pair: Pairs) -> None:
+def test_a_silent_peer_ends_the_connection(new_pair: Pairs) -> None:
     pair = new_pair(idle_seconds=60.0)
     pair.session()
     (closed,) = pair.server.connection.tick(60.0)
@@ -442,14 +442,14 @@ def test_a_peer_that_has_gone_quiet_is_given_up_on(new_pair: Pairs) -> None:
     assert [type(body) for body in pair.answers("server")] == [Close]
 
 
-def test_bytes_of_half_a_frame_are_a_sign_of_life(new_pair: Pairs) -> None:
+def test_part_of_a_frame_ends_the_silence(new_pair: Pairs) -> None:
     pair = new_pair(idle_seconds=60.0)
     pair.session()
     pair.server.connection.receive(frames.EMPTY_FRAME[:3], 59.0)
     assert pair.server.connection.tick(60.0) == []
 
 
-def test_a_server_gives_up_on_a_client_that_never_signs_in() -> None:
+def test_a_client_that_never_signs_in_times_out() -> None:
     server = Connection(SaslServer(), container_id="s", idle_seconds=10.0, now=5.0)
     assert server.deadline() == 15.0
     (closed,) = server.tick(15.0)
@@ -457,7 +457,7 @@ def test_a_server_gives_up_on_a_client_that_never_signs_in() -> None:
     assert server.take() == b""
 
 
-def test_without_an_idle_time_nothing_is_asked_of_the_clock(new_pair: Pairs) -> None:
+def test_without_an_idle_time_there_is_no_deadline(new_pair: Pairs) -> None:
     pair = new_pair(idle_seconds=0.0)
     pair.session()
     assert pair.server.of(ConnectionOpened)[0].open.idle_time_out is None
@@ -465,7 +465,7 @@ def test_without_an_idle_time_nothing_is_asked_of_the_clock(new_pair: Pairs) -> 
     assert pair.client.connection.tick(1e12) == []
 
 
-def test_a_close_that_nobody_answers_does_not_keep_the_timer_busy(new_pair: Pairs) -> None:
+def test_an_unanswered_close_does_not_restart_the_timer(new_pair: Pairs) -> None:
     pair = new_pair(idle_seconds=60.0)
     pair.session()
     pair.client.connection.close()

@@ -80,12 +80,12 @@ def short(frame: bytes) -> object:
 
 
 @given(dispositions)
-def test_any_disposition_reads_as_it_does_in_general(sent: Disposition) -> None:
+def test_any_disposition_equals_the_general_decoder(sent: Disposition) -> None:
     assert short(sent.encode()) == general(sent.encode())
 
 
 @given(dispositions, st.data())
-def test_a_damaged_disposition_reads_as_it_does_in_general(sent: Disposition, data: st.DataObject) -> None:
+def test_a_damaged_disposition_equals_the_general_decoder(sent: Disposition, data: st.DataObject) -> None:
     frame = bytearray(sent.encode())
     at = data.draw(st.integers(3, len(frame) - 1))
     frame[at] = data.draw(st.integers(0, 255))
@@ -93,13 +93,13 @@ def test_a_damaged_disposition_reads_as_it_does_in_general(sent: Disposition, da
 
 
 @given(dispositions, st.data())
-def test_a_disposition_that_is_cut_short_is_refused(sent: Disposition, data: st.DataObject) -> None:
+def test_a_truncated_disposition_is_refused(sent: Disposition, data: st.DataObject) -> None:
     frame = sent.encode()
     with pytest.raises(ProtocolError):
         heard([(0, frame[: data.draw(st.integers(3, len(frame) - 1))])])
 
 
-def test_the_forms_of_other_peers_take_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_of_other_peers_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disposition, "decode_composite", None)
     trimmed = bytes.fromhex("005315c00a05414343 41 00532445".replace(" ", ""))
     trimmed = trimmed[:4] + bytes((len(trimmed) - 5,)) + trimmed[5:]
@@ -126,7 +126,7 @@ def each(said: Heard) -> list[tuple[int, bool | None, int, bool | None, object]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), few)), st.sampled_from([0, 70_000]))
-def test_a_run_says_of_each_delivery_what_its_parts_said(said: Heard, base: int) -> None:
+def test_a_range_has_the_outcome_of_its_parts(said: Heard, base: int) -> None:
     forward = [(channel, moved(body, base)) for channel, body in said if body.last is None or body.last >= body.first]
     assert each(heard([(channel, body.encode()) for channel, body in forward])) == each(forward)
 
@@ -137,7 +137,7 @@ def moved(body: Disposition, base: int) -> Disposition:
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), few), max_size=6), st.data())
-def test_runs_of_dispositions_alike_say_what_they_say_one_by_one(runs: list[Any], data: st.DataObject) -> None:
+def test_ranges_of_dispositions_equal_single_ones(runs: list[Any], data: st.DataObject) -> None:
     number, said = 70_000, []
     for length, width, body in runs:
         for _ in range(length):
@@ -163,14 +163,14 @@ def test_a_frame_with_a_longer_header_does_not_mislead(extended: int) -> None:
     assert each(found) == each([(0, body) for body in bodies])
 
 
-def test_what_follows_on_is_heard_as_one() -> None:
+def test_adjacent_dispositions_are_reported_as_one() -> None:
     for base in (0, 70_000):
         alike = [Disposition(True, base + number, base + number, False, Accepted()) for number in range(100)]
         together = [(0, Disposition(True, base, base + 99, False, Accepted(), False))]
         assert heard([(0, body.encode()) for body in alike]) == together
 
 
-def test_what_is_written_alike_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_dispositions_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     usual = disposition._read_common
     monkeypatch.setattr(disposition, "_read_common", lambda frame: read.append(frame) or usual(frame))
@@ -180,6 +180,6 @@ def test_what_is_written_alike_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(ids, ids, st.booleans(), st.booleans())
-def test_what_is_written_at_once_reads_as_what_was_meant(first: int, last: int, role: bool, settled: bool) -> None:
+def test_a_directly_written_disposition_decodes(first: int, last: int, role: bool, settled: bool) -> None:
     written = disposition.write_accepted(first, last, role=role, settled=settled)
     assert decode_composite(written)[0] == Disposition(role, first, last, settled, Accepted(), batchable=False)

@@ -87,7 +87,7 @@ def messages(draw: st.DrawFn) -> list[tuple[int, bytes]]:
 
 @given(messages())
 @settings(deadline=None, max_examples=100)
-def test_a_message_comes_apart_into_the_bytes_of_its_sections_and_together_again(
+def test_a_message_splits_into_sections_and_joins_again(
     parts: list[tuple[int, bytes]],
 ) -> None:
     payload = b"".join(raw for _, raw in parts)
@@ -118,7 +118,7 @@ def test_sections_out_of_order_or_twice_are_refused(parts: list[tuple[int, bytes
 
 @given(messages())
 @settings(deadline=None, max_examples=100)
-def test_delivery_annotations_are_found_behind_everything_else_too(parts: list[tuple[int, bytes]]) -> None:
+def test_delivery_annotations_may_come_last(parts: list[tuple[int, bytes]]) -> None:
     rest = b"".join(raw for code, raw in parts if code != DELIVERY_ANNOTATIONS)
     annotations = section(DELIVERY_ANNOTATIONS, codec.encode(Map([("x", Int(1))])))
     expected = Sections.split(rest)
@@ -129,13 +129,13 @@ def test_delivery_annotations_are_found_behind_everything_else_too(parts: list[t
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations([DATA, SEQUENCE, VALUE], 2)))
-def test_a_body_is_of_one_kind(first: int, second: int) -> None:
+def test_a_body_has_one_kind_of_section(first: int, second: int) -> None:
     contents = {DATA: codec.encode(b"x"), SEQUENCE: codec.encode([]), VALUE: codec.encode(None)}
     with pytest.raises(ProtocolError, match="out of order"):
         Sections.split(section(first, contents[first]) + section(second, contents[second]))
 
 
-def test_two_values_are_one_too_many() -> None:
+def test_two_value_sections_are_refused() -> None:
     with pytest.raises(ProtocolError, match="out of order"):
         Sections.split(value_body("a") + value_body("b"))
 
@@ -154,7 +154,7 @@ def test_a_broken_message_is_split_and_checked_or_refused(parts: list[tuple[int,
 
 @given(messages())
 @settings(deadline=None, max_examples=40)
-def test_a_message_cut_short_inside_of_a_section_is_refused(parts: list[tuple[int, bytes]]) -> None:
+def test_a_message_truncated_in_a_section_is_refused(parts: list[tuple[int, bytes]]) -> None:
     payload = b"".join(raw for _, raw in parts)
     ends = set(itertools.accumulate(len(raw) for _, raw in parts)) | {0}
     for end in set(range(len(payload))) - ends:
@@ -188,7 +188,7 @@ def test_a_message_cut_short_inside_of_a_section_is_refused(parts: list[tuple[in
     ],
     ids=[str(number) for number in range(20)],
 )
-def test_what_is_no_message_is_refused(payload: bytes) -> None:
+def test_bytes_that_are_not_a_message_are_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         Sections.split(payload)
 
@@ -205,7 +205,7 @@ BROKEN_INSIDE = {
 
 
 @pytest.mark.parametrize("slot", Sections.ORDER)
-def test_check_finds_what_is_broken_inside_of_any_section(slot: str) -> None:
+def test_check_finds_an_error_inside_any_section(slot: str) -> None:
     found = Sections.split(BROKEN_INSIDE[slot])
     assert getattr(found, slot) == BROKEN_INSIDE[slot]
     with pytest.raises(ProtocolError):
@@ -224,7 +224,7 @@ def test_message_and_correlation_ids_keep_their_type(message_id: Any) -> None:
     assert read.encode() == raw
 
 
-def test_the_text_of_an_id_does_not_depend_on_whether_it_has_a_type_of_its_own() -> None:
+def test_the_text_of_an_id_does_not_depend_on_its_type() -> None:
     assert [text_of(value) for value in ("a", uuid.UUID(int=7), ULong(7), b"\x01", None)] == [
         "a",
         "00000000-0000-0000-0000-000000000007",
@@ -234,7 +234,7 @@ def test_the_text_of_an_id_does_not_depend_on_whether_it_has_a_type_of_its_own()
     ]
 
 
-def test_sections_that_are_not_there_read_as_empty() -> None:
+def test_missing_sections_read_as_empty() -> None:
     nothing = Sections.split(b"")
     assert nothing.read_header() == Header()
     assert nothing.read_properties() == Properties()
@@ -243,7 +243,7 @@ def test_sections_that_are_not_there_read_as_empty() -> None:
     nothing.check()
 
 
-def test_typed_readers_find_what_was_written() -> None:
+def test_typed_readers_return_the_written_values() -> None:
     found = Sections.split(
         Header(durable=True, ttl=5_000, delivery_count=2).encode()
         + encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-enqueued-time"): Timestamp(7)})

@@ -78,7 +78,7 @@ def generally(raw: bytes, start: int, end: int) -> Any:
 
 @given(raw_transfers(), st.binary(max_size=20), st.binary(max_size=20))
 @settings(deadline=None, max_examples=200)
-def test_the_short_cut_reads_what_the_general_reader_reads(raw: bytes, before: bytes, payload: bytes) -> None:
+def test_the_fast_path_equals_the_general_decoder(raw: bytes, before: bytes, payload: bytes) -> None:
     whole = before + raw + payload + b"the next frame"
     start, end = len(before), len(before + raw + payload)
     assert transfer.decode_transfer(whole, start, end) == generally(whole, start, end)
@@ -86,7 +86,7 @@ def test_the_short_cut_reads_what_the_general_reader_reads(raw: bytes, before: b
 
 @given(raw_transfers(), st.data())
 @settings(deadline=None, max_examples=200)
-def test_the_short_cut_is_no_more_lenient_than_the_general_reader(raw: bytes, data: st.DataObject) -> None:
+def test_the_fast_path_is_as_strict_as_the_general_decoder(raw: bytes, data: st.DataObject) -> None:
     broken = bytearray(raw)
     for _ in range(data.draw(st.integers(1, 2))):
         broken[data.draw(st.integers(3, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -102,7 +102,7 @@ def test_the_short_cut_is_no_more_lenient_than_the_general_reader(raw: bytes, da
 
 @given(uints, uints, tags, uints, flags, flags)
 @settings(deadline=None, max_examples=200)
-def test_what_we_write_is_a_transfer_with_all_its_fields(
+def test_an_encoded_transfer_has_all_fields(
     handle: int, delivery_id: int, tag: bytes, message_format: int, settled: bool, more: bool
 ) -> None:
     raw = transfer.encode_transfer(handle, delivery_id, tag, message_format, settled=settled, more=more)

@@ -241,7 +241,7 @@ async def test_before_the_first_run_there_is_nothing_to_list_and_nothing_is_made
         code, out, err = await pair.run("runs", "show", "260730", "--quiet")
         assert (code, out) == (2, "")
         assert err.splitlines() == [
-            "error: there is no run '260730'",
-            "hint: 'sbpair runs list' has those that are kept",
+            "error: run '260730' does not exist",
+            "hint: 'sbpair runs list' lists the runs that are kept",
         ]
     assert list(tmp_path.iterdir()) == []

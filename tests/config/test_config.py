@@ -84,7 +84,7 @@ def test_flags_win_over_the_environment_and_the_environment_over_the_file(home: 
     assert (pair.backlog_queues, pair.primary.name, pair.secondary.name) == (7, "fabrikam", "fabrikam-dr")
 
 
-def test_every_value_remembers_where_it_came_from(home: Path) -> None:
+def test_every_value_has_its_source(home: Path) -> None:
     path = write(home, FILE)
     settings = loaded(home, Flags(backlog_queues=7), SBPAIR_PRIMARY_NAME="other").settings
     assert settings["backlog_queues"] == Setting(7, "--count", Origin.FLAG)
@@ -92,33 +92,33 @@ def test_every_value_remembers_where_it_came_from(home: Path) -> None:
     assert settings["primary.address"] == Setting("contoso", f"{path} [pairs.orders.primary]", Origin.FILE)
 
 
-def test_a_layer_that_names_the_namespace_leaves_no_road_of_another_behind(home: Path) -> None:
+def test_a_layer_with_the_address_drops_lower_endpoints(home: Path) -> None:
     write(home, FILE)
     secondary = loaded(home, Flags(secondary="fabrikam-dr")).pair.secondary
     assert (secondary.host, secondary.ca_file) == ("fabrikam-dr.servicebus.windows.net", None)
 
 
-def test_a_higher_layer_may_change_the_road_alone(home: Path) -> None:
+def test_a_higher_layer_may_change_only_the_endpoint(home: Path) -> None:
     write(home, FILE)
     secondary = loaded(home, SBPAIR_SECONDARY_ENDPOINT="[::1]:9000").pair.secondary
     assert (secondary.host, secondary.port, secondary.name) == ("::1", 9000, "contoso-dr")
 
 
-def test_merging_takes_the_first_that_says_something() -> None:
+def test_merging_takes_the_first_value() -> None:
     one, two = Setting(1, "high", Origin.FLAG), Setting(2, "low", Origin.FILE)
     high: Layer = {"a": one}
     low: Layer = {"a": two, "b": two}
     assert merged(high, low) == {"a": one, "b": two}
 
 
-def test_a_connection_string_is_taken_from_the_variable_that_the_file_names(home: Path) -> None:
+def test_a_connection_string_comes_from_the_named_variable(home: Path) -> None:
     text = FILE.replace('namespace = "contoso"', 'connection_string_env = "ORDERS"\nname = "contoso"\ntls = true')
     write(home, text)
     primary = loaded(home, ORDERS=connection_string("127.0.0.1:5672")).pair.primary
     assert (primary.authority, primary.tls, primary.credential) == ("127.0.0.1:5672", True, SasKey("Root", KEY))
 
 
-def test_one_of_several_pairs_is_chosen_by_flag_by_environment_or_not_at_all(home: Path) -> None:
+def test_one_of_several_pairs_must_be_chosen(home: Path) -> None:
     two = FILE + FILE.replace("orders", "invoices")
     write(home, two)
     assert loaded(home, Flags(pair="invoices")).pair.name == "invoices"
@@ -128,7 +128,7 @@ def test_one_of_several_pairs_is_chosen_by_flag_by_environment_or_not_at_all(hom
     assert "several pairs" in refused(home, two).message
 
 
-def test_the_file_is_found_by_flag_by_variable_and_at_its_usual_places(home: Path) -> None:
+def test_the_file_is_found_by_flag_variable_or_default(home: Path) -> None:
     elsewhere = home / "x" / "sbpair" / "config.toml"
     elsewhere.parent.mkdir(parents=True)
     elsewhere.write_text(FILE)
@@ -138,7 +138,7 @@ def test_the_file_is_found_by_flag_by_variable_and_at_its_usual_places(home: Pat
     assert loaded(home, XDG_CONFIG_HOME="relative/is/ignored", **EMULATORS).pair.name == "default"
 
 
-def test_state_is_kept_apart_for_each_pair(home: Path) -> None:
+def test_each_pair_has_its_own_state(home: Path) -> None:
     write(home, FILE)
     assert loaded(home).state_directory == home / ".local/state/sbpair/orders"
     assert loaded(home, XDG_STATE_HOME="/var/x").state_directory == Path("/var/x/sbpair/orders")
@@ -154,14 +154,14 @@ def test_state_is_kept_apart_for_each_pair(home: Path) -> None:
         (Flags(backlog_queues=3), {}, "orders"),
     ],
 )
-def test_namespaces_that_are_not_the_profiles_have_a_state_of_their_own(
+def test_other_namespaces_have_their_own_state(
     home: Path, flags: Flags, environ: dict[str, str], directory: str
 ) -> None:
     write(home, FILE)
     assert loaded(home, flags, XDG_STATE_HOME="/var", **environ).state_directory == Path("/var/sbpair") / directory
 
 
-def test_the_library_finds_the_same_pair(home: Path) -> None:
+def test_load_pair_finds_the_same_pair(home: Path) -> None:
     write(home, FILE)
     assert load_pair("orders", environ={"HOME": str(home)}) == loaded(home).pair
 
@@ -196,7 +196,7 @@ def test_the_library_finds_the_same_pair(home: Path) -> None:
         (FILE.replace("pairs.orders", 'pairs."a/b"'), "'a/b' is not a valid pair name", "letters"),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_place_and_what_to_do(home: Path, text: str, says: str, hint: str) -> None:
+def test_an_invalid_file_is_refused_with_place_and_hint(home: Path, text: str, says: str, hint: str) -> None:
     error = refused(home, text)
     assert says in error.message
     assert hint in error.hint
@@ -209,54 +209,54 @@ def test_an_unknown_pair_is_refused_with_the_nearest_one(home: Path) -> None:
     assert "orders" in refused(home, FILE, Flags(pair="zzz")).hint
 
 
-def test_a_pair_of_a_file_that_is_not_there_is_told_so(home: Path) -> None:
+def test_a_pair_of_a_missing_file_is_refused(home: Path) -> None:
     with pytest.raises(UsageError) as caught:
         loaded(home, Flags(pair="orders"))
     assert caught.value.message == "--pair: pair 'orders' does not exist"
     assert caught.value.hint.endswith("/config.toml does not exist: sbpair config --example shows an example")
 
 
-def test_a_file_that_was_asked_for_must_be_there(home: Path) -> None:
+def test_a_named_file_must_exist(home: Path) -> None:
     with pytest.raises(UsageError, match=r"--config: .* does not exist"):
         loaded(home, Flags(config=home / "none.toml"))
 
 
-def test_a_file_that_cannot_be_read_is_a_lack_of_this_machine(home: Path) -> None:
+def test_an_unreadable_file_raises_machine_lacks(home: Path) -> None:
     with pytest.raises(MachineLacks):
         loaded(home, Flags(config=Path("/proc/self/mem")))  # it opens, and every read of it fails
 
 
-def test_a_directory_where_a_file_belongs_is_a_mistake_of_usage(home: Path) -> None:
+def test_a_directory_instead_of_a_file_is_a_usage_error(home: Path) -> None:
     with pytest.raises(UsageError, match="Is a directory"):
         loaded(home, Flags(config=home))
 
 
-def test_a_file_in_another_encoding_is_a_mistake_of_usage(home: Path) -> None:
+def test_a_file_in_another_encoding_is_a_usage_error(home: Path) -> None:
     path = home / "latin.toml"
     path.write_bytes(b"# caf\xe9")
     with pytest.raises(UsageError, match="not UTF-8"):
         loaded(home, Flags(config=path))
 
 
-def test_a_malformed_connection_string_names_its_variable_and_not_its_text(home: Path) -> None:
+def test_an_invalid_connection_string_is_named_by_its_variable(home: Path) -> None:
     error = refused(home, "", SBPAIR_PRIMARY_CONNECTION_STRING=f"SharedAccessKey={KEY}", SBPAIR_SECONDARY_NAMESPACE="b")
     assert error.message.startswith("SBPAIR_PRIMARY_CONNECTION_STRING: ")
 
 
-def test_a_primary_at_an_address_must_be_given_its_name(home: Path) -> None:
+def test_a_primary_with_an_ip_address_needs_a_name(home: Path) -> None:
     environ = {key: value for key, value in EMULATORS.items() if key != "SBPAIR_PRIMARY_NAME"}
     assert "SBPAIR_PRIMARY_NAME" in refused(home, "", **environ).hint
 
 
-def test_two_ways_to_sign_in_are_one_too_many(home: Path) -> None:
+def test_two_credentials_are_refused(home: Path) -> None:
     assert "has both" in refused(home, "", **EMULATORS, SBPAIR_PRIMARY_NAMESPACE="contoso").message
 
 
-def test_nothing_at_all_says_what_to_set(home: Path) -> None:
+def test_an_empty_configuration_has_a_hint(home: Path) -> None:
     error = refused(home, "")
     assert error.message == "pair 'default' has no primary namespace"
     assert "SBPAIR_PRIMARY_CONNECTION_STRING" in error.hint
 
 
-def test_secrets_are_in_no_repr(home: Path) -> None:
+def test_no_repr_shows_a_secret(home: Path) -> None:
     assert KEY not in repr(loaded(home, **EMULATORS))

@@ -34,7 +34,7 @@ NEW_YEAR_2026 = 1_767_225_600_000
         scheduled_at=st.none() | st.integers(-(2**63), 2**63 - 1),
     )
 )
-def test_aliases_go_there_and_back(aliases):
+def test_aliases_round_trip(aliases):
     written = write_aliases(aliases)
     assert set(written) <= ALIASES
     assert read_aliases(codec.decode_all(codec.encode(written)).pairs) == aliases
@@ -63,17 +63,17 @@ def test_names_are_written_as_the_original_did():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_date_under_the_paths_name_is_the_schedule(order):
+def test_a_date_as_path_is_the_schedule(order):
     pairs = [(PATH, "orders"), (PATH, Timestamp(NEW_YEAR_2026))][::order]
     assert read_aliases(pairs) == Aliases("orders", scheduled_at=NEW_YEAR_2026)
 
 
-def test_a_date_under_the_paths_name_is_no_path():
+def test_a_date_as_path_is_not_a_path():
     with pytest.raises(AliasError, match=r"no x-ms-path"):
         read_aliases([(PATH, Timestamp(NEW_YEAR_2026))])
 
 
-def test_a_key_that_is_a_symbol_is_the_same_alias():
+def test_a_symbol_key_is_the_same_alias():
     assert read_aliases([(Symbol(PATH), "orders")]).path == "orders"
 
 
@@ -102,13 +102,13 @@ def test_a_key_that_is_a_symbol_is_the_same_alias():
         (SCHEDULED, Byte(1), "x-ms-scheduledenqueuetimeutc is of type byte and not a timestamp"),
     ],
 )
-def test_an_alias_of_the_wrong_type_says_which_and_why(name, value, reason):
+def test_an_alias_of_the_wrong_type_is_named_with_the_reason(name, value, reason):
     pairs = [(name, value)] if name == PATH else [(PATH, "orders"), (name, value)]
     with pytest.raises(AliasError) as caught:
         read_aliases(pairs)
     assert reason in str(caught.value)
 
 
-def test_no_alias_at_all_is_no_destination():
+def test_without_aliases_there_is_no_destination():
     with pytest.raises(AliasError, match="the message has no x-ms-path, so no destination"):
         read_aliases([("other", "x")])

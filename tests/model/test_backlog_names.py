@@ -11,11 +11,11 @@ from sbpair.errors import NameInvalid
 from sbpair.model.queues import QueueSpec
 
 
-def test_a_backlog_queue_is_named_as_the_old_clients_name_it() -> None:
+def test_a_backlog_path_equals_that_of_the_original() -> None:
     assert backlog.queue_path("contoso", 0) == "contoso/x-servicebus-transfer/0"
 
 
-def test_a_backlog_queue_has_exactly_the_description_that_the_old_clients_gave_it() -> None:
+def test_a_backlog_queue_has_the_description_of_the_original() -> None:
     assert backlog.queue_spec("contoso", 3) == QueueSpec(
         path="contoso/x-servicebus-transfer/3",
         lock_duration="PT1M",
@@ -49,24 +49,24 @@ def test_a_backlog_queue_has_exactly_the_description_that_the_old_clients_gave_i
         ("orders", None),
     ],
 )
-def test_the_index_is_read_from_a_path_whatever_its_case(path: str, index: int | None) -> None:
+def test_the_index_is_read_in_any_case(path: str, index: int | None) -> None:
     assert backlog.index_of("contoso", path) == index
 
 
 @given(st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,48}", fullmatch=True), st.integers(0, 9999))
-def test_index_and_primary_come_back_from_every_path(primary: str, index: int) -> None:
+def test_index_and_primary_round_trip_through_the_path(primary: str, index: int) -> None:
     path = backlog.queue_path(primary, index)
     assert backlog.index_of(primary, path.upper()) == index
     assert backlog.primary_of(path) == primary
 
 
 @pytest.mark.parametrize("primary", ["", "a/b", "a b", "..", ".", "ümlaut", "a?b", "a~b"])
-def test_a_primary_that_makes_no_legal_path_is_refused(primary: str) -> None:
+def test_a_primary_with_an_invalid_name_is_refused(primary: str) -> None:
     with pytest.raises(NameInvalid):
         backlog.queue_path(primary, 0)
 
 
-def test_a_path_may_have_260_characters_and_not_one_more() -> None:
+def test_a_path_has_at_most_260_characters() -> None:
     fits = 260 - len("/x-servicebus-transfer/0")
     assert len(backlog.queue_path("a" * fits, 0)) == 260
     with pytest.raises(NameInvalid, match="261 characters"):

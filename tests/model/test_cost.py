@@ -36,7 +36,7 @@ def test_a_size_counts_in_multiples_of_64_kb(size, expected):
 
 
 @given(sizes)
-def test_a_message_through_the_backlog_is_six_operations_for_each_64_kb_three_of_them_the_syphons(size):
+def test_a_moved_message_costs_six_operations_per_64_kb(size):
     unit = max(1, -(-size // UNIT_BYTES))
     whole = moved(size)
     assert (whole.total, whole.by_sbpair, whole.secondary, whole.primary) == (6 * unit, 3 * unit, 2 * unit, unit)
@@ -46,7 +46,7 @@ def test_a_message_through_the_backlog_is_six_operations_for_each_64_kb_three_of
 
 
 @given(st.lists(sizes), st.lists(sizes))
-def test_many_messages_are_what_each_of_them_is(moving, staying):
+def test_the_cost_of_many_messages_is_the_sum(moving, staying):
     one_by_one = sum(map(turned_away, staying), sum(map(moved, moving), Operations()))
     assert of_units(sum(map(units, moving)), sum(map(units, staying))) == one_by_one
 
@@ -61,13 +61,13 @@ def test_operations_add_up(one, other):
 
 
 @given(tiers, counts, counts, counts)
-def test_a_price_does_not_depend_on_how_the_operations_are_cut_up(tier, after, one, other):
+def test_the_price_does_not_depend_on_grouping(tier, after, one, other):
     price = PRICES.tariffs[tier.lower()].price
     assert price(one + other, after=after) == price(one, after=after) + price(other, after=after + one)
 
 
 @given(tiers, counts, counts)
-def test_nothing_costs_more_than_the_dearest_or_less_than_nothing(tier, after, number):
+def test_a_price_is_between_zero_and_the_dearest(tier, after, number):
     tariff = PRICES.tariffs[tier.lower()]
     assert 0 <= tariff.price(number, after=after) <= tariff.dearest(number)
     assert tariff.price(number) <= tariff.price(number + 1)
@@ -90,7 +90,7 @@ def test_the_prices_are_those_of_the_table(tier, number, minimum, limit):
 
 
 @given(operations, tiers, tiers)
-def test_an_estimate_names_its_table_and_spans_from_the_least_to_the_most(spent, secondary, primary):
+def test_an_estimate_has_its_date_and_a_range(spent, secondary, primary):
     found = estimate(spent, secondary=secondary, primary=primary)
     assert (found.operations, found.currency, found.dated) == (spent, "USD", PRICES.dated)
     for span in (found.by_sbpair, found.delivered):
@@ -98,7 +98,7 @@ def test_an_estimate_names_its_table_and_spans_from_the_least_to_the_most(spent,
         assert 0 <= span.minimum <= span.maximum
 
 
-def test_two_namespaces_of_one_tier_share_what_is_included_and_two_tiers_do_not():
+def test_namespaces_of_one_tier_share_included_operations():
     spent = Operations(received=10_000_000, sent=10_000_000)
     assert estimate(spent, secondary="Standard", primary="Standard").by_sbpair == MoneyRange(
         Decimal("5.6"), Decimal(16)

@@ -20,7 +20,7 @@ def test_the_docstring_names_every_class_with_its_exit_code() -> None:
     assert told == {name: each.exit_code for name, each in classes().items()}
 
 
-def test_the_docstring_draws_the_tree_that_there_is() -> None:
+def test_the_docstring_shows_the_tree_of_classes() -> None:
     ancestors: list[tuple[int, str]] = []
     for match in LINE.finditer(errors.__doc__ or ""):
         depth = match.start("name") - match.start()
@@ -38,18 +38,18 @@ def test_every_exit_code_has_one_meaning() -> None:
     assert len(codes) == len(set(codes))
 
 
-def test_a_child_exits_like_its_parent() -> None:
+def test_a_subclass_has_the_exit_code_of_its_parent() -> None:
     for each in classes().values():
         if each.__base__ is not errors.SbpairError and each is not errors.SbpairError:
             assert each.exit_code == each.__base__.exit_code
 
 
-def test_only_what_is_unavailable_may_work_a_little_later() -> None:
+def test_only_unavailable_errors_are_retriable() -> None:
     retriable = {each for each in classes().values() if each.retriable}
     assert retriable == {each for each in classes().values() if issubclass(each, errors.Unavailable)}
 
 
-def test_every_error_can_be_made_from_a_message_and_a_hint() -> None:
+def test_every_error_takes_a_message_and_a_hint() -> None:
     for each in classes().values():
         error = each("what", hint="do")
         assert (str(error), error.message, error.hint) == ("what", "what", "do")

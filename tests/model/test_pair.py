@@ -23,7 +23,7 @@ def endpoint(name: str) -> Endpoint:
     return Endpoint(name, authority, authority, 5671, tls=True, credential=Identity())
 
 
-def test_a_connection_string_of_the_portal_is_read() -> None:
+def test_a_connection_string_of_the_portal_is_parsed() -> None:
     read = endpoint_from_connection_string(CONTOSO)
     assert read == Endpoint(
         "contoso",
@@ -54,7 +54,7 @@ def test_an_ipv6_address_keeps_its_brackets_in_the_authority() -> None:
     assert authority_of("::1", None) == "[::1]"
 
 
-def test_a_ready_made_signature_is_a_token() -> None:
+def test_a_shared_access_signature_is_a_token() -> None:
     signature = "SharedAccessSignature sr=x&sig=y&se=1&skn=z"
     read = endpoint_from_connection_string(f"Endpoint=sb://a.b/;SharedAccessSignature={signature}")
     assert read.credential == SasToken(signature)
@@ -77,7 +77,7 @@ def test_a_ready_made_signature_is_a_token() -> None:
         (f"{CONTOSO};{SECRET}=a;{SECRET}=a", "it has a key twice"),
     ],
 )
-def test_a_malformed_connection_string_says_what_is_wrong_and_repeats_no_value(text: str, says: str) -> None:
+def test_an_error_of_a_connection_string_repeats_no_value(text: str, says: str) -> None:
     with pytest.raises(ConnectionStringError) as caught:
         endpoint_from_connection_string(text)
     assert says in caught.value.message
@@ -86,22 +86,22 @@ def test_a_malformed_connection_string_says_what_is_wrong_and_repeats_no_value(t
 
 
 @given(st.text())
-def test_no_text_makes_the_reader_of_connection_strings_fail_otherwise(text: str) -> None:
+def test_any_text_is_parsed_or_a_connection_string_error(text: str) -> None:
     with suppress(ConnectionStringError):
         endpoint_from_connection_string(text)
 
 
-def test_secrets_are_in_no_repr() -> None:
+def test_no_repr_shows_a_secret() -> None:
     assert SECRET not in repr(endpoint_from_connection_string(CONTOSO))
     assert SECRET not in repr(SasToken(SECRET))
 
 
 @pytest.mark.parametrize("text", [CONTOSO, "SharedAccessKey=x", "endpoint=SB://x", "SharedAccessSignature sr="])
-def test_what_must_not_be_an_argument_is_recognised(text: str) -> None:
+def test_a_secret_argument_is_recognized(text: str) -> None:
     assert looks_like_connection_string(text)
 
 
-def test_a_namespace_is_no_connection_string() -> None:
+def test_a_namespace_is_not_a_connection_string() -> None:
     assert not looks_like_connection_string("contoso.servicebus.windows.net")
 
 
@@ -129,24 +129,24 @@ def test_the_first_label_names_the_namespace(host: str, label: str) -> None:
         ("0s", 0),
     ],
 )
-def test_durations_are_read_as_people_write_them(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert ticks(text) == seconds * TICKS_PER_SECOND
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", "P", "PT", "1y", "P1Y", "P1M", "-1s", "1 minute", "s", "1m1m", "\u0661s", "1e3s"]
 )
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected a duration"):
         ticks(text)
 
 
-def test_the_greatest_timespan_is_the_greatest_number_of_ticks() -> None:
+def test_the_maximum_timespan_is_the_maximum_of_ticks() -> None:
     assert ticks(TIMESPAN_MAX) == 2**63 - 1
 
 
 @given(st.integers(0, 10**9))
-def test_seconds_are_read_back_whatever_their_unit(seconds: int) -> None:
+def test_durations_round_trip_in_any_unit(seconds: int) -> None:
     assert ticks(f"{seconds}s") == ticks(f"PT{seconds}S") == ticks(str(seconds)) == seconds * TICKS_PER_SECOND
 
 
@@ -178,6 +178,6 @@ def test_a_pair_whose_name_cannot_be_a_directory_is_refused(name: str) -> None:
         Pair(name, endpoint("contoso"), endpoint("contoso-dr"))
 
 
-def test_a_namespace_cannot_stand_in_for_itself() -> None:
+def test_a_namespace_cannot_be_its_own_secondary() -> None:
     with pytest.raises(UsageError, match="same namespace"):
         Pair("orders", endpoint("contoso"), endpoint("contoso"))

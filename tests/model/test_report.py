@@ -30,7 +30,7 @@ def test_the_exit_code_follows_from_the_outcomes(outcomes: list[tuple[Outcome, i
     assert report(*outcomes).exit_code_for({Outcome.DRIFTED}) == code
 
 
-def test_what_is_no_finding_does_not_count() -> None:
+def test_other_outcomes_are_not_findings() -> None:
     assert report(DRIFTED).exit_code_for() == 0
 
 

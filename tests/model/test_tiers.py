@@ -20,27 +20,27 @@ def test_a_size_that_a_tier_has(size, tier) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 0, 6, 10, 20, 40, 80, 81920, 2**70])
-def test_standard_says_what_its_sizes_come_to(size) -> None:
+def test_an_error_for_standard_states_effective_sizes(size) -> None:
     with pytest.raises(UsageError, match=f"in contoso cannot have {size} GB") as refused:
         tiers.check_size(size, (STANDARD,), " in contoso")
     assert refused.value.hint == "choose 1, 2, 3, 4 or 5: it has 16 partitions of that size, and 5 makes 80 GB"
 
 
 @pytest.mark.parametrize("size", [-80, 0, 6, 7, 8, 9, 11, 16, 30, 79, 81, 160, 1024])
-def test_no_tier_has_such_a_size(size) -> None:
+def test_an_invalid_size_is_refused(size) -> None:
     with pytest.raises(UsageError, match=f"a queue or topic cannot have {size} GB") as refused:
         tiers.check_size(size)
     assert refused.value.hint == "choose 1, 2, 3, 4, 5, 10, 20, 40 or 80"
 
 
 @pytest.mark.parametrize(("tier", "effective"), [(STANDARD, 81_920), (BASIC, 81_920), (PREMIUM, 5_120)])
-def test_five_gigabytes_are_eighty_but_in_premium(tier, effective) -> None:
+def test_partitions_multiply_the_size_except_in_premium(tier, effective) -> None:
     assert tiers.effective_megabytes(tier, 5_120, partitioned=True) == effective
     assert tiers.effective_megabytes(tier, 5_120, partitioned=False) == 5_120
 
 
 @given(every_tier, st.data(), st.booleans())
-def test_what_was_read_is_never_taken_for_what_was_chosen(tier, data, partitioned) -> None:
+def test_an_effective_size_converts_to_the_chosen_one(tier, data, partitioned) -> None:
     megabytes = data.draw(st.sampled_from(tier.sizes_gb)) * tiers.MEGABYTES
     effective = tiers.effective_megabytes(tier, megabytes, partitioned=partitioned)
     assert tiers.chosen_megabytes(tier, effective, partitioned=partitioned) == megabytes
@@ -66,14 +66,14 @@ def test_a_premium_namespace_divides_its_messaging_units(partitioned, units, pos
 
 
 @given(st.sampled_from([BASIC, STANDARD]), st.booleans(), st.none() | st.integers(1, 16))
-def test_elsewhere_an_entity_has_sixteen_or_one(tier, partitioned, units) -> None:
+def test_other_tiers_have_sixteen_partitions_or_one(tier, partitioned, units) -> None:
     capacity = Capacity(tier, units, units)
     assert tiers.partitions_possible(capacity, partitioned=partitioned) == ((16,) if partitioned else (1,))
 
 
 @pytest.mark.parametrize("partitioned", [None, True, False])
 @pytest.mark.parametrize("told", [1, 2, 4])
-def test_what_the_namespace_tells_is_not_reckoned(partitioned, told) -> None:
+def test_a_known_number_of_partitions_is_used(partitioned, told) -> None:
     assert tiers.partitions_possible(Capacity(PREMIUM, 4, told), partitioned=partitioned) == (told,)
 
 
@@ -90,6 +90,6 @@ def test_a_tier_is_known_by_its_name(name) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "None", "Gold", "Standard "])
-def test_a_tier_of_the_future_is_said_to_be_unknown(name) -> None:
+def test_an_unknown_tier_is_refused(name) -> None:
     with pytest.raises(ServiceRefused, match="the unknown tier"):
         tiers.tier_named(name)

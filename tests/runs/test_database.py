@@ -54,7 +54,7 @@ def mode(path: Path) -> int:
 # Whose it is
 
 
-def test_nobody_else_can_read_it(tmp_path: Path) -> None:
+def test_files_are_private(tmp_path: Path) -> None:
     home = tmp_path / "sbpair" / "orders"
     with Lease(home, "r"), RunDatabase(home, PAIR) as state:
         Journal(state)
@@ -64,13 +64,13 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
     assert mode(home) == 0o700
 
 
-def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+def test_an_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     RunDatabase(tmp_path, PAIR).close()
     assert mode(tmp_path) == 0o755
 
 
-def test_the_pair_is_told_by_its_namespaces_and_not_by_its_name(tmp_path: Path) -> None:
+def test_namespaces_identify_the_pair_not_its_name(tmp_path: Path) -> None:
     RunDatabase(tmp_path, PAIR).close()
     RunDatabase(tmp_path, replace(PAIR, name="renamed")).close()
 
@@ -160,7 +160,7 @@ def a_flight_that_is_no_text(path: Path) -> None:
         a_flight_that_is_no_text,
     ],
 )
-def test_what_cannot_be_relied_upon_is_refused_and_left_alone(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_an_unreliable_file_is_refused_and_unchanged(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state, run="r")
         accepted(journal, sending(journal, [KEY], "orders"))
@@ -176,7 +176,7 @@ def test_what_cannot_be_relied_upon_is_refused_and_left_alone(tmp_path: Path, sp
         assert path.read_bytes() == before
 
 
-def test_an_empty_file_is_a_beginning(tmp_path: Path) -> None:
+def test_an_empty_file_is_initialized(tmp_path: Path) -> None:
     (tmp_path / "state.db").touch()
     RunDatabase(tmp_path, PAIR).close()
 
@@ -203,7 +203,7 @@ def a_link_to_nowhere(home: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [a_file_in_the_way, a_file_above, a_directory_for_a_file, a_link_to_nowhere])
-def test_what_cannot_be_made_is_a_lack_of_this_machine(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_an_impossible_path_raises_machine_lacks(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     home = tmp_path / "sbpair" / "orders"
     home.parent.mkdir()
     spoil(home)
@@ -215,7 +215,7 @@ def test_what_cannot_be_made_is_a_lack_of_this_machine(tmp_path: Path, spoil: Ca
 
 
 @pytest.mark.parametrize("spoil", [a_file_in_the_way, a_file_above])
-def test_a_lease_that_cannot_be_made_is_a_lack_of_this_machine(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_an_impossible_lease_path_raises_machine_lacks(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     home = tmp_path / "sbpair" / "orders"
     home.parent.mkdir()
     spoil(home)
@@ -223,7 +223,7 @@ def test_a_lease_that_cannot_be_made_is_a_lack_of_this_machine(tmp_path: Path, s
         Lease(home, "r")
 
 
-def test_a_state_that_somebody_keeps_locked_is_told_of(tmp_path: Path) -> None:
+def test_a_state_locked_by_another_process_raises(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -233,7 +233,7 @@ def test_a_state_that_somebody_keeps_locked_is_told_of(tmp_path: Path) -> None:
         other.close()
 
 
-def test_where_there_is_no_state_nothing_is_made_to_look_at_it(tmp_path: Path) -> None:
+def test_reading_a_missing_state_creates_nothing(tmp_path: Path) -> None:
     assert state_if_any(tmp_path / "orders", PAIR) is None
     assert list(tmp_path.iterdir()) == []
 
@@ -291,7 +291,7 @@ def holder(directory: Path, run: str = "r1") -> Iterator[Holder]:
             made.process.kill()
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_lease(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_the_holder_named(tmp_path: Path) -> None:
     with holder(tmp_path) as first, holder(tmp_path, "r2") as second:
         assert first.first == "held"
         assert second.first == (
@@ -303,7 +303,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_lease(tmp_path: Path
         assert first.check() == "held"
 
 
-def test_a_kill_sets_the_lease_free(tmp_path: Path) -> None:
+def test_a_kill_releases_the_lease(tmp_path: Path) -> None:
     with holder(tmp_path) as first:
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
@@ -311,13 +311,13 @@ def test_a_kill_sets_the_lease_free(tmp_path: Path) -> None:
         assert second.first == "held"
 
 
-def test_a_lease_that_is_let_go_can_be_had(tmp_path: Path) -> None:
+def test_a_released_lease_can_be_acquired(tmp_path: Path) -> None:
     Lease(tmp_path, "r1").release()
     with Lease(tmp_path, "r2") as lease:
         lease.check()
 
 
-def test_leases_of_two_pairs_do_not_meet(tmp_path: Path) -> None:
+def test_leases_of_two_pairs_are_independent(tmp_path: Path) -> None:
     with Lease(tmp_path / "a", "r1"), Lease(tmp_path / "b", "r2"):
         pass
 
@@ -336,7 +336,7 @@ def moved_away(lease: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [deleted, replaced, moved_away])
-def test_a_lost_lease_is_noticed_before_anything_more_is_sent(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+def test_a_lost_lease_is_noticed_before_the_next_send(tmp_path: Path, lose: Callable[[Path], None]) -> None:
     home = tmp_path / "orders"
     with holder(home) as first:
         lose(home / "lease")
@@ -346,7 +346,7 @@ def test_a_lost_lease_is_noticed_before_anything_more_is_sent(tmp_path: Path, lo
             assert first.check().startswith("4 ")
 
 
-def test_a_lost_lease_lets_no_flight_begin(tmp_path: Path) -> None:
+def test_a_lost_lease_prevents_sending(tmp_path: Path) -> None:
     with RunStore(PAIR, tmp_path, "syphon", Receipt) as books:
         accepted(books.journal, sending(books.journal, [KEY], "orders"))
         (tmp_path / "lease").unlink()
@@ -357,7 +357,7 @@ def test_a_lost_lease_lets_no_flight_begin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": 1, "run": "r", "started_ms": "x"}', "\x00\xff"])
-def test_a_holder_that_says_nothing_readable_is_another_process(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_holder_is_another_process(tmp_path: Path, content: str) -> None:
     with Lease(tmp_path, "r1"):
         (tmp_path / "lease").write_text(content)
         with pytest.raises(LeaseHeld, match=r"^another process is moving"):
@@ -367,7 +367,7 @@ def test_a_holder_that_says_nothing_readable_is_another_process(tmp_path: Path, 
 # The runs
 
 
-def test_ids_sort_as_their_runs_do_and_say_when() -> None:
+def test_ids_sort_by_start_and_contain_the_time() -> None:
     chances = iter([0.0, 0.5, 0.999, 0.1])
     assert new_id(1_790_000_000_000, lambda: next(chances)) == "260921-141320-0gz3"
     assert new_id(1_790_000_000_000) < new_id(1_790_000_001_000)
@@ -382,7 +382,7 @@ def test_ids_sort_as_their_runs_do_and_say_when() -> None:
         ({"exit_code": 6, "error": "it is away"}, "failed"),
     ],
 )
-def test_a_run_is_written_down_as_it_ended(tmp_path: Path, ending: dict, outcome: str) -> None:
+def test_a_run_is_recorded_with_its_outcome(tmp_path: Path, ending: dict, outcome: str) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         run = RunEntry(state, "syphon --once", clock_ms=lambda: 5_000)
         assert [each.outcome for each in all_runs(state)] == ["running"]
@@ -405,7 +405,7 @@ CRASH = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_state import KEY, PAIR, sending
+from test_database import KEY, PAIR, sending
 from sbpair.move.run_store import RunStore
 from sbpair.move.receipt import Tally
 tally = Tally()
@@ -418,7 +418,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_run_that_was_killed_has_crashed_and_the_next_one_names_what_it_left_in_doubt(tmp_path: Path) -> None:
+def test_a_killed_run_is_crashed_and_the_next_reports_its_doubts(tmp_path: Path) -> None:
     program = CRASH.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -447,7 +447,7 @@ def test_a_run_that_was_killed_has_crashed_and_the_next_one_names_what_it_left_i
         assert [run.outcome for run in all_runs(state)] == ["done", "done", "crashed"]
 
 
-def test_the_latest_runs_are_kept_with_what_they_left_in_doubt(tmp_path: Path) -> None:
+def test_the_latest_runs_are_kept_with_their_doubts(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         for number in range(MAX_KEPT + 5):
             run = RunEntry(state, "syphon", clock_ms=lambda number=number: number * 1_000)
@@ -462,7 +462,7 @@ def test_the_latest_runs_are_kept_with_what_they_left_in_doubt(tmp_path: Path) -
         assert len(state.read("SELECT id FROM flights")) == MAX_KEPT
 
 
-def test_the_beginning_of_an_id_is_enough_where_it_tells_which(tmp_path: Path) -> None:
+def test_a_unique_prefix_of_an_id_finds_the_run(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         for name in ("260921-141320-aaaa", "260921-141320-aabb", "260922-000000-aaaa"):
             run = RunEntry(state, "syphon", run_id=name)
@@ -473,9 +473,9 @@ def test_the_beginning_of_an_id_is_enough_where_it_tells_which(tmp_path: Path) -
         with pytest.raises(UsageError, match="2 runs begin with '260921'"):
             find_run(state, "260921")
         for nothing in ("", "141320", "%", "_", "260921-141320-aaaaa"):
-            with pytest.raises(UsageError, match="there is no run"):
+            with pytest.raises(UsageError, match="does not exist"):
                 find_run(state, nothing)
-    with pytest.raises(UsageError, match="there is no run"):
+    with pytest.raises(UsageError, match="does not exist"):
         find_run(None, "260922")
 
 
@@ -490,7 +490,7 @@ def test_the_beginning_of_an_id_is_enough_where_it_tells_which(tmp_path: Path) -
         (ZeroDivisionError("a secret"), "failed", 1, "ZeroDivisionError"),
     ],
 )
-def test_what_ends_a_run_by_force_is_written_down(
+def test_a_forced_end_of_a_run_is_recorded(
     tmp_path: Path, raised: BaseException, outcome: str, code: int, why: str
 ) -> None:
     tally = Tally()
@@ -509,7 +509,7 @@ def test_what_ends_a_run_by_force_is_written_down(
     assert run.receipt["received"] == 1
 
 
-def test_figures_are_written_down_where_they_have_changed(tmp_path: Path) -> None:
+def test_changed_figures_are_written(tmp_path: Path) -> None:
     tally = Tally()
     with RunStore(PAIR, tmp_path, "syphon", tally.receipt) as books, RunDatabase(tmp_path, PAIR) as state:
         books.record()
@@ -522,7 +522,7 @@ def test_figures_are_written_down_where_they_have_changed(tmp_path: Path) -> Non
         books.finish(0)
 
 
-def test_without_a_directory_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with RunStore(PAIR, None, "syphon", Receipt) as books:
         accepted(books.journal, sending(books.journal, [KEY], "orders"))
@@ -545,7 +545,7 @@ def test_a_second_mover_is_refused_before_it_writes_anything(tmp_path: Path) -> 
         books.finish(0)
 
 
-def test_a_run_whose_end_cannot_be_written_down_has_a_result_all_the_same(tmp_path: Path) -> None:
+def test_a_run_whose_end_cannot_be_written_still_has_a_result(tmp_path: Path) -> None:
     with RunStore(PAIR, tmp_path, "syphon", Receipt) as books, RunDatabase(tmp_path, PAIR) as state:
         other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
         other.execute("DROP TABLE runs")

@@ -197,13 +197,13 @@ def test_all_five_parts_must_match(tmp_path: Path, part: int) -> None:
 
 
 @pytest.mark.parametrize("message_id", [None, "", "a" * 128, "é\U0001f600\x00\n'\";", "\ud800", "[1]"])
-def test_any_id_comes_back_as_it_was(tmp_path: Path, message_id: str | None) -> None:
+def test_any_message_id_round_trips(tmp_path: Path, message_id: str | None) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         moved(Journal(state), key(2**62, message_id), key(2, "other"))
         assert Journal(state).was_accepted(key(2**62, message_id))
 
 
-def test_what_no_answer_came_to_is_named_once_however_often_it_is_sent() -> None:
+def test_a_message_in_doubt_is_named_once() -> None:
     journal = Journal(run="r")
     for _ in range(3):
         journal.note_in_doubt(sending(journal, [key(1), key(2)], "orders"))
@@ -211,14 +211,14 @@ def test_what_no_answer_came_to_is_named_once_however_often_it_is_sent() -> None
     assert journal.in_doubt() == [Doubt("r", "q", 1, "m", "orders"), Doubt("r", "q", 2, "m", "orders")]
 
 
-def test_what_an_earlier_run_left_behind_is_named_first() -> None:
+def test_doubts_of_earlier_runs_are_named_first() -> None:
     left = Doubt("earlier", "q", 1, "m", "orders")
     journal = Journal(run="r", earlier_doubts=[left])
     journal.note_in_doubt(sending(journal, [key(2)], "orders"))
     assert journal.in_doubt() == [left, Doubt("r", "q", 2, "m", "orders")]
 
 
-def test_nothing_is_written_down_as_sent_where_nothing_may_be_sent(tmp_path: Path) -> None:
+def test_nothing_is_recorded_if_nothing_may_be_sent(tmp_path: Path) -> None:
     def lost() -> None:
         raise LeaseLost("it is gone")
 
@@ -233,7 +233,7 @@ def test_nothing_is_written_down_as_sent_where_nothing_may_be_sent(tmp_path: Pat
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_it_does_not_grow_with_what_others_have_taken(tmp_path: Path, on_disk: bool) -> None:
+def test_messages_taken_by_other_movers_are_forgotten(tmp_path: Path, on_disk: bool) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state if on_disk else None, limit=3)
         for number in range(10):
@@ -256,7 +256,7 @@ def test_a_long_run_leaves_a_small_file(tmp_path: Path) -> None:
     assert (tmp_path / "state.db").stat().st_size < 200_000
 
 
-def test_an_earlier_run_that_left_too_much_is_remembered_in_part(tmp_path: Path) -> None:
+def test_too_many_earlier_entries_are_remembered_in_part(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         first = Journal(state)
         for number in range(10):
@@ -264,7 +264,7 @@ def test_an_earlier_run_that_left_too_much_is_remembered_in_part(tmp_path: Path)
         assert [number for number in range(10) if Journal(state, limit=4).was_accepted(key(number))] == [6, 7, 8, 9]
 
 
-def test_what_was_accepted_is_forgotten_after_its_days(tmp_path: Path) -> None:
+def test_accepted_messages_are_forgotten_after_some_days(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         moved(Journal(state, clock_ms=lambda: 0), key(1))
         moved(Journal(state, clock_ms=lambda: DAY_MS), key(2))
@@ -272,7 +272,7 @@ def test_what_was_accepted_is_forgotten_after_its_days(tmp_path: Path) -> None:
         assert (later.was_accepted(key(1)), later.was_accepted(key(2))) == (False, True)
 
 
-def test_a_clock_that_goes_back_makes_no_two_flights_the_same(tmp_path: Path) -> None:
+def test_a_clock_set_back_does_not_repeat_batch_numbers(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         moved(Journal(state, clock_ms=lambda: DAY_MS), key(1))
         journal = Journal(state, clock_ms=lambda: 0)
@@ -282,7 +282,7 @@ def test_a_clock_that_goes_back_makes_no_two_flights_the_same(tmp_path: Path) ->
         assert Journal(state, clock_ms=lambda: 0).was_accepted(key(1))
 
 
-def test_two_journals_at_once_keep_out_of_each_others_way(tmp_path: Path) -> None:
+def test_two_open_journals_do_not_interfere(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as one, RunDatabase(tmp_path, PAIR) as other:
         first, second = Journal(one, run="a"), Journal(other, run="b")
         flights = [sending(first, [key(1)], "orders"), sending(second, [key(2)], "orders")]
@@ -323,7 +323,7 @@ def test_a_full_file_stops_before_anything_is_sent(tmp_path: Path) -> None:
         assert Journal(state).was_accepted(key(1_000_000))
 
 
-def test_what_was_accepted_while_the_disk_was_full_is_accepted_all_the_same(tmp_path: Path) -> None:
+def test_messages_accepted_while_the_disk_was_full_stay_accepted(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state, run="r")
         flight = sending(journal, [key(1)], "orders")
@@ -338,9 +338,7 @@ def test_what_was_accepted_while_the_disk_was_full_is_accepted_all_the_same(tmp_
 # Its log, which is folded into the file where nobody waits for it
 
 
-async def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_log_is_folded_in_a_thread_and_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folding, really = [], RunDatabase.fold_log
 
     def fold(state: RunDatabase) -> None:
@@ -354,7 +352,7 @@ async def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
         journal = Journal(state, run="r")
         for first in range(0, 100_000, 100):
             journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
-            await journal.on_disk()
+            await journal.flush()
             sizes.append((tmp_path / "state.db-wal").stat().st_size)
         assert len(doubts_of(state, "r", ended=True)) == 100_000
         journal.close()
@@ -364,7 +362,7 @@ async def test_the_log_is_folded_in_by_another_thread_and_begins_anew(
     assert len([size for size, before in zip(sizes[1:], sizes, strict=False) if size < before]) == len(folding)
 
 
-async def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_written_while_the_log_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end, really = threading.Event(), threading.Event(), RunDatabase.fold_log
 
     def fold(state: RunDatabase) -> None:
@@ -377,10 +375,10 @@ async def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, mon
     with RunDatabase(tmp_path, PAIR) as state, RunDatabase(tmp_path, PAIR) as other:
         journal = Journal(state, run="r")
         journal.note_sending([[key(1)]], "orders")
-        await journal.on_disk()
+        await journal.flush()
         await asyncio.to_thread(begun.wait)
         journal.note_sending([[key(2)]], "orders")
-        waiting = asyncio.create_task(journal.on_disk())
+        waiting = asyncio.create_task(journal.flush())
         for _ in range(100):
             await asyncio.sleep(0)
         assert [doubt.sequence_number for doubt in doubts_of(other, "r", ended=True)] == [1]
@@ -390,7 +388,7 @@ async def test_nothing_is_written_while_the_log_is_folded_in(tmp_path: Path, mon
         journal.close()
 
 
-async def test_a_log_that_cannot_be_folded_in_is_tried_again_when_it_has_grown_and_nothing_is_lost(
+async def test_a_log_that_cannot_be_folded_is_retried_when_it_has_grown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries, connect = [], sqlite3.connect
@@ -405,7 +403,7 @@ async def test_a_log_that_cannot_be_folded_in_is_tried_again_when_it_has_grown_a
         journal = Journal(state, run="r")
         for first in range(0, 10_000, 100):
             journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
-            await journal.on_disk()
+            await journal.flush()
         journal.close()
     monkeypatch.setattr(sqlite3, "connect", connect)
     with RunDatabase(tmp_path, PAIR) as state:
@@ -483,7 +481,7 @@ def run_in_process(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("kill_after", range(len(LEFT)))
-def test_a_kill_between_any_two_calls_forgets_nothing_that_was_accepted(tmp_path: Path, kill_after: int) -> None:
+def test_a_kill_between_any_two_calls_keeps_accepted_messages(tmp_path: Path, kill_after: int) -> None:
     program = PROGRAM.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
     done = run_in_process(program + STEPS.format(kill_after=kill_after))
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -499,7 +497,7 @@ def test_a_kill_between_any_two_calls_forgets_nothing_that_was_accepted(tmp_path
         assert all(in_doubt) if first in doubtful else not any(in_doubt) or first in perhaps
 
 
-def test_the_steps_come_to_their_end() -> None:
+def test_the_steps_run_to_the_end() -> None:
     assert len(LEFT) == STEPS.count("step(") - 1
 
 
@@ -518,7 +516,7 @@ except MachineLacks as error:
 """
 
 
-def test_a_file_that_may_not_grow_stops_it_and_what_was_accepted_before_is_there(tmp_path: Path) -> None:
+def test_a_file_that_cannot_grow_keeps_accepted_messages(tmp_path: Path) -> None:
     program = PROGRAM.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
     done = run_in_process(program + WRITES)
     sent, code, message = json.loads(done.stdout)

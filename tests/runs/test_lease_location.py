@@ -27,7 +27,7 @@ def pair(primary: str, name: str = "p") -> Pair:
     return Pair(name, primary_end, secondary)
 
 
-def test_the_session_is_named_after_the_primary_whatever_a_machine_calls_the_pair() -> None:
+def test_the_session_id_is_the_name_of_the_primary() -> None:
     assert lease_session_id(pair("Contoso", "orders")) == lease_session_id(pair("contoso", "default")) == "contoso"
 
 
@@ -58,7 +58,7 @@ def test_any_other_queue_can_carry_a_lease(queue: str) -> None:
         "a" * 261,
     ],
 )
-def test_what_is_no_name_of_a_queue_is_refused(queue: str) -> None:
+def test_an_invalid_queue_name_is_refused(queue: str) -> None:
     with pytest.raises(NameInvalid):
         check_queue(queue)
 
@@ -66,7 +66,7 @@ def test_what_is_no_name_of_a_queue_is_refused(queue: str) -> None:
 @pytest.mark.parametrize(
     "queue", ["contoso/x-servicebus-transfer/0", "other/X-ServiceBus-Transfer/leases", "contoso/x-servicebus-transfer"]
 )
-def test_no_backlog_queue_of_whatever_pair_carries_a_lease(queue: str) -> None:
+def test_a_backlog_queue_cannot_carry_a_lease(queue: str) -> None:
     with pytest.raises(UsageError, match="backlog queue"):
         check_queue(queue)
 
@@ -80,7 +80,7 @@ def test_no_backlog_queue_of_whatever_pair_carries_a_lease(queue: str) -> None:
         st.integers(0, 2**42),
     )
 )
-def test_a_holder_is_read_as_it_was_written(holder: LeaseHolder) -> None:
+def test_a_holder_round_trips(holder: LeaseHolder) -> None:
     assert LeaseHolder.decode(holder.encode()) == holder
 
 
@@ -101,18 +101,18 @@ def test_a_holder_is_read_as_it_was_written(holder: LeaseHolder) -> None:
         ).map(lambda value: json.dumps(value).encode()),
     )
 )
-def test_whatever_a_state_holds_it_says_who_or_nothing_and_no_terminal_obeys_it(state: bytes | None) -> None:
+def test_any_state_decodes_to_a_printable_holder_or_none(state: bytes | None) -> None:
     found = LeaseHolder.decode(state)
     assert found is None or str(found).isprintable()
 
 
 @given(st.floats(-1e9, 1e9))
-def test_a_confirmation_is_good_for_less_than_any_lock_of_the_service_and_never_for_long(lock_seconds: float) -> None:
+def test_a_confirmation_is_valid_for_less_than_the_lock(lock_seconds: float) -> None:
     good = valid_seconds(lock_seconds)
     assert 0.0 < good <= VALID_SECONDS
     assert good < max(5.0, lock_seconds)
 
 
 @pytest.mark.parametrize(("loop", "awake", "before"), [(1, 1, True), (3, 1, False), (1, 3, False), (3, 3, False)])
-def test_a_moment_is_before_another_only_by_both_clocks(loop: float, awake: float, before: bool) -> None:
+def test_a_clock_reading_is_earlier_only_by_both_clocks(loop: float, awake: float, before: bool) -> None:
     assert ClockReading(loop, awake).is_before(ClockReading(2.0, 2.0)) is before
