@@ -1,6 +1,6 @@
-"""An event loop for one command, and what signals do to it.
+"""The event loop of a command, and its signal handlers.
 
-A SIGINT or SIGTERM cancels. Where the command knows how to stop, the first asks for a stop, the second for a quick one.
+SIGINT or SIGTERM cancels. A command that can stop gracefully stops on the first one, and stops at once on the second.
 """
 
 import asyncio
@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 HURRY_SECONDS = 10.0
-"""After how long a quick stop is cancelled as well. It is over in less, whoever does not answer."""
+"""Time limit of a quick stop, after which it is cancelled."""
 
 Result = TypeVar("Result")
 
 
 class CommandInterrupted(Exception):
-    """A signal ended the command before it was done. Never leaves this module."""
+    """A signal cancelled the command. Internal to this module."""
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
-    """Run `main(stop)` to its end. Raises KeyboardInterrupt where a signal cancelled it."""
+    """Run `main(stop)` to its end. Raises KeyboardInterrupt if a signal cancels it."""
     return _run(lambda stop, _hurry: main(stop), graceful=False)
 
 
@@ -30,7 +30,7 @@ def run_gracefully(main: Callable[[asyncio.Event, asyncio.Event], Awaitable[Resu
 
 
 def _run(main: Callable[[asyncio.Event, asyncio.Event], Awaitable[Result]], *, graceful: bool) -> Result:
-    # What a mover makes goes when it is let go of: looking for cycles after every 700 objects cost a tenth of its time.
+    # A mover creates few reference cycles, and collecting after every 700 objects takes a tenth of its time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     try:

@@ -1,7 +1,7 @@
 """Logging for the command line: sbpair's own loggers to stderr, as text or as lines of JSON.
 
-Other packages stay at their warnings: what azure logs below that would hold headers. It also logs what it raises, with
-a traceback: whoever catches that says it better.
+Other packages log warnings only: azure's other records contain headers. azure also logs the errors it raises, which are
+reported where they are caught.
 """
 
 import json
@@ -14,20 +14,20 @@ LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 def line(level: str, logger: str, message: str, *, at: float | None = None, **more: object) -> str:
-    """One line of JSON, as all of them are. `at` is seconds since 1970, and now without it."""
+    """Return one line of JSON. `at` is in seconds since 1970; the default is now."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
     return json.dumps({"time": moment, "level": level, "logger": logger, "message": message, **more})
 
 
 class JsonLines(logging.Formatter):
-    """One object a line."""
+    """Formats records as JSON lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         return line(record.levelname.lower(), record.name, record.getMessage(), at=record.created)
 
 
 class Lines(logging.Formatter):
-    """`10:15:00 warning sbpair.amqp_client: …`, with nothing in it that a terminal would obey."""
+    """Formats records as `10:15:00 warning sbpair.amqp_client: …`, without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{record.levelname.lower()} {record.name}: {record.getMessage()}"

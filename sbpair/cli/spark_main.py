@@ -4,6 +4,6 @@ import runpy
 import sys
 
 if __name__ == "__main__":
-    # Python puts this file's directory first, and there are modules in it whose names others have too.
+    # Python puts this file's directory first; its modules would hide others of the same name.
     sys.path.pop(0)
     runpy.run_module("sbpair", run_name="__main__")

@@ -118,7 +118,7 @@ async def test_a_document_says_everything_and_the_exit_code_what_was_asked_for()
         assert told["findings"] == ["destinations", "duplicates", "extra", "foreign", "messages"]
         code, out, err = await w.sbpair("audit", "--sample", "0", "--peek", "1")
         assert code == 3
-        assert "looked at the first 1 only" in out
+        assert "peeked only the first 1" in out
         assert "\x1b" not in out + err
 
 

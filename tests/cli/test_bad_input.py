@@ -397,7 +397,7 @@ def test_a_reader_that_goes_away_is_no_reason_to_complain() -> None:
     ("redirection", "what"),
     [
         (">/dev/full", "the results cannot be written: No space left on device"),
-        (">&-", "there is no stdout to write the results to"),
+        (">&-", "stdout is closed: the results cannot be written"),
     ],
 )
 def test_results_that_cannot_be_written_are_a_lack_of_this_machine(redirection: str, what: str) -> None:

@@ -36,12 +36,12 @@ def board(*events: SyphonEvent, now: float = 0.0) -> Board:
 
 
 def row(*events: SyphonEvent, now: float = 0.0) -> QueueRow:
-    [found] = board(*events).look(now, NOW_MS).queues
+    [found] = board(*events).view(now, NOW_MS).queues
     return found
 
 
 def destination(*events: SyphonEvent, now: float = 0.0) -> DestinationRow:
-    [found] = board(*events).look(now, NOW_MS).destinations
+    [found] = board(*events).view(now, NOW_MS).destinations
     return found
 
 
@@ -53,11 +53,11 @@ def progress(received: int, gone: int, **changed: Any) -> QueueProgress:
 
 def test_a_depth_is_what_was_counted_less_what_has_gone_since() -> None:
     counted = [progress(10, 5), QueueDepths(Q, 100)]
-    assert (row(*counted).left, row(*counted).exact) == (100, True)
+    assert (row(*counted).remaining, row(*counted).exact) == (100, True)
     later = row(*counted, progress(45, 35))
-    assert (later.left, later.exact) == (70, False)
+    assert (later.remaining, later.exact) == (70, False)
     again = row(*counted, progress(45, 35), QueueDepths(Q, 200), progress(46, 36))
-    assert again.left == 199
+    assert again.remaining == 199
 
 
 @given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))))
@@ -67,17 +67,17 @@ def test_a_reckoned_depth_is_never_less_than_what_is_in_hand(depth: int, steps: 
         received += came
         gone = min(received, gone + went)
         made.take(progress(received, gone), 0.0)
-        [at] = made.look(0.0, NOW_MS).queues
-        assert at.left is not None
-        assert at.left >= at.held
-        assert at.exact == (at.left == depth)
+        [at] = made.view(0.0, NOW_MS).queues
+        assert at.remaining is not None
+        assert at.remaining >= at.held
+        assert at.exact == (at.remaining == depth)
 
 
 def test_nobody_knows_a_depth_that_may_not_be_counted() -> None:
     at = row(progress(10, 5))
-    assert (at.left, at.eta_seconds) == (None, None)
-    assert row(progress(10, 10, remaining=3)).left == 3
-    assert together("total", (at, row(QueueDepths(Q, 3)))).left is None
+    assert (at.remaining, at.eta_seconds) == (None, None)
+    assert row(progress(10, 10, remaining=3)).remaining == 3
+    assert together("total", (at, row(QueueDepths(Q, 3)))).remaining is None
 
 
 def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
@@ -85,7 +85,7 @@ def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
     rates = []
     for second in range(31):
         made.take(progress(min(second, 10) * 20, min(second, 10) * 20), float(second))
-        [at] = made.look(float(second), NOW_MS).queues
+        [at] = made.view(float(second), NOW_MS).queues
         rates.append(round(at.per_second, 1))
     assert rates[1:11] == [20.0] * 10
     assert rates[15] == 10.0
@@ -95,11 +95,11 @@ def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
 
 def test_the_end_is_told_while_something_moves_and_something_is_left() -> None:
     made = board(QueueDepths(Q, 100), progress(50, 50))
-    [moving] = made.look(10.0, NOW_MS).queues
-    assert (moving.left, moving.per_second, moving.eta_seconds) == (50, 5.0, 10.0)
-    [resting] = made.look(30.0, NOW_MS).queues
+    [moving] = made.view(10.0, NOW_MS).queues
+    assert (moving.remaining, moving.per_second, moving.eta_seconds) == (50, 5.0, 10.0)
+    [resting] = made.view(30.0, NOW_MS).queues
     assert (resting.per_second, resting.eta_seconds) == (0.0, None)
-    [ages_away] = board(QueueDepths(Q, 10**9), progress(1, 1)).look(10.0, NOW_MS).queues
+    [ages_away] = board(QueueDepths(Q, 10**9), progress(1, 1)).view(10.0, NOW_MS).queues
     assert ages_away.eta_seconds is None
 
 
@@ -124,7 +124,7 @@ FAILED = QueueFailed(Q, "unreachable", 3.5)
         ([QueueOpened(Q), QueueDepths(Q, 1)], "", False),
         ([QueueOpened(Q), progress(1, 0)], "", False),
         ([QueueOpened(Q), QueueDone(Q)], "done", True),
-        ([QueueOpened(Q), RESTS], "waits for down", False),
+        ([QueueOpened(Q), RESTS], "waiting for down", False),
         ([QueueOpened(Q), RESTS, DestinationRecovered(Q, "down")], "", True),
         ([QueueOpened(Q), RESTS, BLOCKED], "blocked by down, full", False),
         ([QueueOpened(Q), BLOCKED, progress(0, 0)], "blocked by down, full", False),
@@ -147,40 +147,40 @@ def test_a_lane_says_what_is_in_its_way(events: list[SyphonEvent], note: str, id
 
 def test_what_a_lane_had_in_hand_when_it_failed_is_back_in_the_queue() -> None:
     found = row(QueueOpened(Q), QueueDepths(Q, 10), progress(5, 2, oldest_ms=1), FAILED)
-    assert (found.left, found.held, found.oldest_seconds) == (8, 0, None)
+    assert (found.remaining, found.held, found.oldest_seconds) == (8, 0, None)
 
 
 def test_the_next_try_comes_nearer() -> None:
     made = board(QueueOpened(Q), FAILED, RESTS)
-    assert made.look(1.0, NOW_MS).queues[0].note == "next try in 3 s: unreachable"
-    assert made.look(60.0, NOW_MS).queues[0].note == "next try in 0 s: unreachable"
-    assert made.look(2.0, NOW_MS).destinations[0].note == "rests for 6 s, 12 waiting: it is away"
+    assert made.view(1.0, NOW_MS).queues[0].note == "next try in 3 s: unreachable"
+    assert made.view(60.0, NOW_MS).queues[0].note == "next try in 0 s: unreachable"
+    assert made.view(2.0, NOW_MS).destinations[0].note == "retrying in 6 s, 12 waiting: it is away"
 
 
 def test_a_destination_rests_until_the_first_lane_tries_again_and_is_back_with_the_last() -> None:
     other = DestinationBackingOff("q1", "Down", "it is full", 5.0, 30)
-    assert board(RESTS, other).look(1.0, NOW_MS).destinations == (
-        DestinationRow("down", waiting=42, resting="it is full", next_seconds=4.0),
+    assert board(RESTS, other).view(1.0, NOW_MS).destinations == (
+        DestinationRow("down", waiting=42, backing_off="it is full", retry_seconds=4.0),
     )
     half = [RESTS, other, DestinationRecovered("q1", "DOWN")]
-    assert destination(*half).resting == "it is away"
+    assert destination(*half).backing_off == "it is away"
     assert destination(*half, DestinationRecovered(Q, "down")).note == ""
     assert destination(RESTS, DestinationProgress("down", 3, 99)).waiting == 99
 
 
 def test_a_destination_of_a_lane_that_has_failed_does_not_rest() -> None:
-    assert destination(QueueOpened(Q), RESTS, FAILED).resting == ""
+    assert destination(QueueOpened(Q), RESTS, FAILED).backing_off == ""
 
 
 def test_ten_comes_behind_nine_and_the_total_is_of_all() -> None:
     names = [f"c/t/{number}" for number in (10, 2, 9)] + ["other"]
     made = board(*(QueueProgress(name, 5, 4, 1) for name in names), *(QueueDepths(name, 7) for name in names))
-    view = made.look(0.0, NOW_MS)
+    view = made.view(0.0, NOW_MS)
     assert [each.queue for each in view.queues] == ["other", "c/t/2", "c/t/9", "c/t/10"]
     total = view.total
-    assert (total.left, total.received, total.sent, total.held) == (28, 20, 16, 4)
+    assert (total.remaining, total.received, total.sent, total.held) == (28, 20, 16, 4)
 
 
 def test_a_view_of_nothing_is_no_mistake() -> None:
-    assert Board(1.0).look(3.0, NOW_MS) == BoardView((), (), 2.0)
-    assert Board(1.0).look(3.0, NOW_MS).total == QueueRow("total")
+    assert Board(1.0).view(3.0, NOW_MS) == BoardView((), (), 2.0)
+    assert Board(1.0).view(3.0, NOW_MS).total == QueueRow("total")

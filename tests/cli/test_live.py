@@ -25,7 +25,7 @@ SOME = BoardView(
         QueueRow(
             f"{PATH}0", 1_234_567, False, 765_433, 764_433, 5_123.4, 93_784.0, 1_000, "blocked by billing/invoices"
         ),
-        QueueRow(f"{PATH}1", 12, False, 100, 90, 2.34, 61.0, 10, "waits for billing/invoices; 3 dead-lettered"),
+        QueueRow(f"{PATH}1", 12, False, 100, 90, 2.34, 61.0, 10, "waiting for billing/invoices; 3 dead-lettered"),
         QueueRow(f"{PATH}2", 7, True, note="next try in 12 s: contoso-dr.servicebus.windows.net cannot be reached"),
         QueueRow(f"{PATH}3", 0, True, 5, 5, note="done", idle=True),
         QueueRow(f"{PATH}4", 0, True, idle=True),
@@ -42,7 +42,7 @@ MANY = BoardView(
     tuple(
         QueueRow(f"{PATH}{each}", each % 3, True, each, each, float(each % 3), idle=each % 3 == 0) for each in range(40)
     ),
-    tuple(DestinationRow(f"d{each}", each, resting="why" if each == 3 else "") for each in range(50)),
+    tuple(DestinationRow(f"d{each}", each, backing_off="why" if each == 3 else "") for each in range(50)),
     1.0,
 )
 CASES = {
@@ -86,7 +86,7 @@ def test_there_is_no_drawing_too_many() -> None:
 rows = st.builds(
     QueueRow,
     st.just("q"),
-    left=st.none() | st.integers(0, 10**12),
+    remaining=st.none() | st.integers(0, 10**12),
     sent=st.integers(0, 10**12),
     per_second=st.floats(0, 1e6),
     note=st.sampled_from(["", "why"]),

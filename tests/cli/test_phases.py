@@ -39,32 +39,32 @@ def board(*events: Expected | PhaseProgress, at: float = 0.0) -> PhaseBoard:
 
 def test_a_queue_is_shown_before_anything_has_come_from_it_and_ten_is_behind_nine() -> None:
     made = board(Expected("drain", {f"{Q}{index}": 5 for index in (10, 9, 0)}))
-    view = made.look(1.0)
+    view = made.view(1.0)
     assert [row.name for row in view.rows] == [f"{Q}0", f"{Q}9", f"{Q}10"]
     assert view.total == PhaseRow("total", 0, 15, 0.0)
 
 
 def test_how_fast_it_goes_leaves_out_what_an_earlier_run_had_done() -> None:
     made = board(Expected("drain", {f"{Q}0": 2_000}), PhaseProgress("drain", 1_000, 1, {f"{Q}0": 1_000}), at=1.0)
-    assert made.look(2.0).total.per_second == 0.0
+    assert made.view(2.0).total.per_second == 0.0
     made.take(PhaseProgress("drain", 1_500, 2, {f"{Q}0": 1_500}), 6.0)
-    row = made.look(6.0).total
+    row = made.view(6.0).total
     assert (row.done, row.per_second, row.eta_seconds) == (1_500, 100.0, 5.0)
 
 
 def test_what_nobody_may_count_has_no_end_in_sight() -> None:
     made = board(PhaseProgress("drain", 5, 1, {f"{Q}0": 5}))
     made.take(PhaseProgress("drain", 50, 1, {f"{Q}0": 50}), 9.0)
-    assert (made.look(9.0).total.whole, made.look(9.0).total.eta_seconds) == (None, None)
+    assert (made.view(9.0).total.whole, made.view(9.0).total.eta_seconds) == (None, None)
 
 
 def test_another_phase_begins_anew_and_a_stop_is_none() -> None:
     made = board(PhaseProgress("drain", 5, 1, {f"{Q}0": 5}))
     made.begin(ReplayPhase("stop", "finishing"), 2.0)
-    assert (made.look(3.0).phase, made.look(3.0).seconds) == ("drain", 3.0)
+    assert (made.view(3.0).phase, made.view(3.0).seconds) == ("drain", 3.0)
     made.begin(ReplayPhase("send", "sending"), 4.0)
     made.take(PhaseProgress("drain", 9, 2, {f"{Q}0": 9}), 4.5)
-    view = made.look(5.0)
+    view = made.view(5.0)
     assert (view.phase, view.heading, view.rows, view.seconds) == ("send", "DESTINATION", (), 1.0)
 
 
@@ -75,11 +75,11 @@ def test_a_drawing_has_a_bar_a_queue_and_their_total() -> None:
     assert lines[1].split() == ["…/0", "━" * 8, "250", "500", "125", "2s"]
     assert lines[2].split() == ["…/1", "7"]
     assert lines[3].split() == ["total", "257", "125"]
-    assert lines[4] == "drain for 1m 5s; Ctrl-C stops"
+    assert lines[4] == "drain 1m 5s - Ctrl-C to stop"
 
 
 def test_a_phase_without_rows_is_named_all_the_same() -> None:
-    assert drawn(PhaseView("spark", "DESTINATION", (), 7.4)) == ["spark for 7s; Ctrl-C stops"]
+    assert drawn(PhaseView("spark", "DESTINATION", (), 7.4)) == ["spark 7s - Ctrl-C to stop"]
 
 
 rows = st.builds(
@@ -101,7 +101,7 @@ def test_a_drawing_fits_and_obeys_no_message(found: list[PhaseRow], width: int, 
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("sbpair.cli.progress.replay_progress.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("sbpair.cli.progress.replay_progress.REPORT_SECONDS", 0.0)
 
     def tell(kind: type[ReplayProgress], log_format: LogFormat) -> list[str]:
         with kind(Screen(Display(log_format=log_format))) as phases:

@@ -24,7 +24,7 @@ MAX_SAMPLE_SECONDS = 3_600
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What an audit looks for."""
+    """The checks of an audit."""
 
     fail_on: Annotated[
         str,

@@ -195,7 +195,7 @@ def _create(wanted: "QueueOrTopic", where: _Where, management: Management, displ
         )
     )
     partitions.warn(screen, report)
-    partitions.tell_doubts(screen, report)
+    partitions.print_doubts(screen, report)
     screen.result(
         partitions.created(report, dry_run=dry_run), partitions.created_lines(report), partitions.table(report)
     )

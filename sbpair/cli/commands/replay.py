@@ -37,7 +37,7 @@ from sbpair.cli.options.replay import (
     backlog_paths,
     open_archive,
 )
-from sbpair.cli.progress.replay_progress import phases
+from sbpair.cli.progress.replay_progress import replay_progress
 from sbpair.cli.render.screen import Document, Screen, clean, columns
 from sbpair.errors import ExitCode, UsageError
 
@@ -420,7 +420,7 @@ def _setting(text: str) -> tuple[str, str]:
 def _run(screen: Screen, act: Any) -> int:
     """Run a job with progress on stderr, then print its proof."""
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with phases(screen) as progress:
+    with replay_progress(screen) as progress:
         result: ReplayResult = act(progress)
     proof = {"schema": SCHEMA, **result.document()}
     screen.result(proof, [proof], table(proof))

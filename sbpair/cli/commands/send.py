@@ -62,7 +62,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """What happens when the primary fails."""
+    """The reaction to a failure of the primary."""
 
     on_failure: Annotated[
         OnFailure,

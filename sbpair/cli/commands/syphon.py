@@ -130,11 +130,11 @@ def command(
     found = selected_profile(connection, screen, count=count, state=state)
     if mode.dry_run:
         return _preview(found.pair, move_limits, screen)
-    from sbpair.cli.progress.move_progress import lanes
+    from sbpair.cli.progress.move_progress import move_progress
     from sbpair.syphon import runner
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
-        with lanes(screen, watch=mode.watch) as shown:
+        with move_progress(screen, watch=mode.watch) as shown:
             return await runner.run(
                 found.pair,
                 once=mode.once,

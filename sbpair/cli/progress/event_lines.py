@@ -1,16 +1,16 @@
-"""What a mover tells, as lines of JSON for a program: what happened, and from time to time how far everything is.
+"""Events of a mover as lines of JSON: each change, and the progress at intervals.
 
-The law: a run of many days fills no disk. There is no line a message; how far things are is told where it has changed,
-at most every PROGRESS_SECONDS; whatever repeats itself is told once; and all the rest together is held to a line a
-second, of which BURST may come at once. What is left out is counted.
+Invariant: a run of many days does not fill a disk. No line is written for a single message. Progress is written after a
+change, at most every PROGRESS_SECONDS; repeated events are written once. All other lines are limited to one a second,
+with bursts of BURST. Dropped lines are counted.
 """
 
 import re
-import time
 from dataclasses import asdict
 from typing import TypeVar
 
 from sbpair.cli.progress.move_board import Board, DestinationRow, QueueRow
+from sbpair.cli.progress.reporting import event_line
 from sbpair.cli.render.screen import Document
 from sbpair.move.events import (
     DeadLettered,
@@ -33,13 +33,13 @@ WARNINGS = ("queue-failed", "queue-blocked", "destination-backing-off", "dead-le
 
 
 class EventLines:
-    """Answers lines; whoever calls it writes them. `now` is in seconds of any clock that does not jump."""
+    """Turns events into lines, which the caller writes. `now` is in seconds of a monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._board = Board(now)
         self._allowance, self._at = float(BURST), now
-        self._left_out = 0
-        self._resting: dict[str, str] = {}
+        self._dropped = 0
+        self._backing_off: dict[str, str] = {}
         self._failing: dict[str, str] = {}
         self._dead: dict[tuple[str, str], tuple[int, DeadLettered]] = {}
         self._queues: dict[str, tuple[object, ...]] = {}
@@ -47,7 +47,7 @@ class EventLines:
         self._next = now + PROGRESS_SECONDS
 
     def take(self, event: SyphonEvent, now: float, now_ms: int) -> list[Document]:
-        """The lines that one event is worth."""
+        """Return the lines of one event."""
         self._board.take(event, now)
         match event:
             case QueueProgress() | QueueDepths() | DestinationProgress():
@@ -60,11 +60,11 @@ class EventLines:
                 return self._allowed([line(event, now_ms)], now, now_ms) if self._is_news(event) else []
 
     def tick(self, now: float, now_ms: int, *, last: bool = False) -> list[Document]:
-        """What has to be told by now, or, at the end, at all."""
+        """Return the lines that are due, or at the end all pending ones."""
         if now < self._next and not last:
             return []
         self._next = now + PROGRESS_SECONDS
-        view = self._board.look(now, now_ms)
+        view = self._board.view(now, now_ms)
         dead = [_dead_letters(count, first, now_ms) for count, first in self._dead.values()]
         self._dead.clear()
         return [
@@ -80,9 +80,9 @@ class EventLines:
     def _is_news(self, event: SyphonEvent) -> bool:
         match event:
             case DestinationBackingOff(_queue, destination, reason):
-                return _changed(self._resting, destination.lower(), reason)
+                return _changed(self._backing_off, destination.lower(), reason)
             case DestinationRecovered(_queue, destination):
-                return self._resting.pop(destination.lower(), None) is not None
+                return self._backing_off.pop(destination.lower(), None) is not None
             case QueueFailed(queue, reason, retry_seconds):
                 return _changed(self._failing, queue, reason) or retry_seconds is None
             case QueueOpened(queue):
@@ -92,28 +92,22 @@ class EventLines:
     def _allowed(self, lines: list[Document], now: float, now_ms: int) -> list[Document]:
         self._allowance, self._at = min(BURST, self._allowance + now - self._at), now
         limit = int(self._allowance)
-        if lines and limit and self._left_out:
-            lines = [_head("events-dropped", now_ms) | {"events": self._left_out}, *lines]
-            self._left_out = 0
+        if lines and limit and self._dropped:
+            lines = [_head("events-dropped", now_ms) | {"events": self._dropped}, *lines]
+            self._dropped = 0
         self._allowance -= len(lines[:limit])
-        self._left_out += len(lines[limit:])
+        self._dropped += len(lines[limit:])
         return lines[:limit]
 
 
 def line(event: SyphonEvent, now_ms: int) -> Document:
-    """One event as its JSON contract has it: its name, and its fields."""
+    """Return one event as JSON: its name and its fields."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(event).__name__).lower()
     return _head(name, now_ms) | asdict(event)
 
 
 def _head(name: str, now_ms: int) -> dict[str, object]:
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_ms / 1000))
-    return {
-        "schema": SCHEMA,
-        "time": moment,
-        "level": "warning" if name in WARNINGS else "info",
-        "event": name,
-    }
+    return event_line(SCHEMA, name, now_ms, level="warning" if name in WARNINGS else "info")
 
 
 def _dead_letters(count: int, first: DeadLettered, now_ms: int) -> Document:
@@ -123,8 +117,8 @@ def _dead_letters(count: int, first: DeadLettered, now_ms: int) -> Document:
 def _queue(row: QueueRow, now_ms: int) -> Document:
     return _head("progress", now_ms) | {
         "queue": row.queue,
-        "remaining": row.left,
-        "counted": row.left is not None and row.exact,
+        "remaining": row.remaining,
+        "counted": row.remaining is not None and row.exact,
         "received": row.received,
         "sent": row.sent,
         "held": row.held,
@@ -140,12 +134,12 @@ def _destination(row: DestinationRow, now_ms: int) -> Document:
         "sent": row.sent,
         "per_second": round(row.per_second, 1),
         "waiting": row.waiting,
-        "backing_off": row.resting or None,
+        "backing_off": row.backing_off or None,
     }
 
 
 def _figures(row: QueueRow) -> tuple[object, ...]:
-    return row.left, row.received, row.sent, row.held
+    return row.remaining, row.received, row.sent, row.held
 
 
 def _whole(seconds: float | None) -> int | None:
@@ -153,7 +147,7 @@ def _whole(seconds: float | None) -> int | None:
 
 
 def _changed(known: dict[str, Value], key: str, value: Value) -> bool:
-    """Whether that is new; it is known from now on."""
+    """Record a value; return whether it changed."""
     if known.get(key) == value:
         return False
     known[key] = value

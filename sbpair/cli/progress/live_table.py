@@ -1,6 +1,6 @@
-"""The rows of a board as a table that moves on a terminal, as wide and as high as the terminal is at that moment.
+"""A live table on a terminal, in its current size.
 
-It is drawn by a thread of its own: a terminal that takes nothing for a while (Ctrl-S) does not hold up messages.
+A thread of its own draws it: a terminal that is paused (Ctrl-S) does not delay messages.
 """
 
 import threading
@@ -18,10 +18,10 @@ from sbpair.cli.render.screen import clean, spoken
 
 REFRESH_SECONDS = 0.5
 WIDE = 120
-"""From how many columns on a queue's whole path, and every figure of a number, has room."""
+"""From this width, whole paths and whole numbers fit."""
 
 MIN_LINES = 6
-"""Below this only the queues have room."""
+"""Below this height, only the queues fit."""
 
 CLOSE_SECONDS = 2.0
 
@@ -29,12 +29,9 @@ Row = TypeVar("Row", QueueRow, DestinationRow)
 Seen = TypeVar("Seen")
 
 
-# What fits
-
-
 @dataclass(frozen=True, slots=True)
-class LiveRow:
-    """What there is room for. The rest is `folded`, into a row or a number."""
+class FittingRows:
+    """The rows that fit. The others are `folded`, or only counted."""
 
     queues: tuple[QueueRow, ...]
     folded: tuple[QueueRow, ...]
@@ -42,8 +39,8 @@ class LiveRow:
     more_destinations: int
 
 
-def fit(view: BoardView, lines: int) -> LiveRow:
-    """What of a view fits into so many lines: what moves or needs somebody's eyes comes first."""
+def fit(view: BoardView, lines: int) -> FittingRows:
+    """Return the rows of a view that fit into `lines`; active rows and those with problems come first."""
     queues, destinations = view.queues, view.destinations
     room = lines - 3  # the heading, the total and the foot
     if room < MIN_LINES:
@@ -58,41 +55,38 @@ def fit(view: BoardView, lines: int) -> LiveRow:
     if len(queues) > room:
         queues = _foremost(tuple(row for row in queues if not row.idle), room - 1, _by_note)
     folded = tuple(row for row in view.queues if row not in queues)
-    return LiveRow(queues, folded, destinations, all_of_them - len(destinations))
+    return FittingRows(queues, folded, destinations, all_of_them - len(destinations))
 
 
 def _by_trouble(row: DestinationRow) -> tuple[float, ...]:
-    return not row.resting, -row.per_second, -row.sent
+    return not row.backing_off, -row.per_second, -row.sent
 
 
 def _by_note(row: QueueRow) -> tuple[float, ...]:
-    return not row.note, -row.per_second, -(row.left or 0)
+    return not row.note, -row.per_second, -(row.remaining or 0)
 
 
 def _foremost(rows: tuple[Row, ...], limit: int, key: Callable[[Row], tuple[float, ...]]) -> tuple[Row, ...]:
-    """The `most` that come first by `key`, in the order in which they stand."""
+    """Return the first `limit` rows by `key`, in their original order."""
     chosen = sorted(rows, key=key)[: max(0, limit)]
     return tuple(row for row in rows if row in chosen)
 
 
-# How it looks
-
-
 def draw(view: BoardView, width: int, lines: int) -> RenderableType:
-    """A view for a terminal."""
+    """Return a view as a drawing."""
     shown, wide = fit(view, lines), width >= WIDE
     parts: list[RenderableType] = [_queues(view, shown, wide=wide)]
     if shown.destinations or shown.more_destinations:
         parts += [Text(), _destinations(shown, wide=wide)]
-    # A short line, for the terminal's echo of Ctrl-C comes behind it, and must not begin another one.
-    parts.append(Text(f"after {spoken(view.seconds)}; Ctrl-C stops", "dim"))
+    # The terminal echoes Ctrl-C behind this line, so it is short.
+    parts.append(Text(f"running {spoken(view.seconds)} - Ctrl-C to stop", "dim"))
     return Group(*parts)
 
 
-def _queues(view: BoardView, shown: LiveRow, *, wide: bool) -> Table:
+def _queues(view: BoardView, shown: FittingRows, *, wide: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), expand=True, pad_edge=False)
     table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", min_width=5)
-    for heading in ("LEFT", "RECEIVED" if wide else "RECVD", "SENT", "MSG/S", "ETA", "OLDEST", "HAND"):
+    for heading in ("LEFT", "RECEIVED" if wide else "RECVD", "SENT", "MSG/S", "ETA", "OLDEST", "HELD"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
     for row in shown.queues:
@@ -105,7 +99,7 @@ def _queues(view: BoardView, shown: LiveRow, *, wide: bool) -> Table:
 
 
 def _cells(row: QueueRow, *, wide: bool) -> list[Text]:
-    left = "" if row.left is None else ("" if row.exact else "~") + number(row.left, wide=wide)
+    left = "" if row.remaining is None else ("" if row.exact else "~") + number(row.remaining, wide=wide)
     ages = ("" if seconds is None else spoken(seconds) for seconds in (row.eta_seconds, row.oldest_seconds))
     name = row.queue if wide or "/" not in row.queue else "…" + row.queue[row.queue.rfind("/") :]
     figures = [left, *(number(each, wide=wide) for each in (row.received, row.sent)), rate(row.per_second), *ages]
@@ -119,7 +113,7 @@ def _cells(row: QueueRow, *, wide: bool) -> list[Text]:
     ]
 
 
-def _destinations(shown: LiveRow, *, wide: bool) -> Table:
+def _destinations(shown: FittingRows, *, wide: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), expand=True, pad_edge=False)
     table.add_column("DESTINATION", no_wrap=True, overflow="ellipsis", min_width=16, max_width=60 if wide else 28)
     for heading in ("SENT", "MSG/S"):
@@ -134,7 +128,7 @@ def _destinations(shown: LiveRow, *, wide: bool) -> Table:
 
 
 def number(count: int, *, wide: bool) -> str:
-    """A count, to three figures where there is little room for more."""
+    """Return a count as text, with three digits if space is short."""
     if wide or count < 100_000:
         return str(count)
     scaled, units = count / 1000, iter("kMGTP")
@@ -145,7 +139,7 @@ def number(count: int, *, wide: bool) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Messages a second; what is little is not nothing."""
+    """Return messages a second as text; a small rate is not 0."""
     if not per_second:
         return ""
     if per_second < 0.05:
@@ -153,22 +147,19 @@ def rate(per_second: float) -> str:
     return f"{per_second:.1f}" if per_second < 9.95 else f"{per_second:.0f}"
 
 
-# The terminal
-
-
 class LiveTable(Generic[Seen]):
-    """Draws what `look` sees on stderr again and again while it is entered, and takes it away in the end.
+    """Draws the result of `sample` on stderr at intervals, and removes the drawing at the end.
 
-    `draw` is told the width and the lines that there are.
+    `draw` receives the sample, the width and the number of lines.
     """
 
-    def __init__(self, look: Callable[[], Seen], draw: Callable[[Seen, int, int], RenderableType]) -> None:
-        self._look = look
+    def __init__(self, sample: Callable[[], Seen], draw: Callable[[Seen, int, int], RenderableType]) -> None:
+        self._sample = sample
         self._draw = draw
         self._console = Console(stderr=True)
         self._size = self._console.size
         self._live = rich_live.Live(
-            get_renderable=self._picture,
+            get_renderable=self._drawing,
             console=self._console,
             auto_refresh=False,
             transient=True,
@@ -198,12 +189,12 @@ class LiveTable(Generic[Seen]):
     def _refresh(self) -> None:
         size = self._console.size
         if size != self._size:
-            # The terminal has wrapped its lines anew: nobody knows on how many the old picture stands.
+            # The terminal has rewrapped the old drawing onto an unknown number of lines.
             self._live.stop()
             self._console.clear()
             self._live.start()
             self._size = size
         self._live.refresh()
 
-    def _picture(self) -> RenderableType:
-        return self._draw(self._look(), self._console.width, self._console.height - 1)
+    def _drawing(self) -> RenderableType:
+        return self._draw(self._sample(), self._console.width, self._console.height - 1)

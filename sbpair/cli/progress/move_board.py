@@ -1,4 +1,4 @@
-"""What a mover tells, as the rows of a table at a moment. Pure: events and the time go in, rows come out."""
+"""The state of a move as rows of a table. Pure: events and the time go in, rows come out."""
 
 import math
 from collections import deque
@@ -20,25 +20,24 @@ from sbpair.move.events import (
 )
 
 RATE_SECONDS = 10.0
-"""Over how long a rate is taken."""
+"""Time span of a rate."""
 
 STEP_SECONDS = 0.5
-"""How often a counter is looked at for its rate; also the least time that a rate is taken over."""
+"""Time between samples of a counter; also the minimum time span of a rate."""
 
-SOON_SECONDS = 99 * 86_400.0
-"""An end that is further away than this is not worth telling."""
+MAX_ETA_SECONDS = 99 * 86_400.0
+"""Estimates beyond this are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
     """One backlog queue, or several together.
 
-    `left` is None where nobody may count; it is `exact` where it was counted and not reckoned. `idle` is one of which
-    there is nothing to say.
+    `remaining` is None if unknown, and `exact` if counted, not estimated. An `idle` queue has nothing to report.
     """
 
     queue: str
-    left: int | None = None
+    remaining: int | None = None
     exact: bool = True
     received: int = 0
     sent: int = 0
@@ -50,34 +49,34 @@ class QueueRow:
 
     @property
     def eta_seconds(self) -> float | None:
-        """When it will be empty at this rate, if nothing comes."""
-        if not self.left or not self.per_second:
+        """Seconds until it is empty at this rate."""
+        if not self.remaining or not self.per_second:
             return None
-        seconds = self.left / self.per_second
-        return seconds if seconds < SOON_SECONDS else None
+        seconds = self.remaining / self.per_second
+        return seconds if seconds < MAX_ETA_SECONDS else None
 
 
 @dataclass(frozen=True, slots=True)
 class DestinationRow:
-    """One destination. `resting` is why it takes nothing, and `next_seconds` when it is tried again."""
+    """One destination. `backing_off` is why it is unavailable, `retry_seconds` the time until the next attempt."""
 
     destination: str
     sent: int = 0
     per_second: float = 0.0
     waiting: int = 0
-    resting: str = ""
-    next_seconds: float = 0.0
+    backing_off: str = ""
+    retry_seconds: float = 0.0
 
     @property
     def note(self) -> str:
-        if not self.resting:
+        if not self.backing_off:
             return ""
-        return f"rests for {math.ceil(self.next_seconds)} s, {self.waiting} waiting: {self.resting}"
+        return f"retrying in {math.ceil(self.retry_seconds)} s, {self.waiting} waiting: {self.backing_off}"
 
 
 @dataclass(frozen=True, slots=True)
 class BoardView:
-    """All there is to see at a moment, `seconds` after the start."""
+    """The rows at a moment, `seconds` after the start."""
 
     queues: tuple[QueueRow, ...]
     destinations: tuple[DestinationRow, ...]
@@ -89,13 +88,13 @@ class BoardView:
 
 
 class RateMeter:
-    """How fast a counter grows."""
+    """The growth rate of a counter."""
 
     def __init__(self, now: float) -> None:
         self._marks: deque[tuple[float, int]] = deque([(now, 0)])
 
     def rate(self, now: float, count: int) -> float:
-        """How much it has grown a second, of late."""
+        """Record a sample; return the growth a second over the last RATE_SECONDS."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= now - RATE_SECONDS:
             marks.popleft()
@@ -107,7 +106,7 @@ class RateMeter:
 
 @dataclass
 class _QueueState:
-    """`counted` is (how many messages the queue held, how many had left it by then)."""
+    """A queue. `counted` is (its messages, how many had left it by then)."""
 
     at: QueueProgress
     meter: RateMeter
@@ -117,26 +116,26 @@ class _QueueState:
     done: bool = False
     blocked: tuple[tuple[str, ...], int] | None = None
     failed: tuple[str, float | None] | None = None
-    resting: set[str] = field(default_factory=set)
+    backing_off: set[str] = field(default_factory=set)
     dead_letters: int = 0
 
 
 @dataclass
 class _DestinationState:
-    """`resting` is, by lane, (why, until when)."""
+    """A destination. `backing_off` is by queue: (reason, until)."""
 
     at: DestinationProgress
     meter: RateMeter
-    resting: dict[str, tuple[str, float]] = field(default_factory=dict)
+    backing_off: dict[str, tuple[str, float]] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
 
 
 class Board:
-    """All that is known of a run. `now` is in seconds of any clock that does not jump."""
+    """The state of a run. `now` is in seconds of a monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._started = now
-        self._lanes: dict[str, _QueueState] = {}
+        self._queues: dict[str, _QueueState] = {}
         self._destinations: dict[str, _DestinationState] = {}
 
     def take(self, event: SyphonEvent, now: float) -> None:
@@ -144,39 +143,39 @@ class Board:
         match event:
             case QueuesFound(queues):
                 for queue in queues:
-                    self._lane(queue)
+                    self._queue(queue)
             case QueueProgress(queue):
-                self._progress(self._lane(queue), event)
+                self._progress(self._queue(queue), event)
             case QueueDepths(queue, messages, oldest_ms):
-                lane = self._lane(queue)
-                lane.counted, lane.oldest_ms = (messages, lane.at.gone), oldest_ms
+                state = self._queue(queue)
+                state.counted, state.oldest_ms = (messages, state.at.gone), oldest_ms
             case DestinationProgress(destination):
                 self._destination(destination).at = event
             case DestinationBackingOff(queue, destination, reason, seconds, waiting):
-                self._lane(queue).resting.add(destination)
+                self._queue(queue).backing_off.add(destination)
                 found = self._destination(destination)
-                found.resting[queue], found.waiting[queue] = (reason, now + seconds), waiting
+                found.backing_off[queue], found.waiting[queue] = (reason, now + seconds), waiting
             case DestinationRecovered(queue, destination):
                 self._back(queue, destination)
             case DeadLettered(queue):
-                self._lane(queue).dead_letters += 1
+                self._queue(queue).dead_letters += 1
             case QueueOpened() | QueueBlocked() | QueueDone() | QueueFailed():
-                self._turn(self._lane(event.queue), event, now)
+                self._turn(self._queue(event.queue), event, now)
 
-    def look(self, now: float, now_ms: int) -> BoardView:
-        """The rows at this moment; `now_ms` is the same in ms since 1970."""
+    def view(self, now: float, now_ms: int) -> BoardView:
+        """Return the rows at this moment; `now_ms` is the same in ms since 1970."""
         return BoardView(
-            tuple(self._queue_row(self._lanes[name], now, now_ms) for name in sorted(self._lanes, key=_natural)),
+            tuple(self._queue_row(self._queues[name], now, now_ms) for name in sorted(self._queues, key=natural_key)),
             tuple(_destination_row(self._destinations[name], now) for name in sorted(self._destinations)),
             now - self._started,
         )
 
     # Events
 
-    def _lane(self, queue: str) -> _QueueState:
-        if queue not in self._lanes:
-            self._lanes[queue] = _QueueState(QueueProgress(queue, 0, 0, 0), RateMeter(self._started))
-        return self._lanes[queue]
+    def _queue(self, queue: str) -> _QueueState:
+        if queue not in self._queues:
+            self._queues[queue] = _QueueState(QueueProgress(queue, 0, 0, 0), RateMeter(self._started))
+        return self._queues[queue]
 
     def _destination(self, path: str) -> _DestinationState:
         key = path.lower()
@@ -184,43 +183,45 @@ class Board:
             self._destinations[key] = _DestinationState(DestinationProgress(path, 0, 0), RateMeter(self._started))
         return self._destinations[key]
 
-    def _progress(self, lane: _QueueState, at: QueueProgress) -> None:
-        if lane.blocked is not None and at.received > lane.blocked[1]:
-            lane.blocked = None
+    def _progress(self, state: _QueueState, at: QueueProgress) -> None:
+        if state.blocked is not None and at.received > state.blocked[1]:
+            state.blocked = None
         if at.remaining is not None:
-            lane.counted = at.remaining, at.gone
-        lane.at = at
+            state.counted = at.remaining, at.gone
+        state.at = at
 
     def _back(self, queue: str, destination: str) -> None:
-        self._lane(queue).resting.discard(destination)
+        self._queue(queue).backing_off.discard(destination)
         found = self._destination(destination)
-        found.resting.pop(queue, None)
+        found.backing_off.pop(queue, None)
         found.waiting.pop(queue, None)
 
-    def _turn(self, lane: _QueueState, event: QueueOpened | QueueBlocked | QueueDone | QueueFailed, now: float) -> None:
+    def _turn(
+        self, state: _QueueState, event: QueueOpened | QueueBlocked | QueueDone | QueueFailed, now: float
+    ) -> None:
         match event:
             case QueueBlocked(_queue, destinations):
-                lane.blocked = destinations, lane.at.received
+                state.blocked = destinations, state.at.received
                 return
             case QueueFailed(_queue, reason, retry_seconds):
-                lane.failed = reason, None if retry_seconds is None else now + retry_seconds
+                state.failed = reason, None if retry_seconds is None else now + retry_seconds
             case _:
-                lane.failed = None
-        lane.opened, lane.done, lane.blocked = True, isinstance(event, QueueDone), None
-        # Whatever it had in hand is back in the queue, and no destination has anything to do with it.
-        at = lane.at
-        lane.at = QueueProgress(at.queue, at.received, at.sent, 0, None, at.gone)
-        for destination in tuple(lane.resting):
+                state.failed = None
+        state.opened, state.done, state.blocked = True, isinstance(event, QueueDone), None
+        # The queue holds its messages again, and no destination waits for them.
+        at = state.at
+        state.at = QueueProgress(at.queue, at.received, at.sent, 0, None, at.gone)
+        for destination in tuple(state.backing_off):
             self._back(at.queue, destination)
 
     # Rows
 
-    def _queue_row(self, lane: _QueueState, now: float, now_ms: int) -> QueueRow:
-        at, note = lane.at, _note(lane, now)
-        dead = f"{lane.dead_letters} dead-lettered" if lane.dead_letters else ""
-        left, exact = _left(lane)
-        oldest_ms = at.oldest_ms or (lane.oldest_ms if left else None)
-        rate = lane.meter.rate(now, at.sent)
+    def _queue_row(self, state: _QueueState, now: float, now_ms: int) -> QueueRow:
+        at, note = state.at, _note(state, now)
+        dead = f"{state.dead_letters} dead-lettered" if state.dead_letters else ""
+        left, exact = _left(state)
+        oldest_ms = at.oldest_ms or (state.oldest_ms if left else None)
+        rate = state.meter.rate(now, at.sent)
         return QueueRow(
             at.queue,
             left,
@@ -231,52 +232,52 @@ class Board:
             None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
             at.held,
             "; ".join(filter(None, (note, dead))),
-            idle=not (left or at.held or rate or dead or (note and not lane.done)),
+            idle=not (left or at.held or rate or dead or (note and not state.done)),
         )
 
 
-def _note(lane: _QueueState, now: float) -> str:
-    if lane.failed is not None:
-        reason, again = lane.failed
+def _note(state: _QueueState, now: float) -> str:
+    if state.failed is not None:
+        reason, again = state.failed
         if again is None:
             return f"failed: {reason}"
         return f"next try in {math.ceil(max(0.0, again - now))} s: {reason}"
-    if lane.blocked is not None:
-        return f"blocked by {', '.join(lane.blocked[0])}"
-    if lane.resting:
-        return f"waits for {', '.join(sorted(lane.resting))}"
-    if lane.done:
+    if state.blocked is not None:
+        return f"blocked by {', '.join(state.blocked[0])}"
+    if state.backing_off:
+        return f"waiting for {', '.join(sorted(state.backing_off))}"
+    if state.done:
         return "done"
-    return "" if lane.opened else "connecting"
+    return "" if state.opened else "connecting"
 
 
-def _left(lane: _QueueState) -> tuple[int | None, bool]:
-    """How many messages are left in a queue, and whether that was counted."""
-    if lane.counted is None:
+def _left(state: _QueueState) -> tuple[int | None, bool]:
+    """Return how many messages remain in a queue, and whether that is exact."""
+    if state.counted is None:
         return None, True
-    messages, gone = lane.counted
-    since = lane.at.gone - gone
-    reckoned = max(messages - since, lane.at.held)
-    return reckoned, reckoned == messages
+    messages, gone = state.counted
+    since = state.at.gone - gone
+    estimate = max(messages - since, state.at.held)
+    return estimate, estimate == messages
 
 
 def _destination_row(found: _DestinationState, now: float) -> DestinationRow:
     at = found.at
     rate = found.meter.rate(now, at.sent)
-    if not found.resting:
+    if not found.backing_off:
         return DestinationRow(at.destination, at.sent, rate, at.waiting)
-    reason, until = min(found.resting.values(), key=lambda each: each[1])
+    reason, until = min(found.backing_off.values(), key=lambda each: each[1])
     waiting = at.waiting or sum(found.waiting.values())
     return DestinationRow(at.destination, at.sent, rate, waiting, reason, max(0.0, until - now))
 
 
 def together(name: str, rows: tuple[QueueRow, ...]) -> QueueRow:
-    """Several queues as one row. What is left is known where it is known of all."""
-    lefts = [row.left for row in rows if row.left is not None]
+    """Return several queues as one row. `remaining` is known if it is known of all."""
+    known = [row.remaining for row in rows if row.remaining is not None]
     ages = [row.oldest_seconds for row in rows if row.oldest_seconds is not None]
     return QueueRow(
         name,
-        sum(lefts) if lefts and len(lefts) == len(rows) else None,
+        sum(known) if known and len(known) == len(rows) else None,
         all(row.exact for row in rows),
         sum(row.received for row in rows),
         sum(row.sent for row in rows),
@@ -286,7 +287,7 @@ def together(name: str, rows: tuple[QueueRow, ...]) -> QueueRow:
     )
 
 
-def _natural(queue: str) -> tuple[str, int, str]:
-    """Queue 10 comes behind queue 9."""
+def natural_key(queue: str) -> tuple[str, int, str]:
+    """Return a sort key that puts queue 10 behind queue 9."""
     path, _slash, last = queue.rpartition("/")
     return path, int(last) if last.isascii() and last.isdigit() else 0, last

@@ -1,15 +1,13 @@
-"""What a mover tells while it works: a table that moves on a terminal, lines of JSON for a program, or words.
-
-In words only what somebody should know is a line; how far each lane is, moves, or is told from time to time.
-"""
+"""The progress of a move: a live table, JSON lines, or text for events that need attention."""
 
 import threading
 import time
-from collections.abc import Iterable
+from types import TracebackType
 
 from sbpair.cli.progress.event_lines import EventLines
 from sbpair.cli.progress.move_board import Board, BoardView
-from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.progress.reporting import LineWriter, Progress, choose_form, live_table, wall_clock_ms
+from sbpair.cli.render.screen import Screen
 from sbpair.move.events import (
     DeadLettered,
     DestinationBackingOff,
@@ -22,157 +20,129 @@ from sbpair.move.events import (
 )
 
 SAMPLE_SECONDS = 30.0
-"""How often a queue may be counted for those who watch: a count costs as much as ten messages."""
+"""Time between counts of a queue for a live view; a count costs as much as ten messages."""
 
 TICK_SECONDS = 1.0
 CLOSE_SECONDS = 2.0
 
 
-class MoveProgress:
-    """Takes events in while it is entered, and says in words what is worth some.
-
-    `sample_seconds` is how often queues are to be counted for it, if they are.
-    """
+class MoveProgress(Progress):
+    """Prints events that need attention. `sample_seconds` is the time between counts of a queue; None for none."""
 
     sample_seconds: float | None = None
 
     def __init__(self, screen: Screen) -> None:
-        self._tell = EventPrinter(screen)
-
-    def __enter__(self) -> "MoveProgress":
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        return
+        super().__init__()
+        self._print = EventPrinter(screen)
 
     def __call__(self, event: SyphonEvent) -> None:
-        """Take one event in."""
-        self._tell(event)
+        """Report one event."""
+        self._print(event)
 
 
 class LiveMoveProgress(MoveProgress):
-    """The state of every lane, drawn while it is entered; the words go by above it."""
+    """Draws every queue and destination, and prints the text above."""
 
     sample_seconds = SAMPLE_SECONDS
 
     def __init__(self, screen: Screen) -> None:
-        # A tenth of a second to load, for a terminal only.
-        from sbpair.cli.progress.live_table import LiveTable, draw
+        from sbpair.cli.progress.live_table import draw
 
         super().__init__(screen)
         self._board = Board(time.monotonic())
-        self._lock = threading.Lock()  # it is drawn by a thread
-        self._live = LiveTable(self._look, draw)
-
-    def __enter__(self) -> MoveProgress:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._live.__exit__(*details)
+        self._lock = threading.Lock()  # a thread draws it
+        self._shown = live_table(self._view, draw)
 
     def __call__(self, event: SyphonEvent) -> None:
         with self._lock:
             self._board.take(event, time.monotonic())
-        self._tell(event)
+        self._print(event)
 
-    def _look(self) -> BoardView:
+    def _view(self) -> BoardView:
         with self._lock:
-            return self._board.look(time.monotonic(), _now_ms())
+            return self._board.view(time.monotonic(), wall_clock_ms())
 
 
 class JsonMoveProgress(MoveProgress):
-    """Lines of JSON instead of words. Where they cannot be written any more, messages are moved all the same."""
+    """Writes JSON lines instead of text."""
 
     sample_seconds = SAMPLE_SECONDS
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(screen)
-        self._screen = screen
+        self._writer = LineWriter(screen)
         self._lines = EventLines(time.monotonic())
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
 
-    def __enter__(self) -> MoveProgress:
+    def __enter__(self) -> "JsonMoveProgress":
         self._thread.start()
         return self
 
-    def __exit__(self, *_details: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._ended.set()
         self._thread.join(CLOSE_SECONDS)
-        self._write(self._lines.tick(time.monotonic(), _now_ms(), last=True))
+        self._writer.write(self._lines.tick(time.monotonic(), wall_clock_ms(), last=True))
 
     def __call__(self, event: SyphonEvent) -> None:
         with self._lock:
-            self._write(self._lines.take(event, time.monotonic(), _now_ms()))
+            self._writer.write(self._lines.take(event, time.monotonic(), wall_clock_ms()))
 
-    def _run(self) -> None:
+    def _tick(self) -> None:
         while not self._ended.wait(TICK_SECONDS):
             with self._lock:
-                self._write(self._lines.tick(time.monotonic(), _now_ms()))
-
-    def _write(self, lines: Iterable[Document]) -> None:
-        try:
-            for line in lines:
-                self._screen.event(line)
-        except OSError:
-            return
+                self._writer.write(self._lines.tick(time.monotonic(), wall_clock_ms()))
 
 
-def lanes(screen: Screen, *, watch: bool) -> MoveProgress:
-    """What suits those who look at stderr."""
-    if screen.animated:
-        return LiveMoveProgress(screen)
-    return JsonMoveProgress(screen) if watch and screen.eventful else MoveProgress(screen)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+def move_progress(screen: Screen, *, watch: bool) -> MoveProgress:
+    """Return the progress of a move, in the form that suits stderr; --once has no JSON lines."""
+    return choose_form(screen, LiveMoveProgress, JsonMoveProgress if watch else MoveProgress, MoveProgress)
 
 
 class EventPrinter:
-    """Events in words, where they are worth some. What ten lanes find out at once is said once."""
+    """Prints events as text; the same problem of several queues only once."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._resting: set[str] = set()
+        self._backing_off: set[str] = set()
         self._failed: set[str] = set()
 
     def __call__(self, event: SyphonEvent) -> None:
         match event:
             case QueueFailed(queue, reason, retry_seconds):
-                again = "" if retry_seconds is None else f"; next attempt in {retry_seconds:.1f} s"
-                self._once(self._failed, reason, f"{queue}: {reason}{again}")
+                retry = "" if retry_seconds is None else f"; retrying in {retry_seconds:.1f} s"
+                self._once(self._failed, reason, f"{queue}: {reason}{retry}")
             case DestinationBackingOff(_queue, destination, reason, seconds, waiting):
-                count = f"{waiting} message{'s' if waiting != 1 else ''}"
-                text = f"{destination} rests for {seconds:.1f} s with {count} waiting: {reason}"
-                self._once(self._resting, destination, text)
+                text = f"{destination} unavailable, retrying in {seconds:.1f} s ({waiting} waiting): {reason}"
+                self._once(self._backing_off, destination, text)
             case DestinationRecovered(_queue, destination):
-                if destination in self._resting:
-                    self._resting.discard(destination)
-                    self._screen.say(f"{destination} takes messages again")
+                if destination in self._backing_off:
+                    self._backing_off.discard(destination)
+                    self._screen.say(f"{destination} available again")
             case QueueOpened():
-                # Whatever has kept lanes from opening is worth a word again when it comes back.
+                # A failure that comes back is worth another warning.
                 self._failed.clear()
             case _:
-                tell(self._screen, event)
+                print_event(self._screen, event)
 
-    def _once(self, said: set[str], key: str, text: str) -> None:
-        if key in said:
+    def _once(self, printed: set[str], key: str, text: str) -> None:
+        if key in printed:
             self._screen.detail(text)
         else:
-            said.add(key)
+            printed.add(key)
             self._screen.warn(text)
 
 
-def tell(screen: Screen, event: SyphonEvent) -> None:
-    """One event in words that need no memory."""
+def print_event(screen: Screen, event: SyphonEvent) -> None:
+    """Print one event that needs no memory."""
     match event:
         case QueuesFound(queues, stranded, managed):
-            screen.detail(f"{len(queues)} backlog queues{'' if managed else ', taken from the count: no Manage claim'}")
+            screen.detail(f"{len(queues)} backlog queues{'' if managed else ', from the count: no Manage claim'}")
             for queue in stranded:
-                screen.warn(f"{queue} lies beyond the pair's count: no client uses it, and it is emptied all the same")
+                screen.warn(f"{queue} is beyond the pair's count: no client uses it; it is emptied, too")
         case QueueBlocked(queue, destinations):
             screen.warn(f"{queue} is blocked by {', '.join(destinations)}")
         case DeadLettered(queue, sequence_number, message_id, reason, description):

@@ -1,9 +1,9 @@
-"""How far a replay's phase is, queue by queue or destination by destination; pure, and drawn elsewhere."""
+"""The progress of a replay's phase, by queue or destination. Pure."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sbpair.cli.progress.move_board import SOON_SECONDS, RateMeter
+from sbpair.cli.progress.move_board import MAX_ETA_SECONDS, RateMeter, natural_key
 
 if TYPE_CHECKING:
     from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
@@ -13,7 +13,7 @@ OF_QUEUES = ("drain", "move")
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """One queue or destination. `whole` is None where nobody may count."""
+    """One queue or destination. `whole` is None if unknown."""
 
     name: str
     done: int
@@ -22,16 +22,16 @@ class PhaseRow:
 
     @property
     def eta_seconds(self) -> float | None:
-        """When it will be done at this rate."""
+        """Seconds until it is done at this rate."""
         if self.whole is None or self.done >= self.whole or not self.per_second:
             return None
         seconds = (self.whole - self.done) / self.per_second
-        return seconds if seconds < SOON_SECONDS else None
+        return seconds if seconds < MAX_ETA_SECONDS else None
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseView:
-    """A moment. `heading` is what the rows are, `seconds` how long the phase has taken; there are rows or none."""
+    """A phase at a moment, `seconds` after its start. `heading` names the kind of rows."""
 
     phase: str
     heading: str
@@ -50,7 +50,7 @@ class PhaseView:
 
 
 class PhaseBoard:
-    """What is known of the phase that a run is in. Pure; `now` is in seconds of any clock that does not jump."""
+    """The state of the current phase. `now` is in seconds of a monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._phase, self._since = "", now
@@ -67,7 +67,7 @@ class PhaseBoard:
         self._whole[expected.phase] = expected.by
 
     def take(self, progress: "PhaseProgress", now: float) -> None:
-        """What was there when it was first looked at, has come before, and says nothing of how fast it goes."""
+        """Apply progress. Messages that are there at the first sample do not count towards a rate."""
         if progress.phase != self._phase:
             return
         for name, done in progress.by.items():
@@ -75,9 +75,9 @@ class PhaseBoard:
                 self._meters[name] = RateMeter(self._since if self._done else now), 0 if self._done else done
         self._done = progress.by
 
-    def look(self, now: float) -> PhaseView:
+    def view(self, now: float) -> PhaseView:
         whole = self._whole.get(self._phase, {})
-        names = sorted({*whole, *self._done}, key=_natural)
+        names = sorted({*whole, *self._done}, key=natural_key)
         heading = "QUEUE" if self._phase in OF_QUEUES else "DESTINATION"
         return PhaseView(self._phase, heading, tuple(self._row(name, whole, now) for name in names), now - self._since)
 
@@ -87,8 +87,3 @@ class PhaseBoard:
             return PhaseRow(name, done, whole.get(name), 0.0)
         meter, before = self._meters[name]
         return PhaseRow(name, done, whole.get(name), meter.rate(now, done - before))
-
-
-def _natural(name: str) -> tuple[str, int, str]:
-    path, _slash, last = name.rpartition("/")
-    return path, int(last) if last.isascii() and last.isdigit() else 0, last

@@ -1,4 +1,4 @@
-"""The phase of a replay as bars that move on a terminal, as wide and as high as the terminal is at that moment."""
+"""The phase of a replay as bars in a live table."""
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -13,12 +13,12 @@ BAR_WIDTH, BAR_WIDTH_WIDE = 16, 32
 
 
 def draw(view: PhaseView, width: int, lines: int) -> RenderableType:
-    """A view for a terminal."""
+    """Return a view as a drawing."""
     parts: list[RenderableType] = []
     if view.rows:
         parts.append(_rows(view, lines - 3, wide=width >= WIDE))
-    # A short line, for the terminal's echo of Ctrl-C comes behind it, and must not begin another one.
-    parts.append(Text(f"{view.phase or 'begin'} for {spoken(view.seconds)}; Ctrl-C stops", "dim"))
+    # The terminal echoes Ctrl-C behind this line, so it is short.
+    parts.append(Text(f"{view.phase or 'start'} {spoken(view.seconds)} - Ctrl-C to stop", "dim"))
     return Group(*parts)
 
 
@@ -39,7 +39,7 @@ def _rows(view: PhaseView, room: int, *, wide: bool) -> Table:
 
 
 def _foremost(rows: tuple[PhaseRow, ...], room: int) -> tuple[PhaseRow, ...]:
-    """Those that there is room for, in the order in which they stand: what moves comes first, then what is to come."""
+    """Return the rows that fit, in their order; active ones have priority, then unfinished ones."""
     if len(rows) <= room:
         return rows
     chosen = sorted(rows, key=lambda row: (-row.per_second, (row.whole or 0) <= row.done, -row.done))
@@ -57,7 +57,7 @@ def _cells(row: PhaseRow, *, wide: bool) -> list[RenderableType]:
     name = Text(clean(row.name if wide else _short(row.name)))
     bar: RenderableType = Text()
     if row.whole is not None:
-        # What came since it was counted may come along: there is no more than the whole.
+        # Messages enqueued after the count may also be drained.
         bar = ProgressBar(total=row.whole or 1, completed=min(row.done, row.whole) if row.whole else 1)
     whole = "" if row.whole is None else number(row.whole, wide=wide)
     eta = "" if row.eta_seconds is None else spoken(row.eta_seconds)

@@ -1,7 +1,4 @@
-"""What a replay tells while it works: bars that move on a terminal, lines of JSON for a program, or words.
-
-A phase is said when it begins. How far it is moves, or is told every few seconds where it has changed.
-"""
+"""The progress of a replay: live bars, JSON lines, or text. Progress is reported at intervals, after a change."""
 
 import threading
 import time
@@ -9,32 +6,28 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sbpair.cli.progress.phase_board import PhaseBoard, PhaseRow, PhaseView
+from sbpair.cli.progress.reporting import LineWriter, Progress, choose_form, event_line, live_table, wall_clock_ms
 from sbpair.cli.render.screen import Document, Screen
 
 if TYPE_CHECKING:
     from sbpair.replay.progress import Event, ReplayPhase
 
 SCHEMA = "sbpair/replay-event/1"
-TELL_SECONDS = 5.0
+REPORT_SECONDS = 5.0
 
 
-class ReplayProgress:
-    """Takes events in while it is entered: in words."""
+class ReplayProgress(Progress):
+    """Prints each phase and its progress as text."""
 
     def __init__(self, screen: Screen) -> None:
+        super().__init__()
         self._screen = screen
         self._board = PhaseBoard(time.monotonic())
-        self._lock = threading.Lock()  # it is drawn by a thread
+        self._lock = threading.Lock()  # a thread draws it
         self._next, self._last = 0.0, 0
 
-    def __enter__(self) -> "ReplayProgress":
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        return
-
     def __call__(self, event: "Event") -> None:
-        """Take one event in."""
+        """Report one event."""
         from sbpair.replay.progress import Expected, ReplayPhase
 
         now = time.monotonic()
@@ -46,67 +39,57 @@ class ReplayProgress:
             else:
                 self._board.take(event, now)
         if isinstance(event, ReplayPhase):
-            self._next, self._last = now + TELL_SECONDS, 0
-            self._begin(event)
+            self._next, self._last = now + REPORT_SECONDS, 0
+            self._report_phase(event)
         elif not isinstance(event, Expected) and now >= self._next and event.messages != self._last:
-            self._next, self._last = now + TELL_SECONDS, event.messages
-            self._go_on(self._look())
+            self._next, self._last = now + REPORT_SECONDS, event.messages
+            self._report(self._view())
 
-    def _begin(self, phase: "ReplayPhase") -> None:
+    def _report_phase(self, phase: "ReplayPhase") -> None:
         self._screen.say(phase.text)
 
-    def _go_on(self, view: PhaseView) -> None:
+    def _report(self, view: PhaseView) -> None:
         total = view.total
         of = "" if total.whole is None else f" of {total.whole}"
         self._screen.say(f"{view.phase}: {total.done}{of} messages, {total.per_second:.0f} a second")
 
-    def _look(self) -> PhaseView:
+    def _view(self) -> PhaseView:
         with self._lock:
-            return self._board.look(time.monotonic())
+            return self._board.view(time.monotonic())
 
 
 class LiveReplayProgress(ReplayProgress):
-    """A bar for each queue or destination, drawn while it is entered; the phases go by above them."""
+    """Draws a bar for each queue or destination, and prints the phases above."""
 
     def __init__(self, screen: Screen) -> None:
-        # A tenth of a second to load, for a terminal only.
-        from sbpair.cli.progress.live_table import LiveTable
         from sbpair.cli.progress.phase_table import draw
 
         super().__init__(screen)
-        self._live = LiveTable(self._look, draw)
+        self._shown = live_table(self._view, draw)
 
-    def __enter__(self) -> ReplayProgress:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._live.__exit__(*details)
-
-    def _go_on(self, view: PhaseView) -> None:
-        """It is seen."""
+    def _report(self, view: PhaseView) -> None:
+        """Do nothing: the bars show it."""
 
 
 class JsonReplayProgress(ReplayProgress):
-    """Lines of JSON instead of words. Where they cannot be written any more, messages are moved all the same."""
+    """Writes JSON lines instead of text."""
 
-    def _begin(self, phase: "ReplayPhase") -> None:
-        self._write({"event": "phase", "phase": phase.name, "text": phase.text, "run": phase.run or None})
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(screen)
+        self._writer = LineWriter(screen)
 
-    def _go_on(self, view: PhaseView) -> None:
+    def _report_phase(self, phase: "ReplayPhase") -> None:
+        self._write("phase", {"phase": phase.name, "text": phase.text, "run": phase.run or None})
+
+    def _report(self, view: PhaseView) -> None:
         for row in (view.total, *view.rows):
-            self._write(dict(_line(view, row)))
+            self._write("progress", dict(_fields(view, row)))
 
-    def _write(self, document: Document) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        try:
-            self._screen.event({"schema": SCHEMA, "time": now, "level": "info", **document})
-        except OSError:
-            return
+    def _write(self, name: str, document: Document) -> None:
+        self._writer.write([{**event_line(SCHEMA, name, wall_clock_ms()), **document}])
 
 
-def _line(view: PhaseView, row: PhaseRow) -> Iterator[tuple[str, object]]:
-    yield "event", "progress"
+def _fields(view: PhaseView, row: PhaseRow) -> Iterator[tuple[str, object]]:
     yield "phase", view.phase
     yield view.heading.lower(), None if row.name == "total" else row.name
     yield "messages", row.done
@@ -115,8 +98,6 @@ def _line(view: PhaseView, row: PhaseRow) -> Iterator[tuple[str, object]]:
     yield "eta_seconds", None if row.eta_seconds is None else round(row.eta_seconds)
 
 
-def phases(screen: Screen) -> ReplayProgress:
-    """What suits those who look at stderr."""
-    if screen.animated:
-        return LiveReplayProgress(screen)
-    return JsonReplayProgress(screen) if screen.eventful else ReplayProgress(screen)
+def replay_progress(screen: Screen) -> ReplayProgress:
+    """Return the progress of a replay, in the form that suits stderr."""
+    return choose_form(screen, LiveReplayProgress, JsonReplayProgress, ReplayProgress)

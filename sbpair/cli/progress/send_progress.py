@@ -1,4 +1,4 @@
-"""What `sbpair send` tells while it sends: one line that moves on a terminal, and every change of where messages go."""
+"""The progress of `sbpair send`: a live line on a terminal, and changes of the destination as text."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ REFRESH_SECONDS = 0.1
 
 
 class SendProgress:
-    """Takes the events of a feed in; entered, it shows on a terminal where nobody types how far it is."""
+    """Shows the number of sent messages on a terminal while it is entered, unless the user types the lines."""
 
     def __init__(self, screen: Screen, entity: str, *, typing: bool) -> None:
         self._screen = screen
@@ -28,7 +28,7 @@ class SendProgress:
         self._shown_at = 0.0
 
     def __enter__(self) -> "SendProgress":
-        # It logs the events that are told here in other words.
+        # It logs the events that are printed here in other words.
         logging.getLogger("sbpair.failover.events").setLevel(logging.ERROR)
         if self._animated:
             # A tenth of a second to load, for a terminal only.
@@ -43,7 +43,7 @@ class SendProgress:
             self._status.stop()
 
     def __call__(self, event: "SendEvent") -> None:
-        """Take one event in."""
+        """Report one event."""
         from sbpair.failover.events import SendInDoubt
         from sbpair.failover.failover_send import Delivered
 

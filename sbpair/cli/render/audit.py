@@ -1,4 +1,4 @@
-"""What `sbpair audit` shows: its findings as JSON and as text, and on a terminal what it is doing meanwhile."""
+"""The findings of `sbpair audit` as JSON and text, and its progress on a terminal."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,32 +15,32 @@ SCHEMA = "sbpair/audit/1"
 LISTS = (Outcome.MISSING, Outcome.EXTRA, Outcome.DRIFTED, Outcome.OK, Outcome.FOREIGN)
 MEGABYTE = 1024 * 1024
 DESTINATIONS_SHOWN = 40
-IDLE_WORTH_SAYING_SECONDS = 86_400
+MIN_NOTED_IDLE_SECONDS = 86_400
 
 
 class AuditProgress:
-    """Takes the events of an audit in; entered, it shows on a terminal how many messages have been looked at."""
+    """Shows the number of peeked messages on a terminal while it is entered."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._looking = ForecastProgress(screen)
+        self._peeking = ForecastProgress(screen)
 
     def __enter__(self) -> "AuditProgress":
-        self._looking.__enter__()
+        self._peeking.__enter__()
         return self
 
     def __exit__(self, *details: object) -> None:
-        self._looking.__exit__(*details)
+        self._peeking.__exit__(*details)
 
     def __call__(self, event: ControlEvent | Peeked) -> None:
         if isinstance(event, Peeked):
-            self._looking(event)
+            self._peeking(event)
         else:
             queues.progress(self._screen, event)
 
 
 def document(audit: Audit) -> dict[str, object]:
-    """The audit as its JSON contract has it."""
+    """Return the audit as JSON."""
     return {
         "schema": SCHEMA,
         **{str(each): [_entry(item) for item in audit.of(each)] for each in LISTS},
@@ -51,7 +51,7 @@ def document(audit: Audit) -> dict[str, object]:
 
 
 def lines(audit: Audit) -> list[Document]:
-    """The same, one object a thing."""
+    """Return one object for each queue, destination and skipped item."""
     whole: tuple[tuple[str, tuple[DestinationSummary | Unseen, ...]], ...] = (
         ("destination", audit.destinations),
         ("not_looked_at", audit.unseen),
@@ -63,14 +63,14 @@ def lines(audit: Audit) -> list[Document]:
 
 
 def table(audit: Audit) -> Iterator[str]:
-    """The same, for people."""
+    """Yield the audit as text."""
     if audit.items:
-        heading = ("QUEUE", "OUTCOME", "ACTIVE", "DEAD", "SCHEDULED", "TOTAL", "OLDEST", "FULL", "REMARK")
+        heading = ("QUEUE", "OUTCOME", "ACTIVE", "DEAD", "SCHEDULED", "TOTAL", "OLDEST", "FULL", "NOTE")
         yield from columns([heading, *map(_row, audit)])
     if audit.destinations:
         yield ""
         rows = [_destination_row(each) for each in audit.destinations[:DESTINATIONS_SHOWN]]
-        yield from columns([("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "REMARK"), *rows])
+        yield from columns([("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "NOTE"), *rows])
         if len(audit.destinations) > DESTINATIONS_SHOWN:
             yield f"… and {len(audit.destinations) - DESTINATIONS_SHOWN} more: --output json has all of them"
 
@@ -99,16 +99,13 @@ def _rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 3)
 
 
-# For people
-
-
 def _row(item: QueueItem) -> list[object]:
-    *cells, remark = queues.row(item, counted=True)
+    *cells, note = queues.row(item, counted=True)
     fill = item.detail.fill if item.detail else None
     if fill is None:
-        return [*cells, "", "", remark]
+        return [*cells, "", "", note]
     oldest = "" if fill.oldest_seconds is None else spoken(fill.oldest_seconds)
-    return [*cells, oldest, _share(fill), "; ".join(filter(None, (str(remark), *_remarks(fill))))]
+    return [*cells, oldest, _share(fill), "; ".join(filter(None, (str(note), *_notes(fill))))]
 
 
 def _share(fill: Utilisation) -> str:
@@ -117,15 +114,15 @@ def _share(fill: Utilisation) -> str:
     return "<1%" if 0 < fill.share < 0.01 else f"{fill.share:.0%}"
 
 
-def _remarks(fill: Utilisation) -> Iterator[str]:
-    if fill.idle or (fill.idle_seconds or 0) >= IDLE_WORTH_SAYING_SECONDS:
-        yield f"not used for {spoken(fill.idle_seconds or 0)}"
+def _notes(fill: Utilisation) -> Iterator[str]:
+    if fill.idle or (fill.idle_seconds or 0) >= MIN_NOTED_IDLE_SECONDS:
+        yield f"unused for {spoken(fill.idle_seconds or 0)}"
     if fill.full_in_seconds is not None:
-        yield f"full in {spoken(fill.full_in_seconds)} at this rate{': bring it back now' if is_full(fill) else ''}"
+        yield f"full in {spoken(fill.full_in_seconds)} at this rate{': move it now' if is_full(fill) else ''}"
     elif fill.bytes_per_second is not None:
         yield "not growing"
     if fill.looked_at is not None and not fill.saw_all:
-        yield f"looked at the first {fill.looked_at} only"
+        yield f"peeked only the first {fill.looked_at}"
 
 
 def _destination_row(each: DestinationSummary) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What `sbpair syphon --dry-run` and `sbpair replay plan` show: a forecast as JSON and as text."""
+"""The forecast of `sbpair syphon --dry-run` and `sbpair replay plan` as JSON and text."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from sbpair.cli.progress.move_progress import tell
+from sbpair.cli.progress.move_progress import print_event
 from sbpair.cli.render.screen import Screen, clean, columns, size, spoken
 from sbpair.model.queues import Retrying
 from sbpair.move.events import QueuesFound
@@ -28,10 +28,7 @@ REASONS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class ForecastWording:
-    """What a command calls the fates of messages, and the list of those that can go nowhere.
-
-    `again` is whether it counts repetitions.
-    """
+    """The words of a command for the outcomes of messages. `again` is whether it counts duplicates."""
 
     schema: str
     outcomes: "Mapping[str, str]"
@@ -58,7 +55,7 @@ REPLAY = ForecastWording(
 
 
 def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str, object]:
-    """The forecast as its JSON contract has it."""
+    """Return the forecast as JSON."""
 
     def sums(flow: FlowStats) -> dict[str, object]:
         return _sums(flow, forecast.now_ms, words)
@@ -89,24 +86,23 @@ def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str,
 
 
 def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str]:
-    """The forecast for people."""
+    """Yield the forecast as text."""
     flows, whole = forecast.flows, total(forecast.flows)
     if flows:
         rows = [_row(forecast, flow, words) for flow in flows[:FLOWS_SHOWN]]
-        yield from columns([("QUEUE", "DESTINATION", "MESSAGES", "SIZE", "OLDEST", "NEWEST", "REMARK"), *rows])
+        yield from columns([("QUEUE", "DESTINATION", "MESSAGES", "SIZE", "OLDEST", "NEWEST", "NOTE"), *rows])
         if len(flows) > FLOWS_SHOWN:
             yield f"… and {len(flows) - FLOWS_SHOWN} more lines: --output json has all of them"
         yield ""
     counted = [(shown.replace("_", " "), whole.outcomes[fate]) for fate, shown in words.outcomes.items()]
-    yield from columns([("WOULD BE", "COUNT"), ("looked at", whole.messages), *counted])
+    yield from columns([("WOULD BE", "COUNT"), ("peeked", whole.messages), *counted])
     yield from map(_doomed, forecast.dead_letters[:REASONS_SHOWN])
     if len(forecast.dead_letters) > REASONS_SHOWN:
         yield f"… and {len(forecast.dead_letters) - REASONS_SHOWN} more reasons: --output json has all of them"
     if whole.duplicates and not whole.outcomes["deduplicated"]:
-        what = "with a message id that another message for the same destination has (--dedup message-id)"
-        yield f"{what}: {whole.duplicates}"
+        yield f"repeat a message id of the same destination (--dedup message-id): {whole.duplicates}"
     if whole.overdue and not whole.outcomes["expired"]:
-        yield f"past their time to live, if the time in the backlog counts (--ttl remaining): {whole.overdue}"
+        yield f"past their time to live, with --ttl remaining: {whole.overdue}"
     yield _time(forecast)
     yield _cost(forecast)
 
@@ -152,29 +148,26 @@ def _age(at_ms: int | None, now_ms: int) -> float | None:
     return None if at_ms is None else max(0.0, (now_ms - at_ms) / 1000)
 
 
-# For people
-
-
 def _row(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> tuple[object, ...]:
     destination = {None: "(none)", OTHERS: "(others)"}.get(flow.destination, flow.destination)
     ages = (_age(at, forecast.now_ms) for at in (flow.oldest_ms, flow.newest_ms))
     spans = ("" if age is None else spoken(age) for age in ages)
-    return (flow.queue, destination, flow.messages, size(flow.bytes), *spans, _remark(forecast, flow, words))
+    return (flow.queue, destination, flow.messages, size(flow.bytes), *spans, _note(forecast, flow, words))
 
 
-def _remark(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> str:
+def _note(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> str:
     outcomes: Counter[str] = flow.outcomes
-    said = [
+    notes = [
         f"{outcomes[fate]} {shown.replace('_', ' ')}"
         for fate, shown in words.outcomes.items()
         if outcomes[fate] and fate != "sent"
     ]
     if flow.scheduled_in_future:
-        said.append(f"{flow.scheduled_in_future} for later")
+        notes.append(f"{flow.scheduled_in_future} scheduled in the future")
     entity = forecast.entities.get(flow.destination or "")
     if entity is not None and entity.is_topic:
-        said.append(f"topic, {entity.filters} filter{'s' if entity.filters != 1 else ''}")
-    return ", ".join(said)
+        notes.append(f"topic, {entity.filters} filter{'s' if entity.filters != 1 else ''}")
+    return ", ".join(notes)
 
 
 def _doomed(doomed: "DeadLetterGroup") -> str:
@@ -191,10 +184,10 @@ def _time(forecast: "Forecast") -> str:
         ("credits a second in the primary", limits.primary_credits),
         ("credits a second in the secondary", limits.secondary_credits),
     )
-    said = ", ".join(f"{figure:g} {what}" for what, figure in figures if figure is not None)
+    limiting = ", ".join(f"{figure:g} {unit}" for unit, figure in figures if figure is not None)
     if forecast.seconds is None:
-        return "time: nothing limits it but the way there"
-    return f"time: at least {spoken(forecast.seconds)}, by {said}"
+        return "time: limited only by the network"
+    return f"time: at least {spoken(forecast.seconds)}, at {limiting}"
 
 
 def _cost(forecast: "Forecast") -> str:
@@ -202,8 +195,8 @@ def _cost(forecast: "Forecast") -> str:
     operations = estimate.operations
     price = "no price in the table" if estimate.by_sbpair is None else _money(estimate.by_sbpair, estimate.currency)
     return (
-        f"cost: {operations.by_sbpair} operations of its own, {price} by the prices of {estimate.dated};"
-        f" {operations.delivered} more of whoever receives in the primary"
+        f"cost: {operations.by_sbpair} operations of sbpair, {price} at the prices of {estimate.dated};"
+        f" {operations.delivered} more of the receivers in the primary"
     )
 
 
@@ -212,12 +205,12 @@ def _money(span: "MoneyRange", currency: str) -> str:
 
 
 def _amount(amount: Decimal) -> str:
-    """To the cent; what is less than one is not nothing."""
+    """Return an amount with two decimals; a small amount is not 0."""
     return "under 0.01" if 0 < amount < Decimal("0.01") else f"{amount:.2f}"
 
 
 class ForecastProgress:
-    """How many messages have been looked at, on a terminal while it is entered; elsewhere nothing."""
+    """Shows the number of peeked messages on a terminal while it is entered."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -229,7 +222,7 @@ class ForecastProgress:
             # A tenth of a second to load, for a terminal only.
             from rich.console import Console
 
-            self._status = Console(stderr=True).status("looking")
+            self._status = Console(stderr=True).status("peeking")
             self._status.start()
         return self
 
@@ -238,13 +231,13 @@ class ForecastProgress:
             self._status.stop()
 
     def __call__(self, event: "QueuesFound | Peeked | Retrying") -> None:
-        """Take one event in."""
+        """Report one event."""
         match event:
             case Peeked(queue, messages):
                 self._messages[queue] = messages
                 if self._status is not None:
-                    self._status.update(f"looked at {sum(self._messages.values())} messages")
+                    self._status.update(f"{sum(self._messages.values())} messages peeked")
             case Retrying(_what, attempt, wait_seconds, reason):
-                self._screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:.1f} s")
+                self._screen.say(f"{reason}; attempt {attempt} of 3, retrying in {wait_seconds:.1f} s")
             case QueuesFound():
-                tell(self._screen, event)
+                print_event(self._screen, event)

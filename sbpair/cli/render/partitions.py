@@ -1,4 +1,4 @@
-"""What `sbpair partition queue`, `topic` and `list` show: entities with their partitions as JSON and as rows."""
+"""Partitioned entities as JSON and text."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ LIST_SCHEMA = "sbpair/partition-list/1"
 
 
 def created(report: "PartitionReport", *, dry_run: bool) -> Document:
-    """The JSON contract of a creation: the first namespace where it went well, and then each of them."""
+    """Return a creation as JSON: the first namespace without a failure, and all namespaces."""
     entries = list(_made(report))
     first = next(entry for entry in entries if entry["outcome"] != Outcome.FAILED)
     anywhere = any(entry["created"] for entry in entries)
@@ -23,44 +23,44 @@ def created(report: "PartitionReport", *, dry_run: bool) -> Document:
 
 
 def created_lines(report: "PartitionReport") -> Iterator[Document]:
-    """The same, a line a namespace."""
+    """Return one object for each namespace."""
     return ({"schema": SCHEMA, **entry} for entry in _made(report))
 
 
 def table(report: "PartitionReport") -> list[str]:
-    """The same, for people."""
+    """Return lines of text."""
     rows = [(item.name, *_room(placed), item.outcome.replace("_", " ")) for item, placed in _details(report)]
     return columns([("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "OUTCOME"), *rows])
 
 
 def listed(report: "PartitionReport") -> Document:
-    """The JSON contract of a list."""
+    """Return a list as JSON."""
     return {"schema": LIST_SCHEMA, "entities": list(_found(report)), "failed": list(_failed(report))}
 
 
 def listed_lines(report: "PartitionReport") -> Iterator[Document]:
-    """The same, a line an entity, and one for each namespace that could not be read."""
+    """Return one object for each entity, and for each namespace that could not be read."""
     return ({"schema": LIST_SCHEMA, **each} for each in (*_found(report), *_failed(report)))
 
 
 def list_table(report: "PartitionReport") -> list[str]:
-    """The same, for people."""
+    """Return lines of text."""
     rows = [(item.name, *_room(placed), *_taken(placed)) for item, placed in _details(report)]
     heading = ("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "HOLDS", "FULL")
     return columns([heading, *rows]) if rows else []
 
 
 def warn(screen: Screen, report: "PartitionReport") -> None:
-    """Name what failed in one namespace of several."""
+    """Print the failures of one of several namespaces."""
     for item in report.of(Outcome.FAILED):
         screen.warn(item.reason)
 
 
-def tell_doubts(screen: Screen, report: "PartitionReport") -> None:
-    """Name the namespaces of which only the creation will tell whether they are partitioned."""
+def print_doubts(screen: Screen, report: "PartitionReport") -> None:
+    """Name the namespaces whose partitioning is unknown before the creation."""
     for item, placed in _details(report):
         if item.outcome is Outcome.WOULD_CREATE and 1 in placed.partitions:
-            screen.say(f"{placed.namespace} does not tell whether it is partitioned: if it is not, this is refused")
+            screen.say(f"{placed.namespace} may not be partitioned; if so, it refuses this")
 
 
 def _details(report: "PartitionReport") -> "Iterator[tuple[PartitionItem, PartitionedEntityState]]":

@@ -1,4 +1,4 @@
-"""Queues of a report as JSON and as rows: what `provision` and `audit` show alike."""
+"""Queues of a report as JSON and rows, for provision, audit and prune."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -12,7 +12,7 @@ QueueReport = Report[QueueFinding]
 
 
 def entry(item: QueueItem) -> dict[str, object]:
-    """One queue of a JSON contract: always a name, and whatever else is known."""
+    """Return one queue as JSON: its name and all known facts."""
     found: dict[str, object] = {"name": item.name}
     if item.reason:
         found["reason"] = item.reason
@@ -22,30 +22,30 @@ def entry(item: QueueItem) -> dict[str, object]:
 
 
 def document(schema: str, report: QueueReport, outcomes: Iterable[Outcome]) -> dict[str, object]:
-    """A JSON contract with one list an outcome."""
+    """Return a report as JSON, with one list for each outcome."""
     return {"schema": schema, **{str(each): [entry(item) for item in report.of(each)] for each in outcomes}}
 
 
 def lines(schema: str, report: QueueReport) -> list[Document]:
-    """The same, one object a queue."""
+    """Return one object for each queue."""
     return [{"schema": schema, "outcome": str(item.outcome), **entry(item)} for item in report]
 
 
 def table(report: QueueReport, *, counted: bool) -> list[str]:
-    """The same, for people."""
+    """Return the report as text."""
     if not report.items:
         return []
-    heading = ["QUEUE", "OUTCOME", *(["ACTIVE", "DEAD", "SCHEDULED", "TOTAL"] if counted else []), "REMARK"]
+    heading = ["QUEUE", "OUTCOME", *(["ACTIVE", "DEAD", "SCHEDULED", "TOTAL"] if counted else []), "NOTE"]
     return columns([heading, *(row(item, counted=counted) for item in report)])
 
 
 def progress(screen: Screen, event: ControlEvent) -> None:
-    """Say what happens while queues are read and made."""
+    """Print an event of a command that reads or changes queues."""
     match event:
         case Listed(namespace, queues):
             screen.detail(f"{namespace} has {queues} queues under the prefix")
         case Retrying(_what, attempt, wait_seconds, reason):
-            screen.say(f"{reason}; attempt {attempt} of 3, next in {wait_seconds:.1f} s")
+            screen.say(f"{reason}; attempt {attempt} of 3, retrying in {wait_seconds:.1f} s")
         case QueueProvisioned(path, outcome, done, total):
             screen.detail(f"{path}: {outcome} ({done} of {total})")
 
@@ -62,9 +62,9 @@ def _detail(found: QueueFinding) -> dict[str, object]:
 
 
 def row(item: QueueItem, *, counted: bool) -> list[object]:
-    """One queue of a table, the remark last."""
+    """Return one row of a table, the note last."""
     counts = item.detail.counts if item.detail else None
     numbers = [counts.active, counts.dead_letter, counts.scheduled, counts.total] if counts else ["", "", "", ""]
     partitioned = "partitioned" if item.detail and item.detail.partitioned else ""
-    remark = "; ".join(filter(None, (item.reason, partitioned)))
-    return [item.name, item.outcome.replace("_", " "), *(numbers if counted else []), remark]
+    note = "; ".join(filter(None, (item.reason, partitioned)))
+    return [item.name, item.outcome.replace("_", " "), *(numbers if counted else []), note]

@@ -1,6 +1,6 @@
-"""What a receipt says of its queues, its destinations and its operations, as text. It is read from its JSON form.
+"""Queues, destinations and operations of a receipt as text, read from its JSON form.
 
-An earlier version may have written it down, without some of it.
+An earlier version may have stored it with fewer keys.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ ROWS_SHOWN = 40
 
 
 def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
-    """Tables of queues and destinations, without what is zero everywhere, and a line of operations."""
+    """Yield tables of queues and destinations without empty columns, and a line of operations."""
     queues = {name: counts for name, counts in receipt.get("queues", {}).items() if any(counts.values())}
     if queues:
         yield ""
@@ -43,8 +43,8 @@ def _operations(spent: Mapping[str, int]) -> str:
         ("received", "to receive and settle"),
         ("sent", "to send"),
         ("renewals", "to renew locks"),
-        ("empty_receives", "to wait in vain"),
+        ("empty_receives", "empty receives"),
         ("management_calls", "to count and peek"),
     )
-    said = ", ".join(f"{spent[name]} {text}" for name, text in words if spent.get(name))
-    return f"billable operations: {spent.get('by_sbpair', 0)}{f' ({said})' if said else ''}"
+    parts = ", ".join(f"{spent[name]} {text}" for name, text in words if spent.get(name))
+    return f"billable operations: {spent.get('by_sbpair', 0)}{f' ({parts})' if parts else ''}"

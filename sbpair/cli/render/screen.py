@@ -1,6 +1,6 @@
 """Results to stdout, everything else to stderr.
 
-Text that came out of messages or out of a service is stripped of what a terminal would obey.
+Text from messages or from a service is stripped of control characters.
 """
 
 import json
@@ -16,12 +16,12 @@ Document = Mapping[str, object]
 
 
 def clean(text: object) -> str:
-    """`text` on one line and without control characters, those that turn the writing direction among them."""
+    """Return `text` on one line, without control characters or marks of writing direction."""
     return "".join(each if each.isprintable() else "\ufffd" for each in str(text))
 
 
 class Screen:
-    """Where a command writes. Every text goes through here."""
+    """The output of a command."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -33,12 +33,12 @@ class Screen:
 
     @property
     def animated(self) -> bool:
-        """Whether something may move: on a terminal, to somebody who did not ask for quiet or for lines of JSON."""
+        """Whether stderr may be animated: a terminal, without --quiet or JSON logs."""
         shown = not self._display.quiet and self._display.log_format is LogFormat.TEXT
         return shown and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     def result(self, document: Document, lines: Iterable[Document], table: Iterable[str]) -> None:
-        """One result in the form that was asked for: a document, its lines for JSON Lines, and text for people."""
+        """Print a result in the selected form: a JSON document, JSON Lines, or text."""
         if self.output is Output.JSON:
             self.write(json.dumps(document, indent=2))
         elif self.output is Output.JSONL:
@@ -49,9 +49,11 @@ class Screen:
                 self.write(text)
 
     def write(self, line: str) -> None:
-        """One line to stdout, at once: whoever reads it may be waiting."""
+        """Print one line to stdout and flush it."""
         if sys.stdout is None:
-            raise MachineLacks("there is no stdout to write the results to", hint="do not close it, or use /dev/null")
+            raise MachineLacks(
+                "stdout is closed: the results cannot be written", hint="redirect it to /dev/null instead"
+            )
         try:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
@@ -60,32 +62,32 @@ class Screen:
         except OSError as error:
             _discard(sys.stdout)
             raise MachineLacks(
-                f"the results cannot be written: {error.strerror}", hint="what was done is done; free some room first"
+                f"the results cannot be written: {error.strerror}", hint="the command has run; free some space"
             ) from error
 
     @property
     def eventful(self) -> bool:
-        """Whether what happens is to be told in lines of JSON: where no terminal is, or where that was asked for."""
+        """Whether events are written as JSON lines: off a terminal, or with JSON logs."""
         wanted = self._display.log_format is LogFormat.JSON or not sys.stderr.isatty()
         return wanted and not self._display.quiet
 
     def event(self, document: Document) -> None:
-        """One line of JSON to stderr."""
+        """Write one line of JSON to stderr."""
         sys.stderr.write(json.dumps(document) + "\n")
         sys.stderr.flush()
 
     def say(self, text: str) -> None:
-        """What is going on, for whoever watches."""
+        """Print information to stderr, unless --quiet."""
         if not self._display.quiet:
-            self._tell("info", text)
+            self._print("info", text)
 
     def detail(self, text: str) -> None:
-        """What is only worth saying with -v."""
+        """Print information to stderr with -v."""
         if self._display.verbose:
             self.say(text)
 
     def warn(self, text: str) -> None:
-        self._tell("warning", text)
+        self._print("warning", text)
 
     @property
     def can_ask(self) -> bool:
@@ -113,7 +115,7 @@ class Screen:
         if not self.asks("Continue?"):
             raise Unsafe("not confirmed: nothing was created", hint=f"leave {option} out")
 
-    def _tell(self, level: str, text: str) -> None:
+    def _print(self, level: str, text: str) -> None:
         if self._display.log_format is LogFormat.JSON:
             from sbpair.cli import logs
 
@@ -124,19 +126,19 @@ class Screen:
         sys.stderr.flush()
 
     def _start_logging(self) -> None:
-        # Logging takes longer to load than a usage error takes to be told.
+        # Logging takes longer to load than a usage error takes to print.
         from sbpair.cli.logs import start
 
         start(self._display)
 
 
 def _discard(stream: TextIO) -> None:
-    """Python writes once more what is left in the buffer when it ends, and would complain again."""
+    """Redirect a stream: Python flushes it again at exit, and would report the error again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def columns(rows: Sequence[Sequence[object]]) -> list[str]:
-    """Rows as aligned text, the first of them a heading; numbers to the right."""
+    """Return rows as aligned text, the first one a heading; numbers are right-aligned."""
     texts = [[clean(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     # A gap in a column of numbers, such as the counts of a missing queue, does not make it one of text.
@@ -152,7 +154,7 @@ def columns(rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def spoken(seconds: float) -> str:
-    """A time in its two largest units: `3d 4h`, `5m 10s`, `0s`."""
+    """Return a duration in its two largest units: `3d 4h`, `5m 10s`, `0s`."""
     left = round(seconds)
     parts: list[str] = []
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
@@ -163,7 +165,7 @@ def spoken(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes as people read them."""
+    """Return bytes with a unit."""
     for unit in ("B", "KB", "MB", "GB"):
         if number < 1024:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

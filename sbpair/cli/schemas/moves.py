@@ -1,4 +1,4 @@
-"""Schemas of what syphon, drill and runs print about moved messages."""
+"""Schemas of the output of syphon, drill and runs."""
 
 from sbpair.cli.schemas.build import (
     Optional,

@@ -1,4 +1,4 @@
-"""Schemas of what commands print about queues, topics and namespaces."""
+"""Schemas of the output of commands on queues and namespaces."""
 
 from sbpair.cli.schemas.build import (
     Optional,

@@ -1,4 +1,4 @@
-"""Schemas of what the replay commands print."""
+"""Schemas of the output of the replay commands."""
 
 from sbpair.cli.schemas.build import (
     array,

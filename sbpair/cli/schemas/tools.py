@@ -1,4 +1,4 @@
-"""Schemas of what config, doctor, emulator, receive and send print."""
+"""Schemas of the output of config, doctor, emulator, receive and send."""
 
 from sbpair.cli.schemas.build import (
     Optional,
