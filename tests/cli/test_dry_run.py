@@ -70,7 +70,7 @@ async def test_the_table_tells_the_same_without_what_a_terminal_would_obey() -> 
     assert "sent 5" in lines
     assert "dead lettered 1" in lines
     assert any(line.startswith("DestinationNotFound: 1 message (m\ufffd5): ") for line in lines)
-    assert any(line.startswith("time: at least 10s, by 0.5 messages a second, 500 credits") for line in lines)
+    assert any(line.startswith("time: at least 10s, at 0.5 messages a second, 500 credits") for line in lines)
     assert any(
         line.startswith("cost: 19 operations of sbpair, 0.00 to under 0.01 USD at the prices of") for line in lines
     )
