@@ -174,7 +174,7 @@ async def test_a_connection_string_alone_does_not_get_in_to_resource_manager(sig
         with pytest.raises(errors.NotAuthenticated, match="no identity is signed in") as refused:
             await provision(signing.with_keys(emulator), group=GROUP, sleep=no_wait)
         check(refused.value)
-        assert "takes no connection string" in refused.value.hint
+        assert "accepts no connection string" in refused.value.hint
 
 
 async def test_where_nobody_is_signed_in_both_clients_say_so(signing: Signing) -> None:
