@@ -22,7 +22,7 @@ from sbpair.amqp.codec import encode
 from sbpair.amqp.message import BATCH_FORMAT, DATA, Sections, section
 from sbpair.amqp_client.client import connect
 from sbpair.backlog import queue_path
-from sbpair.drill.compare import differences
+from sbpair.drill.compare import message_differences
 from sbpair.drill.drill_messages import OriginalMessage, originals
 from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Endpoint, Pair, SasKey
@@ -146,7 +146,7 @@ def assert_whole(
         message = by_id[shown["message_id"]]
         arrived[message.message_id] += 1
         assert destination == message.destination
-        assert differences(message, base64.b64decode(raw)) == []
+        assert message_differences(message, base64.b64decode(raw)) == []
         assert shown.get("group_id") == message.session_id
         assert shown["schedule"] == message.scheduled_at
     assert set(arrived) == set(by_id) - set(but)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sbpair.amqp.message import Sections
-from sbpair.drill.compare import TICKS_PER_MS, differences
+from sbpair.drill.compare import TICKS_PER_MS, message_differences
 from tests.faults.simulation.workload import EXPIRED, MISSING
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _altered(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
                 if not 0 < left <= original.ttl_ticks // TICKS_PER_MS - _waited_ms(course, track):
                     yield f"altered: {track}: it has {left} ms to live"
                 original = replace(original, ttl_ticks=left * TICKS_PER_MS)
-            for line in differences(original, payload):
+            for line in message_differences(original, payload):
                 yield f"altered: {track}: {line}"
 
 
