@@ -30,10 +30,10 @@ if TYPE_CHECKING:
         list_partitions,
         partition_exit_code,
     )
+    from sbpair.management.plain_queue import create_queue
     from sbpair.management.provision_target import EntityFinding, EntityItem
     from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
     from sbpair.management.pruning import QueueReport, prune, prune_exit_code
-    from sbpair.management.single import create_queue
     from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
     from sbpair.model.pair import ResourceGroup
     from sbpair.model.partition_key import (
@@ -153,7 +153,7 @@ __getattr__, __dir__ = lazy_names(
         "audit": "sbpair.management.auditing:audit",
         "audit_exit_code": "sbpair.management.audit_findings:audit_exit_code",
         "create_partitioned": "sbpair.management.partitioning:create_partitioned",
-        "create_queue": "sbpair.management.single:create_queue",
+        "create_queue": "sbpair.management.plain_queue:create_queue",
         "deciding_property": "sbpair.model.partition_key:deciding_property",
         "list_partitions": "sbpair.management.partitioning:list_partitions",
         "parse_entities": "sbpair.management.entities_file:parse_entities",
