@@ -26,11 +26,7 @@ if TYPE_CHECKING:
         SizeUnknown,
         SyphonFaulted,
     )
-    from sbpair.model.queues import (
-        Listed,
-        QueueProvisioned,
-        Retrying,
-    )
+    from sbpair.model.queues import Listed, QueueProvisioned, Retrying
     from sbpair.move.events import (
         DeadLettered,
         DestinationBackingOff,
@@ -45,14 +41,8 @@ if TYPE_CHECKING:
         QueuesFound,
         SyphonEvent,
     )
-    from sbpair.move.peek.peeker import (
-        Peeked,
-    )
-    from sbpair.replay.progress import (
-        Expected,
-        PhaseProgress,
-        ReplayPhase,
-    )
+    from sbpair.move.peek.peeker import Peeked
+    from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
     from sbpair.replication.events import (
         DuplicateCompleted,
         NoKey,

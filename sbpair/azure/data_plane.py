@@ -62,13 +62,13 @@ async def open_receiver(endpoint: Endpoint, queue: str) -> AsyncIterator[QueueRe
 
 
 @asynccontextmanager
-async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[DestinationSender]:
+async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[SdkSender]:
     """Send to a queue or topic. Raises EntityMissing, AccessError, Unavailable."""
     async with open_client(endpoint) as client:
         sender = client.get_queue_sender(destination)
         try:
             await _opened(sender, f"sending to {destination!r}")
-            yield DestinationSender(sender, destination)
+            yield SdkSender(sender, destination)
         finally:
             await _closed(sender)
 
@@ -111,7 +111,7 @@ class QueueReceiver:
         return translate_data_errors(f"settling in {self._queue!r}")
 
 
-class DestinationSender:
+class SdkSender:
     """A sender to one queue or topic, for one coroutine. Get one from `open_sender`."""
 
     def __init__(self, sender: ServiceBusSender, destination: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from sbpair.config.file import config_path, file_layer, file_setting, pair_names, read_pairs
-from sbpair.config.pair import build_endpoint, build_pair
+from sbpair.config.pair_settings import build_endpoint, build_pair
 from sbpair.config.setting import (
     SIDES,
     Environment,

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sbpair.failover import base
-from sbpair.failover.kinds import ASYNC, AsyncClosable
+from sbpair.failover.client_kinds import ASYNC, AsyncClosable
 from sbpair.failover.pinger import Pinger
 from sbpair.failover.reusable_timeout import ReusableTimeout
 from sbpair.failover.steps import GRACE_SECONDS, Steps, drive_async

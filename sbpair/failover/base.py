@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
+from sbpair.failover.client_kinds import ClientFactory, ClientKind
 from sbpair.failover.failover_send import Delivered, FailoverSend, OnFailure, SendPolicy
 from sbpair.failover.failover_state import FailoverState
 from sbpair.failover.failures import FailoverOn, failover_rule
-from sbpair.failover.kinds import ClientFactory, ClientKind
 from sbpair.failover.metrics import with_metrics
 from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery

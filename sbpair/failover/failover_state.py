@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sbpair.backlog import queue_path
+from sbpair.failover.entity_timers import Deliver, EntityTimers, Ping, Probe, TimerTask
 from sbpair.failover.event_queue import EventQueue
 from sbpair.failover.events import (
     EntityChanged,
@@ -30,7 +31,6 @@ from sbpair.failover.events import (
 from sbpair.failover.failures import describe_error, is_transient
 from sbpair.failover.rotation import Rotation
 from sbpair.failover.states import SENDS_TO_BACKLOG, Delays, EntityEvent, EntityStatus, State, next_status
-from sbpair.failover.timers import Deliver, Ping, Probe, Timers, TimerTask
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -73,7 +73,7 @@ class FailoverState:
         self._outbox: dict[str, _EntityOutbox] = {}
         self._all_forced = False
         self._events = EventQueue(on_event)
-        self.timers = Timers()
+        self.timers = EntityTimers()
         self.unhealthy: set[str] = set()
         self.fail_at_once = pair.failover_interval == 0
         self.backlog_bytes: int | None = None

@@ -18,7 +18,7 @@ from azure.core.exceptions import AzureError
 from sbpair.azure.data_plane import open_sender
 from sbpair.errors import SbpairError, TimedOut
 from sbpair.failover import sdk_messages
-from sbpair.failover.timers import Deliver, Ping, TimerTask
+from sbpair.failover.entity_timers import Deliver, Ping, TimerTask
 
 if TYPE_CHECKING:
     from sbpair.failover.failover_state import FailoverState

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sbpair.failover import base
-from sbpair.failover.kinds import SYNC, SyncClosable
+from sbpair.failover.client_kinds import SYNC, SyncClosable
 from sbpair.failover.pinger import PingerThread
 from sbpair.failover.steps import Steps, drive
 

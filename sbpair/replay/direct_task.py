@@ -30,7 +30,7 @@ from sbpair.replay.drain_cutoff import DrainCutoff
 from sbpair.replay.drain_task import IDLE_SECONDS, load_accepted, task_queues
 from sbpair.replay.event_loop import run_in_worker
 from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Key, Ledger, read_held, table_keys
-from sbpair.replay.retry import retry_while_progressing
+from sbpair.replay.namespace_retry import retry_while_progressing
 from sbpair.replay.schema import KEY
 from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context
 from sbpair.replay.shard_source import STOP_POLL_SECONDS

@@ -22,7 +22,7 @@ from sbpair.move.raw_source import RawSource, peek_queue
 from sbpair.replay.archive_layout import ACCEPTED_FILE
 from sbpair.replay.drain_cutoff import DrainCutoff, was_present
 from sbpair.replay.event_loop import run_in_worker
-from sbpair.replay.retry import retry, retry_while_progressing
+from sbpair.replay.namespace_retry import retry, retry_while_progressing
 from sbpair.replay.schema import SEGMENT
 from sbpair.replay.segment import Segment
 

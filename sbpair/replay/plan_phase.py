@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import EntityMissing
 from sbpair.move.raw_primary import RawPrimary
-from sbpair.replay.plan import ShardPlan, build_plan
+from sbpair.replay.namespace_retry import retry
 from sbpair.replay.progress import OnEvent, ReplayPhase
-from sbpair.replay.retry import retry
+from sbpair.replay.shard_plan import ShardPlan, build_plan
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive

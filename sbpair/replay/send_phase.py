@@ -12,8 +12,8 @@ from sbpair.replay.spark_action import run_action
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
-    from sbpair.replay.plan import ShardPlan
     from sbpair.replay.run import TaskJob
+    from sbpair.replay.shard_plan import ShardPlan
     from sbpair.replay.task_lease import HeldLease
 
 

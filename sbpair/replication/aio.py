@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sbpair.failover.kinds import AsyncClosable
+from sbpair.failover.client_kinds import AsyncClosable
 from sbpair.failover.steps import drive_async
 from sbpair.replication import replication_base
 

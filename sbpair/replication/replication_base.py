@@ -29,7 +29,7 @@ from sbpair.replication.window import DAY_SECONDS, KEYS, MemoryStore, Window
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
 
-    from sbpair.failover.kinds import ClientKind
+    from sbpair.failover.client_kinds import ClientKind
     from sbpair.failover.sdk_messages import Messages
     from sbpair.failover.steps import Steps
     from sbpair.model.pair import Pair

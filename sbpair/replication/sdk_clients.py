@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sbpair.failover.kinds import ClientFactory, ClientKind
+from sbpair.failover.client_kinds import ClientFactory, ClientKind
 from sbpair.failover.side_connections import close_quietly
 from sbpair.replication.roles import SIDES, Side
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sbpair.failover.kinds import SyncClosable
+from sbpair.failover.client_kinds import SyncClosable
 from sbpair.failover.steps import drive
 from sbpair.replication import replication_base
 

@@ -21,7 +21,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
-from sbpair.replay import driver, progress, status
+from sbpair.replay import driver, progress, run_status
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE, STOP_FILE
 from sbpair.replay.direct_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts
@@ -346,7 +346,7 @@ def test_dead_letters_verify_and_another_selection_are_refused_by_name(place: Wo
         driver.start_run(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
     made = job_of(place, tmp_path / "archive")
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
-        status.prove_run(made.open())
+        run_status.prove_run(made.open())
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
         driver.resume_run(place.request(tmp_path), "r1", lambda _event: None, Selection())
 
@@ -354,9 +354,9 @@ def test_dead_letters_verify_and_another_selection_are_refused_by_name(place: Wo
 def test_the_status_of_a_direct_run_comes_from_its_ledger(place: World, tmp_path: Path) -> None:
     place.strand_many(6)
     made = job_of(place, tmp_path)
-    assert status.run_status(made.open())["phase"] == "move"
+    assert run_status.run_status(made.open())["phase"] == "move"
     move(made)
-    told = status.run_status(made.open())
+    told = run_status.run_status(made.open())
     assert (told["mode"], told["acknowledged_rows"], told["archived_rows"]) == ("direct", 6, 0)
     assert told["queues"] == dict.fromkeys(place.queues, 3)
 

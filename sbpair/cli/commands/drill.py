@@ -54,7 +54,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DrillTarget:
     """The user's own pair, if the drill is not to run on the emulator."""
 
     against: Annotated[
@@ -73,7 +73,7 @@ class Target:
 
 
 @options
-def command(*, workload: Workload, timings: Timings, target: Target, display: Display) -> int:
+def command(*, workload: Workload, timings: Timings, target: DrillTarget, display: Display) -> int:
     """Rehearse an outage end to end on a local emulator.
 
     Strands messages, moves them back, and takes the primary away while an application sends. Then it compares every
@@ -170,7 +170,7 @@ def table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[str
     yield f"{good if result.exit_code == 0 else 'the drill failed'}, in {result.seconds:.1f} s"
 
 
-def _pair_of(screen: Screen, target: Target, workload: Workload) -> "Pair | None":
+def _pair_of(screen: Screen, target: DrillTarget, workload: Workload) -> "Pair | None":
     """Return the pair of --against, if given. Raises UsageError for options that exclude each other."""
     if target.against is None:
         for option, given in (("--yes", target.yes), ("--config", target.config is not None)):

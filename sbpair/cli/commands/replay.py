@@ -91,7 +91,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Safeguards:
+class ReplaySafeguards:
     """Protection against concurrent runs, and the state directory."""
 
     state: StateDirectory = None
@@ -113,7 +113,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReplaySource:
     """Where messages come from, and where the archive is."""
 
     archive: ArchiveUrl
@@ -123,7 +123,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class ReplayDelivery:
     """How messages are sent."""
 
     mode: Annotated[
@@ -160,11 +160,11 @@ def replay() -> None:
 @options
 def run_command(
     *,
-    source: Source,
+    source: ReplaySource,
     choice: Choice,
-    delivery: Delivery,
+    delivery: ReplayDelivery,
     cluster: Cluster,
-    safeguards: Safeguards,
+    safeguards: ReplaySafeguards,
     connection: PairSelection,
     display: Display,
 ) -> int:
@@ -216,7 +216,7 @@ def resume_command(
         bool, typer.Option("--all", help="Send the messages that --destination and --where excluded")
     ] = False,
     choice: Choice,
-    safeguards: Safeguards,
+    safeguards: ReplaySafeguards,
     cluster: Cluster,
     connection: PairSelection,
     display: Display,
@@ -263,9 +263,9 @@ def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
-    from sbpair.replay import status
+    from sbpair.replay import run_status
 
-    run, proof = status.prove_run(place)
+    run, proof = run_status.prove_run(place)
     proof_ = {"schema": SCHEMA, "run": run_id, **proof.document(run)}
     screen.result(proof_, [proof_], table(proof_))
     return proof.exit_code
@@ -284,9 +284,9 @@ def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
-    from sbpair.replay import status
+    from sbpair.replay import run_status
 
-    found = {"schema": STATUS_SCHEMA, **status.run_status(place)}
+    found = {"schema": STATUS_SCHEMA, **run_status.run_status(place)}
     shown = [(name.replace("_", " "), str(found[name])) for name in found if name not in ("schema", "pair", "queues")]
     screen.result(found, [found], columns(shown))
     return 0
@@ -303,9 +303,9 @@ def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
-    from sbpair.replay import status
+    from sbpair.replay import run_status
 
-    status.request_stop(place)
+    run_status.request_stop(place)
     screen.say(f"run {run_id} will stop; sbpair replay resume {run_id} continues it")
     return 0
 
@@ -366,7 +366,7 @@ def _check_machine() -> None:
 
 
 def _request(
-    found: "config.Profile", archive: str, cluster: Cluster, safeguards: Safeguards, *, verbose: bool
+    found: "config.Profile", archive: str, cluster: Cluster, safeguards: ReplaySafeguards, *, verbose: bool
 ) -> "ReplayRequest":
     from sbpair.replay import spark
     from sbpair.replay.request import ReplayRequest

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class PlanSelection:
     """The messages that a plan counts."""
 
     queue: OnlyQueues = None
@@ -40,7 +40,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class PlanDelivery:
     """How messages would be sent."""
 
     dedup: Dedup = DedupOption.KEY
@@ -52,8 +52,8 @@ class Delivery:
 @options
 def command(
     *,
-    selection: Selection,
-    delivery: Delivery,
+    selection: PlanSelection,
+    delivery: PlanDelivery,
     state: StateDirectory = None,
     connection: PairSelection,
     display: Display,

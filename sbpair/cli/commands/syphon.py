@@ -81,7 +81,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Safeguards:
+class SyphonSafeguards:
     """Protection against concurrent runs, lost connections and a wrong primary."""
 
     lease: LeaseQueue = None
@@ -103,7 +103,7 @@ def command(
     count: Count = None,
     limits: Limits,
     state: StateDirectory = None,
-    safeguards: Safeguards,
+    safeguards: SyphonSafeguards,
     connection: PairSelection,
     display: Display,
 ) -> int:
@@ -252,7 +252,7 @@ def _check_mode(mode: RunMode) -> None:
         )
 
 
-def _check_lease(safeguards: Safeguards, *, dry_run: bool) -> None:
+def _check_lease(safeguards: SyphonSafeguards, *, dry_run: bool) -> None:
     if safeguards.lease is not None and safeguards.no_lease:
         raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
     if safeguards.lease is not None and dry_run:

@@ -32,7 +32,7 @@ class Deliver:
 TimerTask: TypeAlias = Ping | Probe | Deliver
 
 
-class Timers:
+class EntityTimers:
     """Timer tasks and the times when they are due, earliest first. `on_earlier` is called when the first one changes.
 
     Setting a task again replaces its time. The caller provides the lock.
