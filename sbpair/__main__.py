@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """The `sbpair` command."""
+    """Run the `sbpair` command."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and say on stderr what went wrong, if anything did."""
+    """Run one command line. Print an error to stderr, and return the exit code."""
     _never_fail_to_encode()
     try:
         refuse_secrets(arguments)
@@ -70,7 +70,7 @@ def _told(message: str, hint: str, code: int, arguments: Sequence[str]) -> int:
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:
-    """Whether `--log-format json` is said, also on a command line that cannot be understood."""
+    """Return whether `--log-format json` is among the arguments, even if they cannot be parsed."""
     return "--log-format=json" in arguments or ("--log-format", "json") in pairwise(arguments)
 
 

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sbpair import lazy_names
+
 if TYPE_CHECKING:
-    from sbpair.emulator.testing import (
-        Emulator,
-        EmulatorOptions,
-        Fault,
-        Faults,
-        ManualClock,
-        QueueDescription,
-        RequestedNamespace,
-        SubscriptionDescription,
-        SystemClock,
-        TopicDescription,
-    )
+    from sbpair.emulator.clock import ManualClock, SystemClock
+    from sbpair.emulator.entities.description import QueueDescription
+    from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
+    from sbpair.emulator.entities.topic_description import SubscriptionDescription, TopicDescription
+    from sbpair.emulator.faults.active import Faults
+    from sbpair.emulator.faults.kinds import Fault
+    from sbpair.emulator.options import EmulatorOptions
+    from sbpair.emulator.server import Emulator
 
 __all__ = [
     "Emulator",
@@ -34,14 +32,18 @@ __all__ = [
     "TopicDescription",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sbpair.emulator import testing
-
-    return getattr(testing, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Emulator": "sbpair.emulator.server:Emulator",
+        "EmulatorOptions": "sbpair.emulator.options:EmulatorOptions",
+        "Fault": "sbpair.emulator.faults.kinds:Fault",
+        "Faults": "sbpair.emulator.faults.active:Faults",
+        "ManualClock": "sbpair.emulator.clock:ManualClock",
+        "QueueDescription": "sbpair.emulator.entities.description:QueueDescription",
+        "RequestedNamespace": "sbpair.emulator.entities.namespace_tiers:RequestedNamespace",
+        "SubscriptionDescription": "sbpair.emulator.entities.topic_description:SubscriptionDescription",
+        "SystemClock": "sbpair.emulator.clock:SystemClock",
+        "TopicDescription": "sbpair.emulator.entities.topic_description:TopicDescription",
+    },
+)

@@ -53,7 +53,10 @@ _DISPOSITION = b"\x00\x53\x15"
 
 
 class Connection(ProtocolEndpoint):
-    """One side of an AMQP connection. A client has a SaslClient, a server a SaslServer."""
+    """One side of an AMQP connection. A client has a SaslClient, a server a SaslServer.
+
+    Its many attributes are the state that AMQP 1.0, part 2.4, gives a connection: parts of it would share all of them.
+    """
 
     def __init__(
         self,

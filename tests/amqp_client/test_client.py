@@ -27,10 +27,10 @@ from sbpair.amqp_client.client import AmqpClient, connect, lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.amqp_client.tokens import sign
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey, SasToken
 from sbpair.move.raw_source import RawSource
+from sbpair.testing import Emulator
 from tests.kit.waiting import until
 
 QUEUE = "orders"

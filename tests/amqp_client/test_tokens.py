@@ -21,13 +21,13 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter
 from sbpair.emulator.access.bearer import AUDIENCE, Issuer
-from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.errors import InDoubt, NotAuthenticated
 from sbpair.management.auditing import audit
 from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator, EmulatorOptions
 
 MESSAGE = bytes.fromhex("005375a0026869")
 

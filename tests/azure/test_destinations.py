@@ -18,10 +18,10 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
 from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend
-from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.syphon.limits import SendCosts
+from sbpair.testing import Emulator
 
 if TYPE_CHECKING:
     from aiohttp import web

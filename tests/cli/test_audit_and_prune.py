@@ -19,13 +19,13 @@ from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.cli.app import invoke
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.testing import Emulator
 from sbpair.errors import UsageError
 from sbpair.management.auditing import audit
 from sbpair.management.pruning import prune
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sbpair import __main__
-from sbpair.emulator.testing import Emulator
+from sbpair.testing import Emulator
 from tests.kit import command
 
 Here = Callable[..., tuple[int, str, str]]

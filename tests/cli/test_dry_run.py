@@ -10,7 +10,7 @@ import pytest
 from sbpair.backlog import queue_path
 from sbpair.cli.render.forecast import size
 from sbpair.cli.render.screen import spoken
-from sbpair.emulator.testing import Emulator
+from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
 from tests.kit.stranded import put, stranded

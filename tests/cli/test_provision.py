@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.testing import Emulator
+from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
 

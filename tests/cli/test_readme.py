@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.cli.app import COMMANDS
-from sbpair.emulator.testing import Emulator
+from sbpair.testing import Emulator
 from tests.kit.command import environment
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Char, Decimal32, Decimal64
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.testing import Emulator
+from sbpair.testing import Emulator
 from tests.kit.command import environment
 
 if TYPE_CHECKING:

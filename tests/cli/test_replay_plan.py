@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.backlog import Aliases, queue_path
-from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
+from sbpair.testing import Emulator
 from tests.cli.test_replay import sbpair
 from tests.kit import command
 from tests.kit.command import environment

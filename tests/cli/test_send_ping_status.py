@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.emulator.testing import Emulator
 from sbpair.failover.outbox import Outbox
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
+from sbpair.testing import Emulator
 from tests.cli.test_bad_input import emulated
 from tests.kit import command
 from tests.kit.command import environment

@@ -16,11 +16,11 @@ from sbpair.doctor import CheckSubject
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
 from sbpair.emulator.faults.kinds import Fault
-from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator, EmulatorOptions
 
 if TYPE_CHECKING:
     from sbpair.doctor.check import Check

@@ -15,10 +15,10 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
 from sbpair.emulator.faults.kinds import Fault
-from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator
 from tests.kit.waiting import no_wait
 
 if TYPE_CHECKING:

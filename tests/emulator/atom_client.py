@@ -12,7 +12,7 @@ from aiohttp import ClientSession
 from yarl import URL
 
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.testing import Emulator
+from sbpair.testing import Emulator
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AuthorizationRule

@@ -13,7 +13,7 @@ from yarl import URL
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.testing import Emulator, EmulatorOptions
+from sbpair.testing import Emulator, EmulatorOptions
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/any/providers/Microsoft.ServiceBus"

@@ -21,7 +21,7 @@ from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 from azure.mgmt.servicebus.models import SBAuthorizationRule, SBQueue, SBSubscription, SBTopic
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES, AUDIENCE
-from sbpair.emulator.testing import Emulator, EmulatorOptions
+from sbpair.testing import Emulator, EmulatorOptions
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 PLACE = ("any-group", "contoso")

@@ -12,9 +12,9 @@ import pytest
 from aiohttp import ClientSession
 
 from sbpair.amqp_client.client import AmqpClient, connect
-from sbpair.emulator.testing import Emulator
 from sbpair.errors import EntityMissing, InDoubt, Throttled, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.testing import Emulator
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity

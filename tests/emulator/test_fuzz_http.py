@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.testing import Emulator
+from sbpair.testing import Emulator
 
 Draw = Any
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)

@@ -10,7 +10,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from sbpair.emulator.testing import EmulatorOptions
+from sbpair.testing import EmulatorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,9 +20,9 @@ from sbpair.emulator.frontends.http.body import read_body
 from sbpair.emulator.port import bind_port
 from sbpair.emulator.protocol_sniffer import ProtocolSniffer
 from sbpair.emulator.service_errors import ArgumentInvalid
-from sbpair.emulator.testing import Emulator
 from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
+from sbpair.testing import Emulator
 
 if TYPE_CHECKING:
     from pathlib import Path

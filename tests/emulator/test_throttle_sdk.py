@@ -12,9 +12,9 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from sbpair.amqp_client.client import connect
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.testing import Emulator, EmulatorOptions, ManualClock
 from sbpair.errors import Throttled, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.testing import Emulator, EmulatorOptions, ManualClock
 
 MESSAGE = bytes.fromhex("005375a0026869")
 

@@ -11,7 +11,7 @@ from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import MessagingSku, ServiceBusAdministrationClient
 
-from sbpair.emulator.testing import EmulatorOptions
+from sbpair.testing import EmulatorOptions
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient as Ai
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.amqp_client.client import connect
-from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.errors import MachineLacks, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.testing import Emulator, EmulatorOptions
 
 MESSAGE = bytes.fromhex("005375a0026869")
 LARGE = bytes.fromhex("005375b0000186a0") + bytes(100_000)

@@ -21,8 +21,8 @@ from random import Random
 from typing import Any, Final, Self
 
 from sbpair.emulator import server
-from sbpair.emulator.testing import Emulator
 from sbpair.move.receipt import NamedMessage, Receipt
+from sbpair.testing import Emulator
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.faults import KINDS, make_backlog, make_goal
 from tests.faults.simulation.history import History

@@ -14,8 +14,8 @@ import pytest
 
 from sbpair.amqp_client.client import connect
 from sbpair.backlog import Aliases, queue_path
-from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.testing import Emulator
 from tests.kit.command import environment
 from tests.kit.stranded import stranded
 

@@ -11,7 +11,7 @@ import pytest
 
 from sbpair.backlog import queue_path
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
-from sbpair.emulator.testing import Emulator
+from sbpair.testing import Emulator
 from tests.faults.test_kill_syphon import DESTINATIONS, MESSAGES, QUEUES, in_backlog, in_primary, strand, syphon
 from tests.kit.waiting import until
 

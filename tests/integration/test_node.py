@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.emulator.testing import EmulatorOptions
+from sbpair.testing import EmulatorOptions
 
 HERE = Path(__file__).parent / "node"
 RUN_SECONDS = 60

@@ -21,7 +21,7 @@ import pytest
 from sbpair.emulator import timespan
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.topic_description import SubscriptionDescription
-from sbpair.emulator.testing import EmulatorOptions
+from sbpair.testing import EmulatorOptions
 
 VERSION = "7.15.0"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbpair-tests"

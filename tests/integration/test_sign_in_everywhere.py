@@ -16,13 +16,13 @@ from sbpair.azure import data_plane
 from sbpair.azure.credentials import token_getter
 from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import sign
-from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.management.auditing import audit, audit_exit_code
 from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasToken
 from sbpair.model.report import Outcome
 from sbpair.syphon import runner, worker
+from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.stranded import numbered, put
 from tests.kit.waiting import no_wait
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sbpair.emulator.testing import Emulator
+    from sbpair.testing import Emulator
 
 SIDES = ("PRIMARY", "SECONDARY")
 STRICT = ("-W", "error")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.testing import Emulator
+from sbpair.testing import Emulator
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AuthorizationRule

@@ -16,7 +16,6 @@ from sbpair.azure.arm import manager_route
 from sbpair.azure.control_plane import open_namespace
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.management.auditing import audit
 from sbpair.management.entities_file import parse_entities
 from sbpair.management.provisioning import provision, provision_exit_code
@@ -25,6 +24,7 @@ from sbpair.model.entities import AnyEntity, CorrelationFilter, Queue, Rule, Sql
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasKey
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.waiting import no_wait
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.testing import Emulator
 from sbpair.management.auditing import Audit, AuditFinding, DestinationSummary, Unseen, audit, audit_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.model.queues import Difference, Utilisation
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator
 from tests.kit.stranded import put, stranded
 
 if TYPE_CHECKING:

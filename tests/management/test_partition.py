@@ -14,7 +14,6 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.testing import Emulator, EmulatorOptions
 from sbpair.management.partitioned import partitioned_queue, partitioned_topic
 from sbpair.management.partitioning import (
     PartitionedEntityState,
@@ -26,6 +25,7 @@ from sbpair.management.partitioning import (
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, ResourceGroup, SasKey
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.waiting import no_wait
 
 TIERS = [("contoso", 0), ("basic", 0, "basic"), ("wide", 0, "premium", 2), ("whole", 0, "premium")]

@@ -10,13 +10,13 @@ import pytest
 from sbpair import errors
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.testing import Emulator
 from sbpair.management.auditing import audit, audit_exit_code
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Pair, SasKey, SasToken
 from sbpair.model.queues import Difference
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator
 from tests.kit.waiting import no_wait
 
 FIRST = "contoso/x-servicebus-transfer/0"

@@ -13,7 +13,6 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules.rule import SubscriptionRule as EmulatedRule
 from sbpair.emulator.entities.topic_description import TopicDescription
-from sbpair.emulator.testing import Emulator
 from sbpair.management import plan
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
@@ -22,6 +21,7 @@ from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Sub
 from sbpair.model.pair import Pair
 from sbpair.model.queues import Listed, Retrying
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator
 from tests.kit.waiting import no_wait
 
 HERE, THERE = "contoso", "contoso-dr"

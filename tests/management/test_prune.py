@@ -19,11 +19,11 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import EntityDisabled
-from sbpair.emulator.testing import Emulator
 from sbpair.management.pruning import Pruner, QueueReport, holds_message, prune, prune_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.model.report import Outcome
+from sbpair.testing import Emulator
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity

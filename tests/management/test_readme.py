@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import sbpair.management
-from sbpair.emulator.testing import Emulator
 from sbpair.management import AuditFinding, parse_entities
+from sbpair.testing import Emulator
 
 README = (Path(sbpair.management.__file__).parent / "README.md").read_text()
 

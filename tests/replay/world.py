@@ -13,11 +13,11 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.entities.description import INT32_MAX, QueueDescription
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
-from sbpair.emulator.testing import Fault
 from sbpair.emulator.timespan import TICKS_PER_SECOND
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.replay.request import ReplayRequest
+from sbpair.testing import Fault
 from tests.kit.running import NAMESPACE, OTHER, Running
 
 if TYPE_CHECKING:

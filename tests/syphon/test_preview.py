@@ -18,7 +18,6 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
-from sbpair.emulator.testing import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.move.events import QueuesFound
@@ -28,6 +27,7 @@ from sbpair.move.peek.peeker import Peeked
 from sbpair.syphon import preview, runner
 from sbpair.syphon.forecast import Forecast, total
 from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
+from sbpair.testing import Emulator
 from tests.kit.stranded import numbered
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
-from sbpair.emulator.testing import Emulator
 from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
@@ -30,6 +29,7 @@ from sbpair.move import context, destination_sender, events, intake, raw_primary
 from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.raw_engine import RawEngine
 from sbpair.syphon import runner, worker, worker_connections
+from sbpair.testing import Emulator
 from tests.kit.stranded import numbered, put
 from tests.kit.waiting import until
 

@@ -1,0 +1,70 @@
+"""The project's language in docstrings, help texts and Markdown: see language.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.language import (
+    MAX_TICS_PER_1000,
+    ROOT,
+    Text,
+    docstrings,
+    long_sentences,
+    python_files,
+    rate,
+    starts_wrong,
+)
+
+DOCSTRINGS = [each for file in python_files([ROOT / "sbpair"]) for each in docstrings(file)]
+MARKDOWN = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "tests/README.md",
+    *sorted((ROOT / "sbpair").rglob("*.md")),
+]
+PROSE = [Text(str(path.relative_to(ROOT)), "prose", path.read_text()) for path in MARKDOWN]
+HELP = [
+    Text(path.name, "prose", path.read_text()) for path in sorted((ROOT / "tests" / "cli" / "golden").glob("*.txt"))
+]
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    assert [f"{each.place}: {each.text.splitlines()[0]}" for each in DOCSTRINGS if starts_wrong(each)] == []
+
+
+@pytest.mark.parametrize(("name", "texts"), [("docstrings", DOCSTRINGS), ("help", HELP), ("Markdown", PROSE)])
+def test_tics_are_rare(name: str, texts: list[Text]) -> None:
+    assert rate(texts) < MAX_TICS_PER_1000, f"{name}: {[(each.place, each.tics) for each in texts if each.tics]}"
+
+
+@pytest.mark.parametrize("texts", [DOCSTRINGS, HELP, PROSE], ids=["docstrings", "help", "Markdown"])
+def test_sentences_are_short_enough(texts: list[Text]) -> None:
+    assert [(each.place, sentence) for each in texts for sentence in long_sentences(each.text)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "wrong"),
+    [
+        ("function", "What is there.", True),
+        ("function", "Whether it is open.", True),
+        ("function", "`path` is its name.", True),
+        ("function", "Return the path.", False),
+        ("property", "The path.", False),
+        ("class", "What is there.", True),
+        ("class", "A queue.", False),
+    ],
+)
+def test_first_words_are_judged(kind: str, text: str, wrong: bool) -> None:
+    assert starts_wrong(Text("x", kind, text)) is wrong
+
+
+def test_tics_and_long_sentences_are_found() -> None:
+    assert Text("x", "prose", "Whoever is told of `what` goes by it.").tics == ["Whoever", "is told", "goes by"]
+    assert len(long_sentences(f"{'word ' * 41}. Short one.")) == 1
+
+
+def test_the_documents_are_where_the_readme_links_to() -> None:
+    assert {path.name for path in MARKDOWN} >= {"README.md", "RUNBOOK.md", "ARCHITECTURE.md", "CHANGELOG.md"}
+    assert all(isinstance(path, Path) and path.exists() for path in MARKDOWN)
