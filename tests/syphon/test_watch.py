@@ -36,7 +36,7 @@ def view_of(w: World) -> BoardView:
     board = Board(0.0)
     for event in w.told:
         board.take(event, 0.0)
-    return board.look(0.0, w.emulator.clock.now_ms())
+    return board.view(0.0, w.emulator.clock.now_ms())
 
 
 def counted_queues(w: World) -> list[str]:
@@ -59,7 +59,7 @@ async def test_samples_cover_queues_and_destinations_down_to_zero() -> None:
         result = await w.run(sample_seconds=SOON)
         assert result.receipt.sent == 25
         view = view_of(w)
-        assert [(row.sent, row.left, row.held, row.note) for row in view.queues] == [
+        assert [(row.sent, row.remaining, row.held, row.note) for row in view.queues] == [
             (20, 0, 0, "done"),
             (5, 0, 0, "done"),
         ]
@@ -173,7 +173,7 @@ async def test_a_late_count_does_not_replace_a_newer_one(
         w.strand(*range(5), index=0)
         w.strand(5, index=1)
         await w.run(sample_seconds=SOON)
-        assert [(row.sent, row.left) for row in view_of(w).queues] == [(5, 0), (1, 0)]
+        assert [(row.sent, row.remaining) for row in view_of(w).queues] == [(5, 0), (1, 0)]
 
 
 async def test_a_run_is_billed_for_what_it_did() -> None:
