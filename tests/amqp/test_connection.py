@@ -396,7 +396,7 @@ def test_a_session_that_the_peer_ends_is_answered_and_reported(pair: Any) -> Non
     assert pair.client.connection.sessions == pair.server.connection.sessions == ()
 
 
-def test_a_session_that_is_ended_before_it_was_answered_is_not_reported_as_begun(pair: Any) -> None:
+def test_a_session_ended_before_its_answer_is_not_reported_as_begun(pair: Any) -> None:
     pair.pump()
     session = pair.client.connection.begin()
     session.end()

@@ -179,6 +179,6 @@ def test_the_sdk_reads_our_message_and_we_read_its() -> None:
     assert again.read_properties().creation_time == 1_767_225_600_000
 
 
-def test_an_outcome_with_annotations_survives_the_way_through_our_own_reader() -> None:
+def test_an_outcome_with_annotations_decodes_to_itself() -> None:
     sent = Modified(True, True, Map([(Symbol("a"), Described(ULong(9), "b"))]))
     assert decode_composite(sent.encode())[0] == sent

@@ -102,7 +102,7 @@ def test_both_roles_attach_with_the_terms_of_both_sides(pair: Any) -> None:
     assert pair.bodies("server", Attach)[1].initial_delivery_count == 0
 
 
-def test_a_refused_link_is_attached_to_nothing_and_detached_with_the_reason(pair: Any) -> None:
+def test_a_refused_link_is_attached_to_nothing_and_detached_with_the_error(pair: Any) -> None:
     link = pair.session()[0].sender("x")
     link.open(source=Source("a"), target=Target("missing"))
     pair.pump()
@@ -152,7 +152,7 @@ def test_a_link_whose_peer_lets_go_before_the_answer_stays_gone(pair: Any, answe
 
 
 @pytest.mark.parametrize("who", ["client", "server", "both"])
-def test_a_closed_link_is_answered_reported_once_and_its_handle_is_free_again(pair: Any, who: str) -> None:
+def test_a_closed_link_is_detached_once_per_side_and_frees_its_handle(pair: Any, who: str) -> None:
     session, their_session = pair.session()
     link, theirs = pair.sender(session)
     if who in ("client", "both"):
@@ -193,7 +193,7 @@ def test_detaching_what_is_gone_is_no_news(pair: Any) -> None:
     assert len(pair.server.of(LinkDetached)) == 1
 
 
-def test_a_link_that_its_owner_lets_go_of_says_nothing_more(pair: Any) -> None:
+def test_a_closed_link_sends_no_frames_and_has_no_credit(pair: Any) -> None:
     receiver, sender = pair.receiver()
     receiver.grant(3)
     pair.pump()
@@ -271,7 +271,7 @@ def test_all_the_credit_that_a_flow_can_name_is_believed(pair: Any) -> None:
     assert link.credit == theirs.credit == 0xFFFFFFFD
 
 
-def test_credit_granted_before_the_peer_has_answered_counts_from_the_beginning(pair: Any) -> None:
+def test_credit_granted_before_the_attach_is_answered_counts_from_zero(pair: Any) -> None:
     session, _ = pair.session()
     receiver = session.receiver("eager")
     receiver.open(source=Source("q"), target=Target("t"))
@@ -356,7 +356,7 @@ def test_an_echo_is_answered_for_a_link_and_for_a_session(pair: Any, who: str) -
 
 @given(st.lists(st.integers(0, 2_000), min_size=1, max_size=6), st.integers(1, 700), st.booleans())
 @settings(deadline=None, max_examples=50)
-def test_messages_of_any_size_arrive_whole_at_a_peer_with_the_smallest_frames(
+def test_messages_of_any_size_arrive_whole_through_the_smallest_frames(
     new_pair: Pairs, sizes: list[int], piece: int, settled: bool
 ) -> None:
     pair = new_pair(server={"max_frame_size": 512})
@@ -540,7 +540,7 @@ def transfers(pair: Any) -> int:
     return sum(isinstance(body, Transfer) for body in pair.answers("client"))
 
 
-def test_a_window_that_shrinks_below_what_is_under_way_is_closed_and_not_huge(pair: Any) -> None:
+def test_a_window_that_shrinks_below_the_transfers_in_flight_is_closed(pair: Any) -> None:
     link, _ = closed_window(pair)
     pair.tell("client", Flow(0, 1, 0, 5))
     send(link, b"waits")
@@ -596,7 +596,7 @@ def test_what_waits_leaves_before_the_answer_to_a_drain(pair: Any) -> None:
     assert (said[1].delivery_count, said[1].link_credit, said[1].drain) == (100, 0, True)
 
 
-def test_a_drain_that_was_taken_back_while_its_answer_waited_is_not_answered(pair: Any) -> None:
+def test_a_drain_withdrawn_while_its_answer_waits_is_not_answered(pair: Any) -> None:
     link, _ = closed_window(pair)
     send(link, b"waits")
     pair.tell("client", Flow(2, 0, 0, 5, 0, 2, 98, 0, True))
@@ -687,7 +687,7 @@ def test_a_range_may_cover_deliveries_of_two_links(pair: Any) -> None:
     assert [sent.link for sent in pair.client.of(Disposed)[0].deliveries] == links
 
 
-def test_a_range_that_claims_half_the_circle_costs_and_settles_what_is_there(pair: Any) -> None:
+def test_a_disposition_of_a_huge_range_settles_only_existing_deliveries(pair: Any) -> None:
     link, _ = exchange(pair, 3)
     pair.tell("client", Disposition(True, 1, 0x7FFFFFFF, True, Accepted()))
     assert [sent.id for sent in pair.client.of(Disposed)[0].deliveries] == [1, 2]
@@ -712,7 +712,7 @@ def test_a_message_may_be_sent_settled(pair: Any) -> None:
 
 
 @pytest.mark.parametrize("who", ["owner", "peer", "session"])
-def test_deliveries_nobody_settled_are_abandoned_with_their_link(pair: Any, who: str) -> None:
+def test_unsettled_deliveries_are_abandoned_with_their_link(pair: Any, who: str) -> None:
     link, theirs = exchange(pair, 3)
     {"owner": link.close, "peer": theirs.close, "session": theirs.session.end}[who]()
     pair.pump()
@@ -773,7 +773,7 @@ def test_every_flow_on_a_sender_is_reported(pair: Any) -> None:
     assert [event.link for event in pair.client.of(CreditChanged)] == [link, link]
 
 
-def test_closing_a_link_again_does_not_touch_the_one_that_has_its_handle_now(pair: Any) -> None:
+def test_closing_a_link_twice_leaves_the_new_link_of_its_handle_alone(pair: Any) -> None:
     link, theirs = pair.sender()
     link.close()
     pair.pump()

@@ -197,7 +197,7 @@ async def test_a_wrong_key_is_an_authentication_error_without_the_key() -> None:
         assert caught.value.exit_code == 5
 
 
-async def test_a_ready_made_signature_that_has_run_out_is_an_authentication_error() -> None:
+async def test_an_expired_signature_is_an_authentication_error() -> None:
     async with emulated() as (_, endpoint):
         assert isinstance(endpoint.credential, SasKey)
         old = sign(f"sb://{endpoint.authority}/{QUEUE}", endpoint.credential, 1_000_000_000)
@@ -214,7 +214,7 @@ async def test_a_ready_made_signature_that_is_good_serves() -> None:
             await (await wire.sender(QUEUE)).send(message())
 
 
-async def test_a_key_without_the_claim_is_an_authorization_error_and_the_connection_goes_on() -> None:
+async def test_a_key_without_the_claim_is_refused_and_the_connection_stays_open() -> None:
     async with emulated() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.keys = (*namespace.keys, AuthorizationRule("listen", "key", "key2", frozenset({AccessRight.LISTEN})))
@@ -225,7 +225,7 @@ async def test_a_key_without_the_claim_is_an_authorization_error_and_the_connect
             await wire.receiver(QUEUE)
 
 
-async def test_an_entity_that_does_not_exist_is_missing_and_the_connection_goes_on() -> None:
+async def test_a_missing_entity_is_refused_and_the_connection_stays_open() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         for attempt in (wire.sender, wire.receiver):
             with pytest.raises(errors.EntityMissing):
@@ -233,7 +233,7 @@ async def test_an_entity_that_does_not_exist_is_missing_and_the_connection_goes_
         await (await wire.sender(QUEUE)).send(message())
 
 
-async def test_a_port_where_nobody_listens_is_unreachable() -> None:
+async def test_a_closed_port_is_unreachable() -> None:
     async with emulated() as (emulator, endpoint):
         del emulator
     with pytest.raises(errors.Unreachable) as caught:
@@ -272,7 +272,7 @@ async def speaking(words: bytes, *, hang_up: bool = False) -> AsyncIterator[Endp
         await server.wait_closed()
 
 
-async def test_a_peer_that_says_nothing_is_not_waited_for_for_ever() -> None:
+async def test_opening_a_stream_to_a_silent_peer_times_out() -> None:
     async with speaking(b"") as endpoint:
         with pytest.raises(errors.Unreachable, match=r"did not answer within 0\.05 s"):
             await stream.open_stream(endpoint, "c", seconds=0.05)
@@ -338,7 +338,7 @@ async def test_tls_serves_where_the_certificate_is_trusted(certificate: tuple[Pa
             await (await wire.sender(QUEUE)).send(message(1, size=150_000))
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_unreachable(certificate: tuple[Path, Path]) -> None:
+async def test_an_untrusted_certificate_is_unreachable(certificate: tuple[Path, Path]) -> None:
     async with scripted(tls=server_context(certificate)) as (_, endpoint):
         with pytest.raises(errors.Unreachable, match="its certificate is not trusted"):
             async with connect(endpoint):
@@ -456,7 +456,7 @@ async def test_no_more_is_taken_in_than_was_granted() -> None:
         assert len(await receiver.take(100, seconds=1)) == 5
 
 
-async def test_what_is_on_its_way_when_a_source_stops_does_not_overtake_what_goes_back() -> None:
+async def test_stopping_a_source_also_releases_a_message_still_in_flight() -> None:
     released: list[int] = []
 
     def script(_peer: Peer, event: Any) -> bool:
@@ -483,7 +483,7 @@ async def test_what_is_on_its_way_when_a_source_stops_does_not_overtake_what_goe
         assert len(released) == 2
 
 
-async def test_stopping_gives_back_what_came_and_nobody_took() -> None:
+async def test_stopping_a_receiver_returns_the_messages_not_yet_taken() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         queue = emulator.namespaces["contoso"].queue(QUEUE)
         sender, receiver = await wire.sender(QUEUE), await wire.receiver(QUEUE)
@@ -607,7 +607,7 @@ async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
 
 
 @pytest.mark.parametrize("silent", [True, False])
-async def test_a_connection_on_which_nothing_comes_is_left_and_one_without_an_answer_is_not(
+async def test_a_silent_connection_is_closed_and_one_with_other_traffic_is_kept(
     silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "SILENT_SECONDS", 0.02)
@@ -645,7 +645,7 @@ async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
         await sending
 
 
-async def test_a_link_that_is_detached_fails_what_waits_on_it_and_not_the_connection() -> None:
+async def test_a_detached_link_fails_its_sends_and_not_the_connection() -> None:
     def act(_peer: Peer, event: events.Delivery) -> None:
         event.link.close(Error("amqp:link:detach-forced", "IdleTimerExpired"))
 
@@ -679,7 +679,7 @@ async def test_a_message_larger_than_the_link_takes_is_refused_here() -> None:
         await sender.send(message(2))
 
 
-async def test_a_session_that_the_peer_ends_fails_its_links_and_not_the_connection() -> None:
+async def test_a_session_ended_by_the_peer_fails_its_links_not_the_connection() -> None:
     def act(_peer: Peer, event: events.Delivery) -> None:
         event.link.session.end(Error("amqp:internal-error", "moved"))
 
@@ -691,7 +691,7 @@ async def test_a_session_that_the_peer_ends_fails_its_links_and_not_the_connecti
         assert wire.error is None
 
 
-async def test_a_peer_that_breaks_the_protocol_ends_the_connection_as_unreachable() -> None:
+async def test_a_protocol_violation_ends_the_connection_as_unreachable() -> None:
     def act(peer: Peer, _event: events.Delivery) -> None:
         peer.transport.write(b"\x00\x00\x00\x08\x01\x00\x00\x00" * 3)
 
@@ -804,7 +804,7 @@ async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
             await wire.sender(QUEUE)
 
 
-async def test_a_session_that_ends_while_a_link_is_asked_for_has_not_refused_the_link() -> None:
+async def test_a_session_that_ends_during_an_attach_leaves_the_link_retryable() -> None:
     ends = [True]
 
     def script(_peer: Peer, event: Any) -> bool:
@@ -843,7 +843,7 @@ async def test_heartbeats_keep_a_connection_that_has_nothing_to_say() -> None:
         assert wire.error is None
 
 
-async def test_a_peer_that_does_not_say_goodbye_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_a_stream_does_not_wait_long_for_the_peers_close(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(_peer: Peer, event: Any) -> bool:
         return isinstance(event, events.ConnectionClosed)
 
@@ -906,7 +906,7 @@ async def test_a_renewal_that_fails_for_now_is_tried_again_while_the_token_lives
         assert wire.error is None
 
 
-async def test_a_claim_that_is_refused_when_it_is_renewed_ends_the_connection_with_the_reason() -> None:
+async def test_a_refused_claim_renewal_ends_the_connection_with_its_error() -> None:
     now = Now()
     answers = [202, 401]
 
@@ -926,7 +926,7 @@ async def test_a_claim_that_is_refused_when_it_is_renewed_ends_the_connection_wi
         assert isinstance(wire.error, errors.NotAuthenticated)
 
 
-async def test_a_sign_in_that_is_refused_for_whatever_reason_is_the_fault_of_no_message() -> None:
+async def test_a_sign_in_refused_with_status_400_is_an_authentication_error() -> None:
     def script(peer: Peer, event: Any) -> bool:
         if isinstance(event, events.Delivery):
             event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
@@ -939,7 +939,7 @@ async def test_a_sign_in_that_is_refused_for_whatever_reason_is_the_fault_of_no_
             await wire.sender(QUEUE)
 
 
-async def test_a_slow_claim_keeps_nobody_waiting_who_has_one() -> None:
+async def test_a_slow_claim_does_not_delay_links_that_already_have_theirs() -> None:
     slow: list[events.Delivery] = []
 
     def script(_peer: Peer, event: Any) -> bool:
@@ -1040,7 +1040,7 @@ async def test_a_send_that_is_cancelled_does_not_disturb_the_next_one() -> None:
 # An outage
 
 
-async def test_a_namespace_that_goes_down_is_unreachable_and_can_be_reached_again() -> None:
+async def test_a_namespace_is_unreachable_while_down_and_reachable_afterwards() -> None:
     async with emulated() as (emulator, endpoint):
         async with connect(endpoint) as wire:
             receiver = await wire.receiver(QUEUE)

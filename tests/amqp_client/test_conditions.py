@@ -64,12 +64,12 @@ def test_a_status_becomes_an_error_of_this_project(status, kind):
     assert type(status_error(status, "why", "asking")) is kind
 
 
-def test_a_403_is_a_missing_claim_where_the_service_says_so():
+def test_a_403_is_a_missing_claim_only_if_its_description_names_one():
     assert type(status_error(403, "'Manage' claim(s) are required", "asking 'x'")) is errors.NotAuthorized
     assert type(status_error(403, "bad token", "asking 'claims'")) is errors.NotAuthenticated
 
 
-def test_an_error_condition_says_more_than_a_status():
+def test_an_error_condition_takes_precedence_over_a_status():
     assert type(status_error(410, "gone", "asking", "com.microsoft:message-lock-lost")) is errors.MessageLockLost
 
 
@@ -82,7 +82,7 @@ def test_what_ended_a_connection_is_never_a_messages_fault(condition):
     assert error.retriable
 
 
-def test_lost_rights_and_time_outs_stay_what_they_are_when_a_connection_ends():
+def test_a_lost_connection_keeps_access_and_throttling_errors():
     assert isinstance(lost_error(Error("amqp:unauthorized-access", "expired"), "x"), errors.AccessError)
     assert isinstance(lost_error(Error("com.microsoft:server-busy", ""), "x"), errors.Throttled)
 
@@ -126,13 +126,13 @@ async def test_a_ready_made_signature_serves_until_it_runs_out():
     assert (token.value, token.kind, token.expires_at) == (made, SAS_TYPE, 1234)
 
 
-def test_a_signature_that_is_cut_short_is_a_usage_error_that_does_not_repeat_it():
+def test_a_truncated_signature_is_a_usage_error_without_the_signature():
     with pytest.raises(UsageError) as caught:
         source_for(SasToken("SharedAccessSignature sr=x&sig=s3cr3t"), None)
     assert "s3cr3t" not in f"{caught.value!r}{caught.value.hint}"
 
 
-async def test_an_identity_needs_somebody_who_has_its_tokens():
+async def test_an_identity_needs_a_source_of_tokens():
     with pytest.raises(UsageError):
         source_for(Identity(), None)
 

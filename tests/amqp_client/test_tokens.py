@@ -98,7 +98,7 @@ class Foreign:
         return self._token
 
 
-def test_a_foreign_token_is_refused_and_says_why(signing: Any) -> None:
+def test_a_foreign_token_is_refused_with_the_reason(signing: Any) -> None:
     queue = signing.queue()
     credential = Foreign(signing.do(signing.namespace.clock.now_ms))
     with (
@@ -192,7 +192,7 @@ async def test_sbpair_signs_in_itself(signing: Any) -> None:
         ("right", "api-version=2019-08-01&resource=x", 200),
     ],
 )
-async def test_the_identity_answers_whoever_knows_its_secret(
+async def test_the_identity_endpoint_issues_tokens_only_with_its_secret_header(
     signing: Any, header: str | None, query: str, status: int
 ) -> None:
     sign_in = signing.emulator.ready.identity

@@ -32,7 +32,7 @@ MARKS = [
 ]
 
 
-def test_a_phase_lasts_until_the_next_one_and_costs_what_was_spent_meanwhile() -> None:
+def test_a_phase_lasts_until_the_next_and_costs_the_cpu_spent_within_it() -> None:
     found = {name: figures(400, *span) for name, span in spans(MARKS).items()}
     assert set(found) == set(PHASES)
     assert (found["drain"]["seconds"], found["drain"]["msg_per_s"]) == (4.0, 100)

@@ -73,7 +73,7 @@ def test_a_run_counts_only_when_every_message_is_there_once() -> None:
         found(0, 2, 2, count=3).rate()
 
 
-def test_a_run_counts_only_when_messages_arrive_where_and_as_they_were_meant_to() -> None:
+def test_a_misrouted_or_altered_message_fails_the_run() -> None:
     made = stranded.Stranded(20, 0)
     for number in range(20):
         with pytest.raises(RuntimeError, match=f"message {number} arrived as"):

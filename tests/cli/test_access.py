@@ -88,7 +88,7 @@ SIGNED_OUT = "#!/bin/sh\necho \"ERROR: Please run 'az login' to setup account.\"
 
 
 @pytest.mark.parametrize("words", [["provision", "--via", "arm", *PLACE], ["syphon", "--once"]], ids=" ".join)
-async def test_where_nobody_is_signed_in_it_is_told_what_to_do(tmp_path: Path, words: list[str]) -> None:
+async def test_without_a_sign_in_the_error_names_az_login(tmp_path: Path, words: list[str]) -> None:
     az = tmp_path / "az"
     az.write_text(SIGNED_OUT)
     az.chmod(0o700)
@@ -114,7 +114,7 @@ async def test_where_nobody_is_signed_in_it_is_told_what_to_do(tmp_path: Path, w
 
 
 @pytest.mark.parametrize("words", COMMANDS[:2], ids=" ".join)
-async def test_a_missing_manage_claim_is_told(words: list[str]) -> None:
+async def test_a_missing_manage_claim_is_reported_and_nothing_is_created(words: list[str]) -> None:
     async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
         secondary = emulator.namespaces["contoso-dr"]
         secondary.keys = (*secondary.keys, LISTEN)
@@ -127,7 +127,7 @@ async def test_a_missing_manage_claim_is_told(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("credential", [with_bad_key, with_expired_token, with_listen])
-async def test_a_primary_that_may_not_be_sent_to_leaves_every_message_where_it_is(credential: object) -> None:
+async def test_without_send_rights_on_the_primary_messages_stay_in_the_backlog(credential: object) -> None:
     async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
         await strand(emulator)
         primary = emulator.namespaces["contoso"]

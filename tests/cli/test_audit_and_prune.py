@@ -97,7 +97,7 @@ async def world() -> AsyncIterator[World]:
 # The audit
 
 
-async def test_a_document_says_everything_and_the_exit_code_what_was_asked_for() -> None:
+async def test_a_document_has_all_findings_and_the_exit_code_obeys_fail_on() -> None:
     async with world() as w:
         w.primary.create_queue("orders")
         w.secondary.create_queue("fabrikam/x-servicebus-transfer/0")
@@ -122,7 +122,7 @@ async def test_a_document_says_everything_and_the_exit_code_what_was_asked_for()
         assert "\x1b" not in out + err
 
 
-async def test_lines_have_one_object_a_thing_and_warnings_say_what_was_not_looked_at() -> None:
+async def test_each_finding_is_one_line_and_warnings_name_skipped_destinations() -> None:
     async with world() as w:
         w.strand(w.first, "orders")
         w.emulator.faults.namespace_down("contoso")
@@ -165,7 +165,7 @@ def test_an_unknown_finding_is_answered_with_those_that_there_are() -> None:
 # Pruning
 
 
-async def test_off_a_terminal_nothing_is_removed_and_nobody_is_asked() -> None:
+async def test_off_a_terminal_nothing_is_removed_without_consent() -> None:
     async with world() as w:
         code, out, err = await w.sbpair("prune", "--output", "json")
         told = json.loads(out)
@@ -174,7 +174,7 @@ async def test_off_a_terminal_nothing_is_removed_and_nobody_is_asked() -> None:
         assert w.secondary.find_queue(EXTRA) is w.extra
 
 
-async def test_with_consent_it_is_removed_and_the_second_time_there_is_nothing_to_do() -> None:
+async def test_with_consent_a_queue_is_removed_and_a_second_prune_finds_none() -> None:
     async with world() as w:
         code, out, _ = await w.sbpair("prune", "--yes", "--output", "json")
         assert (code, [each["name"] for each in json.loads(out)["removed"]]) == (0, [EXTRA])
@@ -217,7 +217,7 @@ async def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> Non
         assert len(w.secondary.queues()) == left
 
 
-async def test_a_dry_run_asks_nobody() -> None:
+async def test_a_dry_run_asks_no_confirmation_and_deletes_nothing() -> None:
     async with world() as w:
         ours, theirs = pty.openpty()
         process = await asyncio.create_subprocess_exec(
@@ -261,7 +261,7 @@ async def test_after_a_kill_the_queue_is_named_and_the_next_run_ends_it(step: st
         assert "it was SendDisabled already" in item.reason
 
 
-async def test_whoever_interrupts_it_finds_the_queue_as_it_was() -> None:
+async def test_an_interrupted_prune_leaves_the_queue_unchanged() -> None:
     async with world() as w:
         reached = w.stalled_at("update")
         process = await w.start("prune", "--yes")

@@ -289,7 +289,7 @@ CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
 @pytest.mark.parametrize(
     ("arguments", "environ", "code", "what", "to_do"), CASES, ids=itertools.repeat(None, len(CASES))
 )
-def test_bad_input_is_told_in_two_lines(
+def test_bad_input_ends_with_an_error_and_a_hint(
     tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, what: str, to_do: str
 ) -> None:
     done = sbpair(tmp_path, *arguments, **environ)
@@ -317,7 +317,7 @@ def test_bad_input_is_told_in_two_lines(
         ),
     ],
 )
-def test_what_the_command_line_does_not_know_is_told_in_two_lines(
+def test_unknown_commands_and_options_end_with_an_error_and_a_hint(
     tmp_path: Path, arguments: list[str], hint: str
 ) -> None:
     done = sbpair(tmp_path, *arguments)
@@ -337,7 +337,7 @@ def test_an_error_is_a_line_of_json_where_all_else_is(tmp_path: Path, slip: list
     assert set(told) == {"time", "level", "logger", "message", "hint", "exit_code"}
 
 
-def test_a_namespace_that_nobody_answers_for_is_unreachable(tmp_path: Path, closed_port: int) -> None:
+def test_a_namespace_behind_a_closed_port_is_unreachable(tmp_path: Path, closed_port: int) -> None:
     done = sbpair(
         tmp_path, "audit", **{**PAIR, SECONDARY: emulated(closed_port), "SBPAIR_SECONDARY_NAME": "contoso-dr"}
     )

@@ -73,7 +73,7 @@ def test_a_reckoned_depth_is_never_less_than_what_is_in_hand(depth: int, steps: 
         assert at.exact == (at.remaining == depth)
 
 
-def test_nobody_knows_a_depth_that_may_not_be_counted() -> None:
+def test_a_depth_that_cannot_be_counted_is_unknown() -> None:
     at = row(progress(10, 5))
     assert (at.remaining, at.eta_seconds) == (None, None)
     assert row(progress(10, 10, remaining=3)).remaining == 3
@@ -93,7 +93,7 @@ def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
     assert rates[10:21] == sorted(rates[10:21], reverse=True)
 
 
-def test_the_end_is_told_while_something_moves_and_something_is_left() -> None:
+def test_an_eta_needs_recent_progress_and_a_sensible_duration() -> None:
     made = board(QueueDepths(Q, 100), progress(50, 50))
     [moving] = made.view(10.0, NOW_MS).queues
     assert (moving.remaining, moving.per_second, moving.eta_seconds) == (50, 5.0, 10.0)
@@ -140,7 +140,7 @@ FAILED = QueueFailed(Q, "unreachable", 3.5)
         ([DeadLettered(Q, 1, "m", "r", "d"), QueueDone(Q)], "done; 1 dead-lettered", False),
     ],
 )
-def test_a_lane_says_what_is_in_its_way(events: list[SyphonEvent], note: str, idle: bool) -> None:
+def test_a_queues_row_notes_the_cause_of_its_delay(events: list[SyphonEvent], note: str, idle: bool) -> None:
     found = row(*events)
     assert (found.note, found.idle) == (note, idle)
 
@@ -157,7 +157,7 @@ def test_the_next_try_comes_nearer() -> None:
     assert made.view(2.0, NOW_MS).destinations[0].note == "retrying in 6 s, 12 waiting: it is away"
 
 
-def test_a_destination_rests_until_the_first_lane_tries_again_and_is_back_with_the_last() -> None:
+def test_a_destination_recovers_once_it_recovered_for_every_queue() -> None:
     other = DestinationBackingOff("q1", "Down", "it is full", 5.0, 30)
     assert board(RESTS, other).view(1.0, NOW_MS).destinations == (
         DestinationRow("down", waiting=42, backing_off="it is full", retry_seconds=4.0),

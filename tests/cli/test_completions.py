@@ -114,7 +114,7 @@ def test_names_and_values_are_completed(told: Callable[..., list[str]], line: st
         ("sbpair doctor --pair orders --queue else/", CONFIG),
     ],
 )
-def test_what_is_wrong_completes_nothing_and_says_nothing(
+def test_bad_configuration_or_unknown_pairs_complete_to_nothing(
     told: Callable[..., list[str]], home: Path, line: str, config: str
 ) -> None:
     (home / ".config" / "sbpair" / "config.toml").write_text(config, encoding="latin-1")
@@ -142,7 +142,7 @@ def test_a_variable_that_a_shell_leaves_behind_empty_asks_for_nothing(home: Path
     ("line", "word", "answer"),
     [("sbpair audit --pair", "", ["orders", "orders-eu"]), ("sbpair audit --pair orders-", "orders-", ["orders-eu"])],
 )
-def test_powershell_is_told_what_its_script_asks_for(
+def test_powershell_gets_the_completions_that_its_script_requests(
     told: Callable[..., list[str]], line: str, word: str, answer: list[str]
 ) -> None:
     script = (COMPLETIONS / "sbpair.ps1").read_text()

@@ -126,7 +126,7 @@ async def test_without_java_spark_cannot_run_and_everything_else_is_looked_at(ho
         assert (code, failing(out)) == (7, {"java": 7})
 
 
-async def test_nothing_configured_is_told_beside_what_this_machine_has(home: Path) -> None:
+async def test_doctor_checks_the_machine_even_if_nothing_is_configured(home: Path) -> None:
     code, out, _ = await finished(["doctor", "--output", "json"], environment(None, home))
     told = json.loads(out)
     assert (code, [each["name"] for each in told["checks"]][:3]) == (
@@ -173,7 +173,7 @@ async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) ->
         (["--output", "xml"], "Invalid value for '--output'"),
     ],
 )
-def test_what_cannot_be_meant_is_told_in_two_lines(here: Here, words: list[str], what: str) -> None:
+def test_contradictory_or_invalid_options_end_with_an_error_and_a_hint(here: Here, words: list[str], what: str) -> None:
     code, out, err = here(
         "doctor", *words, SBPAIR_PRIMARY_NAMESPACE="a.invalid", SBPAIR_SECONDARY_NAMESPACE="b.invalid"
     )
@@ -263,7 +263,7 @@ def test_of_a_secret_not_even_the_length_is_shown(here: Here, form: str) -> None
     assert shown("") == shown("=" * 50)
 
 
-def test_nothing_configured_says_how_to_begin(here: Here, home: Path) -> None:
+def test_nothing_configured_is_an_error_that_points_to_config_example(here: Here, home: Path) -> None:
     code, out, err = here("config")
     assert (code, out) == (2, "")
     file = f"{home}/.config/sbpair/config.toml"
@@ -299,7 +299,7 @@ def test_the_example_is_a_configuration_and_the_path_is_where_it_goes(here: Here
         (["what"], {}, "Got unexpected extra argument"),
     ],
 )
-def test_a_wrong_configuration_is_told_and_not_shown(
+def test_a_wrong_configuration_is_reported_and_not_shown(
     here: Here, words: list[str], environ: dict[str, str], what: str
 ) -> None:
     code, out, err = here("config", *words, **environ)

@@ -37,9 +37,7 @@ def adds_up(sums: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("lost", "code"), [(0, 0), (2, 3)])
-async def test_the_document_adds_up_and_the_exit_code_says_whether_anything_would_be_dead_lettered(
-    lost: int, code: int
-) -> None:
+async def test_the_document_adds_up_and_the_exit_code_reveals_dead_letters(lost: int, code: int) -> None:
     done, out, err = await dry_run("--output", "json", lost=lost)
     told = json.loads(out)
     assert (done, err, told["schema"]) == (code, "", "sbpair/syphon-preview/1")

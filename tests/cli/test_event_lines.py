@@ -94,7 +94,7 @@ def test_every_event_is_either_a_line_or_part_of_one() -> None:
     assert {type(each) for each in (*quiet, *told)} == set(get_args(SyphonEvent))
 
 
-def test_how_far_everything_is_comes_from_time_to_time_and_where_it_has_changed() -> None:
+def test_progress_lines_are_periodic_and_only_for_changed_counts() -> None:
     lines = EventLines(0.0)
     taken(
         lines,
@@ -155,7 +155,7 @@ def test_dead_letters_of_a_kind_are_one_line_with_the_first_of_them() -> None:
     assert lines.tick(2 * PROGRESS_SECONDS, NOW_MS) == []
 
 
-def test_what_repeats_itself_is_told_once() -> None:
+def test_repeated_events_are_emitted_once() -> None:
     lines = EventLines(0.0)
     other = DestinationBackingOff("q1", "DOWN", "it is away", 3.0, 5)
     assert names(taken(lines, RESTS, other, RESTS)) == ["destination-backing-off"]

@@ -93,7 +93,7 @@ def test_a_completion_script_is_not_stale(shell: str) -> None:
     assert shipped == completion_script(shell), "stale: python tests/cli/test_golden.py"
 
 
-def test_the_list_of_commands_says_what_each_command_says_of_itself() -> None:
+def test_the_list_of_commands_has_the_first_help_line_of_each() -> None:
     for name, summary in COMMANDS.items():
         assert load(name).help.splitlines()[0] == summary
 
@@ -106,7 +106,7 @@ def test_no_arguments_mean_help() -> None:
     ("words", "expected"),
     [("sbpair pro", ["provision"]), ("sbpair audit --out", ["--output"]), ("sbpair syphon --w", ["--watch"])],
 )
-def test_a_shell_is_told_commands_and_options(words: str, expected: list[str]) -> None:
+def test_a_shell_completes_commands_and_options(words: str, expected: list[str]) -> None:
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), COMPLETION_VARIABLE: "complete_bash"}
     assert sbpair(**asked).stdout.split() == expected
 

@@ -71,7 +71,7 @@ def test_a_drawing_is_as_it_was_last_agreed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_drawing_is_no_wider_and_no_higher_than_its_terminal_and_obeys_no_message(name: str) -> None:
+def test_a_drawing_fits_its_terminal_and_prints_no_control_characters(name: str) -> None:
     _view, width, lines = CASES[name]
     found = drawn(name).splitlines()
     assert len(found) <= lines
@@ -121,7 +121,7 @@ def test_whatever_there_is_fits_and_every_queue_is_shown_or_folded(
         *((1_234_567, "1.2M"), (99_949_999, "99.9M"), (100_000_000, "100M"), (10**12, "1.0T")),
     ],
 )
-def test_a_large_count_is_told_in_few_figures_where_there_is_little_room(count: int, text: str) -> None:
+def test_a_large_count_is_abbreviated_in_a_narrow_column(count: int, text: str) -> None:
     assert number(count, wide=False) == text
     assert number(count, wide=True) == str(count)
 

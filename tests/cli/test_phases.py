@@ -37,7 +37,7 @@ def board(*events: Expected | PhaseProgress, at: float = 0.0) -> PhaseBoard:
     return made
 
 
-def test_a_queue_is_shown_before_anything_has_come_from_it_and_ten_is_behind_nine() -> None:
+def test_expected_queues_are_shown_at_once_in_numerical_order() -> None:
     made = board(Expected("drain", {f"{Q}{index}": 5 for index in (10, 9, 0)}))
     view = made.view(1.0)
     assert [row.name for row in view.rows] == [f"{Q}0", f"{Q}9", f"{Q}10"]
@@ -52,7 +52,7 @@ def test_how_fast_it_goes_leaves_out_what_an_earlier_run_had_done() -> None:
     assert (row.done, row.per_second, row.eta_seconds) == (1_500, 100.0, 5.0)
 
 
-def test_what_nobody_may_count_has_no_end_in_sight() -> None:
+def test_a_phase_without_a_count_has_no_total_and_no_eta() -> None:
     made = board(PhaseProgress("drain", 5, 1, {f"{Q}0": 5}))
     made.take(PhaseProgress("drain", 50, 1, {f"{Q}0": 50}), 9.0)
     assert (made.view(9.0).total.whole, made.view(9.0).total.eta_seconds) == (None, None)

@@ -138,7 +138,7 @@ async def test_an_interrupted_run_prints_what_it_had_created() -> None:
     assert told["not_tried"]
 
 
-async def test_who_is_not_let_in_half_way_is_told_what_was_created() -> None:
+async def test_a_refusal_half_way_reports_created_failed_and_untried_queues() -> None:
     def before(emulator: Emulator) -> None:
         path = "contoso/x-servicebus-transfer/40"
         emulator.faults.refuse_requests("contoso-dr", 403, path, method="PUT")

@@ -71,7 +71,7 @@ def test_the_exit_codes_are_those_of_the_errors() -> None:
     assert {each.exit_code for each in classes} | {0, 130} <= documented
 
 
-def test_both_lines_that_set_everything_up_are_marked_for_those_who_run_them() -> None:
+def test_the_readme_marks_the_drill_and_test_commands() -> None:
     lines = dict(re.findall(r"<!-- (drill|tests) -->\n```sh\n(.*?)\n```", README))
     assert lines["drill"].endswith("sbpair drill")
     assert "[dev,spark]" in lines["tests"]

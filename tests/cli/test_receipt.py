@@ -10,7 +10,7 @@ def written(tally: Tally) -> list[str]:
     return list(breakdown(tally.receipt().document()))
 
 
-def test_only_what_is_not_zero_everywhere_is_told() -> None:
+def test_columns_and_rows_that_are_all_zero_are_omitted() -> None:
     tally = Tally()
     for queue in ("c/t/0", "c/t/1", "c/t/2"):
         tally.received(queue, 0)
@@ -39,7 +39,7 @@ def test_a_run_that_did_nothing_spent_nothing() -> None:
     assert written(Tally()) == ["", "billable operations: 0"]
 
 
-def test_a_receipt_of_an_earlier_version_is_told_as_far_as_it_goes() -> None:
+def test_a_receipt_of_an_earlier_version_shows_the_columns_it_has() -> None:
     assert list(breakdown({})) == []
     assert list(breakdown({"queues": {"q": {"received": 1, "sent": 1}}, "destinations": {}})) == [
         *("", "QUEUE  RECEIVED  SENT", "q             1     1"),

@@ -74,7 +74,7 @@ async def open_world() -> AsyncIterator[World]:
         yield World(emulator, environment(emulator, NO_COLOR="1"))
 
 
-async def test_without_dedup_they_are_those_of_the_primary_and_are_removed_once_shown() -> None:
+async def test_without_dedup_messages_come_from_the_primary_and_are_removed() -> None:
     async with open_world() as world:
         world.put("contoso", encoded("one", ESCAPE.encode()), encoded("two\x1b", b"\xff\xfe"))
         world.put("contoso-dr", encoded("one"))
@@ -93,7 +93,7 @@ async def test_without_dedup_they_are_those_of_the_primary_and_are_removed_once_
 
 @pytest.mark.parametrize("value", [Char("\u20ac"), Decimal32(b"\0" * 4), Decimal64(b"\1" * 8)])
 @pytest.mark.parametrize("words", [(), ("--dedup",)])
-async def test_a_message_that_azure_servicebus_cannot_decode_is_an_error_and_stays(
+async def test_a_message_that_the_sdk_cannot_decode_is_an_error_and_stays(
     words: tuple[str, ...], value: object
 ) -> None:
     async with open_world() as world:
@@ -151,7 +151,7 @@ async def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() ->
         assert (code, json.loads(out_)["delivery_count"]) == (0, 0)
 
 
-async def test_so_many_and_no_more_and_of_what_cannot_be_told_apart_all() -> None:
+async def test_at_most_max_messages_are_printed_and_all_those_without_a_key() -> None:
     async with open_world() as world:
         world.put("contoso", *(encoded(f"m{number}") for number in range(4)))
         code, out, _err = await world.receive("--max", "3", "-o", "jsonl")
@@ -167,7 +167,7 @@ async def test_so_many_and_no_more_and_of_what_cannot_be_told_apart_all() -> Non
 
 
 @pytest.mark.slow
-async def test_one_side_that_is_away_is_told_and_both_are_an_error() -> None:
+async def test_one_side_down_is_a_warning_and_both_down_are_an_error() -> None:
     async with open_world() as world:
         world.put("contoso", encoded("one"))
         world.emulator.faults.namespace_down("contoso-dr")

@@ -106,7 +106,7 @@ def test_what_the_emulator_prints_makes_the_other_commands_use_it() -> None:
         assert (code, receipt["schema"], receipt["received"], receipt["balanced"]) == (0, "sbpair/syphon/1", 0, True)
 
 
-def test_what_the_emulator_prints_with_an_identity_makes_it_resource_manager_too() -> None:
+def test_the_emulators_exports_with_an_identity_allow_via_arm() -> None:
     with emulator("--identity") as (process, _first):
         environ = exports(process, 8)
         code, output = finished("provision", "--via", "arm", "--count", "2", "--output", "json", **environ)

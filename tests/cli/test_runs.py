@@ -139,7 +139,7 @@ async def test_a_run_is_listed_and_shown(tmp_path: Path) -> None:
         assert json.loads(out) == {"schema": "sbpair/runs/1", **listed}
 
 
-async def test_a_crash_is_shown_with_what_it_left_in_doubt_and_sent_again_by_name(tmp_path: Path) -> None:
+async def test_a_crashed_run_lists_messages_in_doubt_and_the_next_resends_them(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         taken = await first_send(pair)
@@ -169,7 +169,7 @@ async def test_a_crash_is_shown_with_what_it_left_in_doubt_and_sent_again_by_nam
         assert crashed["id"] in named["reason"]
 
 
-async def test_a_second_syphon_of_a_pair_is_refused_unless_it_is_told_not_to_care(tmp_path: Path) -> None:
+async def test_a_second_syphon_of_a_pair_is_refused_without_no_lease(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         taken = await first_send(pair)
@@ -207,7 +207,7 @@ async def test_a_lost_lease_ends_the_run_before_anything_more_is_sent(tmp_path: 
         assert b"was deleted or replaced" in err
 
 
-async def test_the_state_of_another_pair_is_refused_by_every_command_that_reads_it(tmp_path: Path) -> None:
+async def test_every_command_refuses_the_state_of_another_pair(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         assert (await pair.run("syphon", "--once"))[0] == 0

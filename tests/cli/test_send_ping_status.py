@@ -90,7 +90,7 @@ async def test_a_file_with_a_wrong_line_is_refused_before_anything_is_sent(tmp_p
         assert terminal.orders.counts().active == 1
 
 
-async def test_an_interrupt_ends_with_the_receipt_and_says_where_to_go_on(tmp_path: Path) -> None:
+async def test_an_interrupt_prints_the_receipt_and_the_command_to_continue(tmp_path: Path) -> None:
     async with open_terminal(tmp_path) as terminal:
         process = await terminal.start("send", "orders")
         assert process.stdin
@@ -105,7 +105,7 @@ async def test_an_interrupt_ends_with_the_receipt_and_says_where_to_go_on(tmp_pa
         assert err.decode().splitlines()[-1] == "continue with: sbpair send orders --skip 2"
 
 
-async def test_a_ping_says_who_is_up(tmp_path: Path) -> None:
+async def test_a_ping_reports_the_health_of_each_entity(tmp_path: Path) -> None:
     async with open_terminal(tmp_path) as terminal:
         code, told = await terminal.document("ping", "orders", "nowhere", "orders")
         assert (code, told["schema"], told["namespace"]) == (3, "sbpair/ping/1", "contoso")
@@ -196,7 +196,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "code", "what"), WRONG, ids=[" ".join(words) for words, *_ in WRONG])
-def test_wrong_options_are_told_before_anything_is_connected(
+def test_wrong_options_are_refused_before_connecting(
     words: list[str], code: int, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from sbpair.__main__ import run

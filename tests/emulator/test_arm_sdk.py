@@ -135,7 +135,7 @@ async def test_topics_subscriptions_and_rules_are_kept() -> None:
         assert await every(client.topics.list_by_namespace(*PLACE, **PLAIN)) == []
 
 
-async def test_authorization_rules_and_their_keys_belong_to_a_namespace_or_to_an_entity() -> None:
+async def test_namespaces_and_entities_have_authorization_rules_and_keys() -> None:
     async with open_client() as (_, client):
         namespaces, queues, queue = client.namespaces, client.queues, (*PLACE, "orders")
         await queues.create_or_update(*queue, SBQueue(), **PLAIN)
@@ -205,7 +205,7 @@ async def test_a_name_that_another_kind_has_is_a_conflict() -> None:
             await client.queues.create_or_update(*PLACE, "a~b", SBQueue(), **PLAIN)
 
 
-async def test_a_namespace_that_is_down_is_unavailable_and_can_still_be_listed_elsewhere() -> None:
+async def test_a_namespace_that_is_down_returns_503_and_is_still_listed() -> None:
     async with open_client() as (emulator, client):
         emulator.faults.namespace_down("contoso-dr")
         with pytest.raises(HttpResponseError) as refused:

@@ -88,9 +88,7 @@ def test_a_backlog_queue_reads_back_as_it_was_created(admin: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["P10675199DT2H48M5.4775807S", FOR_EVER - timedelta(microseconds=0)])
-def test_the_clients_own_rounding_of_for_ever_is_handled_as_the_service_does(
-    admin: Any, served: Any, value: object
-) -> None:
+def test_the_sdks_rounding_of_the_maximum_timespan_is_handled(admin: Any, served: Any, value: object) -> None:
     if isinstance(value, str):
         # The client parses the string and rounds it up, past the largest TimeSpan.
         with pytest.raises(HttpResponseError, match="DefaultMessageTimeToLive"):

@@ -50,7 +50,7 @@ def test_keys_and_partitions_over_amqp(official: Any, running: Any) -> None:
     assert running.do(queue.counts).total == 0
 
 
-def test_a_batch_with_two_keys_is_refused_and_a_partition_that_is_down_times_out(official: Any, running: Any) -> None:
+def test_a_batch_with_two_keys_is_refused_and_a_down_partition_times_out(official: Any, running: Any) -> None:
     queue = running.queue(enable_partitioning=True)
     with official.sender(running.connection_string, queue.path) as sender:
         with pytest.raises(ServiceBusError, match="InvalidOperation"):
@@ -65,7 +65,7 @@ def test_a_batch_with_two_keys_is_refused_and_a_partition_that_is_down_times_out
     assert running.do(queue.counts).active == 2
 
 
-def test_management_reads_sixteen_times_the_size_and_changes_no_partitioning(secure: Any) -> None:
+def test_management_reads_16_times_the_size_and_keeps_partitioning(secure: Any) -> None:
     ready = secure.emulator.ready
     with ServiceBusAdministrationClient.from_connection_string(
         ready.namespaces[0].tls_connection_string, connection_verify=ready.ca_file, retry_total=0
@@ -87,7 +87,7 @@ def test_management_reads_sixteen_times_the_size_and_changes_no_partitioning(sec
         client.delete_queue("wide")
 
 
-def test_nothing_is_counted_changed_or_listed_by_halves_while_a_partition_is_down(secure: Any) -> None:
+def test_managing_partitioned_entities_fails_while_a_partition_is_down(secure: Any) -> None:
     ready = secure.emulator.ready
     with ServiceBusAdministrationClient.from_connection_string(
         ready.namespaces[0].tls_connection_string, connection_verify=ready.ca_file, retry_total=0

@@ -122,7 +122,7 @@ def test_a_session_has_a_state_and_is_listed(official, running, queue, sender) -
     assert official.sessions(running.connection_string, queue.path) == []
 
 
-def test_a_session_that_is_renewed_outlives_its_lock_and_one_that_is_not_is_lost(official, running, queue, sender):
+def test_a_session_outlives_its_lock_only_if_the_lock_is_renewed(official, running, queue, sender):
     send(sender, "renewed", "one", "two")
     with official.receiver(running.connection_string, queue.path, session_id="renewed") as receiver:
         messages = take(receiver, 1)

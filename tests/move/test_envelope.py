@@ -223,7 +223,7 @@ def test_part_of_a_millisecond_to_live_is_one_and_not_none():
     assert moved(plain(Aliases("q", ttl_ticks=1))).read_header().ttl == 1
 
 
-def test_an_expiry_that_was_written_out_is_renewed_together_with_the_time_to_live():
+def test_an_absolute_expiry_is_renewed_with_the_time_to_live():
     stale = Properties(absolute_expiry_time=NOW - 1, creation_time=NOW - 2).encode()
     properties = moved(plain(Aliases("q", ttl_ticks=MINUTE_TICKS), properties=stale)).read_properties()
     assert (properties.creation_time, properties.absolute_expiry_time) == (NOW, NOW + 60_000)
@@ -304,7 +304,7 @@ def test_a_message_id_of_half_a_character_can_be_printed():
 
 @settings(max_examples=150, deadline=None)
 @given(own=OWN, annotations=ANNOTATIONS, header=HEADERS, properties=PROPERTY_LISTS, aliases=ALIASES, data=st.data())
-def test_damage_is_a_flaw_or_a_protocol_error_and_what_has_no_flaw_can_be_restored(
+def test_damage_is_a_flaw_or_a_protocol_error_else_the_message_restores(
     own, annotations, header, properties, aliases, data
 ):
     whole = backlog_copy(own, annotations, header, properties, data_body(b"x"), b"", aliases).join()

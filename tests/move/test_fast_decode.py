@@ -133,7 +133,7 @@ def test_a_message_reads_and_is_restored_as_it_is_in_general(known: Sections, ot
 
 @given(st.integers(0, 2**40), PROPERTIES, ALIASES, OWN, BODIES, st.data())
 @settings(max_examples=150, deadline=None)
-def test_messages_that_differ_in_little_read_and_are_restored_as_they_are_in_general(
+def test_similar_messages_decode_and_restore_as_on_the_general_path(
     sequence: int, properties: Properties, aliases: Aliases, own: object, body: bytes, data: st.DataObject
 ) -> None:
     reader = taught(backlog_copy(sequence, properties, aliases, own, None, body))
@@ -232,7 +232,7 @@ ANNOTATIONS = EXTRA.map(lambda pairs: {"message_annotations": section(MESSAGE_AN
 
 @given(st.lists(ODD | ANNOTATIONS, min_size=1, max_size=4))
 @settings(max_examples=150, deadline=None)
-def test_annotations_that_nobody_writes_are_read_alike_or_said_to_be_unreadable(
+def test_unusual_annotations_decode_as_on_the_general_path(
     annotations: list[dict[str, bytes]],
 ) -> None:
     payloads = []
@@ -281,7 +281,7 @@ def test_ids_of_any_length_and_properties_of_any_kind_take_the_short_cut() -> No
             assert taken == (named.encode()[3] == 0xC0)
 
 
-def test_bodies_of_one_data_section_take_the_short_cut_however_they_are_written() -> None:
+def test_a_single_data_section_takes_the_fast_path_in_either_encoding() -> None:
     reader = taught(PLAIN)
     for size in (0, 5, 255, 256, 70_000):
         for body in (data_body(b"b" * size), section(DATA, b"\xb0" + size.to_bytes(4) + b"b" * size)):
