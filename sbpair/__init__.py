@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from sbpair import aio, errors, events, management, testing
     from sbpair.config import load_pair
     from sbpair.failover.base import ShortTimeout
+    from sbpair.failover.entity_states import State
     from sbpair.failover.failover_send import Delivered, OnFailure
     from sbpair.failover.failures import FailoverOn
     from sbpair.failover.outbox import OutboxDepth, outbox_depths
     from sbpair.failover.simulated_outage import SimulatedOutage
-    from sbpair.failover.states import State
     from sbpair.failover.sync import PairedClient
     from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken
     from sbpair.replication.sync import ActiveSender, DedupReceiver, PassiveSender
@@ -93,7 +93,7 @@ __getattr__, __dir__ = lazy_names(
         "SasToken": "sbpair.model.pair:SasToken",
         "ShortTimeout": "sbpair.failover.base:ShortTimeout",
         "SimulatedOutage": "sbpair.failover.simulated_outage:SimulatedOutage",
-        "State": "sbpair.failover.states:State",
+        "State": "sbpair.failover.entity_states:State",
         "SyphonResult": "sbpair.syphon.runner:SyphonResult",
         "aio": "sbpair.aio",
         "errors": "sbpair.errors",

@@ -25,9 +25,9 @@ from sbpair.errors import ProtocolError, SbpairError, TimedOut
 
 if TYPE_CHECKING:
     from sbpair.failover.aio import AsyncPairedClient, AsyncPairedSender
+    from sbpair.failover.entity_states import State
     from sbpair.failover.events import SenderEvent
     from sbpair.failover.simulated_outage import SimulatedOutage
-    from sbpair.failover.states import State
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.move.receipt import Receipt
 
@@ -172,7 +172,7 @@ async def application(
 
 async def play(sending: Application, outages: OutageControl, pair: Pair, emit: EmitPhase) -> None:
     """Run every phase, from a healthy primary to a healthy primary. Raises TimedOut."""
-    from sbpair.failover.states import State
+    from sbpair.failover.entity_states import State
 
     primary, secondary = pair.primary.name, pair.secondary.name
     await sending.until_more("primary")

@@ -15,20 +15,20 @@ from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover.client_kinds import ClientFactory, ClientKind
 from sbpair.failover.failover_send import Delivered, FailoverSend, OnFailure, SendPolicy
-from sbpair.failover.failover_state import FailoverState
 from sbpair.failover.failures import FailoverOn, failover_rule
 from sbpair.failover.metrics import with_metrics
 from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery
+from sbpair.failover.shared_state import FailoverState
 from sbpair.failover.side_connections import Side, SideConnections, close_quietly
 from sbpair.failover.simulated_outage import OutageProxy
 
 if TYPE_CHECKING:
     from sbpair.failover.background_syphon import SyphonOptions
+    from sbpair.failover.entity_states import State
     from sbpair.failover.events import SenderEvent
     from sbpair.failover.pinger import DeliverEntity
     from sbpair.failover.simulated_outage import SimulatedOutage
-    from sbpair.failover.states import State
     from sbpair.failover.steps import Steps
     from sbpair.model.pair import Pair
     from sbpair.move.events import SyphonEvent

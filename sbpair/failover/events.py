@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from sbpair.failover.states import State
+    from sbpair.failover.entity_states import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from sbpair.failover.steps import Pause, Steps, Work
 from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
-    from sbpair.failover.failover_state import FailoverState
     from sbpair.failover.outbox import Outbox
+    from sbpair.failover.shared_state import FailoverState
     from sbpair.failover.side_connections import SdkAction, Side, SideConnections
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]

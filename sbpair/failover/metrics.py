@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from sbpair.failover.entity_states import SENDS_TO_BACKLOG
 from sbpair.failover.events import (
     EntityChanged,
     OutboxBegun,
@@ -20,10 +21,9 @@ from sbpair.failover.events import (
     SendInDoubt,
     SyphonFaulted,
 )
-from sbpair.failover.states import SENDS_TO_BACKLOG
 
 if TYPE_CHECKING:
-    from sbpair.failover.states import State
+    from sbpair.failover.entity_states import State
 
 Listener = Callable[[SenderEvent], None]
 

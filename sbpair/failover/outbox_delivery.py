@@ -36,8 +36,8 @@ from sbpair.move.message.route import Send, route, waited_ms
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.raw_links import RawSender
-    from sbpair.failover.failover_state import FailoverState, SendTarget
     from sbpair.failover.outbox import Outbox, OutboxMessage
+    from sbpair.failover.shared_state import FailoverState, SendTarget
     from sbpair.model.pair import Pair
 
 ROUND_MESSAGES, ROUND_BYTES = 500, 2 * 1024 * 1024

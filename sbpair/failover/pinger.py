@@ -21,7 +21,7 @@ from sbpair.failover import sdk_messages
 from sbpair.failover.entity_timers import Deliver, Ping, TimerTask
 
 if TYPE_CHECKING:
-    from sbpair.failover.failover_state import FailoverState
+    from sbpair.failover.shared_state import FailoverState
     from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.model.pair import Endpoint, Pair
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from sbpair.errors import ExitCode
 from sbpair.management.backlog_plan import queue_finding, why_unexpected
-from sbpair.management.plan import Change, ChangeKind, Plan, describe_differences
+from sbpair.management.comparison import Change, ChangeKind, Plan, describe_differences
 from sbpair.model.entities import PROPERTY_NAMES
 from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.errors import Unsafe
-from sbpair.management.plan import Change, ChangeKind, Plan, compare_backlog_queue
+from sbpair.management.comparison import Change, ChangeKind, Plan, compare_backlog_queue
 from sbpair.model.queues import QueueFinding, QueueSpec, QueueState
 from sbpair.model.tiers import STANDARD
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from sbpair.errors import UsageError
-from sbpair.management.plan import FORWARDS, ChangeKind, Key, Plan, compare, entity_key, path_key
+from sbpair.management.comparison import FORWARDS, ChangeKind, Key, Plan, compare, entity_key, path_key
 from sbpair.model.entities import DEFAULT_RULE, Described, Rule, Subscription
 from sbpair.model.queues import Difference
 

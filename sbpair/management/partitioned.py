@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sbpair.backlog import check_path, primary_of
 from sbpair.errors import NameInvalid, ServiceRefused, UsageError
 from sbpair.management import entity_limits
-from sbpair.management.plan import describe_differences, differences
+from sbpair.management.comparison import describe_differences, differences
 from sbpair.model import tiers
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
 from sbpair.model.entities import Queue, Topic

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import AccessError, EntityMissing, ExitCode, NameTaken, SbpairError, Throttled, Unavailable
 from sbpair.management.calls import NotTried
+from sbpair.management.comparison import Key, compare, compare_backlog_queue, entity_key
 from sbpair.management.entity_plan import needs
-from sbpair.management.plan import Key, compare, compare_backlog_queue, entity_key
 from sbpair.management.provision_read import read_entity
 from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Rule, Subscription
 from sbpair.model.report import Outcome

@@ -12,9 +12,9 @@ from sbpair.errors import EntityMissing, NameTaken, ServiceRefused, UsageError
 from sbpair.management import partitioned
 from sbpair.management.backlog_plan import plan_backlog
 from sbpair.management.calls import first_error, gather_all
+from sbpair.management.comparison import FORWARDS, ChangeKind, Key, Plan, entity_key, path_key
 from sbpair.management.entity_limits import fit_to_tier, tier_violations, without_namespace_partitions
 from sbpair.management.entity_plan import external_targets, plan_entities
-from sbpair.management.plan import FORWARDS, ChangeKind, Key, Plan, entity_key, path_key
 from sbpair.model import tiers
 from sbpair.model.entities import AnyEntity, Described, Queue, Rule, Subscription, Topic
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
-from sbpair.management.plan import Change, ChangeKind, describe_differences
+from sbpair.management.comparison import Change, ChangeKind, describe_differences
 from sbpair.model.queues import Difference, QueueSpec
 from sbpair.model.report import Outcome, ReportItem
 

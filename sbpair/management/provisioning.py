@@ -29,10 +29,10 @@ from sbpair.management.calls import (
     first_error,
     gather_all,
 )
+from sbpair.management.comparison import MAX_CREATES, ChangeKind, check_plan
 from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.entity_limits import violations
 from sbpair.management.entity_plan import dependency_order
-from sbpair.management.plan import MAX_CREATES, ChangeKind, check_plan
 from sbpair.management.provision_apply import ProvisionTasks
 from sbpair.management.provision_read import NamespacePlan, read_plan
 from sbpair.management.provision_target import EntityFinding, EntityItem, NamespaceTarget

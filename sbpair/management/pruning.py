@@ -19,7 +19,7 @@ from sbpair import backlog
 from sbpair.azure.retry import attempt
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.management.backlog_plan import check_removable, desired_queues, plan_backlog, why_unexpected
-from sbpair.management.plan import Change, ChangeKind
+from sbpair.management.comparison import Change, ChangeKind
 from sbpair.model.queues import ControlEvent, Listed, QueueFinding, QueueProvisioned, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.move.peek.peeker import Peeker, PeekPosition

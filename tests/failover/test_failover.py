@@ -27,8 +27,8 @@ from sbpair.azure.data_errors import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
 from sbpair.failover.base import ShortTimeout
+from sbpair.failover.entity_states import State
 from sbpair.failover.events import QueueLeft, QueueReturned, SendInDoubt
-from sbpair.failover.states import State
 from tests.kit.failover_rig import Rig, ids
 
 pytestmark = [

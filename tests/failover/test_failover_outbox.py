@@ -21,6 +21,7 @@ import sbpair
 from sbpair import aio
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, StateRefused, UsageError
+from sbpair.failover.entity_states import State
 from sbpair.failover.events import (
     OutboxBegun,
     OutboxClosed,
@@ -31,7 +32,6 @@ from sbpair.failover.events import (
     SendInDoubt,
 )
 from sbpair.failover.outbox import outbox_depths
-from sbpair.failover.states import State
 from tests.kit.failover_rig import Rig, ids
 
 pytestmark = [

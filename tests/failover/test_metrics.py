@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sbpair.failover import metrics
+from sbpair.failover.entity_states import State
 from sbpair.failover.events import (
     EntityChanged,
     OutboxBegun,
@@ -20,7 +21,6 @@ from sbpair.failover.events import (
     SizeUnknown,
     SyphonFaulted,
 )
-from sbpair.failover.states import State
 
 PAIR = {"sbpair.pair": "p"}
 

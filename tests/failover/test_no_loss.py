@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.options import EmulatorOptions
-from sbpair.failover.states import State
+from sbpair.failover.entity_states import State
 from sbpair.model.pair import Identity
 from tests.kit.failover_rig import Rig, ids
 from tests.kit.running import Running

@@ -9,9 +9,9 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
 from sbpair.failover import failover_send
+from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
 from sbpair.failover.simulated_outage import SimulatedOutage
-from sbpair.failover.states import State
 from sbpair.model.backoff import Backoff
 from tests.kit.failover_rig import Rig, ids
 

@@ -16,9 +16,9 @@ from azure.servicebus.exceptions import OperationTimeoutError
 
 from sbpair.failover import aio, pinger, sync
 from sbpair.failover.failover_send import FailoverSend, SendPolicy
-from sbpair.failover.failover_state import JITTER, FailoverState
 from sbpair.failover.failures import is_transient
 from sbpair.failover.pinger import MAX_CONCURRENT_TASKS, Pinger
+from sbpair.failover.shared_state import JITTER, FailoverState
 from sbpair.failover.side_connections import Side, SideConnections
 from sbpair.failover.steps import Call
 from tests.failover.test_reusable_timeout import VirtualTime

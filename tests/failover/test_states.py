@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from sbpair.failover.entity_states import TRANSITIONS, Delays, EntityEvent, EntityStatus, State, next_status
 from sbpair.failover.entity_timers import Deliver, Ping, Probe
 from sbpair.failover.events import EntityChanged, OutboxEmptied, OutboxStuck, QueueLeft, QueueReturned
-from sbpair.failover.failover_state import JITTER, FailoverState
-from sbpair.failover.states import TRANSITIONS, Delays, EntityEvent, EntityStatus, State, next_status
+from sbpair.failover.shared_state import JITTER, FailoverState
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 

@@ -21,7 +21,7 @@ from sbpair.syphon import runner
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Sections
-    from sbpair.failover.states import State
+    from sbpair.failover.entity_states import State
     from tests.kit.running import Running
 
 PATIENCE_SECONDS = 30

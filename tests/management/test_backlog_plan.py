@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sbpair import backlog
 from sbpair.errors import Unsafe
 from sbpair.management.backlog_plan import desired_queues, plan_backlog
-from sbpair.management.plan import Change, ChangeKind, Plan, check_plan
+from sbpair.management.comparison import Change, ChangeKind, Plan, check_plan
 from sbpair.model.pair import Endpoint, Identity, Pair
 from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.tiers import PREMIUM, STANDARD, Tier

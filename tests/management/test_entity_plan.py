@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sbpair.errors import UsageError
+from sbpair.management.comparison import Change, ChangeKind, Key, Plan, differences, entity_key
 from sbpair.management.entity_plan import dependency_order, external_targets, needs, plan_entities
-from sbpair.management.plan import Change, ChangeKind, Key, Plan, differences, entity_key
 from sbpair.model.entities import (
     DEFAULT_RULE,
     AnyEntity,

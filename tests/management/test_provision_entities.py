@@ -13,7 +13,7 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules.rule import SubscriptionRule as EmulatedRule
 from sbpair.emulator.entities.topic_description import TopicDescription
-from sbpair.management import plan
+from sbpair.management import comparison
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -114,7 +114,7 @@ async def test_created_entities_read_back_equal() -> None:
         async with open_atom(endpoint) as control:
             for entity in LAYOUT.entities:
                 read = await control.read(entity)
-                assert plan.differences(entity, read) == ()
+                assert comparison.differences(entity, read) == ()
             assert {each.path for each in await control.queues()} == {
                 each.path for each in LAYOUT.entities if isinstance(each, Queue)
             }

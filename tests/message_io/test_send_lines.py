@@ -14,11 +14,11 @@ import pytest
 from sbpair import errors
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.failover import failover_send, ping
+from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, OutboxClosed, QueueLeft
 from sbpair.failover.failover_send import Delivered
 from sbpair.failover.outbox import Outbox, outbox_depths
 from sbpair.failover.ping import Health
-from sbpair.failover.states import State
 from sbpair.message_io import send_lines
 from sbpair.message_io.line_reader import LineReader
 from sbpair.message_io.message_json import parse_body, parse_json

@@ -75,7 +75,7 @@ async def test_what_waits_for_a_destination_is_told_with_its_depth_and_age() -> 
             await w.told_of(events.DestinationProgress, lambda at: (at.destination, at.waiting) == ("full", 6))
             await w.told_of(events.QueueDepths, lambda at: at.messages == 6 and at.oldest_ms is not None)
             [queue], [destination] = view_of(w).queues, view_of(w).destinations
-            assert (queue.remaining, queue.held, queue.note) == (6, 6, "waits for full")
+            assert (queue.remaining, queue.held, queue.note) == (6, 6, "waiting for full")
             assert queue.oldest_seconds is not None
             assert queue.oldest_seconds >= 5
             assert (destination.waiting, bool(destination.resting)) == (6, True)

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from sbpair.cli.schemas.build import Schema
+from sbpair.cli.schemas.builders import Schema
 
 
 @cache

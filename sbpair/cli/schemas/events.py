@@ -1,6 +1,6 @@
 """Schemas of the event lines on stderr."""
 
-from sbpair.cli.schemas.build import (
+from sbpair.cli.schemas.builders import (
     Optional,
     Schema,
     array,

@@ -1,6 +1,6 @@
 """Schemas of the output of syphon, drill and runs."""
 
-from sbpair.cli.schemas.build import (
+from sbpair.cli.schemas.builders import (
     Optional,
     Schema,
     array,

@@ -1,6 +1,6 @@
 """Schemas of the output of commands on queues and namespaces."""
 
-from sbpair.cli.schemas.build import (
+from sbpair.cli.schemas.builders import (
     Optional,
     Schema,
     array,

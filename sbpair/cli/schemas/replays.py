@@ -1,6 +1,6 @@
 """Schemas of the output of the replay commands."""
 
-from sbpair.cli.schemas.build import (
+from sbpair.cli.schemas.builders import (
     array,
     choice,
     count,

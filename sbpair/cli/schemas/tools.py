@@ -1,6 +1,6 @@
 """Schemas of the output of config, doctor, emulator, receive and send."""
 
-from sbpair.cli.schemas.build import (
+from sbpair.cli.schemas.builders import (
     Optional,
     Schema,
     anything,

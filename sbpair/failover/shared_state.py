@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sbpair.backlog import queue_path
+from sbpair.failover.entity_states import SENDS_TO_BACKLOG, Delays, EntityEvent, EntityStatus, State, next_status
 from sbpair.failover.entity_timers import Deliver, EntityTimers, Ping, Probe, TimerTask
 from sbpair.failover.event_queue import EventQueue
 from sbpair.failover.events import (
@@ -30,7 +31,6 @@ from sbpair.failover.events import (
 )
 from sbpair.failover.failures import describe_error, is_transient
 from sbpair.failover.rotation import Rotation
-from sbpair.failover.states import SENDS_TO_BACKLOG, Delays, EntityEvent, EntityStatus, State, next_status
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
