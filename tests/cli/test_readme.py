@@ -103,14 +103,6 @@ def test_the_archive_can_be_read_as_it_says(tmp_path: Path) -> None:
     assert done.stdout == "orders 1 4\n"
 
 
-def test_the_example_of_partition_keys_prints_what_it_says() -> None:
-    [script] = re.findall(r"<!-- partition-key -->\n```python\n(.*?)```", TEXT, flags=re.DOTALL)
-
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-
-    assert done.stdout.split() == re.findall(r"  # (\w+)$", script, flags=re.MULTILINE) != []
-
-
 def test_every_column_of_the_archive_is_in_it() -> None:
     from sbpair.replay.schema import OUTCOME, SEGMENT
 

@@ -63,3 +63,4 @@ async def test_python_example_runs_against_two_namespaces() -> None:
         "shipments created (16,)",
         "session_id",
     ]
+    assert f"# {lines[-1]}\n" in example
