@@ -78,7 +78,7 @@ async def test_what_waits_for_a_destination_is_told_with_its_depth_and_age() -> 
             assert (queue.remaining, queue.held, queue.note) == (6, 6, "waiting for full")
             assert queue.oldest_seconds is not None
             assert queue.oldest_seconds >= 5
-            assert (destination.waiting, bool(destination.resting)) == (6, True)
+            assert (destination.waiting, bool(destination.backing_off)) == (6, True)
             room()
             await w.told_of(events.DestinationProgress, lambda at: (at.sent, at.waiting) == (6, 0))
         assert task.result().receipt.sent == 6
