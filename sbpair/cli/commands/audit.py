@@ -56,7 +56,7 @@ def command(
 ) -> int:
     """Compare the backlog queues with the expected ones and count messages.
 
-    Reports missing, extra and changed queues, stranded messages, their age and destinations, and queue growth. Changes
+    Reports missing, extra and drifted queues, stranded messages, their age and destinations, and queue growth. Changes
     and locks nothing. Needs Manage on the secondary; with Listen, it also peeks messages.
 
     Examples:
