@@ -38,7 +38,7 @@ PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"
 BEGAN_MS: Final = 1_767_225_600_000
 
-_TOOL: Final = ("sbpair.amqp_client", "sbpair.move", "sbpair.syphon.runner", "sbpair.amqp", "sbpair.emulator")
+_TOOL: Final = ("sbpair.amqp", "sbpair.emulator", "sbpair.move", "sbpair.runs", "sbpair.syphon")
 _TIME: Final = time_module.time
 
 
