@@ -61,49 +61,41 @@ __all__ = [
 
 
 def lazy_names(module: str, homes: dict[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a module whose names live in `homes`: "module", or "module:name"."""
+    """Return `__getattr__` and `__dir__` for a module of names from `homes`: {"its.home": "one, other as name"}."""
+    found: dict[str, tuple[str, str]] = {}
+    for home, names in homes.items():
+        for each in names.split(", "):
+            original, _, name = each.partition(" as ")
+            found[name or original] = home, original
 
     def get(name: str) -> object:
         from importlib import import_module
 
-        if name not in homes:
+        if name not in found:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        home, _, original = homes[name].partition(":")
-        return getattr(import_module(home), original) if original else import_module(home)
+        home, original = found[name]
+        return import_module(f"{home}.{name}") if home == module else getattr(import_module(home), original)
 
-    return get, lambda: sorted(homes)
+    return get, lambda: sorted(found)
 
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "ActiveSender": "sbpair.replication.sync:ActiveSender",
-        "DedupReceiver": "sbpair.replication.sync:DedupReceiver",
-        "Delivered": "sbpair.failover.failover_send:Delivered",
-        "Endpoint": "sbpair.model.pair:Endpoint",
-        "FailoverOn": "sbpair.failover.failures:FailoverOn",
-        "Identity": "sbpair.model.pair:Identity",
-        "MoveLimits": "sbpair.syphon.limits:MoveLimits",
-        "OnFailure": "sbpair.failover.failover_send:OnFailure",
-        "OutboxDepth": "sbpair.failover.outbox:OutboxDepth",
-        "Pair": "sbpair.model.pair:Pair",
-        "PairedClient": "sbpair.failover.sync:PairedClient",
-        "PassiveSender": "sbpair.replication.sync:PassiveSender",
-        "SasKey": "sbpair.model.pair:SasKey",
-        "SasToken": "sbpair.model.pair:SasToken",
-        "ShortTimeout": "sbpair.failover.base:ShortTimeout",
-        "SimulatedOutage": "sbpair.failover.simulated_outage:SimulatedOutage",
-        "State": "sbpair.failover.entity_states:State",
-        "SyphonResult": "sbpair.syphon.runner:SyphonResult",
-        "aio": "sbpair.aio",
-        "errors": "sbpair.errors",
-        "events": "sbpair.events",
-        "load_pair": "sbpair.config:load_pair",
-        "management": "sbpair.management",
-        "outbox_depths": "sbpair.failover.outbox:outbox_depths",
-        "preview_syphon": "sbpair.syphon.preview:make_forecast",
-        "read_status": "sbpair.status:read_status",
-        "run_syphon": "sbpair.syphon.runner:run",
-        "testing": "sbpair.testing",
+        "sbpair": "aio, errors, events, management, testing",
+        "sbpair.config": "load_pair",
+        "sbpair.failover.base": "ShortTimeout",
+        "sbpair.failover.entity_states": "State",
+        "sbpair.failover.failover_send": "Delivered, OnFailure",
+        "sbpair.failover.failures": "FailoverOn",
+        "sbpair.failover.outbox": "OutboxDepth, outbox_depths",
+        "sbpair.failover.simulated_outage": "SimulatedOutage",
+        "sbpair.failover.sync": "PairedClient",
+        "sbpair.model.pair": "Endpoint, Identity, Pair, SasKey, SasToken",
+        "sbpair.replication.sync": "ActiveSender, DedupReceiver, PassiveSender",
+        "sbpair.status": "read_status",
+        "sbpair.syphon.limits": "MoveLimits",
+        "sbpair.syphon.preview": "make_forecast as preview_syphon",
+        "sbpair.syphon.runner": "SyphonResult, run as run_syphon",
     },
 )

@@ -17,9 +17,10 @@ __all__ = ["ActiveSender", "DedupReceiver", "PairedClient", "PassiveSender"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "ActiveSender": "sbpair.replication.aio:AsyncActiveSender",
-        "DedupReceiver": "sbpair.replication.aio:AsyncDedupReceiver",
-        "PairedClient": "sbpair.failover.aio:AsyncPairedClient",
-        "PassiveSender": "sbpair.replication.aio:AsyncPassiveSender",
+        "sbpair.failover.aio": "AsyncPairedClient as PairedClient",
+        "sbpair.replication.aio": (
+            "AsyncActiveSender as ActiveSender, AsyncDedupReceiver as DedupReceiver, "
+            "AsyncPassiveSender as PassiveSender"
+        ),
     },
 )

@@ -55,50 +55,6 @@ if TYPE_CHECKING:
         Unanswered,
     )
 
-_HOMES = {
-    "DeadLettered": "sbpair.move.events:DeadLettered",
-    "DestinationBackingOff": "sbpair.move.events:DestinationBackingOff",
-    "DestinationProgress": "sbpair.move.events:DestinationProgress",
-    "DestinationRecovered": "sbpair.move.events:DestinationRecovered",
-    "DuplicateCompleted": "sbpair.replication.events:DuplicateCompleted",
-    "EntityChanged": "sbpair.failover.events:EntityChanged",
-    "Expected": "sbpair.replay.progress:Expected",
-    "Listed": "sbpair.model.queues:Listed",
-    "NoKey": "sbpair.replication.events:NoKey",
-    "OneSideOnly": "sbpair.replication.events:OneSideOnly",
-    "OutboxBegun": "sbpair.failover.events:OutboxBegun",
-    "OutboxClosed": "sbpair.failover.events:OutboxClosed",
-    "OutboxEmptied": "sbpair.failover.events:OutboxEmptied",
-    "OutboxExpired": "sbpair.failover.events:OutboxExpired",
-    "OutboxRefused": "sbpair.failover.events:OutboxRefused",
-    "OutboxStuck": "sbpair.failover.events:OutboxStuck",
-    "Peeked": "sbpair.move.peek.peeker:Peeked",
-    "PhaseProgress": "sbpair.replay.progress:PhaseProgress",
-    "QueueBlocked": "sbpair.move.events:QueueBlocked",
-    "QueueDepths": "sbpair.move.events:QueueDepths",
-    "QueueDone": "sbpair.move.events:QueueDone",
-    "QueueFailed": "sbpair.move.events:QueueFailed",
-    "QueueLeft": "sbpair.failover.events:QueueLeft",
-    "QueueOpened": "sbpair.move.events:QueueOpened",
-    "QueueProgress": "sbpair.move.events:QueueProgress",
-    "QueueProvisioned": "sbpair.model.queues:QueueProvisioned",
-    "QueueReturned": "sbpair.failover.events:QueueReturned",
-    "QueuesFound": "sbpair.move.events:QueuesFound",
-    "Redelivered": "sbpair.replication.events:Redelivered",
-    "ReplayPhase": "sbpair.replay.progress:ReplayPhase",
-    "ReplicationEvent": "sbpair.replication.events:ReplicationEvent",
-    "Retrying": "sbpair.model.queues:Retrying",
-    "RolesSwapped": "sbpair.replication.events:RolesSwapped",
-    "SendInDoubt": "sbpair.failover.events:SendInDoubt",
-    "SenderEvent": "sbpair.failover.events:SenderEvent",
-    "SideBack": "sbpair.replication.events:SideBack",
-    "SideLost": "sbpair.replication.events:SideLost",
-    "SizeUnknown": "sbpair.failover.events:SizeUnknown",
-    "SyphonEvent": "sbpair.move.events:SyphonEvent",
-    "SyphonFaulted": "sbpair.failover.events:SyphonFaulted",
-    "Unanswered": "sbpair.replication.events:Unanswered",
-}
-
 __all__ = [
     "DeadLettered",
     "DestinationBackingOff",
@@ -143,4 +99,23 @@ __all__ = [
     "Unanswered",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sbpair.failover.events": (
+            "EntityChanged, OutboxBegun, OutboxClosed, OutboxEmptied, OutboxExpired, OutboxRefused, OutboxStuck, "
+            "QueueLeft, QueueReturned, SendInDoubt, SenderEvent, SizeUnknown, SyphonFaulted"
+        ),
+        "sbpair.model.queues": "Listed, QueueProvisioned, Retrying",
+        "sbpair.move.events": (
+            "DeadLettered, DestinationBackingOff, DestinationProgress, DestinationRecovered, QueueBlocked, "
+            "QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, QueuesFound, SyphonEvent"
+        ),
+        "sbpair.move.peek.peeker": "Peeked",
+        "sbpair.replay.progress": "Expected, PhaseProgress, ReplayPhase",
+        "sbpair.replication.events": (
+            "DuplicateCompleted, NoKey, OneSideOnly, Redelivered, ReplicationEvent, RolesSwapped, SideBack, "
+            "SideLost, Unanswered"
+        ),
+    },
+)

@@ -35,15 +35,13 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Emulator": "sbpair.emulator.server:Emulator",
-        "EmulatorOptions": "sbpair.emulator.options:EmulatorOptions",
-        "Fault": "sbpair.emulator.faults.kinds:Fault",
-        "Faults": "sbpair.emulator.faults.active:Faults",
-        "ManualClock": "sbpair.emulator.clock:ManualClock",
-        "QueueDescription": "sbpair.emulator.entities.description:QueueDescription",
-        "RequestedNamespace": "sbpair.emulator.entities.namespace_tiers:RequestedNamespace",
-        "SubscriptionDescription": "sbpair.emulator.entities.topic_description:SubscriptionDescription",
-        "SystemClock": "sbpair.emulator.clock:SystemClock",
-        "TopicDescription": "sbpair.emulator.entities.topic_description:TopicDescription",
+        "sbpair.emulator.clock": "ManualClock, SystemClock",
+        "sbpair.emulator.entities.description": "QueueDescription",
+        "sbpair.emulator.entities.namespace_tiers": "RequestedNamespace",
+        "sbpair.emulator.entities.topic_description": "SubscriptionDescription, TopicDescription",
+        "sbpair.emulator.faults.active": "Faults",
+        "sbpair.emulator.faults.kinds": "Fault",
+        "sbpair.emulator.options": "EmulatorOptions",
+        "sbpair.emulator.server": "Emulator",
     },
 )

@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.exceptions import (
-    MessageSizeExceededError,
-    OperationTimeoutError,
-    ServiceBusServerBusyError,
-)
+from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError, ServiceBusServerBusyError
 
 from sbpair.azure.data_errors import from_sdk_error, is_answer
 from sbpair.errors import EntityMissing, SbpairError, UsageError

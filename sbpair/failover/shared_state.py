@@ -59,10 +59,7 @@ class FailoverState:
     """Every method may be called from any thread, and none waits. Entity names are case-insensitive."""
 
     def __init__(
-        self,
-        pair: Pair,
-        on_event: Callable[[SenderEvent], None] | None = None,
-        chance: random.Random | None = None,
+        self, pair: Pair, on_event: Callable[[SenderEvent], None] | None = None, chance: random.Random | None = None
     ) -> None:
         self._random = chance or random.Random()  # noqa: S311  it spreads load, and guards nothing
         interval = pair.ping_interval

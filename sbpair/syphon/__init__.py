@@ -20,10 +20,9 @@ __all__ = ["MoveLimits", "SyphonResult", "TimeToLive", "make_forecast", "run"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "MoveLimits": "sbpair.syphon.limits:MoveLimits",
-        "SyphonResult": "sbpair.syphon.runner:SyphonResult",
-        "TimeToLive": "sbpair.move.message.route:TimeToLive",
-        "make_forecast": "sbpair.syphon.preview:make_forecast",
-        "run": "sbpair.syphon.runner:run",
+        "sbpair.move.message.route": "TimeToLive",
+        "sbpair.syphon.limits": "MoveLimits",
+        "sbpair.syphon.preview": "make_forecast",
+        "sbpair.syphon.runner": "SyphonResult, run",
     },
 )

@@ -58,7 +58,7 @@ def test_transitions_are_counted_and_passed_on(instruments: Any) -> None:
         listener(event)
     assert heard == events
     assert [attributes["sbpair.state"] for _, attributes in instruments.transitions.added] == [
-        *("failing", "failed over", "forced", "healthy"),
+        *("failing", "failed over", "forced", "healthy")
     ]
     assert instruments.transitions.added[0] == (1, {**PAIR, "sbpair.entity": "orders", "sbpair.state": "failing"})
     assert instruments.failed_over.added == [(1, PAIR), (-1, PAIR)]

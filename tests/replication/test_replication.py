@@ -646,13 +646,7 @@ def test_invalid_arguments_of_constructors_are_refused(both: Both, tmp_path: Pat
     pair = both.pair
     with pytest.raises(UsageError, match="same namespace"):
         Pair("p", pair.primary, pair.primary)
-    for make in (
-        sbpair.ActiveSender,
-        sbpair.PassiveSender,
-        sbpair.DedupReceiver,
-        aio.ActiveSender,
-        aio.DedupReceiver,
-    ):
+    for make in (sbpair.ActiveSender, sbpair.PassiveSender, sbpair.DedupReceiver, aio.ActiveSender, aio.DedupReceiver):
         for wrong in ("", "a//b", "/orders", "no spaces", "x" * 261):
             with pytest.raises(NameInvalid):
                 make(pair, wrong)
