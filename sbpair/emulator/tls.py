@@ -51,8 +51,7 @@ def tls_for(hosts: Iterable[str], ca_file: Path | None = None) -> Iterator[Tls]:
             path.write_bytes(ca_pem)
         except OSError as error:
             raise MachineLacks(
-                f"cannot write the CA file {path}: {error.strerror}",
-                hint="name a file in a directory that exists",
+                f"cannot write the CA file {path}: {error.strerror}", hint="name a file in a directory that exists"
             ) from error
         yield Tls(server_context(server_pem, directory / "server.pem"), path)
 

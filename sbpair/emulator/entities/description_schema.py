@@ -112,11 +112,7 @@ class DescriptionSchema:
 
 
 QUEUE: Final = DescriptionSchema(
-    "Queue",
-    ELEMENTS,
-    SETTABLE,
-    UNORDERED,
-    ("RequiresDuplicateDetection", "RequiresSession", "EnablePartitioning"),
+    "Queue", ELEMENTS, SETTABLE, UNORDERED, ("RequiresDuplicateDetection", "RequiresSession", "EnablePartitioning")
 )
 
 

@@ -221,12 +221,7 @@ class TopicEntity(QueueEntity):
     description: TopicDescription
 
     def __init__(
-        self,
-        path: str,
-        description: TopicDescription,
-        clock: Clock,
-        timers: Timers,
-        call_soon: CallSoon = call_now,
+        self, path: str, description: TopicDescription, clock: Clock, timers: Timers, call_soon: CallSoon = call_now
     ) -> None:
         self._subscriptions: dict[str, SubscriptionEntity] = {}
         super().__init__(path, description, clock, timers, call_soon)

@@ -1,6 +1,6 @@
-"""Compiler of SQL trees to functions of a message's view: three-valued conditions, values and action steps. Pure.
+"""Compiler of SQL to functions of a message's view: three-valued conditions, values and action steps. Pure.
 
-Parameters are looked up once, when a rule is created: a missing one makes the rule invalid. The semantics are the
+A text is compiled while it is parsed. Its depth is bounded, so it can be evaluated by recursion. The semantics are the
 service's: an unknown property is unknown, and a value that cannot be calculated raises EvaluationFailed. AND and OR
 stop at the operand that decides.
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any, Final, TypeAlias, cast
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from sbpair.amqp.types import Value
-from sbpair.emulator.entities.rules import syntax, syntax_tree
-from sbpair.emulator.entities.rules.syntax import SqlInvalid
+from sbpair.amqp.types import Long, Value
+from sbpair.emulator.entities.rules import syntax
+from sbpair.emulator.entities.rules.syntax import SqlInvalid, invalid_at
 from sbpair.emulator.entities.rules.values import (
     EvaluationFailed,
     Truth,
@@ -28,182 +29,318 @@ from sbpair.emulator.entities.rules.values import (
 )
 from sbpair.emulator.entities.rules.view import SYSTEM_PROPERTIES, Draft, MessageView
 
+if TYPE_CHECKING:
+    from lark import Token
+
 Predicate: TypeAlias = Callable[[MessageView], Truth]
-Calculation: TypeAlias = Callable[[MessageView], Value]
 Step: TypeAlias = Callable[[Draft], None]
 Parameters: TypeAlias = Mapping[str, Value]
 """Values by name in lower case, without the @."""
 
+MAX_DEPTH: Final = 64
+MAX_STATEMENTS: Final = 32
 _CACHED_PATTERNS: Final = 256
 
 
 def compile_filter(text: str, parameters: Parameters) -> Predicate:
     """Compile a filter to a predicate. Raises SqlInvalid."""
-    return _Compiler(parameters).test(syntax.parse_filter(text))
+    condition: Condition = syntax.parse("filter", text, _BUILDER)
+    return _bound(condition, parameters)
 
 
 def compile_action(text: str, parameters: Parameters) -> tuple[Step, ...]:
     """Compile an action to its steps, in order. Raises SqlInvalid."""
-    compiler = _Compiler(parameters)
-    return tuple(compiler.step(statement) for statement in syntax.parse_action(text))
+    statements: tuple[Statement, ...] = syntax.parse("action", text, _BUILDER)
+    if len(statements) > MAX_STATEMENTS:
+        raise SqlInvalid(f"an action has at most {MAX_STATEMENTS} statements")
+    return tuple(_bound(statement, parameters) for statement in statements)
 
 
-class _Compiler:
-    def __init__(self, parameters: Parameters) -> None:
-        self._parameters = parameters
+def _bound(node: Node, parameters: Parameters) -> Callable[[Any], Any]:
+    for name in node.parameters:
+        if name[1:].lower() not in parameters:
+            raise SqlInvalid("the parameter is not given", token=name)
+    return partial(node.run, parameters)
 
-    def test(self, node: syntax_tree.Condition) -> Predicate:
-        return cast("Predicate", getattr(self, f"_{type(node).__name__.lower()}")(node))
 
-    def value(self, node: syntax_tree.Expression) -> Calculation:
-        return getattr(self, f"_{type(node).__name__.lower()}")(node)  # type: ignore[no-any-return]
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A compiled part of a text.
 
-    def step(self, statement: syntax_tree.Statement) -> Step:
-        name, is_system = statement.target.name, statement.target.is_system
-        if isinstance(statement, syntax_tree.Remove):
-            return lambda draft: draft.set_system(name, None) if is_system else draft.remove_user(name)
-        if is_system:
-            written = self.value(statement.value)
-            return lambda draft: draft.set_system(name, written(draft))
-        value = self._raw(statement.value)
-        return lambda draft: draft.set_user(name, value(draft))
+    `run` evaluates it for a view, with the values of the parameters, whose names as written are `parameters`. `depth`
+    counts the parentheses and functions between it and its deepest leaf.
+    """
 
-    def _raw(self, node: syntax_tree.Expression) -> Calculation:
-        # A property that is only copied keeps the sender's value and type.
-        if isinstance(node, syntax_tree.Property) and not node.is_system:
-            name = node.name
-            return lambda view: view.raw(name)
-        return self.value(node)
+    run: Callable[[Parameters, Any], Any]
+    depth: int = 0
+    parameters: tuple[str, ...] = ()
 
-    # Values
 
-    def _constant(self, node: syntax_tree.Constant) -> Calculation:
-        value = node.value
-        return lambda _: value
+class Expression(Node):
+    """A node with a value."""
 
-    def _parameter(self, node: syntax_tree.Parameter) -> Calculation:
-        name = node.name[1:].lower()
-        if name not in self._parameters:
-            raise SqlInvalid("the parameter is not given", token=node.name)
-        value = self._parameters[name]
-        return lambda _: value
+    __slots__ = ()
 
-    def _property(self, node: syntax_tree.Property) -> Calculation:
-        name = node.name
-        if node.is_system:
-            return SYSTEM_PROPERTIES[name].read
-        return lambda view: view.user_value(name)
 
-    def _newid(self, _: syntax_tree.NewId) -> Calculation:
-        return lambda _: uuid.uuid4()
+class Condition(Node):
+    """A node that is true, false or unknown."""
 
-    def _propertynamed(self, node: syntax_tree.PropertyNamed) -> Calculation:
-        name = self.value(node.name)
+    __slots__ = ()
 
-        def value(view: MessageView) -> Value:
-            named = name(view)
-            if named is not None and not isinstance(named, str):
-                raise EvaluationFailed(f"The name of a property is text, not a '{type_name(named)}'.")
-            return None if named is None else view.user_value(named)
 
-        return value
+class Statement(Node):
+    """A node that changes a draft."""
 
-    def _signed(self, node: syntax_tree.Signed) -> Calculation:
-        operand, change = self.value(node.operand), negate if node.negative else unary_plus
-        return lambda view: change(operand(view))
+    __slots__ = ()
 
-    def _chain(self, node: syntax_tree.Chain) -> Calculation:
-        first = self.value(node.first)
-        rest = [(symbol, self.value(operand)) for symbol, operand in node.rest]
 
-        def value(view: MessageView) -> Value:
-            result = first(view)
-            for symbol, operand in rest:
-                result = calculate(symbol, result, operand(view))
-            return result
+@dataclass(frozen=True, slots=True)
+class Property(Expression):
+    """A property. `name` is as written; for a system property it is known, in lower case."""
 
-        return value
+    name: str = ""
+    is_system: bool = False
+
+
+N = TypeVar("N", bound=Node)
+
+
+def _node(kind: type[N], run: Callable[[Parameters, Any], Any], *operands: Node | None) -> N:
+    nodes = [node for node in operands if node is not None]
+    names = tuple(name for node in nodes for name in node.parameters)
+    return kind(run, max((node.depth for node in nodes), default=0), names)
+
+
+class _Builder:
+    """Compiles each grammar rule from its parts. Methods have the names of the rules."""
+
+    def filter(self, parts: list[Any]) -> Condition:
+        return _condition(parts[0], None)
+
+    def action(self, parts: list[Any]) -> tuple[Statement, ...]:
+        return tuple(parts)
+
+    def set(self, parts: list[Any]) -> Statement:
+        keyword, target, equals, value = parts
+        name = _settable(target, keyword).name
+        run = _expression(value, equals).run
+        if target.is_system:
+            return _node(Statement, lambda given, draft: draft.set_system(name, run(given, draft)), value)
+        if isinstance(value, Property) and not value.is_system:
+            # A property that is only copied keeps the sender's value and type.
+            source = value.name
+            return _node(Statement, lambda _, draft: draft.set_user(name, draft.raw(source)))
+        return _node(Statement, lambda given, draft: draft.set_user(name, run(given, draft)), value)
+
+    def remove(self, parts: list[Any]) -> Statement:
+        keyword, target = parts
+        name = _settable(target, keyword).name
+        if target.is_system:
+            return _node(Statement, lambda _, draft: draft.set_system(name, None))
+        return _node(Statement, lambda _, draft: draft.remove_user(name))
 
     # Conditions
 
-    def _comparison(self, node: syntax_tree.Comparison) -> Predicate:
-        symbol, left, right = node.symbol, self.value(node.left), self.value(node.right)
-        return lambda view: compare(symbol, left(view), right(view))
+    def disjunction(self, parts: list[Any]) -> Condition:
+        return _until(True, parts)
 
-    def _isnull(self, node: syntax_tree.IsNull) -> Predicate:
-        subject, negated = self.value(node.subject), node.negated
-        return lambda view: (subject(view) is None) is not negated
+    def conjunction(self, parts: list[Any]) -> Condition:
+        return _until(False, parts)
 
-    def _exists(self, node: syntax_tree.Exists) -> Predicate:
-        name = node.subject.name
-        if node.subject.is_system:
-            return lambda view: view.system_value(name) is not None
-        return lambda view: view.has(name)
+    def negation(self, parts: list[Any]) -> Condition:
+        operand = _condition(parts[-1], parts[0])
+        if len(parts) % 2:
+            return operand
+        test = operand.run
 
-    def _in(self, node: syntax_tree.In) -> Predicate:
-        subject, negated = self.value(node.subject), node.negated
-        choices = [self.value(choice) for choice in node.choices]
+        def run(given: Parameters, view: MessageView) -> Truth:
+            answer = test(given, view)
+            return None if answer is None else not answer
 
-        def test(view: MessageView) -> Truth:
-            value = subject(view)
+        return _node(Condition, run, operand)
+
+    def comparison(self, parts: list[Any]) -> Condition:
+        left, symbol, right = parts
+        one, other, text = _expression(left, symbol).run, _expression(right, symbol).run, str(symbol)
+        return _node(Condition, lambda given, view: compare(text, one(given, view), other(given, view)), left, right)
+
+    def is_null(self, parts: list[Any]) -> Condition:
+        subject, negated = _property(parts[0], parts[1]), parts[2] is not None
+        return _node(Condition, lambda given, view: (subject.run(given, view) is None) is not negated)
+
+    def is_in(self, parts: list[Any]) -> Condition:
+        subject, negation, keyword, *choices = parts
+        negated, value_of = negation is not None, _expression(subject, keyword).run
+        choice_runs = [_expression(choice, keyword).run for choice in choices]
+
+        def run(given: Parameters, view: MessageView) -> Truth:
+            value = value_of(given, view)
             if value is None:
                 return None
             answer: Truth = False
-            for choice in choices:
-                same = compare("=", value, choice(view))
+            for choice in choice_runs:
+                same = compare("=", value, choice(given, view))
                 if same:
                     return not negated
                 answer = None if same is None else answer
             return None if answer is None else negated
 
-        return test
+        return _node(Condition, run, subject, *choices)
 
-    def _like(self, node: syntax_tree.Like) -> Predicate:
-        subject, pattern, negated = self.value(node.subject), self.value(node.pattern), node.negated
-        escape = None if node.escape is None else self.value(node.escape)
+    def like(self, parts: list[Any]) -> Condition:
+        subject, negation, keyword, pattern, _, escape = parts
+        negated = negation is not None
+        text_of, pattern_of = _expression(subject, keyword).run, _expression(pattern, keyword).run
+        sign_of = None if escape is None else _expression(escape, keyword).run
 
-        def test(view: MessageView) -> Truth:
-            text, wanted = subject(view), pattern(view)
-            sign = "" if escape is None else escape(view)
+        def run(given: Parameters, view: MessageView) -> Truth:
+            text, wanted = text_of(given, view), pattern_of(given, view)
+            sign = "" if sign_of is None else sign_of(given, view)
             if text is None or wanted is None or sign is None:
                 return None
             if not (isinstance(text, str) and isinstance(wanted, str)):
                 raise cannot_apply("LIKE", text, wanted)
-            if escape is not None and not (isinstance(sign, str) and len(sign) == 1):
+            if sign_of is not None and not (isinstance(sign, str) and len(sign) == 1):
                 raise EvaluationFailed("An escape character is a text of one character.")
             return like(text, wanted, sign) is not negated
 
-        return test
+        return _node(Condition, run, subject, pattern, escape)
 
-    def _not(self, node: syntax_tree.Not) -> Predicate:
-        operand = self.test(node.operand)
+    def exists(self, parts: list[Any]) -> Condition:
+        subject = _property(parts[1], parts[0])
+        name = subject.name
+        if subject.is_system:
+            return _node(Condition, lambda given, view: subject.run(given, view) is not None)
+        return _node(Condition, lambda _, view: view.has(name))
 
-        def test(view: MessageView) -> Truth:
-            answer = operand(view)
-            return None if answer is None else not answer
+    # Values
 
-        return test
+    def chain(self, parts: list[Any]) -> Expression:
+        """Compile `first + a - b`: operators of one precedence, applied from the left."""
+        first, *operands = [_expression(part, parts[1]) for part in parts[::2]]
+        rest = [(str(symbol), operand.run) for symbol, operand in zip(parts[1::2], operands, strict=True)]
 
-    def _all(self, node: syntax_tree.All) -> Predicate:
-        return _until(False, [self.test(operand) for operand in node.operands])
+        def run(given: Parameters, view: MessageView) -> Value:
+            result = first.run(given, view)
+            for symbol, operand in rest:
+                result = calculate(symbol, result, operand(given, view))
+            return result
 
-    def _anyof(self, node: syntax_tree.AnyOf) -> Predicate:
-        return _until(True, [self.test(operand) for operand in node.operands])
+        return _node(Expression, run, first, *operands)
+
+    def signed(self, parts: list[Any]) -> Expression:
+        *signs, operand = parts
+        value_of = _expression(operand, signs[0]).run
+        change = negate if signs.count("-") % 2 else unary_plus
+        return _node(Expression, lambda given, view: change(value_of(given, view)), operand)
+
+    def constant(self, parts: list[Token]) -> Expression:
+        token = parts[0]
+        try:
+            value = _CONSTANTS[token.type](token)
+        except ValueError:
+            raise invalid_at(token, "the number is outside of the range of a 64-bit integer") from None
+        return Expression(lambda *_: value)
+
+    def parameter(self, parts: list[Token]) -> Expression:
+        name = parts[0][1:].lower()
+        return Expression(lambda given, _: given[name], 0, (str(parts[0]),))
+
+    def function(self, parts: list[Any]) -> Expression:
+        name, argument = parts
+        word = name.lower()
+        if word == "newid" and argument is None:
+            return Expression(lambda *_: uuid.uuid4())
+        if word not in ("property", "p") or argument is None:
+            raise invalid_at(name, f"expected newid(), property(name) or p(name), got {name} with such an argument")
+        name_of = _expression(argument, name).run
+
+        def run(given: Parameters, view: MessageView) -> Value:
+            named = name_of(given, view)
+            if named is not None and not isinstance(named, str):
+                raise EvaluationFailed(f"The name of a property is text, not a '{type_name(named)}'.")
+            return None if named is None else view.user_value(named)
+
+        return _node(Expression, run, self.nested([argument]))
+
+    def nested(self, parts: list[Any]) -> Node:
+        inner: Node = parts[0]
+        if inner.depth >= MAX_DEPTH:
+            raise SqlInvalid(f"the expression nests deeper than {MAX_DEPTH}", token="(")  # noqa: S106  # a parenthesis
+        return replace(inner, depth=inner.depth + 1)
+
+    def property(self, parts: list[Token | None]) -> Property:
+        scope, name = parts
+        assert name is not None  # noqa: S101  # the grammar has one
+        text = _unquoted(name)
+        if scope is None or scope.lower() == "user":
+            return Property(lambda _, view: view.user_value(text), name=text)
+        if scope.lower() != "sys":
+            raise invalid_at(scope, "the scope of a property is sys or user")
+        system = SYSTEM_PROPERTIES.get(text.lower())
+        if system is None:
+            raise invalid_at(name, f"The specified property '{text[:100]}' does not exist or is not allowed")
+        read = system.read
+        return Property(lambda _, view: read(view), name=text.lower(), is_system=True)
 
 
-def _until(decisive: bool, operands: list[Predicate]) -> Predicate:
+_BUILDER: Final = _Builder()
+_CONSTANTS: Final[dict[str, Callable[[str], Value]]] = {
+    "STRING": lambda text: text[1:-1].replace("''", "'"),
+    "INTEGER": lambda text: int(Long(int(text) if len(text) < 32 else 1 << 64)),
+    "DECIMAL": float,
+    "APPROXIMATE": float,
+    "TRUE": lambda _: True,
+    "FALSE": lambda _: False,
+    "NULL": lambda _: None,
+}
+
+
+def _until(decisive: bool, parts: list[Any]) -> Condition:
     """Combine operands: False decides AND, True decides OR; otherwise one unknown makes the whole unknown."""
+    operands = [_condition(part, parts[1]) for part in parts[::2]]
+    tests = [operand.run for operand in operands]
 
-    def test(view: MessageView) -> Truth:
+    def run(given: Parameters, view: MessageView) -> Truth:
         answer: Truth = not decisive
-        for operand in operands:
-            one = operand(view)
+        for test in tests:
+            one = test(given, view)
             if one is decisive:
                 return decisive
             answer = None if one is None else answer
         return answer
 
-    return test
+    return _node(Condition, run, *operands)
+
+
+def _unquoted(name: Token) -> str:
+    if name.type == "DELIMITED":
+        return name[1:-1].replace("]]", "]")
+    return name[1:-1].replace('""', '"') if name.type == "QUOTED" else str(name)
+
+
+def _condition(node: Node, near: Token | None) -> Condition:
+    if not isinstance(node, Condition):
+        raise invalid_at(near, "expected a condition, got a value")
+    return node
+
+
+def _expression(node: Node, near: Token) -> Expression:
+    if not isinstance(node, Expression):
+        raise invalid_at(near, "expected a value, got a condition")
+    return node
+
+
+def _property(node: Node, near: Token) -> Property:
+    if not isinstance(node, Property):
+        raise invalid_at(near, f"{near.upper()} applies to a property only")
+    return node
+
+
+def _settable(target: Property, near: Token) -> Property:
+    if target.is_system and not SYSTEM_PROPERTIES[target.name].is_settable:
+        raise invalid_at(near, f"The system property '{target.name}' cannot be changed")
+    return target
 
 
 # LIKE
@@ -211,45 +348,26 @@ def _until(decisive: bool, operands: list[Predicate]) -> Predicate:
 
 def like(text: str, pattern: str, escape: str = "") -> bool:
     """Match `%` with any text and `_` with any character, in time bounded by the product of the two lengths."""
-    pieces = _pieces(pattern, escape)
-    first, last = pieces[0], pieces[-1]
-    if len(pieces) == 1:
-        return first.fullmatch(text) is not None
-    found: Any = first.match(text)
-    # Taking each piece at its first place leaves the most text for the others: no backtracking.
-    for piece in pieces[1:-1]:
-        found = found and piece.search(text, found.end())
-    if not found:
-        return False
-    tail_at = len(text) - last.width
-    return tail_at >= found.end() and last.match(text, tail_at) is not None
-
-
-class _Piece:
-    """The characters between two `%` of a pattern; an empty one stands for any character."""
-
-    __slots__ = ("fullmatch", "match", "search", "width")
-
-    def __init__(self, characters: list[str]) -> None:
-        compiled = re.compile("".join("." if one == "" else re.escape(one) for one in characters), re.DOTALL)
-        self.fullmatch, self.match, self.search = compiled.fullmatch, compiled.match, compiled.search
-        self.width = len(characters)
+    return _compiled(pattern, escape).fullmatch(text) is not None
 
 
 @lru_cache(_CACHED_PATTERNS)
-def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
-    pieces: list[list[str]] = [[]]
+def _compiled(pattern: str, escape: str) -> re.Pattern[str]:
+    pieces = [""]
     escaped = False
     for one in pattern:
         if escaped:
-            pieces[-1].append(one)
+            pieces[-1] += re.escape(one)
             escaped = False
         elif escape and one == escape:
             escaped = True
         elif one == "%":
-            pieces.append([])
+            pieces.append("")
         else:
-            pieces[-1].append("" if one == "_" else one)
+            pieces[-1] += "." if one == "_" else re.escape(one)
     if escaped:
         raise EvaluationFailed("A pattern ends with its escape character.")
-    return tuple(_Piece(piece) for piece in pieces)
+    first, *others = pieces
+    # Taking each piece at its first place leaves the most text for the others: atomic groups, without backtracking.
+    inner = "".join(f"(?>.*?{piece})" for piece in others[:-1] if piece)
+    return re.compile(first + inner + (f".*{others[-1]}" if others else ""), re.DOTALL)

@@ -130,8 +130,7 @@ _PROPERTIES: Final = (
     SystemProperty("DeadLetterSource", lambda _: None),
     SystemProperty("DeliveryCount", lambda view: view.message.delivery_count),
     SystemProperty(
-        "EnqueuedSequenceNumber",
-        lambda view: view.message.enqueued_sequence_number or view.message.sequence_number,
+        "EnqueuedSequenceNumber", lambda view: view.message.enqueued_sequence_number or view.message.sequence_number
     ),
     SystemProperty("EnqueuedTimeUtc", lambda view: _instant(view.message.enqueued_at_ms)),
     SystemProperty("ExpiresAtUtc", _expires_at),
