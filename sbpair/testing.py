@@ -11,12 +11,10 @@ from sbpair import lazy_names
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import ManualClock, SystemClock
-    from sbpair.emulator.entities.description import QueueDescription
-    from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
-    from sbpair.emulator.entities.topic_description import SubscriptionDescription, TopicDescription
+    from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
     from sbpair.emulator.faults.active import Faults
     from sbpair.emulator.faults.kinds import Fault
-    from sbpair.emulator.options import EmulatorOptions
+    from sbpair.emulator.options import EmulatorOptions, RequestedNamespace
     from sbpair.emulator.server import Emulator
 
 __all__ = [
@@ -36,12 +34,10 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "sbpair.emulator.clock": "ManualClock, SystemClock",
-        "sbpair.emulator.entities.description": "QueueDescription",
-        "sbpair.emulator.entities.namespace_tiers": "RequestedNamespace",
-        "sbpair.emulator.entities.topic_description": "SubscriptionDescription, TopicDescription",
+        "sbpair.emulator.entities.description": "QueueDescription, SubscriptionDescription, TopicDescription",
         "sbpair.emulator.faults.active": "Faults",
         "sbpair.emulator.faults.kinds": "Fault",
-        "sbpair.emulator.options": "EmulatorOptions",
+        "sbpair.emulator.options": "EmulatorOptions, RequestedNamespace",
         "sbpair.emulator.server": "Emulator",
     },
 )

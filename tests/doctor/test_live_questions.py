@@ -13,8 +13,8 @@ from sbpair.doctor import live_questions, trial_queues
 from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
 from sbpair.emulator.faults.kinds import Fault
+from sbpair.emulator.options import RequestedNamespace
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.model.report import Outcome

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.description_limits import check_path
+from sbpair.emulator.entities.description import QueueDescription, check_path
 from sbpair.emulator.entities.description_schema import ELEMENTS, QUEUE, SETTABLE, format_value, from_elements
 from sbpair.emulator.service_errors import ArgumentInvalid
 

@@ -10,10 +10,8 @@ from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.performatives import Error, Modified, Rejected
 from sbpair.amqp.types import Array
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.description_limits import validate
+from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription, validate
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.entities.topic_description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.outcomes import settle_all

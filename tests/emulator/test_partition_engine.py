@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.partitions import PartitionedMessages, partition_of
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
-from sbpair.emulator.entities.topic_description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.faults.active import BadField, Faults
 from sbpair.emulator.service_errors import EntityFull, MessageLockExpired, NotAllowed, OperationTimedOut
 

@@ -9,8 +9,8 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.amqp.types import Map
 from sbpair.emulator.clock import NEVER
+from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.entities.topic_description import SubscriptionDescription
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest
 from sbpair.emulator.service_errors import (

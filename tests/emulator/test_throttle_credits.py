@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
-from sbpair.emulator.entities.topic_description import SubscriptionDescription
 from sbpair.emulator.faults.credit_budget import CreditBudget
 from sbpair.emulator.faults.fault_points import FaultPoints
 from sbpair.emulator.faults.meters import CombinedMeters

@@ -7,13 +7,13 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.description import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, QueueDescription
 from sbpair.emulator.entities.description_schema import QUEUE, from_elements
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.namespace_tiers import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, RequestedNamespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.atom import atom_xml
+from sbpair.emulator.options import RequestedNamespace
 from sbpair.emulator.server import Emulator
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityFull, MessageTooLarge
 from sbpair.errors import UsageError

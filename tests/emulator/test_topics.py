@@ -11,7 +11,8 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Pro
 from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.description_schema import from_elements
+from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
+from sbpair.emulator.entities.description_schema import SUBSCRIPTION, TOPIC, from_elements
 from sbpair.emulator.entities.rules.rule import (
     CorrelationRuleFilter,
     FalseRuleFilter,
@@ -21,7 +22,6 @@ from sbpair.emulator.entities.rules.rule import (
     TrueRuleFilter,
 )
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.entities.topic_description import SUBSCRIPTION, TOPIC, SubscriptionDescription, TopicDescription
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Reply
 from sbpair.emulator.service_errors import (

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from sbpair.emulator import timespan
-from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.topic_description import SubscriptionDescription
+from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.testing import EmulatorOptions
 
 VERSION = "7.15.0"

@@ -90,8 +90,7 @@ def command(
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
     read = [_parsed(text) for text in listener.namespace or DEFAULT]
     from sbpair.emulator import server
-    from sbpair.emulator.entities.namespace_tiers import RequestedNamespace
-    from sbpair.emulator.options import EmulatorOptions
+    from sbpair.emulator.options import EmulatorOptions, RequestedNamespace
 
     async def serve(_stop: asyncio.Event) -> None:
         await server.serve(

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from sbpair.emulator import timespan
-from sbpair.emulator.entities.description import D, QueueDescription, default_of
-from sbpair.emulator.entities.description_limits import validate
-from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
+from sbpair.emulator.entities.description import STANDARD, D, EmulatedTier, QueueDescription, default_of, validate
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
@@ -40,34 +38,13 @@ SETTABLE: Final[Settable] = {
 """Field and kind by element. AuthorizationRules is settable too, in a form of its own."""
 
 ELEMENTS: Final = (
-    "LockDuration",
-    "MaxSizeInMegabytes",
-    "RequiresDuplicateDetection",
-    "RequiresSession",
-    "DefaultMessageTimeToLive",
-    "DeadLetteringOnMessageExpiration",
-    "DuplicateDetectionHistoryTimeWindow",
-    "MaxDeliveryCount",
-    "EnableBatchedOperations",
-    "SizeInBytes",
-    "MessageCount",
-    "IsAnonymousAccessible",
-    "AuthorizationRules",
-    "Status",
-    "ForwardTo",
-    "UserMetadata",
-    "CreatedAt",
-    "UpdatedAt",
-    "AccessedAt",
-    "SupportOrdering",
-    "CountDetails",
-    "AutoDeleteOnIdle",
-    "EnablePartitioning",
-    "EntityAvailabilityStatus",
-    "ForwardDeadLetteredMessagesTo",
-    "EnableExpress",
-    "MaxMessageSizeInKilobytes",
-)
+    "LockDuration", "MaxSizeInMegabytes", "RequiresDuplicateDetection", "RequiresSession", "DefaultMessageTimeToLive",
+    "DeadLetteringOnMessageExpiration", "DuplicateDetectionHistoryTimeWindow", "MaxDeliveryCount",
+    "EnableBatchedOperations", "SizeInBytes", "MessageCount", "IsAnonymousAccessible", "AuthorizationRules", "Status",
+    "ForwardTo", "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails",
+    "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus", "ForwardDeadLetteredMessagesTo",
+    "EnableExpress", "MaxMessageSizeInKilobytes",
+)  # fmt: skip
 
 UNORDERED: Final = frozenset({"ForwardTo", "UserMetadata", "ForwardDeadLetteredMessagesTo"})
 """Elements that the SDKs of Python, JavaScript and .NET write in different places; the service accepts all."""
@@ -113,6 +90,52 @@ class DescriptionSchema:
 
 QUEUE: Final = DescriptionSchema(
     "Queue", ELEMENTS, SETTABLE, UNORDERED, ("RequiresDuplicateDetection", "RequiresSession", "EnablePartitioning")
+)
+
+
+_TOPIC_ELEMENTS: Final = (
+    "DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection",
+    "DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes",
+    "FilteringMessagesBeforePublishing", "IsAnonymousAccessible", "AuthorizationRules", "Status", "ForwardTo",
+    "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails", "SubscriptionCount",
+    "SqlFilterCount", "CorrelationFilterCount", "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus",
+    "EnableSubscriptionPartitioning", "EnableExpress", "MaxMessageSizeInKilobytes",
+)  # fmt: skip
+
+_SUBSCRIPTION_ELEMENTS: Final = (
+    "LockDuration", "RequiresSession", "DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration",
+    "DeadLetteringOnFilterEvaluationExceptions", "DefaultRuleDescription", "MessageCount", "MaxDeliveryCount",
+    "EnableBatchedOperations", "Status", "ForwardTo", "CreatedAt", "UpdatedAt", "AccessedAt", "UserMetadata",
+    "CountDetails", "ForwardDeadLetteredMessagesTo", "AutoDeleteOnIdle", "EntityAvailabilityStatus",
+)  # fmt: skip
+
+
+def _as_in_queues(elements: tuple[str, ...], *, but: str = "") -> dict[str, tuple[str, Kind]]:
+    return {name: SETTABLE[name] for name in elements if name in SETTABLE and name != but}
+
+
+TOPIC: Final = DescriptionSchema(
+    "Topic",
+    _TOPIC_ELEMENTS,
+    {
+        **_as_in_queues(_TOPIC_ELEMENTS, but="ForwardTo"),
+        "FilteringMessagesBeforePublishing": ("filtering_messages_before_publishing", "bool"),
+        "SupportOrdering": ("support_ordering", "bool"),
+        "EnableSubscriptionPartitioning": ("enable_subscription_partitioning", "bool"),
+    },
+    frozenset({"ForwardTo", "UserMetadata"}),
+    ("RequiresDuplicateDetection", "EnablePartitioning"),
+)
+
+SUBSCRIPTION: Final = DescriptionSchema(
+    "Subscription",
+    _SUBSCRIPTION_ELEMENTS,
+    {
+        **_as_in_queues(_SUBSCRIPTION_ELEMENTS),
+        "DeadLetteringOnFilterEvaluationExceptions": ("dead_lettering_on_filter_evaluation_exceptions", "bool"),
+    },
+    UNORDERED | {"DefaultRuleDescription", "AutoDeleteOnIdle", "EntityAvailabilityStatus"},
+    ("RequiresSession",),
 )
 
 

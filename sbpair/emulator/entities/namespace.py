@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers, parse_token, scope_of, verify_token
 from sbpair.emulator.entities.consumers import CallSoon, call_now
-from sbpair.emulator.entities.description import QueueDescription, default_of
-from sbpair.emulator.entities.description_limits import check_path
-from sbpair.emulator.entities.namespace_tiers import STANDARD, EmulatedTier
+from sbpair.emulator.entities.description import (
+    STANDARD,
+    EmulatedTier,
+    QueueDescription,
+    TopicDescription,
+    check_path,
+    default_of,
+)
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity
-from sbpair.emulator.entities.topic_description import TopicDescription
 from sbpair.emulator.faults.fault_points import FaultPoints
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, EntityNotFound
 from sbpair.emulator.timers import Timers

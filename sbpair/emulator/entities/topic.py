@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.consumers import CallSoon, call_now
+from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription, check_subscription_name
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules.rule import (
@@ -26,11 +27,6 @@ from sbpair.emulator.entities.rules.rule import (
 from sbpair.emulator.entities.rules.view import MessageView
 from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages
 from sbpair.emulator.entities.subqueue import SubQueue
-from sbpair.emulator.entities.topic_description import (
-    SubscriptionDescription,
-    TopicDescription,
-    check_subscription_name,
-)
 from sbpair.emulator.service_errors import EntityExists, EntityFull, EntityNotFound, NotAllowed
 
 if TYPE_CHECKING:

@@ -15,18 +15,9 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from sbpair.amqp.types import Long, Value
-from sbpair.emulator.entities.rules import syntax
+from sbpair.emulator.entities.rules import syntax, values
 from sbpair.emulator.entities.rules.syntax import SqlInvalid, invalid_at
-from sbpair.emulator.entities.rules.values import (
-    EvaluationFailed,
-    Truth,
-    calculate,
-    cannot_apply,
-    compare,
-    negate,
-    type_name,
-    unary_plus,
-)
+from sbpair.emulator.entities.rules.values import EvaluationFailed, Truth, type_name
 from sbpair.emulator.entities.rules.view import SYSTEM_PROPERTIES, Draft, MessageView
 
 if TYPE_CHECKING:
@@ -162,7 +153,9 @@ class _Builder:
     def comparison(self, parts: list[Any]) -> Condition:
         left, symbol, right = parts
         one, other, text = _expression(left, symbol).run, _expression(right, symbol).run, str(symbol)
-        return _node(Condition, lambda given, view: compare(text, one(given, view), other(given, view)), left, right)
+        return _node(
+            Condition, lambda given, view: values.compare(text, one(given, view), other(given, view)), left, right
+        )
 
     def is_null(self, parts: list[Any]) -> Condition:
         subject, negated = _property(parts[0], parts[1]), parts[2] is not None
@@ -179,7 +172,7 @@ class _Builder:
                 return None
             answer: Truth = False
             for choice in choice_runs:
-                same = compare("=", value, choice(given, view))
+                same = values.compare("=", value, choice(given, view))
                 if same:
                     return not negated
                 answer = None if same is None else answer
@@ -199,7 +192,7 @@ class _Builder:
             if text is None or wanted is None or sign is None:
                 return None
             if not (isinstance(text, str) and isinstance(wanted, str)):
-                raise cannot_apply("LIKE", text, wanted)
+                raise values.cannot_apply("LIKE", text, wanted)
             if sign_of is not None and not (isinstance(sign, str) and len(sign) == 1):
                 raise EvaluationFailed("An escape character is a text of one character.")
             return like(text, wanted, sign) is not negated
@@ -223,7 +216,7 @@ class _Builder:
         def run(given: Parameters, view: MessageView) -> Value:
             result = first.run(given, view)
             for symbol, operand in rest:
-                result = calculate(symbol, result, operand(given, view))
+                result = values.calculate(symbol, result, operand(given, view))
             return result
 
         return _node(Expression, run, first, *operands)
@@ -231,7 +224,7 @@ class _Builder:
     def signed(self, parts: list[Any]) -> Expression:
         *signs, operand = parts
         value_of = _expression(operand, signs[0]).run
-        change = negate if signs.count("-") % 2 else unary_plus
+        change = values.negate if signs.count("-") % 2 else values.unary_plus
         return _node(Expression, lambda given, view: change(value_of(given, view)), operand)
 
     def constant(self, parts: list[Token]) -> Expression:
@@ -304,7 +297,7 @@ def _until(decisive: bool, parts: list[Any]) -> Condition:
     def run(given: Parameters, view: MessageView) -> Truth:
         answer: Truth = not decisive
         for test in tests:
-            one = test(given, view)
+            one: Truth = test(given, view)
             if one is decisive:
                 return decisive
             answer = None if one is None else answer

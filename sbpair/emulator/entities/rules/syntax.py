@@ -127,7 +127,7 @@ def _parser(builder: object) -> Lark:
         # Not the contextual lexer: a keyword is a keyword at every position.
         lexer="basic",
         lexer_callbacks={"IDENTIFIER": _keyword},
-        transformer=builder,  # type: ignore[arg-type]  # any object with the methods
+        transformer=builder,
     )
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sbpair.emulator.entities.description_schema import SETTABLE, Settable, format_value
-from sbpair.emulator.entities.topic_description import SUBSCRIPTION, TOPIC
+from sbpair.emulator.entities.description_schema import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
 from sbpair.emulator.frontends.arm.arm_request import ArmError, Json
 from sbpair.emulator.frontends.http.request_parts import FORWARDS
 from sbpair.emulator.timespan import instant

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.description_limits import check_authorization_rules
+from sbpair.emulator.entities.description import check_authorization_rules
 from sbpair.emulator.frontends.arm.arm_request import ArmError, Json
 from sbpair.emulator.frontends.arm.arm_resources import Resources
 from sbpair.emulator.frontends.http.request_parts import new_key

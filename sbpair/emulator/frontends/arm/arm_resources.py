@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from sbpair.emulator.entities import description as queues
-from sbpair.emulator.entities import topic_description as topics
-from sbpair.emulator.entities.description_schema import QUEUE, from_elements
+from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
+from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION, TOPIC, from_elements
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
@@ -120,10 +119,10 @@ class Queues(Entities[QueueEntity]):
     def find(self, name: str) -> QueueEntity | None:
         return self.namespace.find_queue(path_of(name))
 
-    def description(self, values: dict[str, str], before: queues.QueueDescription | None) -> queues.QueueDescription:
-        return from_elements(QUEUE, queues.QueueDescription(), values, before, _rules_of(before), self.namespace.tier)
+    def description(self, values: dict[str, str], before: QueueDescription | None) -> QueueDescription:
+        return from_elements(QUEUE, QueueDescription(), values, before, _rules_of(before), self.namespace.tier)
 
-    def create(self, name: str, description: queues.QueueDescription) -> QueueEntity:
+    def create(self, name: str, description: QueueDescription) -> QueueEntity:
         return self.namespace.create_queue(path_of(name), description)
 
     def counts(self, item: QueueEntity) -> Json:
@@ -140,11 +139,11 @@ class Topics(Entities[TopicEntity]):
     def find(self, name: str) -> TopicEntity | None:
         return self.namespace.find_topic(path_of(name))
 
-    def description(self, values: dict[str, str], before: topics.TopicDescription | None) -> topics.TopicDescription:
-        default, rules = topics.TopicDescription(), _rules_of(before)
-        return from_elements(topics.TOPIC, default, values, before, rules, self.namespace.tier)
+    def description(self, values: dict[str, str], before: TopicDescription | None) -> TopicDescription:
+        default, rules = TopicDescription(), _rules_of(before)
+        return from_elements(TOPIC, default, values, before, rules, self.namespace.tier)
 
-    def create(self, name: str, description: topics.TopicDescription) -> TopicEntity:
+    def create(self, name: str, description: TopicDescription) -> TopicEntity:
         return self.namespace.create_topic(path_of(name), description)
 
     def counts(self, item: TopicEntity) -> Json:
@@ -170,13 +169,11 @@ class Subscriptions(Entities[SubscriptionEntity]):
             raise ArgumentInvalid("Client affine subscriptions need JMS, which this emulator does not support.")
         return super().put(name, {key: properties[key] for key in properties.keys() - OF_JMS})
 
-    def description(
-        self, values: dict[str, str], before: topics.SubscriptionDescription | None
-    ) -> topics.SubscriptionDescription:
-        default = topics.SubscriptionDescription()
-        return from_elements(topics.SUBSCRIPTION, default, values, before, tier=self.namespace.tier)
+    def description(self, values: dict[str, str], before: SubscriptionDescription | None) -> SubscriptionDescription:
+        default = SubscriptionDescription()
+        return from_elements(SUBSCRIPTION, default, values, before, tier=self.namespace.tier)
 
-    def create(self, name: str, description: topics.SubscriptionDescription) -> SubscriptionEntity:
+    def create(self, name: str, description: SubscriptionDescription) -> SubscriptionEntity:
         return self._topic.create_subscription(name, description)
 
     def name(self, item: SubscriptionEntity) -> str:
@@ -213,6 +210,6 @@ class Rules(Resources[SubscriptionRule]):
         return rule_to_json(item)
 
 
-def _rules_of(before: queues.QueueDescription | None) -> tuple[AuthorizationRule, ...]:
+def _rules_of(before: QueueDescription | None) -> tuple[AuthorizationRule, ...]:
     """Return the authorization rules, which a description keeps: they are resources of their own."""
     return before.authorization_rules if before else ()

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from sbpair.emulator.access.sas import AccessRight, scope_of
-from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.description_limits import check_path
+from sbpair.emulator.entities.description import QueueDescription, check_path
 from sbpair.emulator.entities.description_schema import QUEUE, from_elements
 from sbpair.emulator.faults.credit_budget import charge_management
 from sbpair.emulator.frontends.atom import atom_xml as xml

@@ -12,10 +12,9 @@ from xml.etree.ElementTree import Element
 
 from aiohttp import web
 
-from sbpair.emulator.entities.description_limits import check_path
-from sbpair.emulator.entities.description_schema import DescriptionSchema, from_elements
+from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription, check_path
+from sbpair.emulator.entities.description_schema import SUBSCRIPTION, TOPIC, DescriptionSchema, from_elements
 from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlRuleFilter, SubscriptionRule
-from sbpair.emulator.entities.topic_description import SUBSCRIPTION, TOPIC, SubscriptionDescription, TopicDescription
 from sbpair.emulator.frontends.atom import atom_xml as xml
 from sbpair.emulator.frontends.atom.atom_request import (
     AtomRequest,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.description_schema import ELEMENTS, QUEUE, SETTABLE, Settable, format_value
-from sbpair.emulator.entities.namespace_tiers import PREMIUM
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import instant
 
