@@ -6,13 +6,9 @@ A fast path only: it ends at the first frame that differs, and leaves that one t
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 from sbpair.amqp import transfer
-from sbpair.amqp.events import Delivery
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import ReceivingLink
+from sbpair.amqp.link import Delivery, ReceivingLink
 
 _HANDLE_SIZES = {0x43: 1, 0x52: 2}
 _NO_EXTENSION = 2

@@ -8,12 +8,13 @@ follows. AMQP 1.0, part 2.4.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from sbpair.amqp import burst, frames
 from sbpair.amqp.disposition import DispositionRange
-from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint
-from sbpair.amqp.events import ConnectionClosed, ConnectionOpened, Event
+from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint, first_free
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, ReceivingLink
 from sbpair.amqp.performatives import (
     Attach,
     Begin,
@@ -32,11 +33,8 @@ from sbpair.amqp.performatives import (
     decode_composite,
 )
 from sbpair.amqp.sasl import OK, SaslClient, SaslServer, offered
-from sbpair.amqp.session import Session
+from sbpair.amqp.session import Disposed, Session, SessionBegun, SessionEnded, WindowOpened
 from sbpair.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import ReceivingLink
 
 MAX_FRAME_SIZE = 65_536
 CHANNEL_MAX = 255
@@ -50,6 +48,31 @@ NEVER = float("inf")
 
 _TRANSFER = b"\x00\x53\x14"
 _DISPOSITION = b"\x00\x53\x15"
+
+
+@dataclass(slots=True)
+class ConnectionOpened:
+    """The peer has opened the connection."""
+
+    open: Open
+
+
+@dataclass(slots=True)
+class ConnectionClosed:
+    """The connection has ended, with all sessions and links, which are not reported one by one.
+
+    `by_peer`: the peer closed first. Bytes may still wait to be written.
+    """
+
+    error: Error | None
+    by_peer: bool
+
+
+Event: TypeAlias = (
+    ConnectionOpened | ConnectionClosed | SessionBegun | SessionEnded | LinkAttaching | LinkAttached | LinkDetached
+    | CreditChanged | WindowOpened | Delivery | Disposed
+)  # fmt: skip
+"""Events come in the order in which they happened. They are facts: none needs an answer."""
 
 
 class Connection(ProtocolEndpoint):
@@ -75,7 +98,8 @@ class Connection(ProtocolEndpoint):
         self._open_frame = Open(container_id, hostname, max_frame_size, CHANNEL_MAX, int(idle_seconds * 500) or None)
         self._idle_seconds = idle_seconds
         self._remote_idle_seconds = 0.0
-        self._last_received = self._last_sent = now
+        self.last_received = now  # by the clock of `receive`
+        self._last_sent = now
         self._buffer = frames.FrameBuffer(max_frame_size)
         self._read: Callable[[], bool] = self._read_header
         self._out: list[bytes] = []
@@ -86,7 +110,7 @@ class Connection(ProtocolEndpoint):
         self._signed_in = False
         self._header_sent = False
         self._close_sent = False
-        self._ended = False
+        self.over = False
         if isinstance(sasl, SaslClient):
             self._out.append(frames.SASL_HEADER)
 
@@ -94,11 +118,11 @@ class Connection(ProtocolEndpoint):
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Return the events in the bytes. A protocol error by the peer ends the connection with an error."""
-        if not self._ended:
-            self._last_received = now
+        if not self.over:
+            self.last_received = now
             try:
                 more = self._buffer.feed(data)
-                while more and not self._ended:
+                while more and not self.over:
                     more = self._read()
             except ProtocolError as error:
                 self.fail(Error(error.condition, error.message))
@@ -116,9 +140,9 @@ class Connection(ProtocolEndpoint):
 
     def begin(self) -> Session:
         """Begin a session; SessionBegun follows. Raises ProtocolError if the connection is not open."""
-        if not self.usable or self._ended:
+        if not self.usable or self.over:
             raise ProtocolError("a session needs an open connection", condition="amqp:illegal-state")
-        session = Session(self, self._free_channel())
+        session = Session(self, first_free(self._sessions, self._remote_channel_max, "channel"))
         self._sessions[session.channel] = session
         session.begin()
         return session
@@ -131,12 +155,12 @@ class Connection(ProtocolEndpoint):
         if self.can_close:
             self.step(EndpointStep.WE_CLOSE)
             self._send_close(Close(error))
-        elif self.state is EndpointState.UNMAPPED and not self._ended:
+        elif self.state is EndpointState.UNMAPPED and not self.over:
             self._end(error, by_peer=False)
 
     def fail(self, error: Error) -> None:
         """End the connection because of the peer's error or silence. ConnectionClosed follows, with `error`."""
-        if self._ended:
+        if self.over:
             return
         if self.state is EndpointState.UNMAPPED and self._header_sent:
             self._open()
@@ -146,7 +170,7 @@ class Connection(ProtocolEndpoint):
 
     def tick(self, now: float) -> list[Event]:
         """Send a heartbeat if due, or fail a silent peer."""
-        if not self._ended:
+        if not self.over:
             if now >= self._silence_ends_at:
                 text = f"Nothing was heard for {self._idle_seconds:g} seconds."
                 self.fail(Error("amqp:resource-limit-exceeded", text))
@@ -157,16 +181,11 @@ class Connection(ProtocolEndpoint):
 
     def deadline(self) -> float:
         """Return when `tick` is due next; infinity for never."""
-        return NEVER if self._ended else min(self._silence_ends_at, self._heartbeat_at)
-
-    @property
-    def last_received(self) -> float:
-        """When bytes last arrived, by the clock of `receive`."""
-        return self._last_received
+        return NEVER if self.over else min(self._silence_ends_at, self._heartbeat_at)
 
     @property
     def _silence_ends_at(self) -> float:
-        return self._last_received + self._idle_seconds if self._idle_seconds else NEVER
+        return self.last_received + self._idle_seconds if self._idle_seconds else NEVER
 
     @property
     def _heartbeat_at(self) -> float:
@@ -179,10 +198,6 @@ class Connection(ProtocolEndpoint):
     @property
     def sessions(self) -> tuple[Session, ...]:
         return tuple(self._sessions.values())
-
-    @property
-    def over(self) -> bool:
-        return self._ended
 
     @property
     def unread(self) -> bytes:
@@ -242,7 +257,7 @@ class Connection(ProtocolEndpoint):
         for _, buffer, start, end in self._buffer.frames(frames.SASL_FRAME):
             body, _ = decode_composite(buffer[start:end])
             self._on_sasl(body)
-            if self._read != self._read_sasl or self._ended:
+            if self._read != self._read_sasl or self.over:
                 return True
         return False
 
@@ -309,7 +324,7 @@ class Connection(ProtocolEndpoint):
                         continue
                 frame = buffer[start:end]
                 self._on_performative(channel, decode_composite(frame)[0], frame)
-                if self._ended:
+                if self.over:
                     break
         finally:
             dispositions.end()
@@ -380,7 +395,7 @@ class Connection(ProtocolEndpoint):
         if channel > CHANNEL_MAX or channel in self._remote_sessions:
             raise ProtocolError(f"channel {channel} is not free", condition="amqp:not-allowed")
         if begin.remote_channel is None:
-            session = Session(self, self._free_channel())
+            session = Session(self, first_free(self._sessions, self._remote_channel_max, "channel"))
             self._sessions[session.channel] = session
         else:
             asked = self._sessions.get(begin.remote_channel)
@@ -399,11 +414,5 @@ class Connection(ProtocolEndpoint):
             self._remote_sessions.pop(session.remote_channel, None)
 
     def _end(self, error: Error | None, *, by_peer: bool) -> None:
-        self._ended = True
+        self.over = True
         self._events.append(ConnectionClosed(error, by_peer))
-
-    def _free_channel(self) -> int:
-        for channel in range(self._remote_channel_max + 1):
-            if channel not in self._sessions:
-                return channel
-        raise ProtocolError("no channel is free", condition="amqp:resource-limit-exceeded")

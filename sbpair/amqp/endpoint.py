@@ -6,6 +6,7 @@ a peer that violates this gets ProtocolError. AMQP 1.0, 2.4 to 2.6.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import Enum, auto
 
 from sbpair.errors import ProtocolError
@@ -33,31 +34,20 @@ class EndpointStep(Enum):
     THEY_CLOSE = auto()
 
 
-TRANSITIONS: dict[EndpointState, dict[EndpointStep, EndpointState]] = {
-    EndpointState.UNMAPPED: {
-        EndpointStep.WE_OPEN: EndpointState.OPEN_SENT,
-        EndpointStep.THEY_OPEN: EndpointState.OPEN_RECEIVED,
-    },
-    EndpointState.OPEN_SENT: {
-        EndpointStep.THEY_OPEN: EndpointState.OPEN,
-        EndpointStep.WE_CLOSE: EndpointState.CLOSE_PIPE,
-    },
-    EndpointState.OPEN_RECEIVED: {
-        EndpointStep.WE_OPEN: EndpointState.OPEN,
-        EndpointStep.THEY_CLOSE: EndpointState.CLOSE_RECEIVED,
-    },
-    EndpointState.OPEN: {
-        EndpointStep.WE_CLOSE: EndpointState.CLOSE_SENT,
-        EndpointStep.THEY_CLOSE: EndpointState.CLOSE_RECEIVED,
-    },
-    EndpointState.CLOSE_PIPE: {EndpointStep.THEY_OPEN: EndpointState.CLOSE_SENT},
-    EndpointState.CLOSE_SENT: {EndpointStep.THEY_CLOSE: EndpointState.CLOSED},
+TRANSITIONS: dict[tuple[EndpointState, EndpointStep], EndpointState] = {
+    (EndpointState.UNMAPPED, EndpointStep.WE_OPEN): EndpointState.OPEN_SENT,
+    (EndpointState.UNMAPPED, EndpointStep.THEY_OPEN): EndpointState.OPEN_RECEIVED,
+    (EndpointState.OPEN_SENT, EndpointStep.THEY_OPEN): EndpointState.OPEN,
+    (EndpointState.OPEN_SENT, EndpointStep.WE_CLOSE): EndpointState.CLOSE_PIPE,
+    (EndpointState.OPEN_RECEIVED, EndpointStep.WE_OPEN): EndpointState.OPEN,
+    (EndpointState.OPEN_RECEIVED, EndpointStep.THEY_CLOSE): EndpointState.CLOSE_RECEIVED,
+    (EndpointState.OPEN, EndpointStep.WE_CLOSE): EndpointState.CLOSE_SENT,
+    (EndpointState.OPEN, EndpointStep.THEY_CLOSE): EndpointState.CLOSE_RECEIVED,
+    (EndpointState.CLOSE_PIPE, EndpointStep.THEY_OPEN): EndpointState.CLOSE_SENT,
+    (EndpointState.CLOSE_SENT, EndpointStep.THEY_CLOSE): EndpointState.CLOSED,
     # A side that receives the close before it has answered the open may answer both.
-    EndpointState.CLOSE_RECEIVED: {
-        EndpointStep.WE_OPEN: EndpointState.CLOSE_RECEIVED,
-        EndpointStep.WE_CLOSE: EndpointState.CLOSED,
-    },
-    EndpointState.CLOSED: {},
+    (EndpointState.CLOSE_RECEIVED, EndpointStep.WE_OPEN): EndpointState.CLOSE_RECEIVED,
+    (EndpointState.CLOSE_RECEIVED, EndpointStep.WE_CLOSE): EndpointState.CLOSED,
 }
 
 
@@ -78,14 +68,22 @@ class ProtocolEndpoint:
 
     @property
     def can_close(self) -> bool:
-        return EndpointStep.WE_CLOSE in TRANSITIONS[self.state]
+        return (self.state, EndpointStep.WE_CLOSE) in TRANSITIONS
 
     def step(self, step: EndpointStep) -> None:
         """Take a step. Raises ProtocolError if the table does not permit it."""
         try:
-            self.state = TRANSITIONS[self.state][step]
+            self.state = TRANSITIONS[self.state, step]
         except KeyError:
             raise ProtocolError(
                 f"{step.name} is not possible when a {type(self).__name__} is {self.state.name}",
                 condition="amqp:illegal-state",
             ) from None
+
+
+def first_free(taken: Container[int], highest: int, name: str) -> int:
+    """Return the lowest number from 0 to `highest` that is not taken. Raises ProtocolError."""
+    for number in range(highest + 1):
+        if number not in taken:
+            return number
+    raise ProtocolError(f"no {name} is free", condition="amqp:resource-limit-exceeded")

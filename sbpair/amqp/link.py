@@ -6,17 +6,14 @@ A sender sends only with credit; a receiver grants credit and assembles deliveri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from sbpair.amqp import transfer
 from sbpair.amqp.endpoint import EndpointState, EndpointStep, ProtocolEndpoint
-from sbpair.amqp.events import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, Sent
-from sbpair.amqp.performatives import Attach, Detach, Error, Flow, Source, Target
+from sbpair.amqp.performatives import Attach, Composite, Detach, Error, Flow, Source, Target
 from sbpair.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from sbpair.amqp.session import Session
 
 SERIAL, SERIAL_HALF = 0xFFFFFFFF, 0x80000000
 """Delivery counts and ids are 32-bit serial numbers: they wrap; half the circle ahead means behind."""
@@ -27,6 +24,116 @@ Parts = tuple[bytes, bytes, bytes]
 """A delivery's tag, and its payload in two pieces, so that the larger one need not be copied."""
 
 
+@dataclass(slots=True)
+class LinkAttaching:
+    """The peer requests a link: answer with `link.accept(…)` or `link.refuse(…)`."""
+
+    link: Link
+
+
+@dataclass(slots=True)
+class LinkAttached:
+    """The peer has attached a link that we opened; a LinkDetached with an error may follow at once."""
+
+    link: Link
+
+
+@dataclass(slots=True)
+class LinkDetached:
+    """The peer has detached or refused a link, or has ended its session. Our own close is not reported.
+
+    Without `closed` the peer means to resume it.
+    """
+
+    link: Link
+    error: Error | None
+    closed: bool = True
+
+
+@dataclass(slots=True)
+class CreditChanged:
+    """The peer has sent a flow: see `link.credit` and `link.draining`."""
+
+    link: SendingLink
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Delivery:
+    """A complete message. `tag` identifies it during the link's life, `id` in its session."""
+
+    link: ReceivingLink
+    id: int
+    tag: bytes
+    format: int
+    settled: bool
+    payload: bytes = b""
+    context: Any = None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Sent:
+    """A delivery sent and not settled yet. `context` belongs to the sender."""
+
+    link: SendingLink
+    id: int
+    context: Any
+
+
+class FrameSink(Protocol):
+    """The connection of a session, which writes its frames."""
+
+    remote_max_frame_size: int
+
+    @property
+    def sessions(self) -> Iterable[LinkSession]: ...
+
+    def put(self, channel: int, body: bytes) -> None: ...
+
+    def put_transfer(self, channel: int, head: bytes, payload: bytes) -> None: ...
+
+    def put_frames(self, pieces: list[bytes]) -> None: ...
+
+
+class LinkSession(Protocol):
+    """The session of a link, for the link and its owner. `room` and the methods are described in `session`."""
+
+    connection: FrameSink
+    channel: int
+    numbered: int
+    sent: dict[int, Sent]
+    received: dict[int, Delivery]
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def usable(self) -> bool: ...
+
+    @property
+    def room(self) -> int: ...
+
+    @property
+    def links(self) -> tuple[Link, ...]: ...
+
+    def end(self) -> None: ...
+
+    def dispose(self, first: int, last: int, state: Any, *, receiver: bool, settled: bool) -> None: ...
+
+    def put(self, body: Composite) -> None: ...
+
+    def put_transfer(self, link: SendingLink, head: bytes, payload: bytes, *, last: bool) -> None: ...
+
+    def put_frames(self, link: SendingLink, frames: list[bytes]) -> None: ...
+
+    def put_flow(self, link: Link, *, drain: bool = False) -> None: ...
+
+    def next_delivery_id(self) -> int: ...
+
+    def after_queued(self, link: SendingLink) -> None: ...
+
+    def forget(self, link: Link) -> None: ...
+
+
 class Link(ProtocolEndpoint):
     """The common part of both kinds of link. `remote` is the peer's attach; `context` belongs to the owner.
 
@@ -35,7 +142,7 @@ class Link(ProtocolEndpoint):
 
     IS_RECEIVER = False
 
-    def __init__(self, session: Session, name: str, handle: int) -> None:
+    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         super().__init__()
         self.session = session
         self.name = name
@@ -147,7 +254,7 @@ class SendingLink(Link):
     `queued` deliveries wait for the session's window: they have used `credit`; `delivery_count` counts them when sent.
     """
 
-    def __init__(self, session: Session, name: str, handle: int) -> None:
+    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         super().__init__(session, name, handle)
         self.draining = False
         self.queued = 0
@@ -239,7 +346,7 @@ class ReceivingLink(Link):
 
     IS_RECEIVER = True
 
-    def __init__(self, session: Session, name: str, handle: int) -> None:
+    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
         super().__init__(session, name, handle)
         self.max_message_size = 0
         self._partial: Delivery | None = None

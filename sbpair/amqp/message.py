@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import chain, pairwise
 from operator import itemgetter
-from typing import ClassVar
 
 from sbpair.amqp import codec
-from sbpair.amqp.performatives import Anything, Binary, C, Composite, Flag, Int8, Int32, Sym, Text, Time, _composite
+from sbpair.amqp.performatives import Anything, Binary, C, Composite, Flag, Int8, Int32, Sym, Text, Time, composite
 from sbpair.amqp.types import Map, Symbol, ULong, Value
 from sbpair.errors import ProtocolError
 
@@ -25,8 +24,7 @@ BATCH_FORMAT = 0x80013700
 """The message-format of a Service Bus batch: each data section holds one encoded message."""
 
 
-@_composite(HEADER, "amqp:header:list")
-@dataclass(slots=True)
+@composite(HEADER, "amqp:header:list")
 class Header(Composite):
     """`ttl` is milliseconds."""
 
@@ -37,8 +35,7 @@ class Header(Composite):
     delivery_count: Int32 = None
 
 
-@_composite(PROPERTIES, "amqp:properties:list")
-@dataclass(slots=True)
+@composite(PROPERTIES, "amqp:properties:list")
 class Properties(Composite):
     """Ids have any AMQP type; times are milliseconds since 1970."""
 
@@ -74,57 +71,26 @@ _LISTS = (HEADER, PROPERTIES, SEQUENCE)
 _FIXED_WIDTH = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 
 
+@dataclass(slots=True, repr=False)
 class Sections:
     """The raw slices of one message, with descriptors; b"" for a missing section.
 
     `body` is all body sections. The readers decode on every call.
     """
 
-    __slots__ = (
-        "application_properties",
-        "body",
-        "delivery_annotations",
-        "footer",
-        "header",
-        "message_annotations",
-        "properties",
-    )
-    ORDER: ClassVar = (
-        "header",
-        "delivery_annotations",
-        "message_annotations",
-        "properties",
-        "application_properties",
-        "body",
-        "footer",
-    )
-
-    def __init__(
-        self,
-        *,
-        header: bytes = b"",
-        delivery_annotations: bytes = b"",
-        message_annotations: bytes = b"",
-        properties: bytes = b"",
-        application_properties: bytes = b"",
-        body: bytes = b"",
-        footer: bytes = b"",
-    ) -> None:
-        self.header = header
-        self.delivery_annotations = delivery_annotations
-        self.message_annotations = message_annotations
-        self.properties = properties
-        self.application_properties = application_properties
-        self.body = body
-        self.footer = footer
+    header: bytes = b""
+    delivery_annotations: bytes = b""
+    message_annotations: bytes = b""
+    properties: bytes = b""
+    application_properties: bytes = b""
+    body: bytes = b""
+    footer: bytes = b""
 
     @classmethod
     def split(cls, payload: bytes) -> Sections:
         """Return the sections of an encoded message. Raises ProtocolError if it is not a message."""
         found = cls.__new__(cls)
-        if _fill(found, payload):
-            return found
-        return cls._split_carefully(payload, _walk(payload))
+        return found if _fill(found, payload) else cls._split_carefully(payload, _walk(payload))
 
     @classmethod
     def _split_carefully(cls, payload: bytes, parts: Sequence[tuple[int, int, int]]) -> Sections:
@@ -160,15 +126,10 @@ class Sections:
         )
 
     def __len__(self) -> int:
-        return sum(len(getattr(self, name)) for name in self.ORDER)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sections) and all(getattr(self, name) == getattr(other, name) for name in self.ORDER)
-
-    __hash__ = None  # type: ignore[assignment]
+        return sum(len(getattr(self, name)) for name in ORDER)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name}={len(getattr(self, name))}" for name in self.ORDER if getattr(self, name))
+        sizes = ", ".join(f"{name}={len(getattr(self, name))}" for name in ORDER if getattr(self, name))
         return f"<Sections, bytes: {sizes}>"
 
     def read_header(self) -> Header:
@@ -197,17 +158,8 @@ class Sections:
         self.read_body(), _read_map(self.footer)
 
 
-_SLOTS = {
-    HEADER: "header",
-    DELIVERY_ANNOTATIONS: "delivery_annotations",
-    MESSAGE_ANNOTATIONS: "message_annotations",
-    PROPERTIES: "properties",
-    APPLICATION_PROPERTIES: "application_properties",
-    DATA: "body",
-    SEQUENCE: "body",
-    VALUE: "body",
-    FOOTER: "footer",
-}
+ORDER = tuple(item.name for item in fields(Sections))
+_SLOTS = dict(enumerate((*ORDER[:5], "body", "body", "body", "footer"), HEADER))
 
 
 def _fill(sections: Sections, payload: bytes) -> bool:
@@ -241,14 +193,14 @@ def _fill(sections: Sections, payload: bytes) -> bool:
 
 @lru_cache(256)
 def _in_order(codes: tuple[int, ...]) -> Callable[[list[bytes]], tuple[bytes, ...]] | None:
-    """Return a function that picks Sections.ORDER from the sections with these codes; index 0 is b"".
+    """Return a function that picks the fields of Sections from the sections with these codes; index 0 is b"".
 
     None unless the codes are in order, each once, with at most one body section.
     """
     if not all(before < after for before, after in pairwise(codes)) or sum(DATA <= code <= VALUE for code in codes) > 1:
         return None
     places = {_SLOTS[code]: place for place, code in enumerate(codes, 1)}
-    return itemgetter(*(places.get(name, 0) for name in Sections.ORDER))
+    return itemgetter(*(places.get(name, 0) for name in ORDER))
 
 
 def encode_map(code: int, values: Map | dict[Symbol, Value] | dict[str, Value]) -> bytes:
@@ -326,8 +278,6 @@ def data_heads(size: int) -> tuple[bytes, ...]:
 
 
 _SHORT_DATA = bytes((0x00, 0x53, DATA, 0xA0))
-
-
 _SHORT_PROPERTIES = bytes((0x00, 0x53, PROPERTIES, 0xC0))
 
 
@@ -411,16 +361,16 @@ def _section_code(descriptor: Value) -> int:
 
 
 def _check_section(code: int, constructor: int) -> None:
-    if code in _MAPS:
-        fits = constructor in (0xC1, 0xD1)
-    elif code in _LISTS:
-        fits = constructor in (0x45, 0xC0, 0xD0)
-    elif code == DATA:
-        fits = constructor in (0xA0, 0xB0)
-    else:
-        fits = code == VALUE
-    if not fits:
+    if constructor not in _CONSTRUCTORS.get(code, ()):
         raise ProtocolError(f"section 0x{code:02x} of a message has the wrong type")
+
+
+_CONSTRUCTORS = {
+    **dict.fromkeys(_MAPS, (0xC1, 0xD1)),
+    **dict.fromkeys(_LISTS, (0x45, 0xC0, 0xD0)),
+    DATA: (0xA0, 0xB0),
+    VALUE: range(256),
+}
 
 
 def _read(raw: bytes, cls: type[C]) -> C:

@@ -6,8 +6,9 @@ field is written, trailing nulls too: some peers index past the end of a trimmed
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from sbpair.amqp import codec
 from sbpair.amqp.types import (
@@ -116,16 +117,19 @@ def _encode_field(value: Any, kind: type | None) -> bytes:
 _BY_DESCRIPTOR: dict[Value, type[Composite]] = {}
 
 
-def _composite(code: int, name: str) -> Any:
-    def register(cls: type[C]) -> type[C]:
+@dataclass_transform(field_specifiers=(field,))
+def composite(code: int, name: str, *mandatory: str) -> Callable[[type[C]], type[C]]:
+    """Make the class a dataclass with this descriptor, and know it by that."""
+
+    def register(plain: type[C]) -> type[C]:
+        cls: type[C] = dataclass(slots=True)(plain)
         hints = get_type_hints(cls, include_extras=True)
-        cls.CODE, cls.NAME = code, name
-        cls.PREFIX = b"\x00" + codec.encode(ULong(code))
+        cls.CODE, cls.NAME, cls.PREFIX = code, name, b"\x00" + codec.encode(ULong(code))
         types = []
         for item in fields(cls):  # type: ignore[arg-type]
             annotated = get_args(hints[item.name])
             kind = annotated[1] if len(annotated) > 1 and annotated[1] in _ACCEPTS else None
-            types.append((item.name, kind, item.name in getattr(cls, "MANDATORY", ())))
+            types.append((item.name, kind, item.name in mandatory))
         cls.TYPES = tuple(types)
         _BY_DESCRIPTOR[code] = _BY_DESCRIPTOR[name] = cls
         return cls
@@ -151,23 +155,20 @@ def decode_composite(buffer: bytes, position: int = 0) -> tuple[Composite, int]:
     return composite, end
 
 
-@_composite(0x1D, "amqp:error:list")
-@dataclass(slots=True)
+@composite(0x1D, "amqp:error:list", "condition")
 class Error(Composite):
     """Always three fields on the wire: with two, pyamqp hangs."""
 
     condition: Sym = None
     description: Text = None
     info: Fields = None
-    MANDATORY: ClassVar = ("condition",)
 
     def encode(self) -> bytes:
         values = (Symbol(self.condition or "amqp:internal-error"), self.description or "", self.info or {})
         return self.PREFIX + codec.encode(list(values))
 
 
-@_composite(0x10, "amqp:open:list")
-@dataclass(slots=True)
+@composite(0x10, "amqp:open:list", "container_id")
 class Open(Composite):
     container_id: Text = None
     hostname: Text = None
@@ -179,11 +180,9 @@ class Open(Composite):
     offered_capabilities: Symbols = None
     desired_capabilities: Symbols = None
     properties: Fields = None
-    MANDATORY: ClassVar = ("container_id",)
 
 
-@_composite(0x11, "amqp:begin:list")
-@dataclass(slots=True)
+@composite(0x11, "amqp:begin:list", "next_outgoing_id", "incoming_window", "outgoing_window")
 class Begin(Composite):
     remote_channel: Int16 = None
     next_outgoing_id: Int32 = 0
@@ -193,11 +192,9 @@ class Begin(Composite):
     offered_capabilities: Symbols = None
     desired_capabilities: Symbols = None
     properties: Fields = None
-    MANDATORY: ClassVar = ("next_outgoing_id", "incoming_window", "outgoing_window")
 
 
-@_composite(0x12, "amqp:attach:list")
-@dataclass(slots=True)
+@composite(0x12, "amqp:attach:list", "name", "handle", "role")
 class Attach(Composite):
     """`role` is True for a receiver."""
 
@@ -215,11 +212,9 @@ class Attach(Composite):
     offered_capabilities: Symbols = None
     desired_capabilities: Symbols = None
     properties: Fields = None
-    MANDATORY: ClassVar = ("name", "handle", "role")
 
 
-@_composite(0x13, "amqp:flow:list")
-@dataclass(slots=True)
+@composite(0x13, "amqp:flow:list", "incoming_window", "next_outgoing_id", "outgoing_window")
 class Flow(Composite):
     next_incoming_id: Int32 = None
     incoming_window: Int32 = 0
@@ -232,11 +227,9 @@ class Flow(Composite):
     drain: Flag = False
     echo: Flag = False
     properties: Fields = None
-    MANDATORY: ClassVar = ("incoming_window", "next_outgoing_id", "outgoing_window")
 
 
-@_composite(0x14, "amqp:transfer:list")
-@dataclass(slots=True)
+@composite(0x14, "amqp:transfer:list", "handle")
 class Transfer(Composite):
     handle: Int32 = 0
     delivery_id: Int32 = None
@@ -249,11 +242,9 @@ class Transfer(Composite):
     resume: Flag = False
     aborted: Flag = False
     batchable: Flag = False
-    MANDATORY: ClassVar = ("handle",)
 
 
-@_composite(0x15, "amqp:disposition:list")
-@dataclass(slots=True)
+@composite(0x15, "amqp:disposition:list", "role", "first")
 class Disposition(Composite):
     """`role` is the writer's: True for a receiver."""
 
@@ -263,58 +254,47 @@ class Disposition(Composite):
     settled: Flag = False
     state: Anything = None
     batchable: Flag = False
-    MANDATORY: ClassVar = ("role", "first")
 
 
-@_composite(0x16, "amqp:detach:list")
-@dataclass(slots=True)
+@composite(0x16, "amqp:detach:list", "handle")
 class Detach(Composite):
     handle: Int32 = 0
     closed: Flag = False
     error: Anything = None
-    MANDATORY: ClassVar = ("handle",)
 
 
-@_composite(0x17, "amqp:end:list")
-@dataclass(slots=True)
+@composite(0x17, "amqp:end:list")
 class End(Composite):
     error: Anything = None
 
 
-@_composite(0x18, "amqp:close:list")
-@dataclass(slots=True)
+@composite(0x18, "amqp:close:list")
 class Close(Composite):
     error: Anything = None
 
 
-@_composite(0x23, "amqp:received:list")
-@dataclass(slots=True)
+@composite(0x23, "amqp:received:list", "section_number", "section_offset")
 class Received(Composite):
     section_number: Int32 = 0
     section_offset: Int64 = 0
-    MANDATORY: ClassVar = ("section_number", "section_offset")
 
 
-@_composite(0x24, "amqp:accepted:list")
-@dataclass(slots=True)
+@composite(0x24, "amqp:accepted:list")
 class Accepted(Composite):
     pass
 
 
-@_composite(0x25, "amqp:rejected:list")
-@dataclass(slots=True)
+@composite(0x25, "amqp:rejected:list")
 class Rejected(Composite):
     error: Anything = None
 
 
-@_composite(0x26, "amqp:released:list")
-@dataclass(slots=True)
+@composite(0x26, "amqp:released:list")
 class Released(Composite):
     pass
 
 
-@_composite(0x27, "amqp:modified:list")
-@dataclass(slots=True)
+@composite(0x27, "amqp:modified:list")
 class Modified(Composite):
     delivery_failed: Flag = None
     undeliverable_here: Flag = None
@@ -324,8 +304,7 @@ class Modified(Composite):
 Outcome: TypeAlias = Accepted | Rejected | Released | Modified
 
 
-@_composite(0x28, "amqp:source:list")
-@dataclass(slots=True)
+@composite(0x28, "amqp:source:list")
 class Source(Composite):
     address: Anything = None
     durable: Int32 = 0
@@ -340,8 +319,7 @@ class Source(Composite):
     capabilities: Symbols = None
 
 
-@_composite(0x29, "amqp:target:list")
-@dataclass(slots=True)
+@composite(0x29, "amqp:target:list")
 class Target(Composite):
     address: Anything = None
     durable: Int32 = 0
@@ -352,41 +330,31 @@ class Target(Composite):
     capabilities: Symbols = None
 
 
-@_composite(0x40, "amqp:sasl-mechanisms:list")
-@dataclass(slots=True)
+@composite(0x40, "amqp:sasl-mechanisms:list", "sasl_server_mechanisms")
 class SaslMechanisms(Composite):
     sasl_server_mechanisms: Symbols = None
-    MANDATORY: ClassVar = ("sasl_server_mechanisms",)
 
 
-@_composite(0x41, "amqp:sasl-init:list")
-@dataclass(slots=True)
+@composite(0x41, "amqp:sasl-init:list", "mechanism")
 class SaslInit(Composite):
     mechanism: Sym = None
     initial_response: Binary = field(default=None, repr=False)
     hostname: Text = None
-    MANDATORY: ClassVar = ("mechanism",)
 
 
-@_composite(0x42, "amqp:sasl-challenge:list")
-@dataclass(slots=True)
+@composite(0x42, "amqp:sasl-challenge:list", "challenge")
 class SaslChallenge(Composite):
     challenge: Binary = None
-    MANDATORY: ClassVar = ("challenge",)
 
 
-@_composite(0x43, "amqp:sasl-response:list")
-@dataclass(slots=True)
+@composite(0x43, "amqp:sasl-response:list", "response")
 class SaslResponse(Composite):
     response: Binary = field(default=None, repr=False)
-    MANDATORY: ClassVar = ("response",)
 
 
-@_composite(0x44, "amqp:sasl-outcome:list")
-@dataclass(slots=True)
+@composite(0x44, "amqp:sasl-outcome:list", "code")
 class SaslOutcome(Composite):
     """`code` 0 is ok, 1 is a failed authentication."""
 
     code: Int8 = 0
     additional_data: Binary = None
-    MANDATORY: ClassVar = ("code",)

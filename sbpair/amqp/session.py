@@ -7,18 +7,25 @@ the session, so a ranged disposition may settle deliveries of any link in it. AM
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.amqp import disposition, transfer
-from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint
-from sbpair.amqp.events import Delivery, Disposed, LinkDetached, Sent, SessionBegun, SessionEnded, WindowOpened
-from sbpair.amqp.link import SERIAL, SERIAL_HALF, Link, ReceivingLink, SendingLink
+from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint, first_free
+from sbpair.amqp.link import (
+    SERIAL,
+    SERIAL_HALF,
+    Delivery,
+    FrameSink,
+    Link,
+    LinkDetached,
+    ReceivingLink,
+    SendingLink,
+    Sent,
+)
 from sbpair.amqp.performatives import Accepted, Attach, Begin, Composite, Detach, Disposition, End, Error, Flow
 from sbpair.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from sbpair.amqp.connection import Connection
 
 WINDOW = 5_000
 """Number of transfer frames that a peer may send before our next flow."""
@@ -28,8 +35,41 @@ HANDLE_MAX = 1_023
 _id_of = attrgetter("id")
 
 
+@dataclass(slots=True)
+class SessionBegun:
+    session: Session
+
+
+@dataclass(slots=True)
+class SessionEnded:
+    """The peer has ended a session, after a LinkDetached for each link. Our own end is not reported."""
+
+    session: Session
+    error: Error | None
+
+
+@dataclass(slots=True)
+class WindowOpened:
+    """The peer has changed its window of a session: see `session.room`."""
+
+    session: Session
+
+
+@dataclass(slots=True)
+class Disposed:
+    """The peer's disposition of deliveries that we sent (Sent), or its answer for received ones (Delivery).
+
+    `state` is an outcome or any other state; `settled`: the peer has forgotten them.
+    """
+
+    session: Session
+    deliveries: list[Any]
+    state: Any
+    settled: bool
+
+
 class Session(ProtocolEndpoint):
-    def __init__(self, connection: Connection, channel: int) -> None:
+    def __init__(self, connection: FrameSink, channel: int) -> None:
         super().__init__()
         self.connection = connection
         self.channel = channel
@@ -39,7 +79,7 @@ class Session(ProtocolEndpoint):
         self.context: Any = None
         self._links: dict[int, Link] = {}
         self._remote_links: dict[int, Link] = {}
-        self._delivery_id = 0
+        self.numbered = 0  # the id of the next delivery
         self._next_outgoing_id = 0
         self._next_incoming_id = 0
         self._incoming_window = WINDOW
@@ -61,12 +101,12 @@ class Session(ProtocolEndpoint):
             self._cut_links()
 
     def sender(self, name: str) -> SendingLink:
-        link = SendingLink(self, name, self._free_handle())
+        link = SendingLink(self, name, first_free(self._links, HANDLE_MAX, "handle"))
         self._links[link.handle] = link
         return link
 
     def receiver(self, name: str) -> ReceivingLink:
-        link = ReceivingLink(self, name, self._free_handle())
+        link = ReceivingLink(self, name, first_free(self._links, HANDLE_MAX, "handle"))
         self._links[link.handle] = link
         return link
 
@@ -119,7 +159,7 @@ class Session(ProtocolEndpoint):
     def put_frames(self, link: SendingLink, frames: list[bytes]) -> None:
         """Send whole frames, each one delivery in two pieces. The window must have room for them."""
         count = len(frames) // 2
-        self._delivery_id = (self._delivery_id + count) & SERIAL
+        self.numbered = (self.numbered + count) & SERIAL
         self._remote_window -= count
         self._next_outgoing_id = (self._next_outgoing_id + count) & SERIAL
         link.delivery_count = (link.delivery_count + count) & SERIAL
@@ -149,14 +189,9 @@ class Session(ProtocolEndpoint):
                 flow.delivery_count = None
         self.put(flow)
 
-    @property
-    def numbered(self) -> int:
-        """The id of the next delivery."""
-        return self._delivery_id
-
     def next_delivery_id(self) -> int:
-        delivery_id = self._delivery_id
-        self._delivery_id = (delivery_id + 1) & SERIAL
+        delivery_id = self.numbered
+        self.numbered = (delivery_id + 1) & SERIAL
         return delivery_id
 
     def forget(self, link: Link) -> None:
@@ -288,12 +323,6 @@ class Session(ProtocolEndpoint):
     def _cut_links(self) -> list[Link]:
         """End every link with the session; return those whose owner does not know yet."""
         return [link for link in self.links if link.cut()]
-
-    def _free_handle(self) -> int:
-        for handle in range(HANDLE_MAX + 1):
-            if handle not in self._links:
-                return handle
-        raise ProtocolError("no handle is free", condition="amqp:resource-limit-exceeded")
 
 
 def _range(first: int, last: int, known: dict[int, Any]) -> list[int]:

@@ -15,14 +15,15 @@ from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
-from sbpair.amqp import events
+from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached, Sent
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
+from sbpair.amqp.session import WindowOpened
 from sbpair.amqp.types import Symbol
 from sbpair.amqp_client.conditions import error_of, is_idle_detach, lost_error
 
 if TYPE_CHECKING:
     from sbpair.amqp import link as amqp
-    from sbpair.amqp.events import Delivery
+    from sbpair.amqp.link import Delivery
     from sbpair.amqp.session import Session
     from sbpair.amqp_client.stream import Stream
 
@@ -55,13 +56,11 @@ class PendingSettlement:
 
     __slots__ = ("_asked", "_doing", "_done", "_link", "_open", "failures")
 
-    def __init__(
-        self, asked: Outcome, doing: str, link: ClientLink, deliveries: Sequence[events.Delivery] = ()
-    ) -> None:
-        self.failures: list[tuple[events.Delivery | None, errors.SbpairError]] = []
+    def __init__(self, asked: Outcome, doing: str, link: ClientLink, deliveries: Sequence[Delivery] = ()) -> None:
+        self.failures: list[tuple[Delivery | None, errors.SbpairError]] = []
         self._asked = asked
         self._doing = doing
-        self._open: dict[int, events.Delivery | None] = dict(zip(map(_id_of, deliveries), deliveries, strict=True))
+        self._open: dict[int, Delivery | None] = dict(zip(map(_id_of, deliveries), deliveries, strict=True))
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._link = link
         link.waiting[self] = None
@@ -89,7 +88,7 @@ class PendingSettlement:
         for _, error in self.failures:
             raise error
 
-    def disposed_all(self, deliveries: Sequence[events.Sent | events.Delivery], state: Any) -> bool:
+    def disposed_all(self, deliveries: Sequence[Sent | Delivery], state: Any) -> bool:
         """Record one outcome for several deliveries; return False if they must be judged one by one."""
         if not (type(state) is Accepted is type(self._asked)) or set(map(_context_of, deliveries)) != {self}:
             return False
@@ -97,7 +96,7 @@ class PendingSettlement:
         self._check_done()
         return True
 
-    def disposed(self, delivery: events.Sent | events.Delivery, state: Any) -> None:
+    def disposed(self, delivery: Sent | Delivery, state: Any) -> None:
         if delivery.id not in self._open:
             return
         mine = self._open.pop(delivery.id)
@@ -199,15 +198,15 @@ class ClientLink:
         self._stream.check_silence(asked_at)
 
     def on_event(self, event: Any) -> None:
-        if isinstance(event, events.LinkAttached):
+        if isinstance(event, LinkAttached):
             # A refusal is an attach without a terminus, followed by a detach with the reason.
             if self._has_terminus(event.link) and not self._attached.done():
                 self._attached.set_result(None)
-        elif isinstance(event, events.LinkDetached):
+        elif isinstance(event, LinkDetached):
             self._on_detached(event.error)
         self._changed.set()
 
-    def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
+    def on_deliveries(self, deliveries: list[Delivery]) -> None:
         """Receive messages; overridden by receiving links."""
 
     def on_lost(self, error: errors.SbpairError) -> None:
@@ -351,11 +350,11 @@ class RawReceiver(ClientLink):
         )
 
     def on_event(self, event: Any) -> None:
-        if isinstance(event, events.WindowOpened):
+        if isinstance(event, WindowOpened):
             self._windows_seen += 1
         super().on_event(event)
 
-    def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
+    def on_deliveries(self, deliveries: list[Delivery]) -> None:
         self._arrived += deliveries
         self._changed.set()
 

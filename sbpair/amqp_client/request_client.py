@@ -16,7 +16,7 @@ from sbpair.amqp.types import Map, Value
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawReceiver, RawSender
 
 if TYPE_CHECKING:
-    from sbpair.amqp import events
+    from sbpair.amqp.link import Delivery
     from sbpair.amqp.session import Session
     from sbpair.amqp_client.stream import Stream
 
@@ -105,11 +105,11 @@ class _ReplyReceiver(RawReceiver):
                 answer.set_exception(error)
                 answer.exception()  # mark as retrieved: the send may fail first
 
-    def on_deliveries(self, deliveries: list[events.Delivery]) -> None:
+    def on_deliveries(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             self._on_reply(delivery)
 
-    def _on_reply(self, delivery: events.Delivery) -> None:
+    def _on_reply(self, delivery: Delivery) -> None:
         if not delivery.settled:
             self._link.session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
         if self.credit <= CREDIT // 2:

@@ -14,11 +14,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
-from sbpair.amqp import events
-from sbpair.amqp.connection import Connection
-from sbpair.amqp.events import Delivery
+from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, Sent
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.sasl import SaslClient
+from sbpair.amqp.session import Disposed, WindowOpened
 from sbpair.amqp_client.conditions import lost_error
 from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
 
@@ -34,7 +34,7 @@ CLOSE_SECONDS = 5.0
 SILENT_SECONDS = 15.0
 """How long a peer may be silent after a request: a partition has time to move."""
 
-_LINK_EVENTS = (events.LinkAttached, events.LinkDetached, events.CreditChanged)
+_LINK_EVENTS = (LinkAttached, LinkDetached, CreditChanged)
 _link_of = attrgetter("link")
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
 
@@ -44,7 +44,7 @@ class Owner(Protocol):
 
     def on_event(self, event: Any) -> None: ...
 
-    def on_deliveries(self, deliveries: list[events.Delivery]) -> None: ...
+    def on_deliveries(self, deliveries: list[Delivery]) -> None: ...
 
     def on_lost(self, error: SbpairError) -> None: ...
 
@@ -167,31 +167,31 @@ class Stream(asyncio.Protocol):
 
     # Inside.
 
-    def _on_event(self, event: events.Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, _LINK_EVENTS):
             _notify(event.link, event)
-        elif isinstance(event, events.Disposed):
+        elif isinstance(event, Disposed):
             self._on_disposed(event)
-        elif isinstance(event, events.WindowOpened):
+        elif isinstance(event, WindowOpened):
             for link in event.session.links:
                 _notify(link, event)
-        elif isinstance(event, events.ConnectionOpened):
+        elif isinstance(event, ConnectionOpened):
             self._set_timer()
             if not self.opened.done():
                 self.opened.set_result(None)
-        elif isinstance(event, events.LinkAttaching):
+        elif isinstance(event, LinkAttaching):
             event.link.refuse(Error("amqp:not-allowed", "This client accepts no links."))
-        elif isinstance(event, events.ConnectionClosed):
+        elif isinstance(event, ConnectionClosed):
             doing = "talking to" if self.opened.done() else "connecting to"
             self.fail(lost_error(event.error, f"{doing} {self.address}"))
 
-    def _on_disposed(self, event: events.Disposed) -> None:
+    def _on_disposed(self, event: Disposed) -> None:
         context = event.deliveries[0].context
         if event.settled and context is not None and context.disposed_all(event.deliveries, event.state):
             return
         for delivery in event.deliveries:
             if not event.settled:
-                if not (isinstance(delivery, events.Sent) and isinstance(event.state, _OUTCOMES)):
+                if not (isinstance(delivery, Sent) and isinstance(event.state, _OUTCOMES)):
                     continue
                 # The outcome of a receiver that waits for us to settle first is final too.
                 event.session.dispose(delivery.id, delivery.id, event.state, receiver=False, settled=True)

@@ -21,7 +21,7 @@ from sbpair.move.message.decode import Decoder
 from sbpair.move.service_clock import Now, ServiceClock
 
 if TYPE_CHECKING:
-    from sbpair.amqp.events import Delivery
+    from sbpair.amqp.link import Delivery
     from sbpair.amqp.performatives import Outcome
     from sbpair.amqp_client.raw_links import RawReceiver
     from sbpair.model.message_key import Key

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.amqp import frames
-from sbpair.amqp.connection import Connection
-from sbpair.amqp.events import ConnectionClosed, Delivery, Event, LinkAttaching, SessionBegun
+from sbpair.amqp.connection import Connection, ConnectionClosed, Event
+from sbpair.amqp.link import Delivery, LinkAttaching
 from sbpair.amqp.performatives import Composite, Source, Target, decode_composite
 from sbpair.amqp.sasl import SaslClient, SaslServer
+from sbpair.amqp.session import SessionBegun
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import ReceivingLink, SendingLink

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbpair.amqp import transfer
-from sbpair.amqp.connection import Connection
-from sbpair.amqp.events import ConnectionClosed, Delivery, LinkAttaching
+from sbpair.amqp.connection import Connection, ConnectionClosed
 from sbpair.amqp.frames import frame
+from sbpair.amqp.link import Delivery, LinkAttaching
 from sbpair.amqp.performatives import Source, Target, Transfer
 from sbpair.amqp.sasl import SaslClient, SaslServer
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.amqp import frames, sasl
-from sbpair.amqp.connection import CHANNEL_MAX, Connection
+from sbpair.amqp.connection import CHANNEL_MAX, Connection, ConnectionClosed, ConnectionOpened
 from sbpair.amqp.endpoint import EndpointState
-from sbpair.amqp.events import ConnectionClosed, ConnectionOpened, SessionBegun, SessionEnded
 from sbpair.amqp.performatives import (
     Accepted,
     Attach,
@@ -32,6 +31,7 @@ from sbpair.amqp.performatives import (
     Transfer,
 )
 from sbpair.amqp.sasl import SaslClient, SaslServer
+from sbpair.amqp.session import SessionBegun, SessionEnded
 from sbpair.amqp.types import Array, Symbol
 from sbpair.errors import ProtocolError
 

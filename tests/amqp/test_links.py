@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 
 from sbpair.amqp import session as session_module
 from sbpair.amqp.endpoint import EndpointState
-from sbpair.amqp.events import (
-    CreditChanged,
-    Delivery,
-    Disposed,
-    LinkAttached,
-    LinkAttaching,
-    LinkDetached,
-    SessionEnded,
-)
-from sbpair.amqp.link import terminus_address
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, terminus_address
 from sbpair.amqp.performatives import (
     Accepted,
     Attach,
@@ -33,6 +24,7 @@ from sbpair.amqp.performatives import (
     Target,
     Transfer,
 )
+from sbpair.amqp.session import Disposed, SessionEnded
 from sbpair.amqp.types import Described, Symbol
 from sbpair.errors import ProtocolError
 
@@ -633,7 +625,7 @@ def test_an_ended_session_keeps_nothing_that_waits(pair: Any) -> None:
 
 def exchange(pair: Any, count: int, *, first_id: int = 0) -> tuple[Any, Any]:
     session, _ = pair.session()
-    session._delivery_id = first_id
+    session.numbered = first_id
     link, theirs = pair.sender(session)
     theirs.grant(count)
     pair.pump()

@@ -19,6 +19,7 @@ from sbpair.amqp.message import (
     FOOTER,
     HEADER,
     MESSAGE_ANNOTATIONS,
+    ORDER,
     PROPERTIES,
     SEQUENCE,
     VALUE,
@@ -45,7 +46,7 @@ NAMES = {
     VALUE: "amqp:amqp-value:*",
     FOOTER: "amqp:footer:map",
 }
-SLOT = {code: Sections.ORDER[code - HEADER] for code in range(HEADER, DATA)} | {FOOTER: "footer"}
+SLOT = {code: ORDER[code - HEADER] for code in range(HEADER, DATA)} | {FOOTER: "footer"}
 
 maps = st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=300)), max_size=3).map(Map)
 CONTENTS: dict[int, st.SearchStrategy[bytes]] = {
@@ -204,7 +205,7 @@ BROKEN_INSIDE = {
 }
 
 
-@pytest.mark.parametrize("slot", Sections.ORDER)
+@pytest.mark.parametrize("slot", ORDER)
 def test_check_finds_an_error_inside_any_section(slot: str) -> None:
     found = Sections.split(BROKEN_INSIDE[slot])
     assert getattr(found, slot) == BROKEN_INSIDE[slot]

@@ -15,20 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from sbpair.amqp import session as session_module
-from sbpair.amqp.connection import Connection
+from sbpair.amqp.connection import Connection, ConnectionClosed
 from sbpair.amqp.endpoint import EndpointState
-from sbpair.amqp.events import (
-    ConnectionClosed,
-    CreditChanged,
-    Delivery,
-    Disposed,
-    LinkAttaching,
-    LinkDetached,
-    SessionEnded,
-)
-from sbpair.amqp.link import ReceivingLink, SendingLink
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttaching, LinkDetached, ReceivingLink, SendingLink
 from sbpair.amqp.performatives import Accepted, Modified, Released, Source, Target
 from sbpair.amqp.sasl import SaslClient, SaslServer
+from sbpair.amqp.session import Disposed, SessionEnded
 
 OUTCOMES = [Accepted(), Released(), Modified(True)]
 

@@ -15,12 +15,22 @@ from typing import Any
 import pytest
 
 from sbpair import errors
-from sbpair.amqp import events, session
-from sbpair.amqp.connection import Connection
-from sbpair.amqp.link import Link, ReceivingLink, SendingLink, terminus_address
+from sbpair.amqp import session
+from sbpair.amqp.connection import Connection, ConnectionClosed
+from sbpair.amqp.link import (
+    CreditChanged,
+    Delivery,
+    Link,
+    LinkAttaching,
+    LinkDetached,
+    ReceivingLink,
+    SendingLink,
+    terminus_address,
+)
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Error, Rejected, Released
 from sbpair.amqp.sasl import SaslServer
+from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import Int
 from sbpair.amqp_client import client, stream
 from sbpair.amqp_client.client import AmqpClient, connect, lock_token
@@ -60,12 +70,12 @@ def message(number: int = 0, size: int = 10) -> bytes:
     ).join()
 
 
-def ids(deliveries: list[events.Delivery]) -> list[str]:
+def ids(deliveries: list[Delivery]) -> list[str]:
     return [Sections.split(each.payload).read_properties().message_id for each in deliveries]
 
 
-async def take(receiver: Any, count: int) -> list[events.Delivery]:
-    taken: list[events.Delivery] = []
+async def take(receiver: Any, count: int) -> list[Delivery]:
+    taken: list[Delivery] = []
     while len(taken) < count:
         taken += await receiver.take(count - len(taken), seconds=TEST_SECONDS)
     return taken
@@ -100,19 +110,19 @@ class Peer(asyncio.Protocol):
         self.transport.write(self.connection.take())
 
     def usual(self, event: Any) -> None:
-        if isinstance(event, events.LinkAttaching):
+        if isinstance(event, LinkAttaching):
             event.link.accept()
             if isinstance(event.link, ReceivingLink):
                 event.link.grant(100)
-        elif isinstance(event, events.Delivery):
+        elif isinstance(event, Delivery):
             event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
             if terminus_address(event.link.remote.target) == "$cbs":
                 self.reply(event)
-        elif isinstance(event, events.ConnectionClosed):
+        elif isinstance(event, ConnectionClosed):
             self.flush()
             self.transport.close()
 
-    def reply(self, request: events.Delivery, status: int = 202) -> None:
+    def reply(self, request: Delivery, status: int = 202) -> None:
         asked = Sections.split(request.payload)
         name = asked.read_application_properties().get("name")
         self.tokens.append(name)
@@ -460,12 +470,12 @@ async def test_stopping_a_source_also_releases_a_message_still_in_flight() -> No
     released: list[int] = []
 
     def script(_peer: Peer, event: Any) -> bool:
-        if isinstance(event, events.CreditChanged) and terminus_address(event.link.remote.source) == QUEUE:
+        if isinstance(event, CreditChanged) and terminus_address(event.link.remote.source) == QUEUE:
             if event.link.credit:
                 event.link.send(message(1), b"1")
             elif not released:
                 event.link.session.put_flow()  # a word on the session's window, and not yet the answer
-        elif isinstance(event, events.Disposed):
+        elif isinstance(event, Disposed):
             [delivery] = event.deliveries
             released.append(delivery.id)
             if len(released) == 1:
@@ -536,7 +546,7 @@ async def test_a_closed_receiver_releases_what_it_held() -> None:
 
 async def test_a_peer_that_hangs_up_in_the_middle_of_a_send_leaves_doubt() -> None:
     def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, events.Delivery) and terminus_address(event.link.remote.target) == QUEUE:
+        if isinstance(event, Delivery) and terminus_address(event.link.remote.target) == QUEUE:
             peer.transport.abort()
             return True
         return False
@@ -553,9 +563,9 @@ async def test_a_peer_that_hangs_up_in_the_middle_of_a_send_leaves_doubt() -> No
             await wire.receiver("other")
 
 
-def on_message(act: Callable[[Peer, events.Delivery], None]) -> Callable[[Peer, Any], bool]:
+def on_message(act: Callable[[Peer, Delivery], None]) -> Callable[[Peer, Any], bool]:
     def script(peer: Peer, event: Any) -> bool:
-        ours = isinstance(event, events.Delivery) and terminus_address(event.link.remote.target) == QUEUE
+        ours = isinstance(event, Delivery) and terminus_address(event.link.remote.target) == QUEUE
         if ours:
             act(peer, event)
         return ours
@@ -577,7 +587,7 @@ def on_message(act: Callable[[Peer, events.Delivery], None]) -> Callable[[Peer, 
     ],
 )
 async def test_each_answer_to_a_send_means_what_it_says(state: Any, settled: bool, kind: type[Exception]) -> None:
-    def act(_peer: Peer, event: events.Delivery) -> None:
+    def act(_peer: Peer, event: Delivery) -> None:
         event.link.session.dispose(event.id, event.id, state, receiver=True, settled=settled)
 
     async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
@@ -589,14 +599,14 @@ async def test_each_answer_to_a_send_means_what_it_says(state: Any, settled: boo
 
 
 async def test_a_peer_that_waits_for_us_to_settle_first_is_settled_with() -> None:
-    def act(_peer: Peer, event: events.Delivery) -> None:
+    def act(_peer: Peer, event: Delivery) -> None:
         event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=False)
 
     async with scripted(on_message(act)) as (peers, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
         await sender.send(message(1))
         await sender.send(message(2))
-        await until(lambda: sum(isinstance(each, events.Disposed) for each in peers[0].said) == 2)
+        await until(lambda: sum(isinstance(each, Disposed) for each in peers[0].said) == 2)
 
 
 async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
@@ -612,7 +622,7 @@ async def test_a_silent_connection_is_closed_and_one_with_other_traffic_is_kept(
 ) -> None:
     monkeypatch.setattr(stream, "SILENT_SECONDS", 0.02)
 
-    def act(peer: Peer, event: events.Delivery) -> None:
+    def act(peer: Peer, event: Delivery) -> None:
         if not silent:
             event.link.grant(7)
             peer.flush()
@@ -629,7 +639,7 @@ async def test_a_silent_connection_is_closed_and_one_with_other_traffic_is_kept(
 
 async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
     def script(_peer: Peer, event: Any) -> bool:
-        stingy = isinstance(event, events.LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
+        stingy = isinstance(event, LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
         if stingy:
             event.link.accept()
         return stingy
@@ -646,7 +656,7 @@ async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
 
 
 async def test_a_detached_link_fails_its_sends_and_not_the_connection() -> None:
-    def act(_peer: Peer, event: events.Delivery) -> None:
+    def act(_peer: Peer, event: Delivery) -> None:
         event.link.close(Error("amqp:link:detach-forced", "IdleTimerExpired"))
 
     async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
@@ -658,7 +668,7 @@ async def test_a_detached_link_fails_its_sends_and_not_the_connection() -> None:
 
 
 async def test_a_message_that_is_refused_by_letting_go_of_the_link_is_refused() -> None:
-    def act(_peer: Peer, event: events.Delivery) -> None:
+    def act(_peer: Peer, event: Delivery) -> None:
         event.link.close(Error("amqp:link:message-size-exceeded", "too big"))
 
     async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
@@ -680,7 +690,7 @@ async def test_a_message_larger_than_the_link_takes_is_refused_here() -> None:
 
 
 async def test_a_session_ended_by_the_peer_fails_its_links_not_the_connection() -> None:
-    def act(_peer: Peer, event: events.Delivery) -> None:
+    def act(_peer: Peer, event: Delivery) -> None:
         event.link.session.end(Error("amqp:internal-error", "moved"))
 
     async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
@@ -692,7 +702,7 @@ async def test_a_session_ended_by_the_peer_fails_its_links_not_the_connection() 
 
 
 async def test_a_protocol_violation_ends_the_connection_as_unreachable() -> None:
-    def act(peer: Peer, _event: events.Delivery) -> None:
+    def act(peer: Peer, _event: Delivery) -> None:
         peer.transport.write(b"\x00\x00\x00\x08\x01\x00\x00\x00" * 3)
 
     async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
@@ -704,7 +714,7 @@ async def test_a_protocol_violation_ends_the_connection_as_unreachable() -> None
 
 async def test_a_link_that_is_never_answered_is_given_up() -> None:
     def script(_peer: Peer, event: Any) -> bool:
-        return isinstance(event, events.LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
+        return isinstance(event, LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
 
     async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
         await wire.sender("other")
@@ -736,7 +746,7 @@ async def test_deliveries_that_the_peer_takes_back_unasked_have_lost_their_lock(
 
 async def test_only_the_last_word_on_each_delivery_counts() -> None:
     def script(_peer: Peer, event: Any) -> bool:
-        return isinstance(event, events.Disposed)
+        return isinstance(event, Disposed)
 
     async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
         receiver = await wire.receiver(QUEUE)
@@ -748,7 +758,7 @@ async def test_only_the_last_word_on_each_delivery_counts() -> None:
         first, second = (link.send(message(number), uuid.uuid4().bytes_le) for number in range(2))
         peers[0].flush()
         settling = asyncio.create_task(receiver.settle(await take(receiver, 2), ACCEPTED))
-        await until(lambda: isinstance(peers[0].said[-1], events.Disposed))
+        await until(lambda: isinstance(peers[0].said[-1], Disposed))
         for settled in (False, True):
             link.session.dispose(first, first, Accepted(), receiver=False, settled=settled)
             peers[0].flush()
@@ -761,7 +771,7 @@ async def test_only_the_last_word_on_each_delivery_counts() -> None:
 
 async def test_a_reply_that_is_none_fails_the_request_at_once() -> None:
     def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, events.Delivery):
+        if isinstance(event, Delivery):
             event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
             peer.links("$cbs", SendingLink)[0].send(b"\x00\x53\x99nonsense", b"1", settled=True)
             return True
@@ -773,10 +783,10 @@ async def test_a_reply_that_is_none_fails_the_request_at_once() -> None:
 
 
 async def test_a_late_answer_to_a_request_is_not_kept() -> None:
-    requests: list[events.Delivery] = []
+    requests: list[Delivery] = []
 
     def script(_peer: Peer, event: Any) -> bool:
-        late = isinstance(event, events.Delivery) and not requests
+        late = isinstance(event, Delivery) and not requests
         if late:
             requests.append(event)
             event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
@@ -794,7 +804,7 @@ async def test_a_late_answer_to_a_request_is_not_kept() -> None:
 
 async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
     def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, events.Delivery):
+        if isinstance(event, Delivery):
             peer.transport.abort()
             return True
         return False
@@ -808,7 +818,7 @@ async def test_a_session_that_ends_during_an_attach_leaves_the_link_retryable() 
     ends = [True]
 
     def script(_peer: Peer, event: Any) -> bool:
-        asked = isinstance(event, events.LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
+        asked = isinstance(event, LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
         if asked and ends and ends.pop():
             event.link.session.end(Error("amqp:session:window-violation", "too much of another link"))
             return True
@@ -821,7 +831,7 @@ async def test_a_session_that_ends_during_an_attach_leaves_the_link_retryable() 
 
 
 async def test_a_peer_may_not_offer_links() -> None:
-    def act(peer: Peer, event: events.Delivery) -> None:
+    def act(peer: Peer, event: Delivery) -> None:
         event.link.session.sender("uninvited").open(source=None, target=None)
         peer.usual(event)
 
@@ -829,7 +839,7 @@ async def test_a_peer_may_not_offer_links() -> None:
         sender = await wire.sender(QUEUE)
         await sender.send(message())
         await sender.send(message())
-        refused = [each for each in peers[0].said if isinstance(each, events.LinkDetached)]
+        refused = [each for each in peers[0].said if isinstance(each, LinkDetached)]
         assert refused
         assert wire.error is None
 
@@ -845,7 +855,7 @@ async def test_heartbeats_keep_a_connection_that_has_nothing_to_say() -> None:
 
 async def test_closing_a_stream_does_not_wait_long_for_the_peers_close(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(_peer: Peer, event: Any) -> bool:
-        return isinstance(event, events.ConnectionClosed)
+        return isinstance(event, ConnectionClosed)
 
     async with scripted(script) as (peers, endpoint):
         opened = await stream.open_stream(endpoint, "c")
@@ -887,7 +897,7 @@ async def test_a_renewal_that_fails_for_now_is_tried_again_while_the_token_lives
     answers = [202, 503, 202]
 
     def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, events.Delivery):
+        if isinstance(event, Delivery):
             event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
             peer.reply(event, answers.pop(0))
             return True
@@ -911,7 +921,7 @@ async def test_a_refused_claim_renewal_ends_the_connection_with_its_error() -> N
     answers = [202, 401]
 
     def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, events.Delivery):
+        if isinstance(event, Delivery):
             event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
             peer.reply(event, answers.pop(0))
             return True
@@ -928,7 +938,7 @@ async def test_a_refused_claim_renewal_ends_the_connection_with_its_error() -> N
 
 async def test_a_sign_in_refused_with_status_400_is_an_authentication_error() -> None:
     def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, events.Delivery):
+        if isinstance(event, Delivery):
             event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
             peer.reply(event, 400)
             return True
@@ -940,10 +950,10 @@ async def test_a_sign_in_refused_with_status_400_is_an_authentication_error() ->
 
 
 async def test_a_slow_claim_does_not_delay_links_that_already_have_theirs() -> None:
-    slow: list[events.Delivery] = []
+    slow: list[Delivery] = []
 
     def script(_peer: Peer, event: Any) -> bool:
-        if isinstance(event, events.Delivery):
+        if isinstance(event, Delivery):
             name = Sections.split(event.payload).read_application_properties().get("name") or ""
             if name.endswith("/slow"):
                 slow.append(event)
@@ -997,7 +1007,7 @@ async def test_cancelled_at_any_point_a_connection_leaves_nothing_behind() -> No
 
 
 async def test_cancelled_twice_it_does_not_wait_for_the_peers_goodbye() -> None:
-    async with scripted(lambda _peer, event: isinstance(event, events.ConnectionClosed)) as (_, endpoint):
+    async with scripted(lambda _peer, event: isinstance(event, ConnectionClosed)) as (_, endpoint):
         entered = asyncio.Event()
 
         async def hold() -> None:
@@ -1018,9 +1028,9 @@ async def test_cancelled_twice_it_does_not_wait_for_the_peers_goodbye() -> None:
 
 
 async def test_a_send_that_is_cancelled_does_not_disturb_the_next_one() -> None:
-    kept: list[events.Delivery] = []
+    kept: list[Delivery] = []
 
-    def act(_peer: Peer, event: events.Delivery) -> None:
+    def act(_peer: Peer, event: Delivery) -> None:
         kept.append(event)
         if len(kept) == 2:
             for each in kept:

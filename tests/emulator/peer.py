@@ -8,20 +8,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from sbpair.amqp.connection import Connection
-from sbpair.amqp.events import (
-    ConnectionClosed,
-    ConnectionOpened,
-    CreditChanged,
-    Delivery,
-    Disposed,
-    LinkAttached,
-    LinkDetached,
-    SessionBegun,
-)
+from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.message import Properties, Sections, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Source, Target
 from sbpair.amqp.sasl import SaslClient
+from sbpair.amqp.session import Disposed, SessionBegun
 from sbpair.amqp.types import Map
 from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.amqp.amqp_connection import DEFAULT_LIMITS, AmqpConnection, ConnectionLimits

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.amqp import codec
-from sbpair.amqp.events import CreditChanged, Delivery, Disposed, LinkAttached, LinkDetached
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.message import BATCH_FORMAT, Header, Properties, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
+from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
 from sbpair.emulator.entities.description import QueueDescription

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from sbpair.amqp import codec
 from sbpair.amqp.connection import Connection
-from sbpair.amqp.events import CreditChanged, Delivery, Disposed
 from sbpair.amqp.frames import AMQP_HEADER, frame
+from sbpair.amqp.link import CreditChanged, Delivery
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Modified, Rejected, Released, Source, Target
 from sbpair.amqp.sasl import SaslClient
+from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import (
     Array,
     Byte,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sbpair.amqp import transfer
-from sbpair.amqp.events import LinkDetached
 from sbpair.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
+from sbpair.amqp.link import LinkDetached
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.types import Long, Map

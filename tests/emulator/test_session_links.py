@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from sbpair.amqp.events import Delivery, LinkAttached, LinkDetached
+from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.amqp.performatives import Error, Modified, Rejected, Source, Target
 from sbpair.amqp.types import Array, Int, Long, Map, Symbol, Timestamp, UInt

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.events import LinkAttaching
-from sbpair.amqp.link import terminus_address
+from sbpair.amqp.link import LinkAttaching, terminus_address
 from sbpair.amqp.performatives import Source
 from sbpair.amqp_client.client import connect
 from sbpair.emulator.access.sas import AccessRight

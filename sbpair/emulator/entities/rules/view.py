@@ -7,6 +7,7 @@ encoded as a whole. Names are compared in lower case, as the service's filters d
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES, Sections
@@ -184,7 +185,7 @@ class Draft(MessageView):
         """Set a system property. Raises EvaluationFailed for a value of the wrong type."""
         system = SYSTEM_PROPERTIES[name]
         self._key_changed |= system.name in ("SessionId", "PartitionKey")
-        sections = self.message.sections = _copied(self.message.sections)
+        sections = self.message.sections = replace(self.message.sections)
         if system.field is not None:
             self._set_field(sections, system, value)
         elif system.place == "ttl":
@@ -224,7 +225,7 @@ class Draft(MessageView):
         if self._key_changed and None not in (keys := {message.session_id, message.partition_key}) and len(keys) > 1:
             raise EvaluationFailed("The PartitionKey of a message must be its SessionId where both are set.")
         if self._changed:
-            sections = message.sections = _copied(message.sections)
+            sections = message.sections = replace(message.sections)
             kept = without(sections.application_properties, lambda key: key in self._changed)
             pairs = {key: value for key, value in self.user.values() if key in self._changed}
             sections.application_properties = with_pairs(kept, APPLICATION_PROPERTIES, pairs)
@@ -236,7 +237,3 @@ def _checked_text(name: str, value: Value) -> str | None:
     if value is not None and not isinstance(value, str):
         raise EvaluationFailed(f"The property {name} can only be set to text.")
     return None if value is None else str.__str__(value)
-
-
-def _copied(sections: Sections) -> Sections:
-    return Sections(**{name: getattr(sections, name) for name in Sections.ORDER})

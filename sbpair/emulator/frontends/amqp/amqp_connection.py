@@ -12,22 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sbpair.amqp.connection import Connection
-from sbpair.amqp.events import (
-    ConnectionClosed,
-    ConnectionOpened,
-    CreditChanged,
-    Delivery,
-    Disposed,
-    Event,
-    LinkAttaching,
-    LinkDetached,
-    Sent,
-    SessionEnded,
-    WindowOpened,
-)
+from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttaching, LinkDetached, Sent
 from sbpair.amqp.performatives import Error
 from sbpair.amqp.sasl import SaslServer
+from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
 from sbpair.amqp.types import Map
 from sbpair.emulator.entities.idle import IdleLink
 from sbpair.emulator.faults.entity_scope import is_within
@@ -41,8 +30,7 @@ from sbpair.emulator.service_errors import EntityFull, EntityNotFound, LinkStole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sbpair.amqp.link import Link
-    from sbpair.amqp.session import Session
+    from sbpair.amqp.link import Link, LinkSession
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.frontends.amqp.link_endpoint import Answering, LinkEndpoint, Pullable
@@ -211,7 +199,7 @@ class AmqpConnection(asyncio.Protocol):
     def _on_window(self, event: WindowOpened) -> None:
         self._pull(event.session)
 
-    def _pull(self, session: Session) -> None:
+    def _pull(self, session: LinkSession) -> None:
         for link in session.links:
             if not link.IS_RECEIVER and link.context is not None:
                 link.context.pull()
@@ -281,7 +269,7 @@ class AmqpConnection(asyncio.Protocol):
             self._output.forget(endpoint)
             endpoint.on_detached(unsettled, released=peacefully)
 
-    def _end_session(self, session: Session, *, peacefully: bool) -> None:
+    def _end_session(self, session: LinkSession, *, peacefully: bool) -> None:
         unsettled: dict[Link, list[Sent]] = {}
         for sent in session.sent.values():
             unsettled.setdefault(sent.link, []).append(sent)

@@ -16,8 +16,7 @@ from sbpair.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sbpair.amqp.events import Delivery, Sent
-    from sbpair.amqp.link import ReceivingLink
+    from sbpair.amqp.link import Delivery, ReceivingLink, Sent
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.faults.fault_points import FaultPoints
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection

@@ -12,7 +12,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sbpair.amqp.events import Sent
+    from sbpair.amqp.link import Sent
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.entities.idle import IdleLink
 

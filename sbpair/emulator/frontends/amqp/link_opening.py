@@ -20,8 +20,7 @@ from sbpair.emulator.service_errors import NotAllowed, ServiceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sbpair.amqp.link import SendingLink
-    from sbpair.amqp.session import Session
+    from sbpair.amqp.link import LinkSession, SendingLink
     from sbpair.emulator.entities.namespace import AddressTarget, Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.frontends.amqp.cbs import Claims
@@ -65,7 +64,7 @@ class LinkOpener:
             return RequestLink(self._connection, link, path, path, _ANY, answer, MANAGEMENT_KEYS)
         return ReplyLink(cast("SendingLink", link), path, path, _ANY)
 
-    def _manage(self, session: Session, target: AddressTarget, path: str, request: AmqpRequest) -> Reply:
+    def _manage(self, session: LinkSession, target: AddressTarget, path: str, request: AmqpRequest) -> Reply:
         meter = self._namespace.fault_points.meter
         if meter is not None:
             try:
@@ -92,7 +91,7 @@ class LinkOpener:
         return OutgoingLink(self._connection, sending, target, path, fault_points)
 
 
-def _touch_links(session: Session, name: str) -> None:
+def _touch_links(session: LinkSession, name: str) -> None:
     """Count a request that names one of the client's links as a use of that link."""
     for link in (link for other in session.connection.sessions for link in other.links):
         if link.name == name and isinstance(link.context, (IncomingLink, OutgoingLink)):

@@ -17,8 +17,7 @@ from sbpair.emulator.service_errors import ServiceError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sbpair.amqp.events import Sent
-    from sbpair.amqp.link import SendingLink
+    from sbpair.amqp.link import SendingLink, Sent
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.entities.sessions import HeldSession
     from sbpair.emulator.entities.stored_message import StoredMessage

@@ -15,9 +15,7 @@ from sbpair.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sbpair.amqp.events import Delivery, Sent
-    from sbpair.amqp.link import ReceivingLink, SendingLink
-    from sbpair.amqp.session import Session
+    from sbpair.amqp.link import Delivery, LinkSession, ReceivingLink, SendingLink, Sent
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
 
@@ -96,7 +94,7 @@ class RequestLink:
         self._pending.clear()
 
 
-def _reply_links(session: Session) -> list[ReplyLink]:
+def _reply_links(session: LinkSession) -> list[ReplyLink]:
     links = [link for other in session.connection.sessions for link in other.links]
     return [link.context for link in links if isinstance(link.context, ReplyLink)]
 

@@ -20,8 +20,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, Operatio
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sbpair.amqp.events import Sent
-    from sbpair.amqp.link import Link, SendingLink
+    from sbpair.amqp.link import Link, SendingLink, Sent
     from sbpair.emulator.entities.namespace import AddressTarget, Namespace
     from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.faults.fault_points import FaultPoints
