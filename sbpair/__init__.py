@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.failover.sync import PairedClient
     from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken
-    from sbpair.replication.sync import ActiveSender, DedupReceiver, PassiveSender
+    from sbpair.replication.receivers import DedupReceiver
+    from sbpair.replication.senders import ActiveSender, PassiveSender
     from sbpair.status import read_status
     from sbpair.syphon.limits import MoveLimits
     from sbpair.syphon.preview import make_forecast as preview_syphon
@@ -92,7 +93,8 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.failover.simulated_outage": "SimulatedOutage",
         "sbpair.failover.sync": "PairedClient",
         "sbpair.model.pair": "Endpoint, Identity, Pair, SasKey, SasToken",
-        "sbpair.replication.sync": "ActiveSender, DedupReceiver, PassiveSender",
+        "sbpair.replication.receivers": "DedupReceiver",
+        "sbpair.replication.senders": "ActiveSender, PassiveSender",
         "sbpair.status": "read_status",
         "sbpair.syphon.limits": "MoveLimits",
         "sbpair.syphon.preview": "make_forecast as preview_syphon",

@@ -8,9 +8,9 @@ from sbpair import lazy_names
 
 if TYPE_CHECKING:
     from sbpair.failover.aio import AsyncPairedClient as PairedClient
-    from sbpair.replication.aio import AsyncActiveSender as ActiveSender
-    from sbpair.replication.aio import AsyncDedupReceiver as DedupReceiver
-    from sbpair.replication.aio import AsyncPassiveSender as PassiveSender
+    from sbpair.replication.receivers import AsyncDedupReceiver as DedupReceiver
+    from sbpair.replication.senders import AsyncActiveSender as ActiveSender
+    from sbpair.replication.senders import AsyncPassiveSender as PassiveSender
 
 __all__ = ["ActiveSender", "DedupReceiver", "PairedClient", "PassiveSender"]
 
@@ -18,9 +18,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "sbpair.failover.aio": "AsyncPairedClient as PairedClient",
-        "sbpair.replication.aio": (
-            "AsyncActiveSender as ActiveSender, AsyncDedupReceiver as DedupReceiver, "
-            "AsyncPassiveSender as PassiveSender"
-        ),
+        "sbpair.replication.receivers": "AsyncDedupReceiver as DedupReceiver",
+        "sbpair.replication.senders": "AsyncActiveSender as ActiveSender, AsyncPassiveSender as PassiveSender",
     },
 )

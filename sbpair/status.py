@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from sbpair.azure.health import check_health
 from sbpair.backlog import queue_path
 from sbpair.errors import AccessError, ExitCode, SbpairError, UsageError
-from sbpair.failover import ping, pinger
-from sbpair.failover.ping import Health, PingResult
+from sbpair.failover.pinger import Health, PingResult, open_link, ping_all, ping_exit_code
 from sbpair.management import auditing
 from sbpair.management.backlog_scan import open_backlog_scan
 from sbpair.model.queues import Utilisation
@@ -92,7 +91,7 @@ class Status:
         """6 where a side or an entity is down, 3 where an entity is broken, 5 for refused access alone, else 0."""
         if not (self.primary.answers and self.secondary.answers):
             return ExitCode.UNAVAILABLE
-        return ping.ping_exit_code([each.link for each in self.entities]) or (ExitCode.ACCESS if self.denied else 0)
+        return ping_exit_code([each.link for each in self.entities]) or (ExitCode.ACCESS if self.denied else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ async def _read_side(endpoint: Endpoint, seconds: float, clock: Callable[[], flo
 async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:
     if primary.error is not None:
         return tuple(PingResult(name, Health.DOWN, primary.seconds, primary.error) for name in names)
-    return await ping.ping_all(primary.endpoint, names, seconds=seconds, ping=pinger.open_link)
+    return await ping_all(primary.endpoint, names, seconds=seconds, ping=open_link)
 
 
 async def _backlog(pair: Pair) -> _Backlog:

@@ -5,21 +5,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from sbpair.failover import base
-from sbpair.failover.client_kinds import ASYNC, AsyncClosable
+from sbpair.failover.client_kinds import ASYNC, AsyncClosable, awaiting
 from sbpair.failover.pinger import Pinger
-from sbpair.failover.reusable_timeout import ReusableTimeout
-from sbpair.failover.steps import GRACE_SECONDS, Steps, drive_async
+from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, drive_async
 
 if TYPE_CHECKING:
     from sbpair.failover.background_syphon import AsyncBackgroundSyphon, SyphonOptions
-    from sbpair.failover.sdk_messages import Messages, SizedBatch
-
-T = TypeVar("T")
+    from sbpair.failover.sdk_messages import Messages
 
 
 class AsyncPairedSender(base.SenderBase, AsyncClosable):
@@ -52,29 +47,13 @@ class AsyncPairedSender(base.SenderBase, AsyncClosable):
                 send.count_sent(1)
             return None
 
-    async def create_message_batch(self, max_size_in_bytes: int | None = None) -> SizedBatch:
-        """Return an empty batch of the largest size that the entity accepts."""
-        return await self._drive(None, self._failover_send.batch, max_size_in_bytes)
-
-    async def schedule_messages(
-        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
-    ) -> list[int]:
-        """Schedule messages. Returns the numbers to cancel them with; negative ones cannot be cancelled."""
-        return await self._drive(timeout, self._failover_send.schedule, messages, schedule_time_utc)
-
-    async def cancel_scheduled_messages(
-        self, sequence_numbers: int | list[int], *, timeout: float | None = None
-    ) -> None:
-        """Cancel messages scheduled in the primary. Raises UsageError for those in the backlog or the outbox."""
-        await self._drive(timeout, self._failover_send.cancel, sequence_numbers)
+    create_message_batch = awaiting(base.SenderBase._create_message_batch)
+    schedule_messages = awaiting(base.SenderBase._schedule_messages)
+    cancel_scheduled_messages = awaiting(base.SenderBase._cancel_scheduled_messages)
 
     def _closing(self) -> Steps[None]:
         self._timeout.cancel()
         return super()._closing()
-
-    async def _drive(self, timeout: float | None, steps: Callable[..., Steps[T]], *arguments: Any) -> T:
-        async with self._turn:
-            return await drive_async(steps(*arguments, self._seconds(timeout)))
 
 
 class AsyncPairedClient(base.ClientBase[AsyncPairedSender, "AsyncBackgroundSyphon"]):

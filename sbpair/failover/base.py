@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover.client_kinds import ClientFactory, ClientKind
+from sbpair.failover.entity_states import EntityEvent, State
+from sbpair.failover.events import OutboxClosed, SenderEvent
 from sbpair.failover.failover_send import Delivered, FailoverSend, OnFailure, SendPolicy
 from sbpair.failover.failures import FailoverOn, failover_rule
 from sbpair.failover.metrics import with_metrics
@@ -24,10 +26,11 @@ from sbpair.failover.side_connections import Side, SideConnections, close_quietl
 from sbpair.failover.simulated_outage import OutageProxy
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from sbpair.failover.background_syphon import SyphonOptions
-    from sbpair.failover.entity_states import State
-    from sbpair.failover.events import SenderEvent
     from sbpair.failover.pinger import DeliverEntity
+    from sbpair.failover.sdk_messages import Messages, SizedBatch
     from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.failover.steps import Steps
     from sbpair.model.pair import Pair
@@ -91,6 +94,22 @@ class SenderBase:
         sdk, outage = self._sdk_clients[side], self._client.outage
         sender = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
         return sender if outage is None else OutageProxy(sender, outage, side, path)
+
+    def _create_message_batch(self, max_size_in_bytes: int | None = None) -> Steps[SizedBatch]:
+        """Return an empty batch of the largest size that the entity accepts."""
+        return self._failover_send.batch(max_size_in_bytes, self._seconds(None))
+
+    def _schedule_messages(
+        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
+    ) -> Steps[list[int]]:
+        """Schedule messages. Returns the numbers to cancel them with; negative ones cannot be cancelled."""
+        return self._failover_send.schedule(messages, schedule_time_utc, self._seconds(timeout))
+
+    def _cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+    ) -> Steps[None]:
+        """Cancel messages scheduled in the primary. Raises UsageError for those in the backlog or the outbox."""
+        return self._failover_send.cancel(sequence_numbers, self._seconds(timeout))
 
     def _closing(self) -> Steps[None]:
         self._closed = True
@@ -170,11 +189,11 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
 
     def force_failover(self, entity: str | None = None) -> None:
         """Send to the backlog until `failback`: one entity, or all of them, later ones included."""
-        self.failover_state.force(entity, self.now())
+        self.failover_state.command(EntityEvent.FORCE, entity, self.now())
 
     def failback(self, entity: str | None = None) -> None:
         """Send to the primary again: one entity, or all of them."""
-        self.failover_state.failback(entity, self.now())
+        self.failover_state.command(EntityEvent.FAILBACK, entity, self.now())
 
     def states(self) -> dict[str, State]:
         """Return the state of each entity that this client has a sender for."""
@@ -240,7 +259,7 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
         if self.outbox is not None:
             outbox, self.outbox = self.outbox, None
             outbox.close()
-            self.failover_state.outbox_closed(str(outbox.path), len(outbox))
+            self.failover_state.publish(OutboxClosed(str(outbox.path), len(outbox)))
 
 
 def checked_timeout(seconds: float) -> float:

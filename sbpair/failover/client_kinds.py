@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from sbpair.azure.data_client import aio_client, signed, sync_client
 from sbpair.failover.side_connections import close_quietly
@@ -13,6 +14,9 @@ from sbpair.failover.steps import Steps, drive, drive_async
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _sync_identity() -> Any:
@@ -59,6 +63,30 @@ class ClientFactory:
         if self._identity is None:
             self._identity = self._kind.identity()
         return self._identity
+
+
+def blocking(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that runs a procedure of an object in its turn, and blocks until it ends."""
+
+    @wraps(steps)
+    def method(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
+        with self._turn:
+            return drive(steps(self, *arguments, **options))
+
+    method.__name__ = steps.__name__.removeprefix("_")
+    return method
+
+
+def awaiting(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return an async method that runs a procedure of an object in its turn."""
+
+    @wraps(steps)
+    async def method(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
+        async with self._turn:
+            return await drive_async(steps(self, *arguments, **options))
+
+    method.__name__ = steps.__name__.removeprefix("_")
+    return method
 
 
 class SyncClosable:

@@ -1,15 +1,24 @@
-"""Events of a paired client: every change of where messages go, and every doubt.
+"""Events of a paired client: every change of where messages go, and every doubt; and how events are published.
 
 `str(event)` is one line for the log. It holds no message body and no secret.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from sbpair.failover.entity_states import State
+
+log = logging.getLogger(__name__)
+
+EventT = TypeVar("EventT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +175,58 @@ SenderEvent: TypeAlias = (
     | OutboxClosed
     | SyphonFaulted
 )
+
+_INFORMATIONAL = (QueueReturned, OutboxEmptied, OutboxClosed)
+
+
+class EventReporter(Generic[EventT]):
+    """Writes events to a log and calls `on_event`, whose exceptions are logged and affect no message."""
+
+    def __init__(
+        self, log: logging.Logger, owner: str, informational: tuple[type, ...], on_event: Callable[[EventT], Any] | None
+    ) -> None:
+        self._log = log
+        self._owner = owner
+        self._informational = informational
+        self._on_event = on_event
+
+    def __call__(self, event: EventT) -> None:
+        self._log.log(logging.INFO if isinstance(event, self._informational) else logging.WARNING, "%s", event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:  # noqa: BLE001  it is logged
+                self._log.exception("an event listener of %s failed", self._owner)
+
+
+class EventQueue:
+    """Guards a state with `lock`, and publishes its events in order, outside of the lock under which they happened."""
+
+    def __init__(self, on_event: Callable[[SenderEvent], Any] | None) -> None:
+        self.lock = RLock()
+        self._report = EventReporter[SenderEvent](log, "a paired client", _INFORMATIONAL, on_event)
+        self._pending: deque[SenderEvent] = deque()
+        self._depth = 0
+        self._publishing = RLock()
+
+    def add(self, event: SenderEvent) -> None:
+        """Add an event of the current change."""
+        self._pending.append(event)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock, and publish the added events when the outermost change ends."""
+        with self.lock:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                outermost = not self._depth
+        if outermost and self._pending:
+            self._publish()
+
+    def _publish(self) -> None:
+        with self._publishing:
+            while self._pending:
+                self._report(self._pending.popleft())

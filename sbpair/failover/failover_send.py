@@ -19,7 +19,8 @@ from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeo
 from sbpair.azure.data_errors import from_sdk_error, is_answer
 from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.failover import sdk_messages
-from sbpair.failover.failures import is_transient
+from sbpair.failover.events import SendInDoubt, SizeUnknown
+from sbpair.failover.failures import describe_error, is_transient
 from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Content, Message, Messages, SizedBatch
 from sbpair.failover.side_connections import open_action, send_action
 from sbpair.failover.steps import Pause, Steps, Work
@@ -182,8 +183,6 @@ class FailoverSend:
             raise ValueError(f"max_size_in_bytes is {max_bytes}, and a batch takes at most {limit} bytes")
         return SizedBatch(max_bytes or limit)
 
-    # Targets ------------------------------------------------------------------------------------
-
     def _deliver(
         self, messages: list[Message], action: SdkAction, deadline: float, failed: BaseException | None = None
     ) -> Steps[Any]:
@@ -297,9 +296,7 @@ class FailoverSend:
 
     def _report_doubt(self, messages: Iterable[Message], error: Exception) -> None:
         if not is_answer(error):
-            self._state.sent_in_doubt(self._entity, sdk_messages.message_ids(messages), error)
-
-    # Sizes --------------------------------------------------------------------------------------
+            self._state.publish(SendInDoubt(self._entity, sdk_messages.message_ids(messages), describe_error(error)))
 
     def _check_sizes(self, messages: list[Message], deadline: float) -> Steps[None]:
         """Raise MessageSizeExceededError for a message that may fit the primary but not the backlog."""
@@ -329,7 +326,7 @@ class FailoverSend:
             yield from self._connections.call("backlog", self.queue, open_action, seconds)
             limit = yield from self._connections.call("backlog", self.queue, _link_limit, seconds)
         except Exception as error:  # noqa: BLE001  the primary may take it all the same
-            self._state.size_unknown(self._entity, size, error)
+            self._state.publish(SizeUnknown(self._entity, size, describe_error(error)))
             return None
         self._state.backlog_bytes = limit or SMALLEST_TIER_BYTES
         return self._state.backlog_bytes

@@ -30,7 +30,8 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter_for
 from sbpair.backlog import TICKS_PER_MS, TIME_TO_LIVE, TIMESPAN
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused
-from sbpair.failover.failures import to_sdk_error
+from sbpair.failover.events import OutboxExpired, OutboxRefused, SendInDoubt
+from sbpair.failover.failures import describe_error, to_sdk_error
 from sbpair.move.message.envelope import PARTITION_KEY, partition_key, read_facts, restore
 from sbpair.move.message.route import Send, route, waited_ms
 
@@ -138,9 +139,10 @@ class OutboxDelivery:
         """Send a batch, and remove it once it is accepted. After an unanswered attempt it stays marked."""
         rows = [each.stored for each in batch]
         if doubtful := tuple(each.message_id for each in batch if each.stored.tried):
-            self._state.sent_in_doubt(entity, doubtful, InDoubt("an earlier delivery was never answered"))
+            error = InDoubt("an earlier delivery was never answered")
+            self._state.publish(SendInDoubt(entity, doubtful, describe_error(error)))
         if expired := tuple(each.message_id for each in batch if each.expired):
-            self._state.outbox_expired(entity, expired)
+            self._state.publish(OutboxExpired(entity, expired))
         await asyncio.to_thread(self._outbox.mark, rows, tried=True)
         try:
             payload, kind = _encode_batch(batch)
@@ -160,7 +162,7 @@ class OutboxDelivery:
 
     def _refused(self, entity: str, one: PreparedMessage, error: SbpairError) -> None:
         self._outbox.refuse(entity, one.stored)
-        self._state.outbox_refused(entity, (one.message_id,), to_sdk_error(error))
+        self._state.publish(OutboxRefused(entity, (one.message_id,), describe_error(to_sdk_error(error))))
 
     def _prepare(self, stored: OutboxMessage, target: SendTarget) -> PreparedMessage:
         now_ms = int(self._clock() * 1000)

@@ -1,4 +1,4 @@
-"""The background task of a client: pings failed-over entities, probes backlog queues, delivers the outbox.
+"""Pings on request, and the background task of a client: it pings entities, probes backlog queues, delivers the outbox.
 
 Sync clients run it in a thread. Invariant: each timer task has a connection of its own, and a limited number runs at
 once; an error of one is reported and ends no other.
@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from azure.core.exceptions import AzureError
 
 from sbpair.azure.data_plane import open_sender
-from sbpair.errors import SbpairError, TimedOut
+from sbpair.errors import AccessError, ExitCode, SbpairError, TimedOut
 from sbpair.failover import sdk_messages
 from sbpair.failover.entity_timers import Deliver, Ping, TimerTask
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]
 
 PING_SECONDS = 120.0
-MAX_CONCURRENT_TASKS = 32
+MAX_CONCURRENT_PINGS = MAX_CONCURRENT_TASKS = 32
 STOP_SECONDS = 15.0
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,74 @@ async def open_link(side: Endpoint, entity: str, _seconds: float = PING_SECONDS)
     """Open a link to the entity and close it: a check without a message."""
     async with open_sender(side, entity):
         pass
+
+
+class Health(StrEnum):
+    """`down` is perhaps temporary; `broken` is permanent, such as a missing entity or a wrong key."""
+
+    UP = "up"
+    DOWN = "down"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class PingResult:
+    """The result of one ping, `seconds` after it started. `error` is why the entity is not up."""
+
+    entity: str
+    health: Health
+    seconds: float
+    error: SbpairError | None = None
+
+
+PingFunction: TypeAlias = Callable[["Endpoint", str, float], Awaitable[None]]
+
+
+async def ping_all(
+    primary: Endpoint,
+    entities: Sequence[str],
+    *,
+    seconds: float,
+    ping: PingFunction = send_ping,
+    on_event: Callable[[PingResult], object] = lambda _result: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[PingResult, ...]:
+    """Ping every entity once, for at most `seconds` each. Returns the results in the order of `entities`."""
+    slots = asyncio.Semaphore(MAX_CONCURRENT_PINGS)
+
+    async def one(entity: str) -> PingResult:
+        async with slots:
+            result = await _one(primary, entity, seconds, ping, clock)
+        on_event(result)
+        return result
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(entity), name=f"ping {entity}") for entity in entities]
+    return tuple(task.result() for task in tasks)
+
+
+async def _one(
+    primary: Endpoint, entity: str, seconds: float, ping: PingFunction, clock: Callable[[], float]
+) -> PingResult:
+    started, error = clock(), None
+    try:
+        async with asyncio.timeout(seconds):
+            await ping(primary, entity, seconds)
+    except TimeoutError:
+        error = TimedOut(f"no answer within {seconds:g} s", hint="try again later")
+    except SbpairError as caught:
+        return PingResult(entity, Health.DOWN if caught.retriable else Health.BROKEN, clock() - started, caught)
+    return PingResult(entity, Health.DOWN if error else Health.UP, clock() - started, error)
+
+
+def ping_exit_code(results: Sequence[PingResult]) -> int:
+    """Return 0 if all are up, 6 if any is down, 5 if the broken ones only lack access, else 3."""
+    if any(each.health is Health.DOWN for each in results):
+        return ExitCode.UNAVAILABLE
+    broken = [each.error for each in results if each.health is Health.BROKEN]
+    if broken and all(isinstance(error, AccessError) for error in broken):
+        return ExitCode.ACCESS
+    return ExitCode.PARTIAL_OR_FINDINGS if broken else 0
 
 
 class Pinger:

@@ -172,9 +172,6 @@ def ping_message(session_id: str) -> Message:
     )
 
 
-# Inside -----------------------------------------------------------------------------------------
-
-
 def _annotated(message: OneMessage) -> Message:
     if isinstance(message, ServiceBusMessage):
         return message.raw_amqp_message

@@ -7,30 +7,24 @@ waits for any number of timers.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sbpair.backlog import queue_path
 from sbpair.failover.entity_states import SENDS_TO_BACKLOG, Delays, EntityEvent, EntityStatus, State, next_status
 from sbpair.failover.entity_timers import Deliver, EntityTimers, Ping, Probe, TimerTask
-from sbpair.failover.event_queue import EventQueue
 from sbpair.failover.events import (
     EntityChanged,
+    EventQueue,
     OutboxBegun,
-    OutboxClosed,
     OutboxEmptied,
-    OutboxExpired,
-    OutboxRefused,
     OutboxStuck,
     QueueLeft,
     QueueReturned,
     SenderEvent,
-    SendInDoubt,
-    SizeUnknown,
 )
 from sbpair.failover.failures import describe_error, is_transient
-from sbpair.failover.rotation import Rotation
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -55,6 +49,40 @@ class _EntityOutbox:
     reason: str | None = None
 
 
+class Rotation:
+    """The backlog queues that may be used, by path. A queue that failed is out until a probe or a message succeeds."""
+
+    def __init__(self, queues: Sequence[str]) -> None:
+        self._queues = tuple(queues)
+        self._out: set[str] = set()
+
+    @property
+    def out(self) -> frozenset[str]:
+        return frozenset(self._out)
+
+    def pick(self, current: str | None, choose: Callable[[Sequence[str]], str]) -> str:
+        """Return `current` while it is in, else a random queue that is in, else any queue."""
+        if current is not None and current not in self._out:
+            return current
+        return choose([queue for queue in self._queues if queue not in self._out] or self._queues)
+
+    def has_alternative(self, queue: str) -> bool:
+        """Return whether another queue than this one is in."""
+        return any(each != queue and each not in self._out for each in self._queues)
+
+    def fail(self, queue: str) -> bool:
+        """Take a queue out. Returns False if it was out."""
+        was_in = queue not in self._out
+        self._out.add(queue)
+        return was_in
+
+    def succeed(self, queue: str) -> bool:
+        """Put a queue back in. Returns False if it was in."""
+        was_out = queue in self._out
+        self._out.discard(queue)
+        return was_out
+
+
 class FailoverState:
     """Every method may be called from any thread, and none waits. Entity names are case-insensitive."""
 
@@ -75,8 +103,6 @@ class FailoverState:
         self.fail_at_once = pair.failover_interval == 0
         self.backlog_bytes: int | None = None
         """The maximum message size of the backlog queues, once known."""
-
-    # Senders ------------------------------------------------------------------------------------
 
     def register(self, entity: str) -> None:
         """Add an entity, unless it is known."""
@@ -127,12 +153,6 @@ class FailoverState:
         if queue in self._rotation.out:
             self.probed(queue, None, now)
 
-    def sent_in_doubt(self, entity: str, message_ids: tuple[str, ...], error: Exception) -> None:
-        self.publish(SendInDoubt(entity, message_ids, describe_error(error)))
-
-    def size_unknown(self, entity: str, size: int, error: Exception) -> None:
-        self.publish(SizeUnknown(entity, size, describe_error(error)))
-
     def publish(self, event: SenderEvent) -> None:
         """Publish an event that changes no state."""
         with self._events.changing():
@@ -146,8 +166,6 @@ class FailoverState:
             return SendTarget("primary", self._paths[entity.lower()])
         queue, _ = self.pick_queue(queue)
         return None if queue in self._rotation.out else SendTarget("backlog", queue)
-
-    # The outbox ---------------------------------------------------------------------------------
 
     def outbox_stored(self, entity: str, error: Exception | None, now: float) -> None:
         """Record that the outbox has messages of an entity because of `error`, or from an earlier client if None."""
@@ -190,24 +208,15 @@ class FailoverState:
                 kept.reason = describe_error(error)
                 self._events.add(OutboxStuck(self._paths[key], kept.reason))
 
-    def outbox_refused(self, entity: str, message_ids: tuple[str, ...], error: Exception) -> None:
-        self.publish(OutboxRefused(entity, message_ids, describe_error(error)))
-
-    def outbox_expired(self, entity: str, message_ids: tuple[str, ...]) -> None:
-        self.publish(OutboxExpired(entity, message_ids))
-
-    def outbox_closed(self, path: str, messages: int) -> None:
-        self.publish(OutboxClosed(path, messages))
-
-    # Operators ----------------------------------------------------------------------------------
-
-    def force(self, entity: str | None, now: float) -> None:
-        """Send to the backlog until `failback`. None means every entity, later ones included."""
-        self._command(EntityEvent.FORCE, entity, now)
-
-    def failback(self, entity: str | None, now: float) -> None:
-        """Send to the primary at once. None means every entity."""
-        self._command(EntityEvent.FAILBACK, entity, now)
+    def command(self, event: EntityEvent, entity: str | None, now: float) -> None:
+        """Apply FORCE or FAILBACK to an entity. None means every entity; a failover of all includes later ones."""
+        with self._events.changing():
+            if entity is None:
+                self._all_forced = event is EntityEvent.FORCE
+            else:
+                self.register(entity)
+            for path in [entity] if entity is not None else list(self._paths.values()):
+                self._apply(path, event, now)
 
     def states(self) -> dict[str, State]:
         with self._events.lock:
@@ -216,8 +225,6 @@ class FailoverState:
     @property
     def queues_out(self) -> frozenset[str]:
         return self._rotation.out
-
-    # The pinger ---------------------------------------------------------------------------------
 
     def next_due(self) -> float | None:
         """Return when the next timer is due, or None without timers."""
@@ -256,8 +263,6 @@ class FailoverState:
                 for key in self._outbox:
                     self._deliver_now(key, now)
 
-    # Inside -------------------------------------------------------------------------------------
-
     def _apply(self, entity: str, event: EntityEvent, now: float, error: Exception | None = None) -> EntityStatus:
         with self._events.changing():
             key = entity.lower()
@@ -273,15 +278,6 @@ class FailoverState:
                 self._events.add(EntityChanged(path, before.state, status.state, reason))
                 self._deliver_now(key, now)
         return status
-
-    def _command(self, event: EntityEvent, entity: str | None, now: float) -> None:
-        with self._events.changing():
-            if entity is None:
-                self._all_forced = event is EntityEvent.FORCE
-            else:
-                self.register(entity)
-            for path in [entity] if entity is not None else list(self._paths.values()):
-                self._apply(path, event, now)
 
     def _schedule_probe(self, queue: str, now: float) -> None:
         self.timers.set(Probe(queue), now + self._delays.ping())

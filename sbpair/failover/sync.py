@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from sbpair.failover import base
-from sbpair.failover.client_kinds import SYNC, SyncClosable
+from sbpair.failover.client_kinds import SYNC, SyncClosable, blocking
 from sbpair.failover.pinger import PingerThread
-from sbpair.failover.steps import Steps, drive
+from sbpair.failover.steps import drive
 
 if TYPE_CHECKING:
     from sbpair.failover.background_syphon import BackgroundSyphon, SyphonOptions
-    from sbpair.failover.sdk_messages import Messages, SizedBatch
-
-T = TypeVar("T")
+    from sbpair.failover.sdk_messages import Messages
 
 
 class PairedSender(base.SenderBase, SyncClosable):
@@ -43,23 +39,9 @@ class PairedSender(base.SenderBase, SyncClosable):
                 send.count_sent(1)
             return None
 
-    def create_message_batch(self, max_size_in_bytes: int | None = None) -> SizedBatch:
-        """Return an empty batch of the largest size that the entity accepts."""
-        return self._drive(None, self._failover_send.batch, max_size_in_bytes)
-
-    def schedule_messages(
-        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
-    ) -> list[int]:
-        """Schedule messages. Returns the numbers to cancel them with; negative ones cannot be cancelled."""
-        return self._drive(timeout, self._failover_send.schedule, messages, schedule_time_utc)
-
-    def cancel_scheduled_messages(self, sequence_numbers: int | list[int], *, timeout: float | None = None) -> None:
-        """Cancel messages scheduled in the primary. Raises UsageError for those in the backlog or the outbox."""
-        self._drive(timeout, self._failover_send.cancel, sequence_numbers)
-
-    def _drive(self, timeout: float | None, steps: Callable[..., Steps[T]], *arguments: Any) -> T:
-        with self._turn:
-            return drive(steps(*arguments, self._seconds(timeout)))
+    create_message_batch = blocking(base.SenderBase._create_message_batch)
+    schedule_messages = blocking(base.SenderBase._schedule_messages)
+    cancel_scheduled_messages = blocking(base.SenderBase._cancel_scheduled_messages)
 
 
 class PairedClient(base.ClientBase[PairedSender, "BackgroundSyphon"]):

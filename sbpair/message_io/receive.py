@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 from sbpair.azure.data_errors import translate_data_errors
 from sbpair.azure.data_plane import open_receiver
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
-from sbpair.message_io.render import render_message
-from sbpair.replication.aio import AsyncDedupReceiver
+from sbpair.message_io.message_json import render_message
 from sbpair.replication.events import DuplicateCompleted
 from sbpair.replication.key import KeyRule
-from sbpair.replication.replication_base import MEMORY, checked_source
+from sbpair.replication.key_store import DAY_SECONDS
+from sbpair.replication.receivers import MEMORY, AsyncDedupReceiver, checked_source
 from sbpair.replication.roles import SIDES
-from sbpair.replication.window import DAY_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
     from sbpair.azure.data_plane import QueueReceiver
     from sbpair.model.pair import Pair
-    from sbpair.replication.events import ReplicationEvent
-    from sbpair.replication.replication_base import OnEvent
+    from sbpair.replication.events import OnEvent, ReplicationEvent
     from sbpair.replication.roles import Side
 
 MAX_HELD = 10

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from sbpair.replication.window import KeyStatus, Store
+from sbpair.replication.key_store import KeyStatus, Store
 
 if TYPE_CHECKING:
     from sbpair.replication.roles import Side

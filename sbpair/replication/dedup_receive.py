@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from sbpair.failover.side_connections import SdkAction
     from sbpair.replication.events import ReplicationReporter
     from sbpair.replication.key import KeyRule
+    from sbpair.replication.key_store import Store
     from sbpair.replication.roles import Side
-    from sbpair.replication.window import Store
 
 TURN_SECONDS = 0.5
 """How long to wait for one side before it is the other's turn."""
@@ -70,8 +70,6 @@ class DedupReceive:
         self._duplicates: deque[LockedMessage] = deque()
         self._given: dict[int, LockedMessage] = {}
         self._turns = list(reversed(receivers.values()))
-
-    # Receiving ----------------------------------------------------------------------------------
 
     def poll(self, limit: int, deadline: float) -> Steps[list[ServiceBusReceivedMessage] | None]:
         """Receive once from each side. Returns first copies, [] after the deadline, or None before it.
@@ -174,8 +172,6 @@ class DedupReceive:
                 reasons=errors,
                 hint="try again once one of them is available",
             ) from ExceptionGroup("errors of both namespaces", list(errors.values()))
-
-    # Settling -----------------------------------------------------------------------------------
 
     def complete(self, message: ServiceBusReceivedMessage) -> Steps[None]:
         locked = self.locked(message)

@@ -1,7 +1,4 @@
-"""Events of replication: every missing copy, every swap of roles, every doubt.
-
-Invariant: an exception of a listener affects no message.
-"""
+"""Events of replication: every missing copy, every swap of roles, every doubt."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from sbpair.failover.events import EventReporter
 
 if TYPE_CHECKING:
     from sbpair.replication.roles import Side
@@ -99,20 +98,11 @@ ReplicationEvent: TypeAlias = (
     OneSideOnly | Unanswered | RolesSwapped | DuplicateCompleted | Redelivered | NoKey | SideLost | SideBack
 )
 
-_QUIET = (DuplicateCompleted, SideBack)
+OnEvent: TypeAlias = Callable[[ReplicationEvent], None]
+ReplicationReporter: TypeAlias = EventReporter[ReplicationEvent]
+
+_INFORMATIONAL = (DuplicateCompleted, SideBack)
 
 
-class ReplicationReporter:
-    """Logs events and calls the listener."""
-
-    def __init__(self, on_event: Callable[[ReplicationEvent], None] | None) -> None:
-        self._on_event = on_event
-
-    def __call__(self, event: ReplicationEvent) -> None:
-        log.log(logging.INFO if isinstance(event, _QUIET) else logging.WARNING, "%s", event)
-        if self._on_event is None:
-            return
-        try:
-            self._on_event(event)
-        except Exception:
-            log.exception("an event listener of replication failed")
+def reporter(on_event: OnEvent | None) -> ReplicationReporter:
+    return EventReporter(log, "replication", _INFORMATIONAL, on_event)

@@ -1,18 +1,24 @@
-"""The keys of completed messages, in a SQLite file that one receiver uses at a time.
+"""The keys of completed messages: limits, the interface of a store, one in memory, and one in a SQLite file.
 
-Invariant: a key is in the file, and survives this process, when `mark` returns. After a power failure the last keys may
-be missing, and their messages are then given twice.
+Invariant: a key outside of the window counts as never seen. Marking a key again makes it the latest.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
+from typing import Protocol
 
 from sbpair.errors import LeaseHeld, MachineLacks, SbpairError, UsageError
-from sbpair.replication.window import KeyStatus, Window
 from sbpair.runs.sqlite_file import LOCKED, FileFormat, SqliteFile, create_private, result_code
+
+DAY_SECONDS = 86_400.0
+KEYS = 1_000_000
 
 FORMAT = FileFormat(
     name="key store",
@@ -29,8 +35,75 @@ FORMAT = FileFormat(
 )
 
 
+class KeyStatus(IntEnum):
+    """The status of a key. DOUBT: a completion was started and never answered."""
+
+    NEW = 0
+    DOUBT = 1
+    DONE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The last `count` keys, none older than `seconds`. None means no such limit. Raises UsageError."""
+
+    seconds: float | None = DAY_SECONDS
+    count: int | None = KEYS
+
+    def __post_init__(self) -> None:
+        if self.seconds is None and self.count is None:
+            raise UsageError("the window has no limit", hint="set window_seconds, window_count, or both")
+        if self.seconds is not None and not (self.seconds > 0 and math.isfinite(self.seconds)):
+            raise UsageError(
+                f"expected a window of more than 0 s, got {self.seconds:g} s", hint="None means no limit in time"
+            )
+        if self.count is not None and self.count < 1:
+            raise UsageError(f"expected a window of at least 1 key, got {self.count}", hint="None means no limit")
+
+
+class Store(Protocol):
+    """Stores keys. `now` is in seconds since 1970; setting the clock back makes no key older."""
+
+    def status(self, key: str, now: float) -> KeyStatus: ...
+
+    def mark(self, key: str, status: KeyStatus, now: float) -> None:
+        """Return once the status is stored. Raises MachineLacks if that fails."""
+
+    def close(self) -> None: ...
+
+
+class MemoryStore:
+    """A store for the life of the process, with about 200 bytes per key."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._seen: OrderedDict[str, tuple[float, KeyStatus]] = OrderedDict()
+
+    def status(self, key: str, now: float) -> KeyStatus:
+        at, status = self._seen.get(key, (now, KeyStatus.NEW))
+        return KeyStatus.NEW if _is_past(self._window, at, now) else status
+
+    def mark(self, key: str, status: KeyStatus, now: float) -> None:
+        self._seen[key] = now, status
+        self._seen.move_to_end(key)
+        while self._is_over_limit(now):
+            self._seen.popitem(last=False)
+
+    def close(self) -> None:
+        self._seen.clear()
+
+    def _is_over_limit(self, now: float) -> bool:
+        if self._window.count is not None and len(self._seen) > self._window.count:
+            return True
+        oldest, _ = next(iter(self._seen.values()))
+        return _is_past(self._window, oldest, now)
+
+
 class KeyStore(SqliteFile):
-    """A store that outlives the process. `about` identifies the keys: pair, entity and rule.
+    """A store in a file, for one receiver at a time. `about` identifies the keys: pair, entity and rule.
+
+    Invariant: a key survives this process when `mark` returns. After a power failure the last keys may be missing, and
+    their messages are then given twice.
 
     Raises UsageError for a path that cannot be a file, LeaseHeld while another receiver uses the file, StateRefused for
     a file of another kind or owner, MachineLacks if this machine does not permit it.
@@ -47,9 +120,7 @@ class KeyStore(SqliteFile):
     def status(self, key: str, now: float) -> KeyStatus:
         with self.errors():
             row = self._db.execute("SELECT at, status FROM seen WHERE key = ?", (key,)).fetchone()
-        if row is None or (self._window.seconds is not None and now - row[0] >= self._window.seconds):
-            return KeyStatus.NEW
-        return KeyStatus(row[1])
+        return KeyStatus.NEW if row is None or _is_past(self._window, row[0], now) else KeyStatus(row[1])
 
     def mark(self, key: str, status: KeyStatus, now: float) -> None:
         with self.transaction() as db:
@@ -79,6 +150,10 @@ class KeyStore(SqliteFile):
                 hint="stop that receiver, or name another file: only one at a time can recognize duplicates",
             )
         return super()._translate(error)
+
+
+def _is_past(window: Window, at: float, now: float) -> bool:
+    return window.seconds is not None and now - at >= window.seconds
 
 
 def _create_file(path: Path) -> None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from sbpair.failover.steps import Steps
     from sbpair.model.pair import Endpoint, Pair
 
+SHORTER = "give the queue or topic a shorter name"
+
 
 class SdkClients:
     """`seconds` limits operations without a limit of their own."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.failover.reusable_timeout import ReusableTimeout
+from sbpair.failover.steps import ReusableTimeout
 
 
 class VirtualTime(asyncio.SelectorEventLoop):

@@ -152,7 +152,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
 
     @rule(entity=st.none() | entity)
     def failover_is_forced(self, entity: str | None) -> None:
-        self.real.force(entity, self.now)
+        self.real.command(EntityEvent.FORCE, entity, self.now)
         for name, each in self.model.items():
             if entity in (None, name):
                 self._to(name, "forced")
@@ -160,7 +160,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
 
     @rule(entity=st.none() | entity)
     def failback_is_commanded(self, entity: str | None) -> None:
-        self.real.failback(entity, self.now)
+        self.real.command(EntityEvent.FAILBACK, entity, self.now)
         for name in self.model:
             if entity in (None, name):
                 self._healthy(name)
@@ -307,10 +307,10 @@ def test_a_sender_applies_a_due_timer_itself() -> None:
 
 def test_a_new_entity_is_forced_while_all_are() -> None:
     failover_state = an_availability()
-    failover_state.force(None, 0)
+    failover_state.command(EntityEvent.FORCE, None, 0)
     failover_state.register("later")
     assert failover_state.to_backlog("later", 0)
-    failover_state.failback(None, 0)
+    failover_state.command(EntityEvent.FAILBACK, None, 0)
     failover_state.register("latest")
     assert set(failover_state.states().values()) == {State.HEALTHY}
 
@@ -357,8 +357,8 @@ def test_a_failing_listener_receives_the_next_event(caplog: pytest.LogCaptureFix
 
     failover_state = FailoverState(a_pair(), listen, Middle())
     failover_state.register("orders")
-    failover_state.force("orders", 0)
-    failover_state.failback("orders", 0)
+    failover_state.command(EntityEvent.FORCE, "orders", 0)
+    failover_state.command(EntityEvent.FAILBACK, "orders", 0)
     assert [event.after for event in published] == [State.FORCED, State.HEALTHY]
     assert caplog.text.count("an event listener of a paired client failed") == 2
 
@@ -369,11 +369,11 @@ def test_a_listener_may_force_a_failover() -> None:
     def listen(event: Any) -> None:
         published.append(event.after)
         if event.after is State.FORCED:
-            failover_state.failback(event.entity, 0)
+            failover_state.command(EntityEvent.FAILBACK, event.entity, 0)
 
     failover_state = FailoverState(a_pair(), listen, Middle())
     failover_state.register("orders")
-    failover_state.force("orders", 0)
+    failover_state.command(EntityEvent.FORCE, "orders", 0)
     assert published == [State.FORCED, State.HEALTHY]
 
 
@@ -388,7 +388,7 @@ def test_events_hold_no_secrets_of_an_error() -> None:
 def test_the_outbox_is_delivered_as_soon_as_a_side_returns() -> None:
     failover_state = an_availability(backlog_queues=1, ping_interval=5)
     queue, _ = failover_state.pick_queue(None)
-    failover_state.force("orders", 0)
+    failover_state.command(EntityEvent.FORCE, "orders", 0)
     failover_state.queue_failed(queue, ValueError("gone"), 0)
     failover_state.outbox_stored("orders", ValueError("gone"), 0)
     assert failover_state.target_for("orders", None, 0) is None

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbpair.replication.copies import Copies, Verdict
+from sbpair.replication.key_store import MemoryStore, Window
 from sbpair.replication.roles import SIDES, Side
-from sbpair.replication.window import MemoryStore, Window
 
 LOCK_SECONDS = 10.0
 KEYS = ("a", "b", "c")

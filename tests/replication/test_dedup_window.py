@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from sbpair.errors import LeaseHeld, MachineLacks, StateRefused, UsageError
 from sbpair.replication.key import KeyRule
-from sbpair.replication.key_store import KeyStore
-from sbpair.replication.window import KeyStatus, MemoryStore, Store, Window
+from sbpair.replication.key_store import KeyStatus, KeyStore, MemoryStore, Store, Window
 
 ABOUT = {"entity": "orders"}
 WINDOWS = st.builds(

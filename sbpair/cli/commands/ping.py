@@ -1,4 +1,4 @@
-"""`sbpair ping`: runs `sbpair.failover.ping` and prints the answers."""
+"""`sbpair ping`: runs `sbpair.failover.pinger.ping_all` and prints the answers."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render.screen import Document, Screen, columns
 
 if TYPE_CHECKING:
-    from sbpair.failover.ping import PingResult
+    from sbpair.failover.pinger import PingResult
 
 SCHEMA = "sbpair/ping/1"
 
@@ -46,15 +46,15 @@ def command(
 
     for name in names:
         check_path(name, shorten="give the name of a queue or topic")
-    from sbpair.failover import ping
+    from sbpair.failover.pinger import ping_all, ping_exit_code
 
     answers = run(
-        lambda _stop: ping.ping_all(pair.primary, names, seconds=seconds, on_event=lambda each: _print(screen, each))
+        lambda _stop: ping_all(pair.primary, names, seconds=seconds, on_event=lambda each: _print(screen, each))
     )
     entries = [entry(each) for each in answers]
     document = {"schema": SCHEMA, "namespace": pair.primary.name, "entities": entries}
     screen.result(document, [{"schema": SCHEMA, **each} for each in entries], table(answers))
-    return ping.ping_exit_code(answers)
+    return ping_exit_code(answers)
 
 
 def entry(pinged: "PingResult") -> Document:

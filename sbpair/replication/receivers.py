@@ -1,0 +1,229 @@
+"""The deduplicating receiver, for programs that block and for asyncio.
+
+Its docstring states the guarantees and the remaining risks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from azure.servicebus import ServiceBusReceiveMode
+
+from sbpair.backlog import check_path
+from sbpair.errors import UsageError
+from sbpair.failover.client_kinds import AsyncClosable, ClientKind, SyncClosable, awaiting, blocking
+from sbpair.failover.steps import Steps, drive, drive_async
+from sbpair.replication.dedup_receive import SETTLE_SECONDS, DedupReceive
+from sbpair.replication.events import OnEvent, reporter
+from sbpair.replication.key import KeyOf, KeyRule
+from sbpair.replication.key_store import DAY_SECONDS, KEYS, KeyStore, MemoryStore, Window
+from sbpair.replication.roles import SIDES, Side
+from sbpair.replication.sdk_clients import SHORTER, SdkClients
+from sbpair.replication.side_receiver import OPEN_SECONDS, SideReceiver, abandon_action
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from azure.servicebus import ServiceBusReceivedMessage
+
+    from sbpair.model.pair import Pair
+
+MEMORY = "memory"
+RECEIVE_SECONDS = 60.0
+"""Default wait of a receive, as in the SDK."""
+
+
+class DedupReceiverBase:
+    """Receives from an entity of both namespaces, and gives the application the first copy of each message.
+
+    Messages are under lock (peek-lock), and are settled with this receiver, on the side that they came from. While the
+    application has one, further copies are held. Once it is completed, they are completed too (event
+    `DuplicateCompleted`). If it is abandoned or dead-lettered, or loses its lock, the next copy is given instead: no
+    copy is removed before another one was completed. If a completion was not answered, or the process ended during one,
+    a further copy is given and reported by the event `Redelivered`.
+
+    `entity` is a queue, or a topic with its `subscription_name`. `key` identifies copies: "id", "subject",
+    "property:NAME" (an application property), or a function of the message. A message without a key is given (event
+    `NoKey`). `store` holds completed keys: "memory", or the path of a file that outlives the process, for one receiver
+    at a time. It holds the last `window_count` keys for `window_seconds`; None means no such limit, and one limit is
+    required. A side that fails backs off while the other goes on (`SideLost`, `SideBack`).
+
+    Raises UsageError and NameInvalid for invalid arguments, LeaseHeld for a file in use, StateRefused for a file of
+    another entity or key. RECEIVE_AND_DELETE is refused, because its copies are gone before anything is completed. The
+    service refuses entities that require sessions: a session's lock and state are in one namespace.
+
+    Remaining risks:
+
+    - A copy that arrives after its key left the window is given again, as is one that another process receives: all
+      copies must come through one receiver.
+    - Messages come in the order of their first copies, which may differ from the order of both sides.
+    - Of different messages with the same key, only the first is given: choose a key that is unique.
+    - While the application has the first copy for longer than a lock lasts, further copies are delivered repeatedly,
+      which raises their delivery count: `renew_message_lock` renews all of their locks.
+    - While one side stalls, a blocking receiver may wait 30 s for its connection, and then for the other side alone for
+      two minutes: the SDK gives up a connection no sooner.
+    """
+
+    _kind: ClientKind
+
+    def __init__(
+        self,
+        pair: Pair,
+        entity: str,
+        *,
+        subscription_name: str | None = None,
+        key: str | KeyOf = "id",
+        store: str | Path = MEMORY,
+        window_seconds: float | None = DAY_SECONDS,
+        window_count: int | None = KEYS,
+        receive_mode: ServiceBusReceiveMode | str = ServiceBusReceiveMode.PEEK_LOCK,
+        max_wait_time: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        path = checked_source(entity, subscription_name)
+        if ServiceBusReceiveMode(receive_mode) is not ServiceBusReceiveMode.PEEK_LOCK:
+            raise UsageError(
+                "a DedupReceiver cannot receive and delete: a copy is removed only after another one is completed",
+                hint="omit receive_mode, and complete processed messages",
+            )
+        self.pair = pair
+        self.entity_name = path
+        self._max_wait = None if max_wait_time is None else _checked_wait(max_wait_time)
+        rule, window = KeyRule(key), Window(window_seconds, window_count)
+        about = {
+            "primary": pair.primary.authority.lower(),
+            "secondary": pair.secondary.authority.lower(),
+            "entity": path.lower(),
+            "key": rule.name,
+        }
+        self._clients = SdkClients(pair, self._kind, OPEN_SECONDS)
+        keys = MemoryStore(window) if store == MEMORY else KeyStore(Path(store), window, about)
+        receivers = {side: SideReceiver(side, self._receiver) for side in SIDES}
+        self._receive = DedupReceive(receivers, path, rule, keys, reporter(on_event), time.time, time.monotonic)
+        self._turn = self._kind.lock()
+        self._closed = False
+
+    def side_of(self, message: ServiceBusReceivedMessage) -> Side:
+        """Return "primary" or "secondary" for a message that is not settled. Raises MessageLockLostError."""
+        return self._receive.locked(message).side
+
+    def _receiver(self, side: Side) -> Any:
+        return self._clients.receiver(side, self.entity_name, SETTLE_SECONDS / 2)
+
+    def _deadline(self, limit: int, seconds: float | None) -> float:
+        """Return the end of a receive on the monotonic clock. Raises ValueError, as the SDK does."""
+        if limit < 1:
+            raise ValueError("max_message_count must be at least 1")
+        self._check_open()
+        self._clients.open()
+        wait = self._max_wait if seconds is None else _checked_wait(seconds)
+        return time.monotonic() + (RECEIVE_SECONDS if wait is None else wait)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the receiver has been closed: make another one")
+
+    def _complete_message(self, message: ServiceBusReceivedMessage) -> Steps[None]:
+        """Complete a message and then its held copies. Raises MessageLockLostError, and the SDK's errors."""
+        self._check_open()
+        return self._receive.complete(message)
+
+    def _abandon_message(self, message: ServiceBusReceivedMessage) -> Steps[None]:
+        """Release a message, so that it or a copy is delivered again. Raises MessageLockLostError and SDK errors."""
+        self._check_open()
+        return self._receive.settle(message, abandon_action(message))
+
+    def _dead_letter_message(
+        self, message: ServiceBusReceivedMessage, reason: str | None = None, error_description: str | None = None
+    ) -> Steps[None]:
+        """Dead-letter a message on its side. A copy is delivered. Raises MessageLockLostError and SDK errors."""
+        self._check_open()
+
+        def dead_letter_action(receiver: Any, _seconds: float) -> Any:
+            return receiver.dead_letter_message(message, reason=reason, error_description=error_description)
+
+        return self._receive.settle(message, dead_letter_action)
+
+    def _renew_message_lock(self, message: ServiceBusReceivedMessage) -> Steps[datetime]:
+        """Renew the locks of a message and its held copies. Returns the new expiry time. Raises SDK errors."""
+        self._check_open()
+        return self._receive.renew(message)
+
+    def _closing(self) -> Steps[None]:
+        if not self._closed:
+            self._closed = True
+            yield from self._receive.close()
+            yield from self._clients.close()
+
+
+class DedupReceiver(DedupReceiverBase, SyncClosable):
+    __doc__ = DedupReceiverBase.__doc__
+    complete_message = blocking(DedupReceiverBase._complete_message)
+    abandon_message = blocking(DedupReceiverBase._abandon_message)
+    dead_letter_message = blocking(DedupReceiverBase._dead_letter_message)
+    renew_message_lock = blocking(DedupReceiverBase._renew_message_lock)
+
+    def receive_messages(
+        self, max_message_count: int = 1, max_wait_time: float | None = None
+    ) -> list[ServiceBusReceivedMessage]:
+        """Return first copies, up to `max_message_count`, or [] if none arrived within `max_wait_time` (60 s).
+
+        Raises BothFailed if neither side could be received from in that time, and the SDK's errors.
+        """
+        deadline = self._deadline(max_message_count, max_wait_time)
+        while True:
+            with self._turn:
+                found = drive(self._receive.poll(max_message_count, deadline))
+            if found is not None:
+                return found
+
+    def __iter__(self) -> Iterator[ServiceBusReceivedMessage]:
+        """Yield messages. Ends if none arrives within the receiver's `max_wait_time`, if it has one."""
+        while (found := self.receive_messages()) or self._max_wait is None:
+            yield from found
+
+
+class AsyncDedupReceiver(DedupReceiverBase, AsyncClosable):
+    __doc__ = DedupReceiverBase.__doc__
+    complete_message = awaiting(DedupReceiverBase._complete_message)
+    abandon_message = awaiting(DedupReceiverBase._abandon_message)
+    dead_letter_message = awaiting(DedupReceiverBase._dead_letter_message)
+    renew_message_lock = awaiting(DedupReceiverBase._renew_message_lock)
+
+    async def receive_messages(
+        self, max_message_count: int = 1, max_wait_time: float | None = None
+    ) -> list[ServiceBusReceivedMessage]:
+        """Return first copies, up to `max_message_count`, or [] if none arrived within `max_wait_time` (60 s).
+
+        Raises BothFailed if neither side could be received from in that time, and the SDK's errors.
+        """
+        deadline = self._deadline(max_message_count, max_wait_time)
+        while True:
+            async with self._turn:
+                found = await drive_async(self._receive.poll(max_message_count, deadline))
+            if found is not None:
+                return found
+
+    async def __aiter__(self) -> AsyncIterator[ServiceBusReceivedMessage]:
+        """Yield messages. Ends if none arrives within the receiver's `max_wait_time`, if it has one."""
+        while (found := await self.receive_messages()) or self._max_wait is None:
+            for message in found:
+                yield message
+
+
+def checked_source(entity: str, subscription: str | None) -> str:
+    """Return the path to receive from. Raises NameInvalid."""
+    check_path(entity, shorten=SHORTER)
+    if subscription is None:
+        return entity
+    check_path(subscription, shorten="give the subscription a shorter name")
+    return f"{entity}/Subscriptions/{subscription}"
+
+
+def _checked_wait(seconds: float) -> float:
+    if not seconds > 0:
+        raise ValueError("max_wait_time must be greater than 0")
+    return seconds
