@@ -174,13 +174,7 @@ def estimate(operations: Operations, *, secondary: str, primary: str) -> Estimat
     operations.
     """
     spent = ((secondary, operations.secondary), (primary, operations.primary))
-    return Estimate(
-        operations,
-        _span(spent),
-        _span([(primary, operations.delivered)]),
-        PRICES.currency,
-        PRICES.dated,
-    )
+    return Estimate(operations, _span(spent), _span([(primary, operations.delivered)]), PRICES.currency, PRICES.dated)
 
 
 def _span(spent: Iterable[tuple[str, int]]) -> MoneyRange | None:

@@ -170,10 +170,5 @@ PROPERTY_NAMES = {
 """The service's own names of properties, used by the portal and older clients."""
 
 DURATIONS = frozenset(
-    {
-        "lock_duration",
-        "default_message_time_to_live",
-        "auto_delete_on_idle",
-        "duplicate_detection_history_time_window",
-    }
+    {"lock_duration", "default_message_time_to_live", "auto_delete_on_idle", "duplicate_detection_history_time_window"}
 )

@@ -57,8 +57,7 @@ def tier_named(name: str) -> Tier:
         if tier.name.lower() == name.lower():
             return tier
     raise ServiceRefused(
-        f"the namespace has the unknown tier {name[:40]!r}",
-        hint="create its queues and topics in the portal",
+        f"the namespace has the unknown tier {name[:40]!r}", hint="create its queues and topics in the portal"
     )
 
 

@@ -76,14 +76,7 @@ class RunStore:
             self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
 
     def _open(
-        self,
-        stack: ExitStack,
-        pair: Pair,
-        directory: Path,
-        command: str,
-        may_send: Callable[[], None],
-        *,
-        lease: bool,
+        self, stack: ExitStack, pair: Pair, directory: Path, command: str, may_send: Callable[[], None], *, lease: bool
     ) -> None:
         if lease:
             may_send = _both(stack.enter_context(Lease(directory, self.run)).check, may_send)

@@ -42,9 +42,7 @@ def test_ten_idle_queues_call_receive_forty_times_an_hour(hours: int, monkeypatc
     play(scene, queues=10)
 
 
-def test_a_day_with_few_messages_renews_tokens_and_breaks_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_day_with_few_messages_renews_tokens_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     put_token, tokens = Claims.put_token, Counter[str]()
 
     def counted(claims: Claims, request: Any) -> Any:

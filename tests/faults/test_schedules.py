@@ -161,9 +161,7 @@ def test_a_syphon_that_forgets_accepted_messages_is_caught(monkeypatch: pytest.M
     assert any("sends again what it knew the primary to have" in line for each in crashed for line in each.wrong)
 
 
-def test_a_syphon_that_hides_earlier_doubts_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_syphon_that_hides_earlier_doubts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_possible_duplicates", lambda *_: [])
 
     assert any("no receipt says so" in line for seed in range(20) for line in simulated(crashing(seed)).wrong)

@@ -232,9 +232,7 @@ ANNOTATIONS = EXTRA.map(lambda pairs: {"message_annotations": section(MESSAGE_AN
 
 @given(st.lists(ODD | ANNOTATIONS, min_size=1, max_size=4))
 @settings(max_examples=150, deadline=None)
-def test_unusual_annotations_decode_as_on_the_general_path(
-    annotations: list[dict[str, bytes]],
-) -> None:
+def test_unusual_annotations_decode_as_on_the_general_path(annotations: list[dict[str, bytes]]) -> None:
     payloads = []
     for each in annotations:
         sections = Sections.split(PLAIN.join())

@@ -145,10 +145,7 @@ def test_all_five_parts_tell_one_message_from_another():
 # Receipt
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["q/0", "q/1"]), st.sampled_from(BUCKETS)), max_size=60),
-    st.integers(0, 3),
-)
+@given(st.lists(st.tuples(st.sampled_from(["q/0", "q/1"]), st.sampled_from(BUCKETS)), max_size=60), st.integers(0, 3))
 def test_a_receipt_balances_exactly_when_every_delivery_has_one_end(ends, missing):
     tally = Tally()
     for queue, bucket in ends:

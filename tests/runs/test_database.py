@@ -391,11 +391,7 @@ def test_a_run_is_recorded_with_its_outcome(tmp_path: Path, ending: dict, outcom
         run.finish({"received": 2}, **ending)
         run.close()
         [found] = all_runs(state)
-        assert (found.outcome, found.exit_code, found.error) == (
-            outcome,
-            ending["exit_code"],
-            ending.get("error", ""),
-        )
+        assert (found.outcome, found.exit_code, found.error) == (outcome, ending["exit_code"], ending.get("error", ""))
         assert (found.command, found.started_ms, found.ended_ms) == ("syphon --once", 5_000, 5_000)
         assert found.receipt == {"received": 2}
     assert not list(tmp_path.glob("*.running"))

@@ -485,9 +485,7 @@ async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch
             await until(lambda: held_in(w.backlog()) == [])
 
 
-async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "DEFAULT_TIMINGS", RENEWING)
     async with world() as w:
         room = fill(w.destination())

@@ -149,9 +149,7 @@ async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypat
         assert not answers
 
 
-async def test_a_late_count_does_not_replace_a_newer_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_late_count_does_not_replace_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     make, next_queue = runner._counter, asyncio.Event()
 
     def counter(*arguments: Any) -> Any:

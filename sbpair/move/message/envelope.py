@@ -24,14 +24,7 @@ PARTITION_KEY = "x-opt-partition-key"
 ACTIVE, DEFERRED, SCHEDULED = range(3)
 
 SERVICE_ANNOTATIONS = frozenset(
-    (
-        ENQUEUED,
-        SEQUENCE_NUMBER,
-        "x-opt-enqueue-sequence-number",
-        LOCKED_UNTIL,
-        MESSAGE_STATE,
-        "x-opt-deadletter-source",
-    )
+    (ENQUEUED, SEQUENCE_NUMBER, "x-opt-enqueue-sequence-number", LOCKED_UNTIL, MESSAGE_STATE, "x-opt-deadletter-source")
 )
 """Annotations that the service writes: they describe where a message has been, not the message."""
 

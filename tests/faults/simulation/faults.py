@@ -15,12 +15,7 @@ from sbpair.emulator.entities.description import TICKS_PER_MINUTE, QueueDescript
 from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.service_errors import ServiceError
 from tests.faults.simulation.plan import EMULATOR
-from tests.faults.simulation.workload import (
-    NARROW,
-    NARROW_KILOBYTES,
-    TOPIC,
-    Goal,
-)
+from tests.faults.simulation.workload import NARROW, NARROW_KILOBYTES, TOPIC, Goal
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
