@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sbpair.model.backoff import Backoff
-from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS, BatchLimits
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.receipt import Tally
 from sbpair.move.wrong_primary import WrongPrimaryBreaker
@@ -23,6 +22,24 @@ if TYPE_CHECKING:
 DEFAULT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
 
 SendCost = Callable[[str], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Limits of batches, in messages: larger ones cost less per message, and leave more held after a kill.
+
+    `prefetch` are held, besides those of destinations that back off. `min_round` are sent without a wait for more.
+    `min_contiguous` deliveries are completed together; from `max_unsettled` accepted ones, all are completed.
+    """
+
+    prefetch: int
+    min_round: int
+    min_contiguous: int
+    max_unsettled: int
+
+
+DEFAULT_BATCH_LIMITS = BatchLimits(prefetch=480, min_round=50, min_contiguous=100, max_unsettled=400)
+"""For a worker: larger limits cost memory and gain nothing."""
 
 
 @dataclass(frozen=True, slots=True)

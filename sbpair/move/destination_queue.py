@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
+from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.move.interface import get_ordinal
 
 if TYPE_CHECKING:

@@ -1,19 +1,24 @@
-"""Messages held: received, locked and not settled."""
+"""Messages held: received, locked and not settled; and the renewal of their locks in time."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from itertools import takewhile
 from operator import is_
 from typing import TYPE_CHECKING
 
+from sbpair.errors import MessageLockLost, SbpairError
 from sbpair.move.interface import get_key, get_size
 
 if TYPE_CHECKING:
     from sbpair.model.message_key import Key
-    from sbpair.move.interface import ReceivedMessage
+    from sbpair.move.context import MoveContext
+    from sbpair.move.interface import MessageSource, ReceivedMessage
+
+log = logging.getLogger(__name__)
 
 
 class HeldMessages:
@@ -91,3 +96,45 @@ class HeldMessages:
             return
         deque(map(self._by_key.__delitem__, keys), maxlen=0)
         self.bytes -= sum(map(get_size, messages))
+
+
+async def renew_locks(
+    held: HeldMessages, source: MessageSource, context: MoveContext, on_lost: Callable[[ReceivedMessage], None]
+) -> None:
+    """Renew locks until cancelled. `on_lost` gets each delivery whose lock could not be renewed."""
+    loop, timings = asyncio.get_running_loop(), context.timings
+    while True:
+        locked = [message for message in held if message.lock_until > 0.0]
+        if not locked:
+            held.added.clear()
+            await held.added.wait()
+            continue
+        # A later lock expires later: nothing that arrives during this sleep is more urgent.
+        soonest = min(message.lock_until for message in locked)
+        await asyncio.sleep(max(timings.min_renewal_seconds, soonest - timings.renew_before_seconds - loop.time()))
+        due = loop.time() + timings.renew_before_seconds
+        await _renew([each for each in held if 0.0 < each.lock_until <= due], held, source, context, on_lost)
+
+
+async def _renew(
+    messages: list[ReceivedMessage],
+    held: HeldMessages,
+    source: MessageSource,
+    context: MoveContext,
+    on_lost: Callable[[ReceivedMessage], None],
+) -> None:
+    if not messages:
+        return
+    context.tally.spent("renewals", len(messages))
+    try:
+        await source.renew(messages)
+    except MessageLockLost:
+        if len(messages) == 1:
+            messages[0].lock_until = 0.0
+            on_lost(messages[0])
+            return
+        for message in messages:
+            if message in held:
+                await _renew([message], held, source, context, on_lost)
+    except SbpairError as error:
+        log.info("locks of %s were not renewed: %s", source.queue, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -53,54 +53,20 @@ class PeekedHeader(NamedTuple):
 Failures: TypeAlias = "list[tuple[ReceivedMessage, SbpairError]]"
 
 
-class SideConnection(Protocol):
-    """The connection of a worker to one side of a pair."""
-
-    @property
-    def broken(self) -> SbpairError | None:
-        """Why the connection is lost; None while connected."""
-
-    async def wait_lost(self) -> None:
-        """Wait until the connection is lost."""
-
-    def abort(self, error: SbpairError) -> None:
-        """End the connection for good: pending calls raise `error`."""
-
-
-class MessageSource(SideConnection, Protocol):
-    """One backlog queue: receives messages under lock, and settles them."""
+class MessageSource(Protocol):
+    """Messages received under lock, and the ways to settle them."""
 
     queue: str
-
-    @property
-    def clock_ahead_ms(self) -> int:
-        """How far the service's clock is ahead of the local one, by the first lock; 0 before it."""
 
     @property
     def service_ms(self) -> int | None:
         """The service's time in ms since 1970; None until it is known."""
 
-    @property
-    def error(self) -> SbpairError | None:
-        """Why no more messages can be received or settled; None while they can."""
-
-    def grant(self, limit: int) -> None:
-        """Prefetch at most so many messages."""
-
-    async def receive(self, limit: int, *, seconds: float) -> Sequence[ReceivedMessage]:
-        """Receive messages, waiting up to `seconds` for the first; [] without any. Raises Unavailable."""
-
-    async def reopen(self) -> bool:
-        """Open the link again over the same connection, if the service closed it as unused.
-
-        Return False if it was closed for another reason. The locks of unsettled messages are lost with the old link.
-        """
-
     def interrupt(self) -> None:
-        """End a `receive` that waits."""
+        """End a receive that waits."""
 
     async def stop(self) -> None:
-        """Stop prefetching until the next `grant`, and release prefetched messages. Never raises."""
+        """Stop prefetching, and release prefetched messages. Never raises."""
 
     async def complete(self, messages: Sequence[ReceivedMessage]) -> Failures:
         """Complete messages. Return those not confirmed, with the error: MessageLockLost, InDoubt. Never raises."""
@@ -113,15 +79,9 @@ class MessageSource(SideConnection, Protocol):
     async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
         """Renew locks, and set each `lock_until`. Raises MessageLockLost if one is lost."""
 
-    def peek_pages(self) -> AsyncIterator[list[PeekedHeader]]:
-        """Peek all messages of the queue, page by page."""
 
-
-class PendingOutcome(Protocol):
-    """The outcome of a batch that was sent."""
-
-    async def outcome(self) -> None:
-        """Wait until the primary accepts the whole batch. Raises InDoubt without an outcome."""
+SendOutcome: TypeAlias = Callable[[], Awaitable[None]]
+"""Waits until the primary accepts a whole batch that was sent. Raises InDoubt without an outcome."""
 
 
 class Batch(Protocol):
@@ -139,25 +99,16 @@ class DestinationLink(Protocol):
     def encode(self, routed: Sequence[RoutedMessage]) -> Batch:
         """Encode as many messages as fit in a batch: the first ones, and at least one, however large."""
 
-    def send(self, batch: Batch) -> PendingOutcome:
+    def send(self, batch: Batch) -> SendOutcome:
         """Send a batch. If it raises, as `Destination.ready` does, nothing was sent."""
 
 
 class Destination(Protocol):
     """The primary as a destination. It takes two steps, so that only a batch that was sent can be in doubt.
 
-    Errors, also of PendingOutcome: Unavailable if a later try may work; ServiceRefused and EntityMissing if these
+    Errors, also of SendOutcome: Unavailable if a later try may work; ServiceRefused and EntityMissing if these
     messages will never be accepted; any other if no message would.
     """
 
     async def ready(self, destination: str) -> DestinationLink:
         """Wait until a message may be sent."""
-
-
-class Primary(SideConnection, Destination, Protocol):
-    """The primary's side of a worker. It reconnects by itself."""
-
-    async def check(self) -> None:
-        """Connect, unless connected. Raises AccessError, Unavailable."""
-
-    async def close(self) -> None: ...

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from sbpair.move.destination_sender import DestinationSender
 from sbpair.move.destination_senders import DestinationSenders
 from sbpair.move.failure_latch import FailureLatch
+from sbpair.move.held import renew_locks
 from sbpair.move.intake import Intake
-from sbpair.move.lock_renewal import renew_locks
 from sbpair.move.message.route import router
 from sbpair.move.settlement import DEAD_LETTER_TRIES, Settlement
 

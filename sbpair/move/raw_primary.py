@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.raw_links import PendingSettlement
     from sbpair.errors import SbpairError
     from sbpair.model.pair import Endpoint
-    from sbpair.move.interface import Batch, RoutedMessage
+    from sbpair.move.interface import Batch, RoutedMessage, SendOutcome
     from sbpair.move.message.decode import Content
     from sbpair.move.message.route import Send
 
@@ -51,20 +51,6 @@ class RawBatch:
     count: int
     payload: bytes
     format: int = 0
-
-
-class RawPendingOutcome:
-    def __init__(self, link: RawDestinationLink, waiting: PendingSettlement, seconds: float) -> None:
-        self._link = link
-        self._waiting = waiting
-        self._seconds = seconds
-
-    async def outcome(self) -> None:
-        try:
-            await self._waiting.outcome(self._seconds)
-        except InDoubt:
-            self._link.spent = True
-            raise
 
 
 class RawDestinationLink:
@@ -97,11 +83,16 @@ class RawDestinationLink:
             return RawBatch(1, b"".join(pieces[1:]))
         return RawBatch(count, b"".join((_envelope(routed[:count]), *pieces)), BATCH_FORMAT)
 
-    def send(self, batch: Batch) -> RawPendingOutcome:
+    def send(self, batch: Batch) -> SendOutcome:
         mine = cast("RawBatch", batch)
-        return RawPendingOutcome(
-            self, self.sender.send_nowait(mine.payload, message_format=mine.format), self._answer_seconds
-        )
+        return partial(self._outcome, self.sender.send_nowait(mine.payload, message_format=mine.format))
+
+    async def _outcome(self, settlement: PendingSettlement) -> None:
+        try:
+            await settlement.outcome(self._answer_seconds)
+        except InDoubt:
+            self.spent = True
+            raise
 
 
 def _envelope(routed: Sequence[RoutedMessage]) -> bytes:
@@ -146,6 +137,7 @@ class RawPrimary:
 
     @property
     def broken(self) -> SbpairError | None:
+        """Why the connection is lost; None while connected."""
         return _NOT_CONNECTED if self._wire is None else self._wire.error
 
     async def wait_lost(self) -> None:
@@ -153,6 +145,7 @@ class RawPrimary:
             await self._wire.lost()
 
     def abort(self, error: SbpairError) -> None:
+        """End the connection for good: pending calls raise `error`."""
         self._aborted = error
         if self._wire is not None:
             self._wire.abort(error)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, cast
@@ -18,7 +19,6 @@ from sbpair.model.message_key import NO_KEY
 from sbpair.move.interface import PeekedHeader
 from sbpair.move.message import envelope
 from sbpair.move.message.decode import Decoder
-from sbpair.move.service_clock import Now, ServiceClock
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
@@ -36,6 +36,50 @@ _payload_of, _delivery_of = attrgetter("payload"), attrgetter("delivery")
 _number_of = attrgetter("sequence_number")
 
 log = logging.getLogger(__name__)
+
+Now = Callable[[], float]
+
+LOCK_SECONDS = 60.0
+"""A backlog queue's lock duration, assumed if a lock's expiry makes no sense by the local clock."""
+
+
+class ServiceClock:
+    """`now` is in seconds since 1970. `ahead_ms` is how far the service's clock is ahead of it, by the first lock."""
+
+    def __init__(self, now: Now) -> None:
+        self.ahead_ms = 0
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._known = False
+        self._offset_ms = -math.inf
+        self.sample()
+
+    def sample(self) -> None:
+        """Sample both clocks before lock expiry times are interpreted."""
+        self._loop_time, self._wall = self._loop.time(), self._now()
+
+    @property
+    def service_ms(self) -> int | None:
+        """The service's time in ms since 1970, independent of the local clock; None before the first lock.
+
+        Rather too early than too late: by the duration of a response.
+        """
+        return int(1000 * self._loop.time() + self._offset_ms) if self._offset_ms > -math.inf else None
+
+    def local_time(self, until_ms: int) -> float:
+        """Convert a lock's expiry to the loop's clock. Assumes LOCK_SECONDS for none, or for a longer lock."""
+        if until_ms and not self._known:
+            self._known = True
+            self.ahead_ms = int(until_ms - 1000 * (LOCK_SECONDS + self._wall))
+        if until_ms:
+            # A lock's expiry is some time in transit: the latest of all estimates is nearest to the truth.
+            self._offset_ms = max(self._offset_ms, until_ms - 1000 * (LOCK_SECONDS + self._loop_time))
+        left = until_ms / 1000 - self._wall
+        return self._loop_time + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
+
+    def local_times(self, locks: Sequence[int]) -> dict[int, float]:
+        """Convert each distinct expiry: messages received together have few of them."""
+        return {until_ms: self.local_time(until_ms) for until_ms in dict.fromkeys(locks)}
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +100,8 @@ class RawReceivedMessage:
 
 
 class RawSource:
+    """One backlog queue: receives messages under lock, and settles them."""
+
     def __init__(
         self, wire: AmqpClient, receiver: RawReceiver, queue: str, now: Now = time.time, *, keeps_payload: bool = False
     ) -> None:
@@ -74,6 +120,7 @@ class RawSource:
 
     @property
     def clock_ahead_ms(self) -> int:
+        """How far the service's clock is ahead of the local one, by the first lock; 0 before it."""
         return self._clock.ahead_ms
 
     @property
@@ -82,24 +129,32 @@ class RawSource:
 
     @property
     def error(self) -> SbpairError | None:
+        """Why no more messages can be received or settled; None while they can."""
         return self._receiver.error
 
     @property
     def broken(self) -> SbpairError | None:
+        """Why the connection is lost; None while connected."""
         return self._wire.error
 
     async def wait_lost(self) -> None:
         await self._wire.lost()
 
     def abort(self, error: SbpairError) -> None:
+        """End the connection for good: pending calls raise `error`."""
         self._wire.abort(error)
 
     def grant(self, limit: int) -> None:
+        """Prefetch at most so many messages."""
         # Each grant costs a frame: none is needed while half of the credit is left.
         if not limit // 2 < self._receiver.credit < limit:
             self._receiver.grant(limit)
 
     async def reopen(self) -> bool:
+        """Open the link again if the service closed it as unused; the locks of unsettled messages went with it.
+
+        Return False if it was closed for another reason.
+        """
         if not self._receiver.detached_idle:
             return False
         self._receiver.close()
@@ -110,6 +165,7 @@ class RawSource:
         self._receiver.interrupt()
 
     async def receive(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
+        """Receive messages, waiting up to `seconds` for the first; [] without any. Raises Unavailable."""
         deliveries = await self._receiver.take(limit, seconds=seconds)
         self._clock.sample()
         return self._messages(deliveries)

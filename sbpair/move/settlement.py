@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine, Sequence
 
-    from sbpair.move.batch_send import BatchSend
     from sbpair.move.context import MoveContext
+    from sbpair.move.destination_sender import BatchSend
     from sbpair.move.failure_latch import FailureLatch
     from sbpair.move.interface import Failures, MessageSource, ReceivedMessage
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.move.batch_limits import BatchLimits
+from sbpair.move.context import BatchLimits
 from sbpair.move.interface import get_facts
 from sbpair.move.message.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.mover import Mover

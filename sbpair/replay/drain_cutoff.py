@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbpair.move.interface import MessageSource, PeekedHeader, ReceivedMessage
+    from sbpair.move.interface import PeekedHeader, ReceivedMessage
+    from sbpair.move.raw_source import RawSource
     from sbpair.replay.run import ReplayRun
 
 MIN_QUIET = 2
@@ -39,7 +40,7 @@ class DrainCutoff:
         quiet_since = max(self._received_at, self._peeked_at)
         return asyncio.get_running_loop().time() - quiet_since >= self._run.options.empty_seconds
 
-    async def is_reached(self, source: MessageSource) -> bool:
+    async def is_reached(self, source: RawSource) -> bool:
         """Peek the queue. A message of the run that another receiver has locked is seen, and is waited for."""
         self._peeked_at = asyncio.get_running_loop().time()
         async for page in source.peek_pages():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,7 +25,7 @@ from sbpair.replay.segment_reader import RowPosition, SegmentReader
 
 if TYPE_CHECKING:
     from sbpair.model.message_key import Key
-    from sbpair.move.interface import Failures, PeekedHeader, ReceivedMessage
+    from sbpair.move.interface import Failures, ReceivedMessage
     from sbpair.move.message.decode import Content, Decoded
     from sbpair.move.message.route import Facts
     from sbpair.replay.archive import Archive
@@ -155,9 +155,7 @@ class ShardReader:
 class ShardSource:
     """One task's messages for a mover. `error` is why no more may be sent."""
 
-    clock_ahead_ms = 0
     service_ms = None
-    broken = None
 
     def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, name: str = "archive") -> None:
         self.queue = name
@@ -227,12 +225,6 @@ class ShardSource:
 
     # Parts of the protocol without a meaning for an archive.
 
-    def grant(self, limit: int) -> None:
-        del limit
-
-    async def reopen(self) -> bool:
-        return False
-
     def interrupt(self) -> None:
         self._reader.exhausted = True
         self._read_ahead.clear()
@@ -247,17 +239,6 @@ class ShardSource:
 
     async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
         del messages
-
-    async def wait_lost(self) -> None:
-        await asyncio.Event().wait()
-
-    def abort(self, error: SbpairError) -> None:
-        self.error = error
-
-    async def peek_pages(self) -> AsyncIterator[list[PeekedHeader]]:
-        empty: tuple[list[PeekedHeader], ...] = ()
-        for page in empty:
-            yield page
 
 
 def _unpacked(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:

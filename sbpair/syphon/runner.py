@@ -16,7 +16,6 @@ from sbpair.errors import EntityMissing, ExitCode, SbpairError
 from sbpair.move import backlog_queues
 from sbpair.move.context import MoveContext, SendCost
 from sbpair.move.message.route import TimeToLive
-from sbpair.move.raw_engine import RawEngine
 from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.move.run_store import RunStore
 from sbpair.move.wrong_primary import WrongPrimaryBreaker
@@ -30,6 +29,7 @@ from sbpair.syphon.pool import WorkerPool
 from sbpair.syphon.worker import Count, QueueWorker, RunPlan
 
 if TYPE_CHECKING:
+    from sbpair.amqp_client.client import GetToken
     from sbpair.azure.interfaces import QueueControl
     from sbpair.model.pair import Pair
     from sbpair.move.events import QueuesFound, SyphonEvent
@@ -143,7 +143,15 @@ async def run(
                     breaker=WrongPrimaryBreaker(trusted=allow_missing),
                 )
                 plan = RunPlan(
-                    once, context, stop, prepared.engine, started_ms, prepared.count, reconnect=reconnect, lease=session
+                    once,
+                    context,
+                    stop,
+                    pair,
+                    prepared.get_token,
+                    started_ms,
+                    prepared.count,
+                    reconnect=reconnect,
+                    lease=session,
                 )
                 workers = await _run_workers(plan, prepared, hurry, store, sample_seconds)
         failures = _failures(pair, workers, tally, session, stopped=stop.is_set())
@@ -163,7 +171,7 @@ async def run(
 class _PreparedRun:
     """Open connections to both namespaces' management, their answers, and the first queues."""
 
-    engine: RawEngine
+    get_token: GetToken | None
     find: _QueueFinder
     found: QueuesFound
     count: Count | None
@@ -179,12 +187,12 @@ async def _prepare(
     from sbpair.azure.credentials import token_getter
 
     control = await stack.enter_async_context(open_atom(pair.secondary))
-    engine = RawEngine(pair, await stack.enter_async_context(token_getter(pair)))
+    get_token = await stack.enter_async_context(token_getter(pair))
     rate_limiter, send_cost = await _limit(stack, pair, limits) if limits is not None else (None, None)
     find = _QueueFinder(pair, control, on_event)
     found = await find()
     count = _counter(control, tally) if found.managed else None
-    return _PreparedRun(engine, find, found, count, rate_limiter, send_cost)
+    return _PreparedRun(get_token, find, found, count, rate_limiter, send_cost)
 
 
 async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -> Prepared | None:

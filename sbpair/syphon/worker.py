@@ -20,9 +20,11 @@ from sbpair.move.mover import Mover
 from sbpair.syphon.worker_connections import FAULT_SECONDS, WorkerConnections, open_connections
 
 if TYPE_CHECKING:
+    from sbpair.amqp_client.client import GetToken
+    from sbpair.model.pair import Pair
     from sbpair.move.context import MoveContext
-    from sbpair.move.interface import MessageSource, PeekedHeader, ReceivedMessage
-    from sbpair.move.raw_engine import RawEngine
+    from sbpair.move.interface import PeekedHeader, ReceivedMessage
+    from sbpair.move.raw_source import RawSource
     from sbpair.runs.session_lease import SessionLease
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,8 @@ class RunPlan:
     once: bool
     context: MoveContext
     stop: asyncio.Event
-    engine: RawEngine
+    pair: Pair
+    get_token: GetToken | None
     started_ms: int
     count: Count | None = None
     reconnect: bool = True
@@ -96,7 +99,7 @@ class QueueWorker:
         self._blocked_by: tuple[str, ...] = ()
         self._connections: WorkerConnections | None = None
         self._opening: asyncio.Timeout | None = None
-        self._moving: tuple[MessageSource, Mover] | None = None
+        self._moving: tuple[RawSource, Mover] | None = None
         self._last_used = 0.0
         self._unsettleable: list[str] = []
         self._clock_ahead_ms = 0
@@ -164,7 +167,7 @@ class QueueWorker:
 
     async def _connect_and_move(self) -> None:
         async with AsyncExitStack() as stack:
-            opening = open_connections(self._plan.engine, self.queue)
+            opening = open_connections(self._plan.pair, self._plan.get_token, self.queue)
             connections = await self._unless_interrupted(stack.enter_async_context(opening))
             if connections is None:
                 return
@@ -237,7 +240,7 @@ class QueueWorker:
 
     # Receive.
 
-    async def _drain(self, source: MessageSource, mover: Mover) -> None:
+    async def _drain(self, source: RawSource, mover: Mover) -> None:
         plan, loop = self._plan, asyncio.get_running_loop()
         self._last_used = loop.time()
         while not plan.stop.is_set() and mover.fatal is None:
@@ -268,7 +271,7 @@ class QueueWorker:
             if plan.once and mover.fatal is None and await self._is_empty(source, mover):
                 return
 
-    async def _receive(self, source: MessageSource, mover: Mover, limit: int) -> Sequence[ReceivedMessage]:
+    async def _receive(self, source: RawSource, mover: Mover, limit: int) -> Sequence[ReceivedMessage]:
         """Receive once, and reopen the link each time the service closes it as unused."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._poll_seconds()
@@ -286,7 +289,7 @@ class QueueWorker:
                 return messages
         return ()
 
-    async def _touch_link(self, source: MessageSource, mover: Mover) -> None:
+    async def _touch_link(self, source: RawSource, mover: Mover) -> None:
         """Keep the link alive while messages are held for long: their locks end with it."""
         now = asyncio.get_running_loop().time()
         if mover.held and now - self._last_used >= UNUSED_SECONDS:
@@ -324,7 +327,7 @@ class QueueWorker:
 
     # The end of --once.
 
-    async def _is_empty(self, source: MessageSource, mover: Mover) -> bool:
+    async def _is_empty(self, source: RawSource, mover: Mover) -> bool:
         """Return whether the queue is empty. A single empty receive proves nothing."""
         self._empty_receives += 1
         if mover.held and not mover.stuck(TRIES):
@@ -338,11 +341,11 @@ class QueueWorker:
         self.counts += 1
         return remaining <= mover.held
 
-    async def _count_deferred(self, source: MessageSource) -> int:
+    async def _count_deferred(self, source: RawSource) -> int:
         """Count deferred messages: the queue's count includes them, and they are never received."""
         return sum([sum(each.deferred for each in page) async for page in self._peek(source)])
 
-    async def _only_new_remain(self, source: MessageSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
+    async def _only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
         if not self._plan.once or not all(self._is_new(message.facts.enqueued_at) for message in messages):
             return False
@@ -359,12 +362,12 @@ class QueueWorker:
     def _is_new(self, enqueued_ms: int) -> bool:
         return enqueued_ms > self._plan.started_ms + self._clock_ahead_ms + CLOCKS_DIFFER_MS
 
-    async def _peek(self, source: MessageSource) -> AsyncIterator[list[PeekedHeader]]:
+    async def _peek(self, source: RawSource) -> AsyncIterator[list[PeekedHeader]]:
         async for page in source.peek_pages():
             self._plan.context.tally.spent("management_calls", 1)
             yield page
 
-    async def _wait_settled(self, source: MessageSource, mover: Mover) -> None:
+    async def _wait_settled(self, source: RawSource, mover: Mover) -> None:
         while mover.held and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():
             if source.error is not None:
                 raise source.error

@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from sbpair.amqp_client.client import connect
 from sbpair.errors import ConnectionFaulted, SbpairError, Unavailable
+from sbpair.move.raw_primary import RawPrimary
+from sbpair.move.raw_source import RawSource
 
 if TYPE_CHECKING:
-    from sbpair.move.interface import MessageSource, Primary
-    from sbpair.move.raw_engine import RawEngine
+    from sbpair.amqp_client.client import GetToken
+    from sbpair.model.pair import Pair
 
 FAULT_SECONDS = 5.0
 """How long one side may be without the other."""
@@ -26,7 +29,7 @@ RECONNECT_SECONDS = 1.0
 class WorkerConnections:
     """Both connections, open."""
 
-    def __init__(self, source: MessageSource, primary: Primary) -> None:
+    def __init__(self, source: RawSource, primary: RawPrimary) -> None:
         self.source = source
         self.primary = primary
 
@@ -80,13 +83,14 @@ class WorkerConnections:
 
 
 @asynccontextmanager
-async def open_connections(engine: RawEngine, queue: str) -> AsyncIterator[WorkerConnections]:
+async def open_connections(pair: Pair, get_token: GetToken | None, queue: str) -> AsyncIterator[WorkerConnections]:
     """Connect to both sides for one backlog queue, without receiving. Closes both at the end of the block.
 
     Raises Unavailable, AccessError; EntityMissing if the queue does not exist.
     """
-    async with engine.source(queue) as source:
-        primary = engine.primary()
+    async with connect(pair.secondary, get_token=get_token) as client:
+        source = await RawSource.open(client, queue)
+        primary = RawPrimary(pair.primary, get_token=get_token)
         try:
             # Fails before any message is locked if the primary cannot be reached.
             await primary.check()

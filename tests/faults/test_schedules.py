@@ -66,15 +66,12 @@ def caught(complaint: str) -> bool:
     return any(line.startswith(complaint) for seed in ENOUGH_TO_CATCH for line in simulate(seed).wrong)
 
 
-class Accepted:
-    """An answer that says so before anybody has asked."""
-
-    async def outcome(self) -> None:
-        return
+async def accepted() -> None:
+    """The outcome of a batch, before anybody has asked."""
 
 
 def test_a_syphon_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RawDestinationLink, "send", lambda *_: Accepted())
+    monkeypatch.setattr(RawDestinationLink, "send", lambda *_: accepted)
 
     assert caught("lost")
 
@@ -84,7 +81,7 @@ def test_a_syphon_that_settles_before_acceptance_is_caught(monkeypatch: pytest.M
 
     def post(*arguments: Any) -> Any:
         leave(*arguments)
-        return Accepted()
+        return accepted
 
     monkeypatch.setattr(RawDestinationLink, "send", post)
 

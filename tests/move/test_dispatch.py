@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
-from sbpair.move.context import MoveContext, MoveTimings
+from sbpair.move.context import DEFAULT_BATCH_LIMITS, MoveContext, MoveTimings
 from sbpair.move.destination_queue import DestinationQueue
 from sbpair.move.destination_sender import DestinationSender
 from sbpair.move.destination_senders import UNORDERED_ROUNDS, DestinationSenders

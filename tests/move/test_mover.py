@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +24,7 @@ from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
-    from sbpair.move.interface import RoutedMessage
+    from sbpair.move.interface import RoutedMessage, SendOutcome
     from sbpair.move.receipt import Receipt
 
 UNREACHABLE = errors.Unreachable("it is away")
@@ -61,15 +62,6 @@ class FakeBatch:
         return len(self.messages)
 
 
-@dataclass
-class FakeOutcome:
-    memory: Memory
-    batch: FakeBatch
-
-    async def outcome(self) -> None:
-        await self.memory.answer("send", *self.batch.messages)
-
-
 class Memory:
     """A source, a destination and its link. Each call answers with the next of `answers[name]`: an error, or None.
 
@@ -77,7 +69,6 @@ class Memory:
     """
 
     queue = "q"
-    clock_ahead_ms = 0
     service_ms = None
     credit = 100
 
@@ -110,8 +101,8 @@ class Memory:
     def encode(self, routed: Sequence[RoutedMessage]) -> FakeBatch:
         return FakeBatch([each.message for each in routed[: self.together]])
 
-    def send(self, batch: FakeBatch) -> FakeOutcome:
-        return FakeOutcome(self, batch)
+    def send(self, batch: FakeBatch) -> SendOutcome:
+        return partial(self.answer, "send", *batch.messages)
 
     async def complete(self, messages: Sequence[Any]) -> list[Any]:
         return await self.settled("complete", messages)

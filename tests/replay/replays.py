@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
+from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, SEGMENTS
 from sbpair.replay.shard_source import MAX_CHUNK

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair import errors
-from sbpair.move.batch_limits import DEFAULT_BATCH_LIMITS
+from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver, plan_phase
 from sbpair.replay.archive import Archive

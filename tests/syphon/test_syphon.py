@@ -27,7 +27,6 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.move import context, destination_sender, events, intake, raw_primary, raw_source
 from sbpair.move.context import MoveContext, MoveTimings
-from sbpair.move.raw_engine import RawEngine
 from sbpair.syphon import runner, worker, worker_connections
 from sbpair.testing import Emulator
 from tests.kit.stranded import numbered, put
@@ -562,8 +561,8 @@ async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it()
     async with world() as w:
         silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
-        engine = RawEngine(replace(w.pair, secondary=replace(w.pair.secondary, port=port)))
-        plan = worker.RunPlan(False, MoveContext("contoso-dr", on_event=w.tell), w.stop, engine, started_ms=0)
+        pair = replace(w.pair, secondary=replace(w.pair.secondary, port=port))
+        plan = worker.RunPlan(False, MoveContext("contoso-dr", on_event=w.tell), w.stop, pair, None, started_ms=0)
         waiting = worker.QueueWorker(queue_path("contoso", 0), plan)
         task = asyncio.create_task(waiting.run())
         await asyncio.sleep(0)
