@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES, Bearers, Issuer
-from tests.emulator.test_fuzz_http import LONG, MAX_ANSWER, QUICK, TEXTS, Attacked
+from tests.emulator.test_fuzz_http import EFFORTS, MAX_ANSWER, TEXTS, Attacked
 
 Draw = Any
 SERVICE = "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/g/providers/Microsoft.ServiceBus"
@@ -113,18 +113,13 @@ def test_the_unbroken_inputs_are_valid(attacked: Attacked, name: str) -> None:
         assert attacked.ask("DELETE", f"{path}?{VERSION}", "", b"").startswith(b"HTTP/1.1 200")
 
 
-@QUICK
-@given(broken=broken_requests())
+@pytest.mark.parametrize("effort", EFFORTS)
 def test_broken_requests_harm_no_other_client(
-    attacked: Attacked, caplog: pytest.LogCaptureFixture, broken: Any
+    attacked: Attacked, caplog: pytest.LogCaptureFixture, effort: settings
 ) -> None:
-    survive(attacked, caplog, *broken)
+    @effort
+    @given(broken_requests())
+    def attack(broken: Any) -> None:
+        survive(attacked, caplog, *broken)
 
-
-@pytest.mark.slow
-@LONG
-@given(broken=broken_requests())
-def test_many_broken_requests_harm_no_other_client(
-    attacked: Attacked, caplog: pytest.LogCaptureFixture, broken: Any
-) -> None:
-    survive(attacked, caplog, *broken)
+    attack()

@@ -22,7 +22,7 @@ from sbpair.testing import Emulator
 
 Draw = Any
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)
-LONG = settings(QUICK, max_examples=4_000)
+EFFORTS = [QUICK, pytest.param(settings(QUICK, max_examples=4_000), marks=pytest.mark.slow)]
 MAX_SECONDS = 10.0
 PATIENCE_SECONDS = 0.2
 MAX_ANSWER = 1_000_000
@@ -237,18 +237,13 @@ def test_the_unbroken_inputs_are_valid(attacked: Attacked, name: str) -> None:
         assert attacked.ask("DELETE", f"{path}?{QUERIES[0]}", "", b"").startswith(b"HTTP/1.1 200")
 
 
-@QUICK
-@given(broken=broken_requests())
+@pytest.mark.parametrize("effort", EFFORTS)
 def test_broken_requests_harm_no_other_client(
-    attacked: Attacked, caplog: pytest.LogCaptureFixture, broken: Any
+    attacked: Attacked, caplog: pytest.LogCaptureFixture, effort: settings
 ) -> None:
-    survive(attacked, caplog, *broken)
+    @effort
+    @given(broken_requests())
+    def attack(broken: Any) -> None:
+        survive(attacked, caplog, *broken)
 
-
-@pytest.mark.slow
-@LONG
-@given(broken=broken_requests())
-def test_many_broken_requests_harm_no_other_client(
-    attacked: Attacked, caplog: pytest.LogCaptureFixture, broken: Any
-) -> None:
-    survive(attacked, caplog, *broken)
+    attack()

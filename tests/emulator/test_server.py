@@ -16,7 +16,7 @@ from sbpair.emulator import server
 from sbpair.emulator.access.sas import sign
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.frontends.http.body import read_body
+from sbpair.emulator.frontends.http.request_parts import read_body
 from sbpair.emulator.port import bind_port
 from sbpair.emulator.protocol_sniffer import ProtocolSniffer
 from sbpair.emulator.service_errors import ArgumentInvalid

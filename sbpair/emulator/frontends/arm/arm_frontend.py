@@ -16,7 +16,6 @@ from aiohttp import web
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
 from sbpair.emulator.faults.credit_budget import charge_management
 from sbpair.emulator.faults.http_refusals import RequestRefused
-from sbpair.emulator.frontends.arm.arm_keys import Keys
 from sbpair.emulator.frontends.arm.arm_request import (
     PROVIDER,
     ArmError,
@@ -29,8 +28,9 @@ from sbpair.emulator.frontends.arm.arm_request import (
     read_properties,
     unsupported_method,
 )
-from sbpair.emulator.frontends.arm.arm_resources import Queues, Resources, Rules, Subscriptions, Topics
-from sbpair.emulator.frontends.http.body import read_body
+from sbpair.emulator.frontends.arm.arm_resources import Entities, Keys, Resources, Rules
+from sbpair.emulator.frontends.http.entity_collections import Queues, Subscriptions, Topics
+from sbpair.emulator.frontends.http.request_parts import read_body
 from sbpair.emulator.service_errors import InternalError, ServiceError, ServiceUnavailable, Unauthenticated, log_bug
 from sbpair.emulator.timespan import instant
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.topic import TopicEntity
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -149,13 +148,23 @@ class ArmFrontend:
 
 def answer_below(request: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
     """Answer a request for a collection below a namespace, one of its resources, or the keys of one."""
-    *_, last = request.parts
-    if last.lower() in ("listkeys", "regeneratekeys") and len(request.parts) % 2:
+    *parents, last = request.parts
+    if len(request.parts) % 2 == 0:
+        return _answer_of_resource(request, namespace, tuple(parents), last, body)
+    if last in ("listkeys", "regeneratekeys") and parents:
         return _answer_about_keys(request, namespace, body)
-    if len(request.parts) % 2:
-        return _answer_of_collection(request, collection_at(namespace, request.parts))
-    resources, name = collection_at(namespace, request.parts[:-1]), last
-    within = "/".join([request.namespaces_id, namespace.name, *_types(request.parts[:-1])])
+    resources = collection_at(namespace, request.parts)
+    if request.method != "GET":
+        raise unsupported_method(request.method)
+    within = "/".join([request.namespaces_id, request.namespace or "", *_types(request.parts)])
+    return arm_page(request, resources.all(), lambda item: resources.to_json(within, item))
+
+
+def _answer_of_resource(
+    request: ArmRequest, namespace: Namespace, parents: tuple[str, ...], name: str, body: bytes
+) -> web.Response:
+    resources = collection_at(namespace, parents)
+    within = "/".join([request.namespaces_id, namespace.name, *_types(parents)])
     found = resources.find(name)
     match request.method:
         case "GET":
@@ -168,13 +177,6 @@ def answer_below(request: ArmRequest, namespace: Namespace, body: bytes) -> web.
             resources.remove(found)
             return web.Response(status=200)
     raise unsupported_method(request.method)
-
-
-def _answer_of_collection(request: ArmRequest, resources: Resources[Any]) -> web.Response:
-    if request.method != "GET":
-        raise unsupported_method(request.method)
-    within = "/".join([request.namespaces_id, request.namespace or "", *_types(request.parts)])
-    return arm_page(request, resources.all(), lambda item: resources.to_json(within, item))
 
 
 def _answer_about_keys(request: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
@@ -194,23 +196,19 @@ def collection_at(namespace: Namespace, parts: tuple[str, ...]) -> Resources[Any
     """Return the collection that a path below a namespace ends in. Raises ArmError if there is none."""
     match parts:
         case ("queues",):
-            return Queues(namespace)
+            return Entities("queues", Queues(namespace))
         case ("topics",):
-            return Topics(namespace)
+            return Entities("topics", Topics(namespace))
         case ("authorizationrules",):
             return Keys(namespace)
         case ("queues" | "topics" as kind, name, "authorizationrules"):
             return Keys(namespace, existing(collection_at(namespace, (kind,)).find(name), name), kind)
         case ("topics", name, "subscriptions"):
-            return Subscriptions(namespace, topic_called(namespace, name))
-        case ("topics", name, "subscriptions", subscription, "rules"):
-            topic = topic_called(namespace, name)
-            return Rules(existing(topic.find_subscription(subscription), subscription))
+            topic = existing(collection_at(namespace, ("topics",)).find(name), name)
+            return Entities("topics/subscriptions", Subscriptions(namespace, topic))
+        case ("topics", _, "subscriptions", name, "rules"):
+            return Rules(existing(collection_at(namespace, parts[:3]).find(name), name))
     raise not_found()
-
-
-def topic_called(namespace: Namespace, name: str) -> TopicEntity:
-    return existing(Topics(namespace).find(name), name)
 
 
 def existing(found: T | None, name: str) -> T:

@@ -120,17 +120,6 @@ def unsupported_method(method: str) -> ArmError:
     return ArmError("MethodNotAllowed", f"The HTTP method '{method[:20]}' is not supported at this scope.", 405)
 
 
-def path_of(name: str) -> str:
-    """Return the path of the entity with this resource name."""
-    if "/" in name:
-        raise ArmError("InvalidResourceName", "The resource name contains '/': write '~' for it.")
-    return name.replace("~", "/")
-
-
-def resource_name(path: str) -> str:
-    return path.replace("/", "~")
-
-
 def read_object(body: bytes) -> Json:
     """Return the JSON object in a body. Raises ArmError."""
     try:

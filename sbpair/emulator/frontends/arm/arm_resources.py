@@ -1,37 +1,46 @@
-"""The collections of resources below a namespace, with the same operations each. Independent of HTTP."""
+"""The collections of resources below a namespace, with the same operations each. Independent of HTTP.
+
+Entities have names in camel case, and numbers and booleans typed. Unknown names and wrong types are errors.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
-from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION, TOPIC, from_elements
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities.description import check_authorization_rules
+from sbpair.emulator.entities.description_schema import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
-from sbpair.emulator.frontends.arm.arm_documents import (
-    OF_QUEUES,
-    OF_SUBSCRIPTIONS,
-    OF_TOPICS,
-    read_values,
-    reported_json,
-    values_json,
-)
-from sbpair.emulator.frontends.arm.arm_request import PROVIDER, Json, path_of, resource_name
+from sbpair.emulator.frontends.arm.arm_request import PROVIDER, ArmError, Json
 from sbpair.emulator.frontends.arm.arm_rules import rule_from_json, rule_to_json
-from sbpair.emulator.frontends.http.request_parts import with_addresses
+from sbpair.emulator.frontends.http.entity_collections import Queues, Subscriptions, update
+from sbpair.emulator.frontends.http.request_parts import FORWARDS, new_key
 from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbpair.emulator.access.sas import AuthorizationRule
-    from sbpair.emulator.entities.description_schema import Settable
     from sbpair.emulator.entities.namespace import Namespace
 
 T = TypeVar("T")
-Q = TypeVar("Q", bound=QueueEntity)
 OF_JMS: Final = frozenset({"isClientAffine", "clientAffineProperties"})
+_NOT_OF_ARM: Final = ("FilteringMessagesBeforePublishing", "EnableSubscriptionPartitioning")
+_SETTABLE: Final[dict[str, Settable]] = {
+    "queues": SETTABLE,
+    "topics": {name: kind for name, kind in TOPIC.settable.items() if name not in _NOT_OF_ARM},
+    "topics/subscriptions": {
+        **SUBSCRIPTION.settable,
+        "DuplicateDetectionHistoryTimeWindow": SETTABLE["DuplicateDetectionHistoryTimeWindow"],
+    },
+}
+REPORTED: Final = frozenset(
+    {"accessedAt", "countDetails", "createdAt", "messageCount", "sizeInBytes", "subscriptionCount", "updatedAt"}
+)
+"""Properties that only the service sets; ignored in requests."""
 
 
 class Resources(Generic[T]):
@@ -69,118 +78,46 @@ class Resources(Generic[T]):
         }
 
 
-class Entities(Resources[Q]):
-    """A collection of entities. `settable`: the elements of their descriptions that a client sets."""
+class Entities(Resources[QueueEntity]):
+    """A collection of entities. In names of queues and topics, `~` stands for `/`."""
 
-    settable: Settable
-
-    def __init__(self, namespace: Namespace) -> None:
-        self.namespace = namespace
-
-    def put(self, name: str, properties: Json) -> Q:
-        existing = self.find(name)
-        values = with_addresses(read_values(properties, self.settable), self.namespace.authority)
-        wanted = self.description(values, existing.description if existing else None)
-        if existing is None:
-            return self.create(name, wanted)
-        existing.check_all_partitions()
-        existing.update(wanted)
-        return existing
-
-    def description(self, values: dict[str, str], before: Any) -> Any:
-        """Return the requested description, given the existing one."""
-        raise NotImplementedError
-
-    def create(self, name: str, description: Any) -> Q:
-        raise NotImplementedError
-
-    def remove(self, item: Q) -> None:
-        self.namespace.delete(item)
-
-    def name(self, item: Q) -> str:
-        return resource_name(item.path)
-
-    def properties(self, item: Q) -> Json:
-        item.check_all_partitions()
-        return {**values_json(item, self.settable), **reported_json(item), **self.counts(item)}
-
-    def counts(self, item: Q) -> Json:
-        """Return the properties of this kind that only the service sets."""
-        raise NotImplementedError
-
-
-class Queues(Entities[QueueEntity]):
-    kind = "queues"
-    settable = OF_QUEUES
+    def __init__(self, kind: str, collection: Queues) -> None:
+        self.kind = kind
+        self._collection = collection
 
     def all(self) -> Sequence[QueueEntity]:
-        return self.namespace.queues()
+        return self._collection.all()
 
     def find(self, name: str) -> QueueEntity | None:
-        return self.namespace.find_queue(path_of(name))
+        return self._collection.find(self._path(name))
 
-    def description(self, values: dict[str, str], before: QueueDescription | None) -> QueueDescription:
-        return from_elements(QUEUE, QueueDescription(), values, before, _rules_of(before), self.namespace.tier)
+    def put(self, name: str, properties: Json) -> QueueEntity:
+        existing, authority = self.find(name), self._collection.namespace.authority
+        if isinstance(self._collection, Subscriptions):
+            if properties.get("isClientAffine"):
+                raise ArgumentInvalid("Client affine subscriptions need JMS, which this emulator does not support.")
+            properties = {key: value for key, value in properties.items() if key not in OF_JMS}
+        values = read_values(properties, _SETTABLE[self.kind])
+        # A description keeps the authorization rules: they are resources of their own.
+        rules = existing.description.authorization_rules if existing else ()
+        wanted = self._collection.describe(values, existing, rules, authority)
+        if existing is None:
+            return self._collection.create(self._path(name), wanted)
+        update(existing, wanted)
+        return existing
 
-    def create(self, name: str, description: QueueDescription) -> QueueEntity:
-        return self.namespace.create_queue(path_of(name), description)
+    def remove(self, item: QueueEntity) -> None:
+        self._collection.namespace.delete(item)
 
-    def counts(self, item: QueueEntity) -> Json:
-        return {"messageCount": item.counts().total, "sizeInBytes": item.size_bytes}
+    def name(self, item: QueueEntity) -> str:
+        return item.name if isinstance(item, SubscriptionEntity) else item.path.replace("/", "~")
 
+    def properties(self, item: QueueEntity) -> Json:
+        item.check_all_partitions()
+        return {**values_json(item, _SETTABLE[self.kind]), **reported_json(item)}
 
-class Topics(Entities[TopicEntity]):
-    kind = "topics"
-    settable = OF_TOPICS
-
-    def all(self) -> Sequence[TopicEntity]:
-        return self.namespace.topics()
-
-    def find(self, name: str) -> TopicEntity | None:
-        return self.namespace.find_topic(path_of(name))
-
-    def description(self, values: dict[str, str], before: TopicDescription | None) -> TopicDescription:
-        default, rules = TopicDescription(), _rules_of(before)
-        return from_elements(TOPIC, default, values, before, rules, self.namespace.tier)
-
-    def create(self, name: str, description: TopicDescription) -> TopicEntity:
-        return self.namespace.create_topic(path_of(name), description)
-
-    def counts(self, item: TopicEntity) -> Json:
-        return {"subscriptionCount": len(item.subscriptions), "sizeInBytes": item.size_bytes}
-
-
-class Subscriptions(Entities[SubscriptionEntity]):
-    kind = "topics/subscriptions"
-    settable = OF_SUBSCRIPTIONS
-
-    def __init__(self, namespace: Namespace, topic: TopicEntity) -> None:
-        super().__init__(namespace)
-        self._topic = topic
-
-    def all(self) -> Sequence[SubscriptionEntity]:
-        return self._topic.subscriptions
-
-    def find(self, name: str) -> SubscriptionEntity | None:
-        return self._topic.find_subscription(name)
-
-    def put(self, name: str, properties: Json) -> SubscriptionEntity:
-        if properties.get("isClientAffine"):
-            raise ArgumentInvalid("Client affine subscriptions need JMS, which this emulator does not support.")
-        return super().put(name, {key: properties[key] for key in properties.keys() - OF_JMS})
-
-    def description(self, values: dict[str, str], before: SubscriptionDescription | None) -> SubscriptionDescription:
-        default = SubscriptionDescription()
-        return from_elements(SUBSCRIPTION, default, values, before, tier=self.namespace.tier)
-
-    def create(self, name: str, description: SubscriptionDescription) -> SubscriptionEntity:
-        return self._topic.create_subscription(name, description)
-
-    def name(self, item: SubscriptionEntity) -> str:
-        return item.name
-
-    def counts(self, item: SubscriptionEntity) -> Json:
-        return {"messageCount": item.counts().total, "isClientAffine": False}
+    def _path(self, name: str) -> str:
+        return name if isinstance(self._collection, Subscriptions) else name.replace("~", "/")
 
 
 class Rules(Resources[SubscriptionRule]):
@@ -210,6 +147,135 @@ class Rules(Resources[SubscriptionRule]):
         return rule_to_json(item)
 
 
-def _rules_of(before: QueueDescription | None) -> tuple[AuthorizationRule, ...]:
-    """Return the authorization rules, which a description keeps: they are resources of their own."""
-    return before.authorization_rules if before else ()
+class Keys(Resources[AuthorizationRule]):
+    """The authorization rules of a namespace, or of `entity`."""
+
+    def __init__(self, namespace: Namespace, entity: QueueEntity | None = None, kind: str = "") -> None:
+        self.kind = f"{kind}{'/' if kind else ''}AuthorizationRules"
+        self._namespace = namespace
+        self._entity = entity
+
+    def all(self) -> Sequence[AuthorizationRule]:
+        return self._namespace.keys if self._entity is None else self._entity.description.authorization_rules
+
+    def find(self, name: str) -> AuthorizationRule | None:
+        return next((rule for rule in self.all() if rule.key_name.lower() == name.lower()), None)
+
+    def put(self, name: str, properties: Json) -> AuthorizationRule:
+        now, before = self._namespace.clock.now_ms(), self.find(name)
+        rule = before or AuthorizationRule(name, new_key(), new_key(), created_at_ms=now)
+        return self._store(replace(rule, rights=read_rights(properties), modified_at_ms=now))
+
+    def remove(self, item: AuthorizationRule) -> None:
+        if self._entity is None and item == self._namespace.keys[0]:
+            raise ArgumentInvalid(f"The authorization rule '{item.key_name}' cannot be deleted.")
+        self._set(tuple(rule for rule in self.all() if rule is not item))
+
+    def name(self, item: AuthorizationRule) -> str:
+        return item.key_name
+
+    def properties(self, item: AuthorizationRule) -> Json:
+        return {"rights": [right.value for right in AccessRight if right in item.rights]}
+
+    def regenerate(self, item: AuthorizationRule, body: Json) -> AuthorizationRule:
+        kind, key = body.get("keyType"), body.get("key") or new_key()
+        if kind not in ("PrimaryKey", "SecondaryKey") or not isinstance(key, str):
+            raise ArmError("InvalidRequestContent", "The keyType is neither PrimaryKey nor SecondaryKey.")
+        return self._store(replace(item, primary_key=key) if kind == "PrimaryKey" else replace(item, secondary_key=key))
+
+    def keys_json(self, item: AuthorizationRule) -> Json:
+        def connection(key: str) -> str:
+            return f"Endpoint={self._namespace.endpoint}/;SharedAccessKeyName={item.key_name};SharedAccessKey={key}" + (
+                "" if self._entity is None else f";EntityPath={self._entity.path}"
+            )
+
+        return {
+            "primaryConnectionString": connection(item.primary_key),
+            "secondaryConnectionString": connection(item.secondary_key),
+            "primaryKey": item.primary_key,
+            "secondaryKey": item.secondary_key,
+            "keyName": item.key_name,
+        }
+
+    def _store(self, rule: AuthorizationRule) -> AuthorizationRule:
+        """Replace the rule of this name, or append it."""
+        others = self.all()
+        replaced = tuple(rule if each.key_name == rule.key_name else each for each in others)
+        self._set(replaced if rule in replaced else (*others, rule))
+        return rule
+
+    def _set(self, rules: tuple[AuthorizationRule, ...]) -> None:
+        check_authorization_rules(rules)
+        if self._entity is None:
+            self._namespace.keys = rules
+        else:
+            self._entity.update(replace(self._entity.description, authorization_rules=rules))
+
+
+def read_rights(properties: Json) -> frozenset[AccessRight]:
+    rights = properties.get("rights")
+    if not isinstance(rights, list) or not all(isinstance(right, str) for right in rights):
+        raise ArmError("InvalidRequestContent", "The rights are not a list of Manage, Send and Listen.")
+    try:
+        return frozenset(AccessRight(right) for right in rights)
+    except ValueError as error:
+        raise ArgumentInvalid("An authorization rule's rights are Manage, Send and Listen.") from error
+
+
+def camel(name: str) -> str:
+    return name[0].lower() + name[1:]
+
+
+def read_values(properties: Json, settable: Settable) -> dict[str, str]:
+    """Return the given elements as text, the form that descriptions are made from. Raises ArmError."""
+    known = {camel(name): name for name in settable}
+    values = {}
+    for name, value in properties.items():
+        if name in REPORTED or value is None:
+            continue
+        if name not in known:
+            raise ArmError("InvalidRequestContent", f"Could not find member '{name[:100]}' on the object.")
+        values[known[name]] = _text(name, value, settable[known[name]][1])
+    return values
+
+
+def _text(name: str, value: object, kind: str) -> str:
+    wanted = {"bool": bool, "int": int}.get(kind, str)
+    if type(value) is not wanted:
+        raise ArmError("InvalidRequestContent", f"The value of '{name}' is not of the type {wanted.__name__}.")
+    return str(value).lower() if wanted is bool else str(value)
+
+
+def values_json(queue: QueueEntity, settable: Settable) -> Json:
+    """Return the settable properties, without those not set."""
+    shown: Json = {}
+    for name, (_, kind) in settable.items():
+        text = format_value(queue.description, name, settable)
+        if text is None:
+            continue
+        if name in FORWARDS:
+            text = text.partition("://")[2].partition("/")[2]
+        shown[camel(name)] = text == "true" if kind == "bool" else int(text) if kind == "int" else text
+    return shown
+
+
+def reported_json(entity: QueueEntity) -> Json:
+    """Return the properties that only the service sets."""
+    counts = entity.counts()
+    reported: Json = {
+        "createdAt": instant(entity.created_at_ms),
+        "updatedAt": instant(entity.updated_at_ms),
+        "accessedAt": instant(entity.accessed_at_ms),
+        "countDetails": {
+            "activeMessageCount": counts.active,
+            "deadLetterMessageCount": counts.dead_letter,
+            "scheduledMessageCount": counts.scheduled,
+            "transferMessageCount": counts.transfer,
+            "transferDeadLetterMessageCount": counts.transfer_dead_letter,
+        },
+    }
+    if isinstance(entity, TopicEntity):
+        return {**reported, "subscriptionCount": len(entity.subscriptions), "sizeInBytes": entity.size_bytes}
+    if isinstance(entity, SubscriptionEntity):
+        return {**reported, "messageCount": counts.total, "isClientAffine": False}
+    return {**reported, "messageCount": counts.total, "sizeInBytes": entity.size_bytes}

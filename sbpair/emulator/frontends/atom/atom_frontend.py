@@ -1,31 +1,39 @@
-"""The Atom frontend: entities are created, read, listed, changed and deleted over HTTP, as the service does it."""
+"""The Atom frontend: entities are created, read, listed, changed and deleted over HTTP, as the service does it.
+
+Paths are `<entity>`, `<topic>/subscriptions[/<name>]` and `<topic>/subscriptions/<name>/rules[/<name>]`.
+"""
 
 from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
+from xml.etree.ElementTree import Element
 
 from aiohttp import web
 
 from sbpair.emulator.access.sas import AccessRight, scope_of
-from sbpair.emulator.entities.description import QueueDescription, check_path
-from sbpair.emulator.entities.description_schema import QUEUE, from_elements
+from sbpair.emulator.entities.description import check_path
+from sbpair.emulator.entities.description_schema import QUEUE
+from sbpair.emulator.entities.rules.rule import SubscriptionRule
+from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.faults.credit_budget import charge_management
 from sbpair.emulator.frontends.atom import atom_xml as xml
 from sbpair.emulator.frontends.atom.atom_request import (
     API_VERSIONS,
     AtomRequest,
+    TopicPath,
     atom_page,
     atom_response,
-    empty_feed,
     method_not_allowed,
     read_atom_request,
+    read_topic_path,
     with_creation_times,
 )
-from sbpair.emulator.frontends.atom.atom_topics import TopicsFrontend
-from sbpair.emulator.frontends.http.body import read_body
-from sbpair.emulator.frontends.http.request_parts import new_key, with_addresses
+from sbpair.emulator.frontends.atom.atom_rules import RULE, read_rule, rule_xml
+from sbpair.emulator.frontends.http.entity_collections import Queues, Subscriptions, Topics, update
+from sbpair.emulator.frontends.http.request_parts import new_key, read_body
 from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, Unauthenticated, log_bug
 from sbpair.emulator.timespan import instant
 
@@ -35,15 +43,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LISTS: Final = {"$resources/queues": "Queues", "$resources/topics": "Topics"}
-
 
 class AtomFrontend:
     """The Atom frontend of one namespace. Every error becomes the service's error body."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._topics = TopicsFrontend(namespace)
+        self._queues, self._topics = Queues(namespace), Topics(namespace)
+        self._lists = {"$resources/queues": self._queues, "$resources/topics": self._topics}
 
     async def handle(self, http_request: web.BaseRequest) -> web.Response:
         request = read_atom_request(http_request)
@@ -56,10 +63,9 @@ class AtomFrontend:
             return self._error(request, InternalError())
 
     def _error(self, request: AtomRequest, error: ServiceError) -> web.Response:
-        now = self._namespace.clock.now_ms()
         tracker = f"TrackingId:{uuid.uuid4()}_G0, SystemTracker:{self._namespace.name}:{request.path}"
         sub_code = f"SubCode={error.sub_code}. " if error.sub_code else ""
-        detail = f"{sub_code}{error.message} {tracker}, Timestamp:{instant(now)}"
+        detail = f"{sub_code}{error.message} {tracker}, Timestamp:{instant(self._now_ms())}"
         response = atom_response(xml.error_xml(error.status, detail), error.status)
         if error.retry_after_seconds is not None:
             response.headers["Retry-After"] = str(error.retry_after_seconds)
@@ -72,71 +78,132 @@ class AtomFrontend:
         if request.api_version not in API_VERSIONS:
             version = request.api_version[:40]
             raise ArgumentInvalid(f"The api-version '{version}' is not one of {', '.join(API_VERSIONS)}.")
-        if request.path.lower() in _LISTS or request.path.lower() == "$namespaceinfo":
-            return self._answer_of_namespace(request)
-        if self._topics.handles(request, body):
-            return self._topics.answer(request, body)
-        match request.method:
-            case "GET":
-                return self._get(request)
-            case "PUT":
-                return self._put(request, body)
-            case "DELETE":
-                self._namespace.delete_queue(request.path)
-                return web.Response(status=200)
-        return method_not_allowed()
+        path, below = request.path.lower(), read_topic_path(request.path)
+        read_only = path == "$namespaceinfo" or path in self._lists or (below is not None and below.is_list)
+        if request.method not in (("GET",) if read_only else ("GET", "PUT", "DELETE")):
+            return method_not_allowed()
+        if path == "$namespaceinfo":
+            return self._namespace_info(request)
+        if path in self._lists:
+            return self._list(request, self._lists[path])
+        if below is not None:
+            return self._answer_below_topic(request, below, body)
+        if request.method == "PUT":
+            check_path(request.path)
+            entities = self._topics if b"TopicDescription" in body else self._queues
+        else:
+            entities = self._topics if self._topics.find(request.path) else self._queues
+        return self._answer_of_entity(request, entities, request.path, body)
 
     def _authorize(self, request: AtomRequest) -> None:
         if not request.token:
             raise Unauthenticated("MissingToken: The authorization header was not found.")
         # `$Resources/…` belongs to the namespace: no entity's keys sign for it.
         grant = self._namespace.authenticate(request.token, request.path)
-        grant.require(AccessRight.MANAGE, scope_of(request.path), self._namespace.clock.now_ms())
+        grant.require(AccessRight.MANAGE, scope_of(request.path), self._now_ms())
 
-    def _answer_of_namespace(self, request: AtomRequest) -> web.Response:
-        if request.method != "GET":
-            return method_not_allowed()
-        if request.path.lower() in _LISTS:
-            return self._list(request)
-        namespace = self._namespace
-        times = (namespace.created_at_ms, namespace.created_at_ms)
-        info, href = xml.namespace_xml(namespace), request.href("$namespaceinfo")
-        return atom_response(xml.entry_xml(href, namespace.name, namespace.name, times, info))
+    def _namespace_info(self, request: AtomRequest) -> web.Response:
+        name, created = self._namespace.name, self._namespace.created_at_ms
+        info, href = xml.namespace_xml(self._namespace), request.href("$namespaceinfo")
+        return atom_response(xml.entry_xml(href, name, name, (created, created), info))
 
-    def _get(self, request: AtomRequest) -> web.Response:
-        queue = self._namespace.find_queue(request.path)
-        if queue is None:
-            return empty_feed(request, self._namespace.clock.now_ms())
-        return atom_response(self._entry(request, queue))
+    # Entities
 
-    def _entry(self, request: AtomRequest, queue: QueueEntity) -> str:
-        # A list that holds such an entity fails too: counts without those of a partition would be wrong.
-        queue.check_all_partitions()
-        content = xml.queue_xml(queue, with_message_size=request.with_message_size)
-        times = (queue.created_at_ms, queue.updated_at_ms)
-        return xml.entry_xml(request.href(queue.path), queue.path, self._namespace.name, times, content)
+    def _list(self, request: AtomRequest, entities: Queues) -> web.Response:
+        entry = partial(self._entry, request, entities)
+        return atom_page(request, f"{entities.schema.entity}s", entities.all(), entry, self._now_ms())
 
-    def _list(self, request: AtomRequest) -> web.Response:
-        now, path = self._namespace.clock.now_ms(), request.path.lower()
-        if path.endswith("topics"):
-            return self._topics.list_topics(request)
-        queues = self._namespace.queues()
-        return atom_page(request, _LISTS[path], queues, lambda queue: self._entry(request, queue), now)
+    def _answer_of_entity(self, request: AtomRequest, entities: Queues, name: str, body: bytes) -> web.Response:
+        match request.method:
+            case "GET":
+                found = entities.find(name)
+                return self._missing(request) if found is None else atom_response(self._entry(request, entities, found))
+            case "DELETE":
+                self._namespace.delete(entities.get(name))
+                return web.Response(status=200)
+        return self._put(request, entities, name, body)
 
-    def _put(self, request: AtomRequest, body: bytes) -> web.Response:
-        check_path(request.path)
-        existing = self._namespace.queue(request.path) if request.if_match else None
-        description = self._description(request, body, existing)
+    def _put(self, request: AtomRequest, entities: Queues, name: str, body: bytes) -> web.Response:
+        existing = entities.get(name) if request.if_match else None
+        now, description = self._now_ms(), _check_kind(xml.description_in(body), entities.schema.element)
+        names, requested = xml.read_elements(description, new_key, now)
+        entities.schema.check_order(names)
+        rules = with_creation_times(requested.rules, existing.description.authorization_rules if existing else (), now)
+        wanted = entities.describe(requested.values, existing, rules, request.host)
         if existing is not None:
-            existing.check_all_partitions()
-            existing.update(description)
-            return atom_response(self._entry(request, existing))
-        return atom_response(self._entry(request, self._namespace.create_queue(request.path, description)), 201)
+            update(existing, wanted)
+            return atom_response(self._entry(request, entities, existing))
+        if isinstance(entities, Subscriptions):
+            created: QueueEntity = entities.create(name, wanted, _first_rule(description))
+        else:
+            created = entities.create(name, wanted)
+        return atom_response(self._entry(request, entities, created), 201)
 
-    def _description(self, request: AtomRequest, body: bytes, existing: QueueEntity | None) -> QueueDescription:
-        now = self._namespace.clock.now_ms()
-        requested = xml.read_queue(body, new_key, now)
-        before = existing.description if existing else None
-        rules = with_creation_times(requested.rules, before.authorization_rules if before else (), now)
-        values = with_addresses(requested.values, request.host)
-        return from_elements(QUEUE, QueueDescription(), values, before, rules, self._namespace.tier)
+    def _entry(self, request: AtomRequest, entities: Queues, entity: QueueEntity) -> str:
+        # A list that holds such an entity fails too: counts without those of a partition would be wrong.
+        entity.check_all_partitions()
+        content = xml.entity_xml(entities.schema, entity, with_message_size=request.with_message_size)
+        times = (entity.created_at_ms, entity.updated_at_ms)
+        title = entity.name if isinstance(entity, SubscriptionEntity) else entity.path
+        return xml.entry_xml(request.href(entity.path), title, self._namespace.name, times, content)
+
+    def _missing(self, request: AtomRequest) -> web.Response:
+        """Return the service's answer for a missing entity: a feed without entries."""
+        return atom_response(xml.feed_xml(request.href(request.path), "Publicly Listed Services", self._now_ms()))
+
+    # Below topics
+
+    def _answer_below_topic(self, request: AtomRequest, path: TopicPath, body: bytes) -> web.Response:
+        reading = request.method == "GET"
+        topic = self._topics.find(path.topic) if reading else self._topics.get(path.topic)
+        if topic is None:
+            # As for a single entity, the service answers a missing topic with an empty feed.
+            if path.subscription is None:
+                return atom_page(request, "Subscriptions", (), str, self._now_ms())
+            return self._missing(request)
+        subscriptions = Subscriptions(self._namespace, topic)
+        if path.subscription is None:
+            return self._list(request, subscriptions)
+        if not path.has_rules:
+            return self._answer_of_entity(request, subscriptions, path.subscription, body)
+        subscription = (subscriptions.find if reading else subscriptions.get)(path.subscription)
+        if subscription is None:
+            return self._missing(request)
+        entry = partial(self._rule_entry, request, subscription)
+        if path.rule is None:
+            return atom_page(request, "Rules", subscription.rules, entry, self._now_ms())
+        match request.method:
+            case "GET":
+                rule = subscription.find_rule(path.rule)
+                return self._missing(request) if rule is None else atom_response(entry(rule))
+            case "DELETE":
+                subscription.remove_rule(path.rule)
+                return web.Response(status=200)
+        if request.if_match:
+            subscription.rule(path.rule)
+        wanted = read_rule(_check_kind(xml.description_in(body), RULE), path.rule)
+        stored = subscription.change_rule(wanted) if request.if_match else subscription.add_rule(wanted)
+        return atom_response(entry(stored), 200 if request.if_match else 201)
+
+    def _rule_entry(self, request: AtomRequest, subscription: SubscriptionEntity, rule: SubscriptionRule) -> str:
+        href = request.href(f"{subscription.path}/Rules/{rule.name}")
+        times = (rule.created_at_ms, rule.created_at_ms)
+        return xml.entry_xml(href, rule.name, self._namespace.name, times, rule_xml(rule))
+
+    def _now_ms(self) -> int:
+        return self._namespace.clock.now_ms()
+
+
+def _check_kind(description: Element, kind: str) -> Element:
+    given = xml.kind_of(description)
+    if given != kind:
+        expected = f"is given where {kind} is expected"
+        # Such a path can be that of a topic, too.
+        of_queue = "is not an entity that can be created here"
+        raise ArgumentInvalid(f"'{given}' {of_queue if kind == QUEUE.element else expected}.")
+    return description
+
+
+def _first_rule(description: Element) -> SubscriptionRule:
+    described = description.find(f"{{{xml.SERVICE_BUS}}}DefaultRuleDescription")
+    return SubscriptionRule() if described is None else read_rule(described)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from aiohttp import web
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AuthorizationRule
 
 API_VERSIONS: Final = ("2017-04", "2021-05", "2024-05")
+_PATH: Final = re.compile(
+    r"(?P<topic>.+)/(?P<list>subscriptions)(?:/(?P<subscription>[^/]+)(?P<rules>/rules(?:/(?P<rule>[^/]+))?)?)?",
+    re.IGNORECASE,
+)
 
 T = TypeVar("T")
 
@@ -60,6 +65,25 @@ def read_atom_request(request: web.BaseRequest) -> AtomRequest:
     )
 
 
+class TopicPath(NamedTuple):
+    """A path below a topic, taken apart. The name is None where the path ends in a list."""
+
+    topic: str
+    subscription: str | None
+    has_rules: bool
+    rule: str | None
+
+    @property
+    def is_list(self) -> bool:
+        return self.subscription is None or (self.has_rules and self.rule is None)
+
+
+def read_topic_path(path: str) -> TopicPath | None:
+    """Parse `<topic>/subscriptions[/<name>[/rules[/<name>]]]`, in any letter case."""
+    match = _PATH.fullmatch(path)
+    return match and TopicPath(match["topic"], match["subscription"], bool(match["rules"]), match["rule"])
+
+
 def atom_page(
     request: AtomRequest, title: str, items: Sequence[T], entry: Callable[[T], str], now_ms: int
 ) -> web.Response:
@@ -69,11 +93,6 @@ def atom_page(
     href = request.href(request.path, **{"$skip": skip, "$top": top})
     entries = [entry(item) for item in items[skip : skip + top]]
     return atom_response(xml.feed_xml(href, title, now_ms, entries, more))
-
-
-def empty_feed(request: AtomRequest, now_ms: int) -> web.Response:
-    """Return the service's answer for a missing entity: a feed without entries."""
-    return atom_response(xml.feed_xml(request.href(request.path), "Publicly Listed Services", now_ms))
 
 
 def method_not_allowed() -> web.Response:

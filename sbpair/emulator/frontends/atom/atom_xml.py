@@ -13,7 +13,9 @@ from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import PREMIUM
-from sbpair.emulator.entities.description_schema import ELEMENTS, QUEUE, SETTABLE, Settable, format_value
+from sbpair.emulator.entities.description_schema import DescriptionSchema, format_value
+from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlRuleFilter
+from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import instant
 
@@ -54,21 +56,11 @@ def parse_xml(data: bytes) -> Element:
     return root
 
 
-def read_queue(data: bytes, new_key: Callable[[], str], now_ms: int) -> EntityRequest:
-    """Return the QueueDescription of an Atom entry. Raises ArgumentInvalid.
+def read_elements(description: Element, new_key: Callable[[], str], now_ms: int) -> tuple[list[str], EntityRequest]:
+    """Return the names of all elements in their order, and the values.
 
     `new_key` generates the keys that an authorization rule leaves out.
     """
-    description = description_in(data)
-    if kind_of(description) != "QueueDescription":
-        raise ArgumentInvalid(f"'{kind_of(description)}' is not an entity that can be created here.")
-    names, requested = read_elements(description, new_key, now_ms)
-    QUEUE.check_order(names)
-    return requested
-
-
-def read_elements(description: Element, new_key: Callable[[], str], now_ms: int) -> tuple[list[str], EntityRequest]:
-    """Return the names of all elements in their order, and the values."""
     names, values = [], {}
     rules: tuple[AuthorizationRule, ...] = ()
     for child in description:
@@ -144,11 +136,6 @@ def access_rule_xml(rule: AuthorizationRule) -> str:
     )
 
 
-def access_rules_xml(queue: QueueEntity) -> str:
-    rules = "".join(access_rule_xml(rule) for rule in queue.description.authorization_rules)
-    return f"<AuthorizationRules>{rules}</AuthorizationRules>"
-
-
 def counts_xml(queue: QueueEntity) -> str:
     counts = queue.counts()
     return (
@@ -163,46 +150,40 @@ def counts_xml(queue: QueueEntity) -> str:
 
 
 def reported_elements(entity: QueueEntity) -> dict[str, str]:
-    """Return the elements that the service sets in every kind of description."""
+    """Return the elements that the service sets, for any kind of description: each has some of them."""
     times = {"CreatedAt": entity.created_at_ms, "UpdatedAt": entity.updated_at_ms, "AccessedAt": entity.accessed_at_ms}
+    texts = {
+        **{name: instant(ms) for name, ms in times.items()},
+        "SizeInBytes": str(entity.size_bytes),
+        "MessageCount": str(entity.counts().total),
+        "IsAnonymousAccessible": "false",
+        "SupportOrdering": "true",
+        "EntityAvailabilityStatus": "Available",
+    }
+    if isinstance(entity, TopicEntity):
+        texts["SubscriptionCount"] = str(len(entity.subscriptions))
+        texts["SqlFilterCount"] = str(entity.count_filters(SqlRuleFilter))
+        texts["CorrelationFilterCount"] = str(entity.count_filters(CorrelationRuleFilter))
+    rules = "".join(access_rule_xml(rule) for rule in entity.description.authorization_rules)
     return {
-        **{name: element(name, instant(ms)) for name, ms in times.items()},
+        **{name: element(name, text) for name, text in texts.items()},
+        "AuthorizationRules": f"<AuthorizationRules>{rules}</AuthorizationRules>",
         "CountDetails": counts_xml(entity),
-        "EntityAvailabilityStatus": element("EntityAvailabilityStatus", "Available"),
     }
 
 
-def description_xml(
-    kind: str,
-    elements: Iterable[str],
-    settable: Settable,
-    entity: QueueEntity,
-    reported: dict[str, str],
-    *,
-    with_message_size: bool,
-) -> str:
-    """Return a description with its elements in order. `reported`: those that only the service sets."""
-    parts = [f'<{kind} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">']
-    for name in elements:
+def entity_xml(schema: DescriptionSchema, entity: QueueEntity, *, with_message_size: bool) -> str:
+    """Return an entity's description with its elements in order."""
+    reported = reported_elements(entity)
+    parts = [f'<{schema.element} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">']
+    for name in schema.elements:
         if name == "MaxMessageSizeInKilobytes" and not with_message_size:
             continue
-        if name in settable:
-            parts.append(element(name, format_value(entity.description, name, settable)))
+        if name in schema.settable:
+            parts.append(element(name, format_value(entity.description, name, schema.settable)))
         else:
             parts.append(reported.get(name, ""))
-    return "".join(parts) + f"</{kind}>"
-
-
-def queue_xml(queue: QueueEntity, *, with_message_size: bool) -> str:
-    reported = {
-        **reported_elements(queue),
-        "SizeInBytes": element("SizeInBytes", str(queue.size_bytes)),
-        "MessageCount": element("MessageCount", str(queue.counts().total)),
-        "IsAnonymousAccessible": element("IsAnonymousAccessible", "false"),
-        "AuthorizationRules": access_rules_xml(queue),
-        "SupportOrdering": element("SupportOrdering", "true"),
-    }
-    return description_xml("QueueDescription", ELEMENTS, SETTABLE, queue, reported, with_message_size=with_message_size)
+    return "".join(parts) + f"</{schema.element}>"
 
 
 def entry_xml(href: str, title: str, namespace: str, times_ms: tuple[int, int], content: str) -> str:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown, read_count, read_fault
-from sbpair.emulator.frontends.http.body import read_body
-from sbpair.emulator.frontends.http.request_parts import split_target
+from sbpair.emulator.frontends.http.request_parts import read_body, split_target
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:

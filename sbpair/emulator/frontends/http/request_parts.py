@@ -1,21 +1,24 @@
-"""Parts of requests that Atom and Resource Manager share."""
+"""Parts of requests that Atom and Resource Manager share. A slow or large body fails its own request only."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import secrets
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
+
+from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from aiohttp import web
 
-    from sbpair.emulator.service_errors import ServiceError
-
 FORWARDS: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
 MAX_PAGE: Final = 100
+MAX_BODY_BYTES: Final = 64 * 1024
+MAX_BODY_SECONDS: Final = 30.0
 
 
 def split_target(request: web.BaseRequest) -> tuple[str, str]:
@@ -44,13 +47,23 @@ def read_page(query: Mapping[str, str], invalid: Callable[[str], ServiceError]) 
     return number("$skip", 0), min(number("$top", MAX_PAGE), MAX_PAGE)
 
 
-def with_addresses(values: Mapping[str, str], host: str) -> dict[str, str]:
-    """Return the values with forwarding targets as whole addresses, the form in which entities keep them."""
-
-    def address(target: str) -> str:
-        return target if "://" in target else f"sb://{host}/{target.strip('/')}"
-
-    return {**values, **{name: address(values[name].strip()) for name in FORWARDS if values.get(name)}}
+async def read_body(request: web.BaseRequest, *, seconds: float = MAX_BODY_SECONDS) -> bytes:
+    """Return the whole body. Raises ArgumentInvalid, at once if the declared length is too large."""
+    too_large = ArgumentInvalid(f"The request body is larger than {MAX_BODY_BYTES} bytes.")
+    if (request.content_length or 0) > MAX_BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.content.iter_any():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise too_large
+    except TimeoutError as error:
+        raise ArgumentInvalid(f"The request body did not arrive within {seconds:g} seconds.") from error
+    except ConnectionError as error:
+        raise ArgumentInvalid("The request ended before its body did.") from error
+    return bytes(body)
 
 
 def new_key() -> str:
