@@ -133,7 +133,7 @@ class Mover:
         self._settlement.abandon_all()
 
     def _idle(self) -> list[ReceivedMessage]:
-        """Held messages that wait for a destination, or for the end of the delivery that they supersede."""
+        """Return the held messages that wait for a destination, or for the end of the delivery that they supersede."""
         return self._senders.waiting() + self._settlement.redeliveries
 
     def _service_ms(self) -> int:

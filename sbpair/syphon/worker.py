@@ -229,7 +229,7 @@ class QueueWorker:
     async def _end_together(
         self, connections: WorkerConnections, mover: Mover, wait_lost: WaitLost, seconds: float
     ) -> None:
-        """Once one connection is lost for good, end the other, at most `seconds` later."""
+        """End the other connection, at most `seconds` after one is lost for good."""
         try:
             error: SbpairError = await wait_lost()
         except SbpairError as refusal:

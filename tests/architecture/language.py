@@ -20,16 +20,21 @@ TICS = re.compile(
 )
 """Turns of phrase that make a reader stop. Some are right in their place, so only their rate is bounded."""
 
-_NO_VERBS = """
-a an the this that these those it its they their there here one ones each every all any some many both either
-neither none no not nothing what whatever when whenever where wherever which whichever who whom whose why how whether
-if as at by for from in into of on onto out over per to under until unless up upon via with within without while
-and but or so than then thus also only just even still yet already again more most much less least few several
-such other another same own our we you he she his her them us i me my your is are was were has had does did can could
-may might must shall should will would seconds messages number numbers true false
+_VERBS = """
+abort accept acquire add admit advance allow announce answer append apply archive ask attach audit await begin block
+break build call cancel charge check choose clear close collect combine commit compare compile complete compute
+confirm connect continue convert copy correct count create dead-letter decide decode defer delay delete deliver
+describe detach disable discard divide do drain drop emit empty encode end enqueue expire explain fail fetch fill
+filter find finish fold follow forget format forward give group handle have hold identify import iterate join keep
+learn let limit link list load lock log make map mark match measure merge move name note open parse pass pause peek
+perform ping plan prefetch preview print prove provision publish put queue raise react read receive record recover
+redirect refuse register rehearse reject release remove rename render renew repeat replace report request reset
+restart restore resume retry return roll route run sample save schedule select send set settle shorten show skip sort
+split start stop store strip summarize swap take translate try unlock update use validate verify wait wake warn wrap
+write yield
 """
-NO_VERBS = frozenset(_NO_VERBS.split())
-"""Words that no docstring of a function begins with: it begins with a verb."""
+VERBS = frozenset(_VERBS.split())
+"""The words that a function's docstring begins with, as an imperative. Add a verb that is missing."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def _kind(node: ast.AST) -> str:
 
 
 def starts_wrong(text: Text) -> bool:
-    """Return whether a docstring's first word is one that it may not begin with.
+    """Return whether a function's docstring begins with anything but a verb, or any docstring with "What".
 
     A property's docstring names a value, as an attribute's does: a noun phrase is right there.
     """
@@ -105,8 +110,7 @@ def starts_wrong(text: Text) -> bool:
         return True
     if text.kind != "function":
         return False
-    word = first.strip("`*.,:;").lower()
-    return first.startswith("`") or word in NO_VERBS or not word[:1].isalpha()
+    return first.strip(".,:;").lower() not in VERBS
 
 
 def python_files(paths: Iterable[Path]) -> list[Path]:
