@@ -147,6 +147,12 @@ class OperationTimedOut(ServiceError):
     status, sub_code = 504, 50400
 
 
+def partition_unavailable(partition: int) -> OperationTimedOut:
+    return OperationTimedOut(
+        f"The operation did not complete within the allotted time: partition {partition} is not available."
+    )
+
+
 class InternalError(ServiceError):
     def __init__(self) -> None:
         super().__init__("The server was unable to process the request; please retry the operation.")

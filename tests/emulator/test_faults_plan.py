@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown
-from sbpair.emulator.faults.entity_scope import is_within
 from sbpair.emulator.faults.faulty_connection import FrameCounter
 from sbpair.emulator.faults.kinds import KINDS, Fault
 from sbpair.emulator.service_errors import EntityUnavailable, ServerBusy

@@ -6,9 +6,8 @@ import pytest
 
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
-from sbpair.emulator.faults.credit_budget import CreditBudget
 from sbpair.emulator.faults.fault_points import FaultPoints
-from sbpair.emulator.faults.meters import CombinedMeters
+from sbpair.emulator.faults.meters import CombinedMeters, CreditBudget
 from sbpair.emulator.service_errors import EntityFull, RequestThrottled, ServerBusy
 
 

@@ -95,6 +95,14 @@ def covers(scope: str, path: str) -> bool:
     return not scope or path == scope or path.startswith(scope + "/")
 
 
+def is_within(path: str, entity: str) -> bool:
+    """Return whether `path` is `entity`, or a node, sub-queue or subscription of it. "" covers every path.
+
+    Both are in lower case. An entity `a/b` is not within `a`.
+    """
+    return not entity or path == entity or path.startswith((f"{entity}/$", f"{entity}/subscriptions/"))
+
+
 def scope_of(address: str) -> str:
     """Return the path of a URL, or a bare path, in lower case without slashes at the ends."""
     _, scheme, rest = address.partition("://")

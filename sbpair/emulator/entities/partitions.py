@@ -14,7 +14,7 @@ from zlib import crc32
 
 from sbpair.emulator.entities.message_order import ReadyQueue
 from sbpair.emulator.entities.subqueue import SubQueue
-from sbpair.emulator.service_errors import NotAllowed, OperationTimedOut
+from sbpair.emulator.service_errors import NotAllowed, OperationTimedOut, partition_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,9 +66,7 @@ class Partitions:
     def check(self, partition: int) -> None:
         """Raise OperationTimedOut if this partition is down."""
         if partition in self._down:
-            raise OperationTimedOut(
-                f"The operation did not complete within the allotted time: partition {partition} is not available."
-            )
+            raise partition_unavailable(partition)
 
     def check_all(self) -> None:
         """Raise OperationTimedOut if any partition is down."""

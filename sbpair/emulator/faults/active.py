@@ -5,13 +5,13 @@ A fault stays listed until it is ended, even if its count is used up.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities.description import PARTITIONS
-from sbpair.emulator.faults.http_refusals import METHODS, REFUSALS
-from sbpair.emulator.faults.kinds import KINDS, Fault, FaultContext, FaultKind, partitions_of
+from sbpair.emulator.faults.fault_points import METHODS, REFUSALS
+from sbpair.emulator.faults.kinds import KINDS, Fault, FaultContext, FaultKind, Undo, partitions_of
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Faults:
     def __init__(self, namespaces: Mapping[str, Namespace], advance: Callable[[int], None]) -> None:
         self._namespaces = namespaces
         self._advance = advance
-        self._active: dict[str, tuple[Fault, AbstractContextManager[None]]] = {}
+        self._active: dict[str, tuple[Fault, Undo | None]] = {}
         self._last = 0
 
     def begin(self, fault: Fault) -> str:
@@ -56,11 +56,10 @@ class Faults:
             check_entity(fault, namespace)
         check_request(fault)
         check_partition(fault, namespace)
-        running = kind.begin(FaultContext(namespace, self._advance), fault)
-        running.__enter__()
+        undo = kind.begin(FaultContext(namespace, self._advance), fault)
         self._last += 1
         identity = f"fault-{self._last}"
-        self._active[identity] = (fault, running)
+        self._active[identity] = (fault, undo)
         return identity
 
     def end(self, identity: str) -> None:
@@ -68,7 +67,8 @@ class Faults:
         found = self._active.pop(identity, None)
         if found is None:
             raise FaultUnknown(f"No fault '{identity[:100]}' is active.")
-        found[1].__exit__(None, None, None)
+        if found[1] is not None:
+            found[1]()
 
     def end_all(self) -> None:
         for identity in list(self._active):
@@ -194,9 +194,8 @@ def read_fault(document: object) -> Fault:
             read_count(name, value)
         elif not isinstance(value, str):
             raise BadField(name, "a string is expected")
-    for name in ("kind", "namespace"):
-        if name not in document:
-            raise BadField(name, "missing")
+    if missing := [name for name in ("kind", "namespace") if name not in document]:
+        raise BadField(missing[0], "missing")
     return Fault(**document)
 
 

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sbpair.emulator.faults.entity_scope import is_within
+from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.faults.faulty_connection import FaultyConnection
 from sbpair.emulator.faults.meters import CombinedMeters
-from sbpair.emulator.service_errors import EntityFull, EntityUnavailable, OperationTimedOut
+from sbpair.emulator.service_errors import EntityFull, EntityUnavailable, ServiceError, partition_unavailable
 
 if TYPE_CHECKING:
     import asyncio
 
     from sbpair.emulator.faults.faulty_connection import ConnectionFault, FaultableConnection
-    from sbpair.emulator.faults.http_refusals import RequestFault
     from sbpair.emulator.faults.meters import CreditMeter
 
 MAX_CONNECTIONS: Final = 5_000
+METHODS: Final = ("DELETE", "GET", "PUT")
+_MORE: Final = "To know more visit https://aka.ms/sbResourceMgrExceptions."
+
+REFUSALS: Final[dict[int, tuple[int, str]]] = {
+    401: (0, "Unauthorized access: claim is empty or token is invalid."),
+    403: (0, "Ip has been prevented to connect to the endpoint."),
+    409: (40901, f"Another conflicting operation is in progress. {_MORE}"),
+    429: (50004, "The request was terminated because the namespace is being throttled. Please wait and try again."),
+    500: (50000, f"Internal Server Error. {_MORE}"),
+    503: (50300, "The service is temporarily unavailable. Please retry the operation."),
+}
+"""Status -> SubCode (0 for none) and text."""
+
+_SUB_CODES: Final[dict[int, str]] = {
+    40300: "Forbidden. The limit of this namespace is reached.",
+    40900: f"Conflict. You're requesting an operation that isn't allowed in the resource's current state. {_MORE}",
+    40901: REFUSALS[409][1],
+}
+"""Texts of SubCodes that differ from the text of their status."""
+
 T = TypeVar("T")
 
 
@@ -37,6 +57,37 @@ class AckSuppression:
         return accepted[suppressed:]
 
 
+class RequestRefused(ServiceError):
+    """A refusal by a fault, regardless of the request."""
+
+    def __init__(self, status: int, sub_code: int | None = None, retry_after_seconds: int | None = None) -> None:
+        default_code, text = REFUSALS[status]
+        super().__init__(text if sub_code is None else _SUB_CODES.get(sub_code, text))
+        self.status = status
+        self.sub_code = default_code if sub_code is None else sub_code
+        self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass(slots=True)
+class RequestFault:
+    """A fault that refuses `left` requests, or all. An empty entity or method matches every one."""
+
+    status: int
+    sub_code: int | None = None
+    retry_after_seconds: int | None = None
+    entity: str = ""
+    method: str = ""
+    left: int | None = None
+
+    def check(self, method: str, path: str) -> None:
+        """Raise RequestRefused if this request is to be refused."""
+        if self.left == 0 or (self.method and method != self.method) or not is_within(path, self.entity):
+            return
+        if self.left is not None:
+            self.left -= 1
+        raise RequestRefused(self.status, self.sub_code, self.retry_after_seconds)
+
+
 class FaultPoints:
     """The fault points of one namespace. Paths are in lower case; "" means every entity."""
 
@@ -52,7 +103,8 @@ class FaultPoints:
         self._connection_faults: list[ConnectionFault] = []
         self._latencies: list[float] = []
         self._down: list[str] = []
-        self._partitions_down: list[int] = []
+        self.partitions_down: list[int] = []
+        """The partitions of the whole namespace that are down: no partitioned entity can be created meanwhile."""
 
     # Connections
 
@@ -75,11 +127,9 @@ class FaultPoints:
         return bool(self._connection_faults or self._latencies)
 
     def _wrap(self, connection: FaultableConnection, transport: asyncio.Transport) -> None:
-        def on_lost() -> None:
-            self.faulty.pop(connection, None)
-
-        faulty = FaultyConnection(transport, connection, lambda: self.latency_seconds, on_lost)
-        self.faulty[connection] = faulty
+        faulty = self.faulty[connection] = FaultyConnection(
+            transport, connection, lambda: self.latency_seconds, lambda: self.faulty.pop(connection, None)
+        )
         for fault in self._connection_faults:
             faulty.add(fault)
 
@@ -130,19 +180,10 @@ class FaultPoints:
             if is_within(path, entity):
                 raise unavailable(entity)
 
-    def take_partition_down(self, partition: int) -> None:
-        """Take a partition of the whole namespace down: no partitioned entity can be created meanwhile."""
-        self._partitions_down.append(partition)
-
-    def bring_partition_up(self, partition: int) -> None:
-        self._partitions_down.remove(partition)
-
     def check_partitions(self) -> None:
         """Raise OperationTimedOut if a partition of the whole namespace is down."""
-        for partition in self._partitions_down:
-            raise OperationTimedOut(
-                f"The operation did not complete within the allotted time: partition {partition} is not available."
-            )
+        for partition in self.partitions_down:
+            raise partition_unavailable(partition)
 
     def detach(self, entity: str, condition: str, text: str) -> None:
         for connection in list(self.connections):

@@ -11,7 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +129,7 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
         transport: asyncio.Transport,
         inner: FaultableConnection,
         latency_seconds: Callable[[], float],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[], object],
     ) -> None:
         super().__init__()
         self._transport = transport
@@ -167,7 +167,7 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
         """Remove the wrapper and return True, unless data is still held back."""
         if self._late or self._stall is not None or self._ended:
             return False
-        self._transport.set_protocol(_as_protocol(self._inner))
+        self._transport.set_protocol(cast("asyncio.BaseProtocol", self._inner))
         self._inner.use_transport(self._transport)
         return True
 
@@ -285,8 +285,3 @@ def linger(transport: asyncio.Transport) -> None:
     connected = transport.get_extra_info("socket")
     if connected is not None:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-
-
-def _as_protocol(inner: FaultableConnection) -> asyncio.BaseProtocol:
-    assert isinstance(inner, asyncio.BaseProtocol)  # noqa: S101  # every connection is
-    return inner

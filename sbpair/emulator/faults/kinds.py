@@ -1,16 +1,15 @@
-"""The kinds of faults: one context manager each, whose exit undoes the fault. KINDS lists the fields of each kind."""
+"""The kinds of faults: a function each, which begins one and returns the call that undoes it, if anything does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, get_args
 
 from sbpair.emulator.access.sas import scope_of
-from sbpair.emulator.faults.fault_points import AckSuppression
+from sbpair.emulator.faults.fault_points import AckSuppression, RequestFault
 from sbpair.emulator.faults.faulty_connection import Action, ConnectionFault
-from sbpair.emulator.faults.http_refusals import RequestFault
 from sbpair.emulator.faults.meters import Throttle
 from sbpair.emulator.service_errors import EntityUnavailable
 
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.partitions import Partitions
     from sbpair.emulator.entities.subqueue import SubQueue
+
+Undo = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,59 +55,53 @@ class FaultContext:
 class FaultKind:
     """A kind of fault, and the names of the fields it needs and takes."""
 
-    begin: Callable[[FaultContext, Fault], AbstractContextManager[None]]
+    begin: Callable[[FaultContext, Fault], Undo | None]
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     of_any_entity: bool = False
     """Whether the entity may not exist yet."""
 
 
-@contextmanager
-def namespace_down(context: FaultContext, _: Fault) -> Iterator[None]:
+def namespace_down(context: FaultContext, _: Fault) -> Undo:
     """Break every connection and refuse new ones."""
     context.namespace.take_down()
-    try:
-        yield
-    finally:
-        context.namespace.bring_up()
+    return context.namespace.bring_up
 
 
-@contextmanager
-def entity_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+def entity_down(context: FaultContext, fault: Fault) -> Undo:
     """Close the links of one entity and its management node, and refuse new ones. Its description stays readable.
 
     Forwarding to it and from it waits.
     """
-    points = context.namespace.fault_points
-    points.take_down(fault.path)
-    try:
-        yield
-    finally:
-        points.bring_up(fault.path)
+    context.namespace.fault_points.take_down(fault.path)
+
+    def undo() -> None:
+        context.namespace.fault_points.bring_up(fault.path)
         context.namespace.resume_forwarding()
 
+    return undo
 
-@contextmanager
-def partition_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+
+def partition_down(context: FaultContext, fault: Fault) -> Undo:
     """Take down one partition of an entity, or of all partitioned entities.
 
-    Sends with a key of this partition fail; others use another partition. Forwarding stops at a message with such a
-    key.
+    Sends with a key of this partition fail; others use another one. Forwarding stops at a message with such a key.
     """
     number = fault.partition or 0
     divided = list(partitions_of(context.namespace, fault.path))
     for partitions in divided:
         partitions.take_down(number)
     if not fault.path:
-        context.namespace.fault_points.take_partition_down(number)
-    try:
-        yield
-    finally:
+        context.namespace.fault_points.partitions_down.append(number)
+
+    def undo() -> None:
         for partitions in divided:
             partitions.bring_up(number)
         if not fault.path:
-            context.namespace.fault_points.bring_partition_up(number)
+            context.namespace.fault_points.partitions_down.remove(number)
         context.namespace.resume_forwarding()
+
+    return undo
 
 
 def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
@@ -117,19 +112,14 @@ def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
             yield entity.partitions
 
 
-@contextmanager
-def latency(context: FaultContext, fault: Fault) -> Iterator[None]:
+def latency(context: FaultContext, fault: Fault) -> Undo:
     """Delay every answer, over AMQP or HTTP, by `ms`, in order."""
     points, seconds = context.namespace.fault_points, (fault.ms or 0) / 1000
     points.add_latency(seconds)
-    try:
-        yield
-    finally:
-        points.remove_latency(seconds)
+    return partial(points.remove_latency, seconds)
 
 
-@contextmanager
-def break_connections(context: FaultContext, fault: Fault) -> Iterator[None]:
+def break_connections(context: FaultContext, fault: Fault) -> Undo:
     """Close AMQP connections without a close frame (drop), reset them, or stall them until the fault ends.
 
     The first `after_frames` frames of the client are processed and answered; the next one is not.
@@ -138,37 +128,26 @@ def break_connections(context: FaultContext, fault: Fault) -> Iterator[None]:
     action: Action = next(known for known in get_args(Action) if known == fault.kind)
     breaking = ConnectionFault(action, fault.after_frames or 0, fault.count, fault.path)
     points.add_connection_fault(breaking)
-    try:
-        yield
-    finally:
-        points.remove_connection_fault(breaking)
+    return partial(points.remove_connection_fault, breaking)
 
 
-@contextmanager
-def swallow_acks(context: FaultContext, fault: Fault) -> Iterator[None]:
+def swallow_acks(context: FaultContext, fault: Fault) -> Undo:
     """Enqueue messages without acknowledging them to the sender."""
     suppression = AckSuppression(fault.path, fault.count)
     context.namespace.fault_points.suppressed_acks.append(suppression)
-    try:
-        yield
-    finally:
-        context.namespace.fault_points.suppressed_acks.remove(suppression)
+    return partial(context.namespace.fault_points.suppressed_acks.remove, suppression)
 
 
-@contextmanager
-def detach(context: FaultContext, fault: Fault) -> Iterator[None]:
+def detach(context: FaultContext, fault: Fault) -> None:
     """Close links, as when the service moves an entity. New ones can be attached at once."""
     text = "The link was force detached by the broker. Please retry the operation."
     context.namespace.fault_points.detach(fault.path, EntityUnavailable.condition, text)
-    yield
 
 
-@contextmanager
-def expire_locks(context: FaultContext, fault: Fault) -> Iterator[None]:
+def expire_locks(context: FaultContext, fault: Fault) -> None:
     """Expire the locks of all messages."""
     for messages in _sub_queues(context.namespace, fault.path):
         messages.expire_locks()
-    yield
 
 
 def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
@@ -177,35 +156,25 @@ def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
     return [messages for entity in entities for messages in (entity.messages, entity.dead_letters)]
 
 
-@contextmanager
-def throttle(context: FaultContext, fault: Fault) -> Iterator[None]:
+def throttle(context: FaultContext, fault: Fault) -> Undo:
     """Answer sends and requests server-busy: `count` of them, or all. With all, deliveries wait too."""
     points, meter = context.namespace.fault_points, Throttle(fault.path, fault.count)
     points.add_meter(meter)
-    try:
-        yield
-    finally:
-        points.remove_meter(meter)
+    return partial(points.remove_meter, meter)
 
 
-@contextmanager
-def refuse_requests(context: FaultContext, fault: Fault) -> Iterator[None]:
+def refuse_requests(context: FaultContext, fault: Fault) -> Undo:
     """Answer management requests with `status`: `count` of them, or all; of one entity, or of one method."""
     refusing = RequestFault(
         fault.status or 500, fault.sub_code, fault.retry_after_seconds, fault.path, fault.method or "", fault.count
     )
     context.namespace.fault_points.request_faults.append(refusing)
-    try:
-        yield
-    finally:
-        context.namespace.fault_points.request_faults.remove(refusing)
+    return partial(context.namespace.fault_points.request_faults.remove, refusing)
 
 
-@contextmanager
-def clock(context: FaultContext, fault: Fault) -> Iterator[None]:
+def clock(context: FaultContext, fault: Fault) -> None:
     """Advance the clock of the whole emulator by `ms`. Ending the fault does not set it back."""
     context.advance(fault.ms or 0)
-    yield
 
 
 _REQUESTS: Final = ("entity", "method", "count", "sub_code", "retry_after_seconds")

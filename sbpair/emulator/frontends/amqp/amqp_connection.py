@@ -18,8 +18,8 @@ from sbpair.amqp.performatives import Error
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
 from sbpair.amqp.types import Map
+from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.entities.idle import IdleLink
-from sbpair.emulator.faults.entity_scope import is_within
 from sbpair.emulator.frontends.amqp.cbs import Claims
 from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput
 from sbpair.emulator.frontends.amqp.link_endpoint import amqp_error

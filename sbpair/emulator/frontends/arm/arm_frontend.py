@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from aiohttp import web
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
-from sbpair.emulator.faults.credit_budget import charge_management
-from sbpair.emulator.faults.http_refusals import RequestRefused
+from sbpair.emulator.faults.fault_points import RequestRefused
+from sbpair.emulator.faults.meters import charge_management
 from sbpair.emulator.frontends.arm.arm_request import (
     PROVIDER,
     ArmError,

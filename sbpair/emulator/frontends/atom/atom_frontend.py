@@ -18,7 +18,7 @@ from sbpair.emulator.entities.description import check_path
 from sbpair.emulator.entities.description_schema import QUEUE
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
-from sbpair.emulator.faults.credit_budget import charge_management
+from sbpair.emulator.faults.meters import charge_management
 from sbpair.emulator.frontends.atom import atom_xml as xml
 from sbpair.emulator.frontends.atom.atom_request import (
     API_VERSIONS,
