@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class DuplicateDetector:
     """The seen message ids of one entity. `window_ms` may change at any time, and applies to earlier ids too."""
 
-    def __init__(self, window_ms: int) -> None:
-        self.window_ms = window_ms
+    def __init__(self) -> None:
+        self.window_ms = 0
         self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def __len__(self) -> int:

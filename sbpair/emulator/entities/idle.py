@@ -1,11 +1,11 @@
-"""Idleness on the emulator's clock: idle links are detached, idle entities are deleted.
+"""Idleness of a link on the emulator's clock: an idle link is detached.
 
 Use is recorded where it happens and checked when the idle time would be over, so no message reschedules a timer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.service_errors import LinkIdle, ServiceError
@@ -54,58 +54,3 @@ class IdleLink:
 
 def _ignore(error: ServiceError) -> None:
     del error
-
-
-class AutoDeletable(Protocol):
-    """An entity that may be deleted while it is not used."""
-
-    @property
-    def auto_delete_ms(self) -> int:
-        """The idle time after which it is deleted; NEVER keeps it."""
-
-    @property
-    def last_used_ms(self) -> int:
-        """The time of the last use."""
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether a receiver waits for messages, or messages for their scheduled time."""
-
-
-class AutoDelete:
-    """Deletes an entity that was not used for its AutoDeleteOnIdle. `arm` it again after every change of that."""
-
-    __slots__ = ("_clock", "_delete", "_entity", "_timers", "due_ms")
-
-    def __init__(self, entity: AutoDeletable, clock: Clock, timers: Timers, delete: Callable[[], None]) -> None:
-        self.due_ms = NEVER
-        self._entity = entity
-        self._clock = clock
-        self._timers = timers
-        self._delete = delete
-
-    def arm(self) -> None:
-        limit = self._entity.auto_delete_ms
-        self.due_ms = NEVER
-        if limit < NEVER:
-            self._wait_until(max(self._entity.last_used_ms, self._clock.now_ms()) + limit)
-
-    def stop(self) -> None:
-        self.due_ms = NEVER
-
-    def advance(self, now_ms: int) -> None:
-        limit = self._entity.auto_delete_ms
-        due = (now_ms if self._entity.is_in_use else self._entity.last_used_ms) + limit
-        if due > now_ms:
-            self._wait_until(due)
-            return
-        self.stop()
-        try:
-            self._delete()
-        except ServiceError:
-            # A partition of it is down: try again after another idle time.
-            self._wait_until(now_ms + limit)
-
-    def _wait_until(self, at_ms: int) -> None:
-        self.due_ms = at_ms
-        self._timers.schedule(at_ms, self)

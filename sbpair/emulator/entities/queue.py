@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
 from sbpair.emulator.entities.duplicates import DuplicateDetector
 from sbpair.emulator.entities.forwarding import Forwarder, ForwardTargets
-from sbpair.emulator.entities.idle import AutoDelete
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
 from sbpair.emulator.entities.session_queues import check_session_ids
 from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages
@@ -63,16 +63,17 @@ class EntityCounts:
         return self.active + self.dead_letter + self.scheduled + self.transfer_dead_letter + self.transfer
 
 
+_MESSAGE_KINDS: Final[Mapping[tuple[bool, bool], type[SubQueue]]] = {
+    (False, False): SubQueue,
+    (True, False): PartitionedMessages,
+    (False, True): SessionMessages,
+    (True, True): PartitionedSessions,
+}
+"""The class of an entity's messages, by whether it is partitioned and whether it requires sessions."""
+
+
 class QueueEntity:
     """A queue. `path` is written as it was created; lookups compare paths in lower case."""
-
-    message_kinds: ClassVar[Mapping[tuple[bool, bool], type[SubQueue]]] = {
-        (False, False): SubQueue,
-        (True, False): PartitionedMessages,
-        (False, True): SessionMessages,
-        (True, True): PartitionedSessions,
-    }
-    """The class of `messages`, by whether the entity is partitioned and whether it requires sessions."""
 
     def __init__(
         self, path: str, description: QueueDescription, clock: Clock, timers: Timers, call_soon: CallSoon = call_now
@@ -91,7 +92,7 @@ class QueueEntity:
         self._duplicates: DuplicateDetector | None = None
         self._registry: EntityRegistry | None = None
         self._forwarders: list[Forwarder] = []
-        self._auto_delete = AutoDelete(self, clock, timers, self._delete)
+        self._auto_delete = AutoDelete(self, clock, timers)
         for part in (self.messages, self.dead_letters):
             if self.partitions is not None and isinstance(part, PartitionedMessages):
                 part.set_partitions(self.partitions)
@@ -99,7 +100,7 @@ class QueueEntity:
         self.update(description)
 
     def _make_messages(self, clock: Clock, timers: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
-        make = self.message_kinds[self.partitions is not None, self.description.requires_session]
+        make = _MESSAGE_KINDS[self.partitions is not None, self.description.requires_session]
         return make(clock, timers, lock_ms=lock_ms, on_dead_lettered=self._dead_letter, call_soon=call_soon)
 
     def _make_partitions(self, description: QueueDescription) -> Partitions | None:
@@ -116,19 +117,14 @@ class QueueEntity:
         )
         self.messages.configure(description.lock_ms, limits)
         self.dead_letters.change_lock_duration(description.lock_ms)
-        self._update_duplicate_detection(description)
+        if description.requires_duplicate_detection:
+            if self._duplicates is None:
+                self._duplicates = DuplicateDetector()
+            self._duplicates.window_ms = description.duplicate_detection_window_ms
         self._restart_forwarding()
         if description.status != "Active" or description.forward_to is not None:
             for watcher in list(self._watchers):
                 watcher(EntityDisabled(f"Messaging entity '{self.path}' is currently disabled."))
-
-    def _update_duplicate_detection(self, description: QueueDescription) -> None:
-        if not description.requires_duplicate_detection:
-            return
-        window_ms = description.duplicate_detection_window_ms
-        if self._duplicates is None:
-            self._duplicates = DuplicateDetector(window_ms)
-        self._duplicates.window_ms = window_ms
 
     # Forwarding and deletion
 
@@ -166,13 +162,10 @@ class QueueEntity:
             self._transfer_dead_letters = self._make_transfer_dead_letters(lock_ms=self.description.lock_ms)
         return self._transfer_dead_letters
 
-    def _delete(self) -> None:
+    def delete(self) -> None:
+        """Delete the entity from its namespace, if it is in one."""
         if self._registry is not None:
             self._registry.delete(self)
-
-    @property
-    def auto_delete_ms(self) -> int:
-        return self.description.auto_delete_on_idle_ms
 
     @property
     def last_used_ms(self) -> int:
@@ -311,3 +304,44 @@ class QueueEntity:
         watchers, self._watchers = list(self._watchers), {}
         for watcher in watchers:
             watcher(EntityNotFound(f"The messaging entity '{self.path}' has been deleted."))
+
+
+class AutoDelete:
+    """Deletes an entity that was not used for its AutoDeleteOnIdle. `arm` it again after every change of that.
+
+    Use is checked when the idle time would be over, so no message reschedules a timer.
+    """
+
+    __slots__ = ("_clock", "_entity", "_timers", "due_ms")
+
+    def __init__(self, entity: QueueEntity, clock: Clock, timers: Timers) -> None:
+        self.due_ms = NEVER
+        self._entity = entity
+        self._clock = clock
+        self._timers = timers
+
+    def arm(self) -> None:
+        limit = self._entity.description.auto_delete_on_idle_ms
+        self.due_ms = NEVER
+        if limit < NEVER:
+            self._wait_until(max(self._entity.last_used_ms, self._clock.now_ms()) + limit)
+
+    def stop(self) -> None:
+        self.due_ms = NEVER
+
+    def advance(self, now_ms: int) -> None:
+        limit = self._entity.description.auto_delete_on_idle_ms
+        due = (now_ms if self._entity.is_in_use else self._entity.last_used_ms) + limit
+        if due > now_ms:
+            self._wait_until(due)
+            return
+        self.stop()
+        try:
+            self._entity.delete()
+        except ServiceError:
+            # A partition of it is down: try again after another idle time.
+            self._wait_until(now_ms + limit)
+
+    def _wait_until(self, at_ms: int) -> None:
+        self.due_ms = at_ms
+        self._timers.schedule(at_ms, self)

@@ -27,7 +27,7 @@ from sbpair.amqp.message import (
     skip,
 )
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
-from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.errors import ProtocolError
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
@@ -44,16 +44,10 @@ _CACHE_SIZE = 4096
 _MAX_CACHED_BYTES = 256
 
 # Annotations that only the service sets; those of a sender are removed.
-_SERVICE_ANNOTATIONS: Final = frozenset(
-    {
-        "x-opt-deadletter-source",
-        "x-opt-enqueue-sequence-number",
-        "x-opt-enqueued-time",
-        "x-opt-locked-until",
-        "x-opt-message-state",
-        "x-opt-sequence-number",
-    }
-)
+_SERVICE_ANNOTATIONS: Final = frozenset((
+    "x-opt-deadletter-source", "x-opt-enqueue-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until",
+    "x-opt-message-state", "x-opt-sequence-number",
+))  # fmt: skip
 
 
 # Read
@@ -94,7 +88,9 @@ def _split_message(sections: Sections, size: int) -> StoredMessage:
     if sections.header:
         message.ttl_ms = _ttl_of(sections.header)
     if sections.message_annotations:
-        message.scheduled_at_ms, message.partition_key = _schedule_and_key(sections.message_annotations)
+        is_short = len(sections.message_annotations) <= _MAX_CACHED_BYTES
+        read = _cached_annotations if is_short else _read_annotations
+        message.scheduled_at_ms, message.partition_key = read(sections.message_annotations)
     return message
 
 
@@ -167,12 +163,8 @@ def _ttl_of(header: bytes) -> int | None:
     return Sections(header=header).read_header().ttl
 
 
-def _schedule_and_key(annotations: bytes) -> tuple[int | None, str | None]:
-    """Return the scheduled time and the partition key."""
-    return _cached_annotations(annotations) if len(annotations) <= _MAX_CACHED_BYTES else _read_annotations(annotations)
-
-
 def _read_annotations(raw: bytes) -> tuple[int | None, str | None]:
+    """Return the scheduled time and the partition key."""
     # Decoded in full: a broken one must not reach receivers.
     annotations = Sections(message_annotations=raw).read_message_annotations()
     at, key = annotations.get("x-opt-scheduled-enqueue-time"), annotations.get("x-opt-partition-key")
@@ -196,33 +188,20 @@ def encode_delivery_parts(message: StoredMessage) -> tuple[bytes, bytes]:
     if type(content) is bytes and token and message.dead_letter is None:
         before = _plain_before(message.delivery_count, token[:8])
         return before + token[8:] + _annotations(message, b""), content
-    sections = message.sections
-    return b"", b"".join(
-        (
-            _header(sections.header, message.delivery_count),
-            _token_before(token[:8]) + token[8:] if token else b"",
-            _annotations(message, sections.message_annotations),
-            sections.properties,
-            sections.application_properties if message.dead_letter is None else _with_reason(message),
-            sections.body,
-            sections.footer,
-        )
-    )
+    token_part = _token_before(token[:8]) + token[8:] if token else b""
+    return b"", _in_sections(message, token_part + _annotations(message, message.sections.message_annotations))
 
 
 def encode_peeked(message: StoredMessage) -> bytes:
     """Return the payload of a peeked message."""
+    return _in_sections(message, _general_annotations(message, message.sections.message_annotations, locked=False))
+
+
+def _in_sections(message: StoredMessage, annotations: bytes) -> bytes:
     sections = message.sections
-    return b"".join(
-        (
-            _header(sections.header, message.delivery_count),
-            _general_annotations(message, sections.message_annotations, locked=False),
-            sections.properties,
-            sections.application_properties if message.dead_letter is None else _with_reason(message),
-            sections.body,
-            sections.footer,
-        )
-    )
+    header = _header(sections.header, message.delivery_count)
+    application = sections.application_properties if message.dead_letter is None else _with_reason(message)
+    return b"".join((header, annotations, sections.properties, application, sections.body, sections.footer))
 
 
 @lru_cache(_CACHE_SIZE)
@@ -296,25 +275,15 @@ def _general_annotations(message: StoredMessage, sender_annotations: bytes, *, l
         added.append(("x-opt-locked-until", Timestamp(message.locked_until_ms)))
     if message.dead_letter is not None:
         added.append(("x-opt-deadletter-source", message.dead_letter.source))
-    count, kept = (
-        _kept_annotations(sender_annotations)
-        if len(sender_annotations) <= _MAX_CACHED_BYTES
-        else _pairs_without(sender_annotations, _SERVICE_ANNOTATIONS)
-    )
+    read = _cached_pairs_without if len(sender_annotations) <= _MAX_CACHED_BYTES else _pairs_without
+    count, kept = read(sender_annotations, _SERVICE_ANNOTATIONS)
     pairs = b"".join([_key(name) + codec.encode(value) for name, value in added])
-    return _map_section(MESSAGE_ANNOTATIONS, count + len(added), kept + pairs)
-
-
-@lru_cache(_CACHE_SIZE)
-def _kept_annotations(raw: bytes) -> tuple[int, bytes]:
-    """Return how many of the sender's annotations are kept, and their encoded pairs."""
-    return _pairs_without(raw, _SERVICE_ANNOTATIONS)
+    return section(MESSAGE_ANNOTATIONS, codec.compound(0xC1, 2 * (count + len(added)), kept + pairs))
 
 
 def _with_reason(message: StoredMessage) -> bytes:
     """Return a dead letter's application properties: the sender's bytes, with the reason if they can be read."""
-    dead_letter: DeadLetterReason | None = message.dead_letter
-    sender = message.sections.application_properties
+    dead_letter, sender = message.dead_letter, message.sections.application_properties
     if dead_letter is None:
         return sender
     fields = {"DeadLetterReason": dead_letter.reason, "DeadLetterErrorDescription": dead_letter.description}
@@ -326,7 +295,7 @@ def _with_reason(message: StoredMessage) -> bytes:
     except ProtocolError:
         return sender
     added = b"".join([codec.encode(key) + codec.encode(value) for key, value in known.items()])
-    return _map_section(APPLICATION_PROPERTIES, count + len(known), kept + added)
+    return section(APPLICATION_PROPERTIES, codec.compound(0xC1, 2 * (count + len(known)), kept + added))
 
 
 # Forward and modify
@@ -356,13 +325,6 @@ def modify_properties(message: StoredMessage, properties: Map) -> None:
     message.sections = sections
 
 
-def _map_section(code: int, pairs: int, body: bytes) -> bytes:
-    size = len(body)
-    if size < 255 and pairs < 128:
-        return section(code, bytes((0xC1, size + 1, 2 * pairs)) + body)
-    return section(code, b"\xd1" + (size + 4).to_bytes(4) + (2 * pairs).to_bytes(4) + body)
-
-
 def _pairs_without(raw: bytes, unwanted: frozenset[str]) -> tuple[int, bytes]:
     """Return the pairs of an encoded map whose key is not `unwanted`: how many, and their bytes unchanged."""
     if not raw:
@@ -377,3 +339,6 @@ def _pairs_without(raw: bytes, unwanted: frozenset[str]) -> tuple[int, bytes]:
             kept.append(raw[position:end])
         position = end
     return len(kept), b"".join(kept)
+
+
+_cached_pairs_without = lru_cache(_CACHE_SIZE)(_pairs_without)

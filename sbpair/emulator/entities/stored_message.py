@@ -6,6 +6,7 @@ Entities never look into `content`. A frontend makes a StoredMessage of what it 
 from __future__ import annotations
 
 import uuid
+from copy import copy
 from typing import Final, NamedTuple
 
 from sbpair.amqp.message import Sections
@@ -115,22 +116,11 @@ class StoredMessage:
 
     def as_dead_letter(self, reason: DeadLetterReason) -> StoredMessage:
         """Return a copy for the dead-letter queue, where nothing expires. It keeps number, time and count."""
-        copy = self._copy()
-        copy.sequence_number = self.sequence_number
-        copy.enqueued_at_ms = self.enqueued_at_ms
-        copy.delivery_count = self.delivery_count
-        copy.dead_letter = reason
-        return copy
-
-    def _copy(self) -> StoredMessage:
-        return StoredMessage(
-            self.content,
-            self.size,
-            message_id=self.message_id,
-            ttl_ms=self.ttl_ms,
-            session_id=self.session_id,
-            partition_key=self.partition_key,
-        )
+        dead_letter = copy(self)
+        dead_letter.state, dead_letter.deferred, dead_letter.scheduled_at_ms = ACTIVE, False, None
+        dead_letter.expires_at_ms, dead_letter.locked_until_ms, dead_letter.lock_token = NEVER, 0, b""
+        dead_letter.dead_letter = reason
+        return dead_letter
 
 
 class ForwardedMessage(StoredMessage):
@@ -141,7 +131,7 @@ class ForwardedMessage(StoredMessage):
     @classmethod
     def copy(cls, message: StoredMessage, content: Sections | bytes, *, hops: int) -> ForwardedMessage:
         """Return a copy of `message` with this content for the next entity."""
-        copy = cls(
+        forwarded = cls(
             content,
             message.size,
             message_id=message.message_id,
@@ -149,9 +139,6 @@ class ForwardedMessage(StoredMessage):
             session_id=message.session_id,
             partition_key=message.partition_key,
         )
-        copy.hops = hops
-        copy.enqueued_sequence_number = message.enqueued_sequence_number or message.sequence_number
-        return copy
-
-    def _copy(self) -> ForwardedMessage:
-        return self.copy(self, self.content, hops=self.hops)
+        forwarded.hops = hops
+        forwarded.enqueued_sequence_number = message.enqueued_sequence_number or message.sequence_number
+        return forwarded

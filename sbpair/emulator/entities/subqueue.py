@@ -137,6 +137,15 @@ class SubQueue:
         self._ready.put(message)
         self._wake_soon()
 
+    def dead_letter_on_arrival(self, message: StoredMessage, reason: str, description: str) -> None:
+        """Dead-letter a message under a number of its own, before it can be received."""
+        now = self.advance_if_due()
+        self._last_number += 1
+        message.sequence_number = self._last_number
+        message.enqueued_at_ms = self.accessed_at_ms = now
+        assert self._on_dead_lettered is not None  # noqa: S101  # only a dead-letter queue has none
+        self._on_dead_lettered(message, reason, description)
+
     def _expire_at(self, message: StoredMessage, at_ms: int) -> None:
         message.expires_at_ms = at_ms
         self._expiries.add(at_ms, message.sequence_number)

@@ -6,10 +6,10 @@ decoded once for all rules, if any rule needs it, and its bytes are shared by al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.consumers import CallSoon, call_now
@@ -25,7 +25,6 @@ from sbpair.emulator.entities.rules.rule import (
     selects_all,
 )
 from sbpair.emulator.entities.rules.view import MessageView
-from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import EntityExists, EntityFull, EntityNotFound, NotAllowed
 
@@ -45,42 +44,10 @@ NO_SESSION: Final = RuleFailure(
 )
 
 
-class SubscriptionMessages(SubQueue):
-    """The messages of a subscription."""
-
-    def dead_letter_on_arrival(self, message: StoredMessage, failure: RuleFailure) -> None:
-        """Dead-letter a message under a number of its own, before it can be received."""
-        now = self.advance_if_due()
-        self._last_number += 1
-        message.sequence_number = self._last_number
-        message.enqueued_at_ms = self.accessed_at_ms = now
-        assert self._on_dead_lettered is not None  # noqa: S101  # a subscription has a dead-letter queue
-        self._on_dead_lettered(message, failure.reason, failure.description)
-
-
-class PartitionedSubscriptionMessages(PartitionedMessages, SubscriptionMessages):
-    """The messages of a subscription to a partitioned topic."""
-
-
-class SessionSubscriptionMessages(SessionMessages, SubscriptionMessages):
-    """The messages of a subscription that requires sessions."""
-
-
-class PartitionedSessionSubscriptionMessages(PartitionedSessions, SubscriptionMessages):
-    """The messages of a subscription that requires sessions, to a partitioned topic."""
-
-
 class SubscriptionEntity(QueueEntity):
     """A subscription. `name` is written as it was created. A change of its rules affects later messages only."""
 
     description: SubscriptionDescription
-    messages: SubscriptionMessages
-    message_kinds: ClassVar[Mapping[tuple[bool, bool], type[SubQueue]]] = {
-        (False, False): SubscriptionMessages,
-        (True, False): PartitionedSubscriptionMessages,
-        (False, True): SessionSubscriptionMessages,
-        (True, True): PartitionedSessionSubscriptionMessages,
-    }
 
     def __init__(
         self,
@@ -167,14 +134,14 @@ class SubscriptionEntity(QueueEntity):
             if matches.failure and self.description.dead_lettering_on_filter_evaluation_exceptions:
                 self._enqueue(selected)
                 selected = []
-                self.messages.dead_letter_on_arrival(view.message.for_subscription(), matches.failure)
+                self.messages.dead_letter_on_arrival(view.message.for_subscription(), *matches.failure)
         self._enqueue(selected)
 
     def _enqueue(self, messages: list[StoredMessage]) -> None:
         if self.description.requires_session:
             for message in messages:
                 if message.session_id is None:
-                    self.messages.dead_letter_on_arrival(message, NO_SESSION)
+                    self.messages.dead_letter_on_arrival(message, *NO_SESSION)
             messages = [message for message in messages if message.session_id is not None]
         if messages:
             self.messages.enqueue(messages)
@@ -276,10 +243,7 @@ class TopicEntity(QueueEntity):
     def create_subscription(
         self, name: str, description: SubscriptionDescription | None = None, rule: SubscriptionRule | None = None
     ) -> SubscriptionEntity:
-        """Create a subscription.
-
-        Raises ArgumentInvalid (the name), EntityExists, EntityFull, OperationTimedOut (a partition is down).
-        """
+        """Raise ArgumentInvalid (the name), EntityExists, EntityFull or OperationTimedOut (a partition is down)."""
         check_subscription_name(name)
         self.check_all_partitions()
         if name.lower() in self._subscriptions:
@@ -301,8 +265,7 @@ class TopicEntity(QueueEntity):
 
     def count_filters(self, kinds: type[SqlRuleFilter] | type[CorrelationRuleFilter]) -> int:
         """Return how many rules of all subscriptions have a filter of this kind."""
-        rules: list[Sequence[SubscriptionRule]] = [each.rules for each in self._subscriptions.values()]
-        return sum(isinstance(rule.filter, kinds) for some in rules for rule in some)
+        return sum(isinstance(rule.filter, kinds) for each in self._subscriptions.values() for rule in each.rules)
 
     def close(self) -> None:
         """Close the topic and its subscriptions: it is deleted."""
