@@ -13,6 +13,7 @@ from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers,
 from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.description import (
     STANDARD,
+    D,
     EmulatedTier,
     QueueDescription,
     TopicDescription,
@@ -38,7 +39,7 @@ DEAD_LETTER_SEGMENT: Final = "$deadletterqueue"
 TRANSFER_SEGMENT: Final = "$transfer"
 MANAGEMENT_SEGMENT: Final = "$management"
 
-D = TypeVar("D", bound=QueueDescription)
+E = TypeVar("E", bound=QueueEntity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,20 +180,14 @@ class Namespace:
 
     def queue(self, path: str) -> QueueEntity:
         """Return the queue of this path. Raises EntityNotFound."""
-        queue = self.find_queue(path)
-        if queue is None:
-            raise entity_not_found(path)
-        return queue
+        return _found(self.find_queue(path), path)
 
     def find_topic(self, path: str) -> TopicEntity | None:
         return self._topics.get(path.strip("/").lower())
 
     def topic(self, path: str) -> TopicEntity:
         """Return the topic of this path. Raises EntityNotFound."""
-        topic = self.find_topic(path)
-        if topic is None:
-            raise entity_not_found(path)
-        return topic
+        return _found(self.find_topic(path), path)
 
     def topics(self) -> list[TopicEntity]:
         """Return all topics, in order of their paths."""
@@ -200,17 +195,11 @@ class Namespace:
 
     def delete_topic(self, path: str) -> None:
         """Delete a topic and its subscriptions."""
-        topic = self.topic(path)
-        topic.check_all_partitions()
-        del self._topics[topic.path.lower()]
-        topic.close()
+        self.delete(self.topic(path))
 
     def entity(self, path: str) -> QueueEntity:
         """Return the queue, topic or subscription of this path. Raises EntityNotFound."""
-        found = self.find_queue(path) or self.find_topic(path) or self._find_subscription(path)
-        if found is None:
-            raise entity_not_found(path)
-        return found
+        return _found(self.find_queue(path) or self.find_topic(path) or self._find_subscription(path), path)
 
     def _find_subscription(self, path: str) -> SubscriptionEntity | None:
         head, _, name = path.strip("/").rpartition("/")
@@ -223,26 +212,20 @@ class Namespace:
         return [queue for _, queue in sorted(self._queues.items())]
 
     def delete_queue(self, path: str) -> None:
-        queue = self.queue(path)
-        queue.check_all_partitions()
-        del self._queues[queue.path.lower()]
-        queue.close()
+        self.delete(self.queue(path))
 
     def delete(self, entity: QueueEntity) -> None:
         """Delete an entity of any kind."""
         if isinstance(entity, SubscriptionEntity):
             entity.topic.delete_subscription(entity.name)
-        elif isinstance(entity, TopicEntity):
-            self.delete_topic(entity.path)
-        else:
-            self.delete_queue(entity.path)
+            return
+        entity.check_all_partitions()
+        del (self._topics if isinstance(entity, TopicEntity) else self._queues)[entity.path.lower()]
+        entity.close()
 
     def find_target(self, address: str) -> QueueEntity:
         path = scope_of(address)
-        found = self.find_queue(path) or self.find_topic(path)
-        if found is None:
-            raise entity_not_found(path)
-        return found
+        return _found(self.find_queue(path) or self.find_topic(path), path)
 
     def resolve(self, address: str) -> AddressTarget:
         """Return the target of an address, bare or as `amqps://host:port/…`. Raises EntityNotFound.
@@ -306,6 +289,12 @@ class Namespace:
         if not self._outages:
             raise ValueError(f"namespace '{self.name}' is not down")
         self._outages -= 1
+
+
+def _found(entity: E | None, path: str) -> E:
+    if entity is None:
+        raise entity_not_found(path)
+    return entity
 
 
 def entity_not_found(path: str) -> EntityNotFound:

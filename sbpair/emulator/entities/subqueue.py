@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.emulator.clock import NEVER, Clock
 from sbpair.emulator.entities.consumers import CallSoon, Consumer, Waker, call_now
-from sbpair.emulator.entities.locks import Locks
-from sbpair.emulator.entities.message_order import Deadlines, MessageStore, ReadyQueue
+from sbpair.emulator.entities.message_order import Deadlines, Locks, MessageStore, ReadyQueue
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, REMOVED, SCHEDULED, StoredMessage
 from sbpair.emulator.service_errors import MessageLockExpired, MessageNotFound, NotAllowed, ServiceError
 

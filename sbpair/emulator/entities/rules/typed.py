@@ -13,23 +13,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Final, NamedTuple
 
-from sbpair.amqp.types import (
-    Byte,
-    Char,
-    Described,
-    Float,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-    Value,
-    type_of,
-)
+from sbpair.amqp import types
+from sbpair.amqp.types import Described, Float, Long, Symbol, Timestamp, Value, type_of
 from sbpair.emulator import timespan
 from sbpair.emulator.entities.rules.values import Instant, TimeSpanValue, amqp_value, rule_value
 from sbpair.emulator.service_errors import ArgumentInvalid
@@ -110,7 +95,7 @@ def _decimal(text: str) -> Decimal:
 
 def _character(text: str) -> Value:
     # .NET writes a char as the number of its code point.
-    return Char(chr(int(text)))
+    return types.Char(chr(int(text)))
 
 
 def _integer(number: Callable[[int], Value]) -> Callable[[str], Value]:
@@ -118,8 +103,8 @@ def _integer(number: Callable[[int], Value]) -> Callable[[str], Value]:
 
 
 _NUMBERS: Final[dict[str, Callable[[int], Value]]] = {
-    "byte": Byte, "short": Short, "int": Int, "long": Long,
-    "unsignedByte": UByte, "unsignedShort": UShort, "unsignedInt": UInt, "unsignedLong": ULong,
+    "byte": types.Byte, "short": types.Short, "int": types.Int, "long": Long,
+    "unsignedByte": types.UByte, "unsignedShort": types.UShort, "unsignedInt": types.UInt, "unsignedLong": types.ULong,
 }  # fmt: skip
 
 _READERS: Final[dict[str, Callable[[str], Value]]] = {
@@ -138,6 +123,6 @@ _READERS: Final[dict[str, Callable[[str], Value]]] = {
 
 _KINDS: Final[dict[object, str]] = {
     **{number: kind for kind, number in _NUMBERS.items()},
-    str: "string", Symbol: "string", Char: "string", bool: "boolean", Float: "float", float: "double",
+    str: "string", Symbol: "string", types.Char: "string", bool: "boolean", Float: "float", float: "double",
     uuid.UUID: "guid",
 }  # fmt: skip

@@ -14,26 +14,8 @@ from collections.abc import Callable
 from decimal import Context, Decimal
 from typing import Final
 
-from sbpair.amqp.types import (
-    Byte,
-    Char,
-    Decimal32,
-    Decimal64,
-    Decimal128,
-    Described,
-    Float,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-    Value,
-    type_of,
-)
+from sbpair.amqp import types
+from sbpair.amqp.types import Described, Float, Long, Symbol, Timestamp, ULong, Value, type_of
 from sbpair.errors import SbpairError
 
 TIMESPAN: Final = "com.microsoft:timespan"
@@ -104,12 +86,12 @@ def _decimal(value: bytes) -> Decimal:
 
 
 _FLOAT_MAX: Final = (2 - 2**-23) * 2.0**127
-_INTEGERS: Final = frozenset({Byte, Short, Int, Long, UByte, UShort, UInt, ULong})
+_INTEGERS: Final = frozenset({types.Byte, types.Short, types.Int, Long, types.UByte, types.UShort, types.UInt, ULong})
 _DOUBLES: Final = frozenset({Float, float})
 _CONVERSIONS: Final[dict[type, Callable[[Value], Value]]] = {
-    **dict.fromkeys(_INTEGERS, int), **dict.fromkeys(_DOUBLES, float), **dict.fromkeys((str, Symbol, Char), str),
-    **dict.fromkeys((Decimal32, Decimal64, Decimal128), _decimal), bool: bool, bytes: bytes, Timestamp: _instant,
-    Described: _described,
+    **dict.fromkeys(_INTEGERS, int), **dict.fromkeys(_DOUBLES, float), **dict.fromkeys((str, Symbol, types.Char), str),
+    **dict.fromkeys((types.Decimal32, types.Decimal64, types.Decimal128), _decimal), bool: bool, bytes: bytes,
+    Timestamp: _instant, Described: _described,
 }  # fmt: skip
 
 
