@@ -9,6 +9,7 @@ import random
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import SbpairError, Throttled, Unavailable
+from sbpair.model.backoff import Backoff
 from sbpair.model.queues import Retrying
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 ATTEMPTS = 3
-FIRST_WAIT_SECONDS = 1.0
-GROWTH = 4.0
 # As the SDKs: the service counts an earlier attempt against the namespace again.
 THROTTLED_WAIT_SECONDS = 10.0
 JITTER = 0.5
@@ -26,6 +25,8 @@ JITTER = 0.5
 
 MAX_WAIT_SECONDS = 120.0
 """A longer wait is not begun: the error is raised instead."""
+
+BACKOFF = Backoff(first_seconds=1.0, max_seconds=MAX_WAIT_SECONDS, growth=4.0)
 
 
 async def attempt(
@@ -54,7 +55,7 @@ async def attempt(
 
 def wait_seconds(number: int, error: SbpairError, chance: float) -> float:
     """Return how long to wait after the failed attempt `number`, counted from 1."""
-    wait: float = FIRST_WAIT_SECONDS * GROWTH ** (number - 1)
+    wait = BACKOFF.seconds(number)
     requested = error.retry_after_seconds if isinstance(error, Unavailable) else None
     if requested is not None:
         wait = max(wait, requested)

@@ -8,12 +8,13 @@ import asyncio
 from typing import TYPE_CHECKING, Self
 
 from sbpair.failover import base
-from sbpair.failover.client_kinds import ASYNC, AsyncClosable, awaiting
-from sbpair.failover.pinger import Pinger
+from sbpair.failover.background_syphon import AsyncBackgroundSyphon
+from sbpair.failover.client_kinds import AsyncClosable, awaiting
 from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, drive_async
 
 if TYPE_CHECKING:
-    from sbpair.failover.background_syphon import AsyncBackgroundSyphon, SyphonOptions
+    from sbpair.failover.background_syphon import RunSyphon
+    from sbpair.failover.pinger import Pinger
     from sbpair.failover.sdk_messages import Messages
 
 
@@ -56,9 +57,8 @@ class AsyncPairedSender(base.SenderBase, AsyncClosable):
         return super()._closing()
 
 
-class AsyncPairedClient(base.ClientBase[AsyncPairedSender, "AsyncBackgroundSyphon"]):
+class AsyncPairedClient(base.ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], AsyncClosable):
     __doc__ = base.ClientBase.__doc__
-    _kind = ASYNC
     _pinger: Pinger | None = None
     _pinger_task: asyncio.Task[None] | None = None
 
@@ -79,9 +79,6 @@ class AsyncPairedClient(base.ClientBase[AsyncPairedSender, "AsyncBackgroundSypho
         self._start_late_pinger()
         return self
 
-    async def __aexit__(self, *_details: object) -> None:
-        await self.close()
-
     def _wake_pinger(self) -> None:
         if self._closed:
             return
@@ -91,7 +88,7 @@ class AsyncPairedClient(base.ClientBase[AsyncPairedSender, "AsyncBackgroundSypho
             except RuntimeError:
                 # The client was created before the loop. The pinger starts with `async with` or the first sender.
                 return
-            self._pinger = Pinger(self.pair, self.failover_state, self.now, self._deliver, self.outage)
+            self._pinger = self._make_pinger()
             self._pinger_task = loop.create_task(self._pinger.run(), name="sbpair pinger")
         self._pinger.wake()
 
@@ -103,7 +100,5 @@ class AsyncPairedClient(base.ClientBase[AsyncPairedSender, "AsyncBackgroundSypho
         self._start_late_pinger()
         return AsyncPairedSender(self, entity, topic)
 
-    def _start_syphon(self, options: SyphonOptions) -> AsyncBackgroundSyphon:
-        from sbpair.failover.background_syphon import AsyncBackgroundSyphon
-
-        return AsyncBackgroundSyphon(self.pair, options, self.failover_state.publish)
+    def _start_syphon(self, run: RunSyphon) -> AsyncBackgroundSyphon:
+        return AsyncBackgroundSyphon(run, self.failover_state.publish)

@@ -9,22 +9,17 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.errors import LeaseHeld, SbpairError
 from sbpair.failover.events import SyphonFaulted
-from sbpair.syphon import runner
+from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
-    from sbpair.move.events import SyphonEvent
-    from sbpair.syphon.limits import MoveLimits
     from sbpair.syphon.runner import SyphonResult
 
-FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 1.0, 300.0
+BACKOFF = Backoff(first_seconds=1.0, max_seconds=300.0)
 LEASE_WAIT_SECONDS = 30.0
 """How often the syphon checks whether another mover has ended."""
 
@@ -33,65 +28,40 @@ CLOSE_SECONDS = 5.0
 
 HURRY_SECONDS = 10.0
 
+RunSyphon: TypeAlias = Callable[..., Awaitable["SyphonResult"]]
+
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SyphonOptions:
-    """Options of the syphon. `on_event` is called in its thread or task."""
-
-    state: Path | None = None
-    lease_queue: str | None = None
-    limits: MoveLimits | None = None
-    max_held: int = 1_000
-    ordered: bool = True
-    allow_missing: bool = False
-    on_event: Callable[[SyphonEvent], None] = lambda _event: None
-
-
 class SyphonSupervisor:
-    """Runs a syphon again and again until `stop` is set. Create it in the loop that runs it."""
+    """Calls `run(stop=event, hurry=event)` again and again until `stop` is set. Create it in the loop that runs it."""
 
-    def __init__(self, pair: Pair, options: SyphonOptions, publish: Callable[[SyphonFaulted], object]) -> None:
-        self._pair = pair
-        self._options = options
+    def __init__(self, run: RunSyphon, publish: Callable[[SyphonFaulted], object]) -> None:
+        self._run_syphon = run
         self._publish = publish
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self.result: SyphonResult | None = None
 
     async def run(self) -> None:
-        wait = FIRST_WAIT_SECONDS
+        failures = 0
         while True:
             started = time.monotonic()
             fault = await self._run_once()
             if self.stop.is_set():
                 return
-            if time.monotonic() - started > wait:
-                wait = FIRST_WAIT_SECONDS
-            seconds = LEASE_WAIT_SECONDS if isinstance(fault, LeaseHeld) else wait
+            failures += 1
+            if time.monotonic() - started > BACKOFF.seconds(failures):
+                failures = 1
+            seconds = LEASE_WAIT_SECONDS if isinstance(fault, LeaseHeld) else BACKOFF.seconds(failures)
             self._publish(SyphonFaulted(_reason(fault), seconds))
-            wait = min(wait * 2, MAX_WAIT_SECONDS)
             if await self._stopped_within(seconds):
                 return
 
     async def _run_once(self) -> Exception:
         """Run the syphon and return why it has ended."""
-        options = self._options
         try:
-            self.result = await runner.run(
-                self._pair,
-                once=False,
-                stop=self.stop,
-                hurry=self.hurry,
-                on_event=options.on_event,
-                max_held=options.max_held,
-                state=options.state,
-                lease_queue=options.lease_queue,
-                ordered=options.ordered,
-                limits=options.limits,
-                allow_missing=options.allow_missing,
-            )
+            self.result = await self._run_syphon(stop=self.stop, hurry=self.hurry)
         except SbpairError as error:
             return error
         except Exception as error:
@@ -111,8 +81,8 @@ class SyphonSupervisor:
 class BackgroundSyphon:
     """A syphon running in a thread. Returned by `PairedClient.syphon`."""
 
-    def __init__(self, pair: Pair, options: SyphonOptions, publish: Callable[[SyphonFaulted], object]) -> None:
-        self._arguments = pair, options, publish
+    def __init__(self, run: RunSyphon, publish: Callable[[SyphonFaulted], object]) -> None:
+        self._arguments = run, publish
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="sbpair syphon", daemon=True)
         self._thread.start()
@@ -152,8 +122,8 @@ class BackgroundSyphon:
 class AsyncBackgroundSyphon:
     """A syphon running in a task. Returned by `AsyncPairedClient.syphon`."""
 
-    def __init__(self, pair: Pair, options: SyphonOptions, publish: Callable[[SyphonFaulted], object]) -> None:
-        self._supervisor = SyphonSupervisor(pair, options, publish)
+    def __init__(self, run: RunSyphon, publish: Callable[[SyphonFaulted], object]) -> None:
+        self._supervisor = SyphonSupervisor(run, publish)
         self._task = asyncio.create_task(self._supervisor.run(), name="sbpair syphon")
 
     @property

@@ -8,11 +8,13 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
+from sbpair.failover.background_syphon import AsyncBackgroundSyphon, BackgroundSyphon
 from sbpair.failover.client_kinds import ClientFactory, ClientKind
 from sbpair.failover.entity_states import EntityEvent, State
 from sbpair.failover.events import OutboxClosed, SenderEvent
@@ -21,6 +23,7 @@ from sbpair.failover.failures import FailoverOn, failover_rule
 from sbpair.failover.metrics import with_metrics
 from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery
+from sbpair.failover.pinger import DeliverEntity, Pinger
 from sbpair.failover.shared_state import FailoverState
 from sbpair.failover.side_connections import Side, SideConnections, close_quietly
 from sbpair.failover.simulated_outage import OutageProxy
@@ -28,8 +31,7 @@ from sbpair.failover.simulated_outage import OutageProxy
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from sbpair.failover.background_syphon import SyphonOptions
-    from sbpair.failover.pinger import DeliverEntity
+    from sbpair.failover.background_syphon import RunSyphon
     from sbpair.failover.sdk_messages import Messages, SizedBatch
     from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.failover.steps import Steps
@@ -44,13 +46,8 @@ class ShortTimeout(UserWarning):
     """A timeout that leaves a partitioned entity no time to switch to another partition."""
 
 
-class RunningSyphon(Protocol):
-    @property
-    def running(self) -> bool: ...
-
-
 SenderT = TypeVar("SenderT", bound="SenderBase")
-SyphonT = TypeVar("SyphonT", bound=RunningSyphon)
+SyphonT = TypeVar("SyphonT", BackgroundSyphon, AsyncBackgroundSyphon)
 
 
 class SenderBase:
@@ -217,14 +214,25 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
         Whatever ends the syphon, it is retried after a pause and reported to the client's `on_event` (SyphonFaulted).
         Raises UsageError while this client has a running syphon.
         """
-        from sbpair.failover.background_syphon import SyphonOptions
+        from sbpair.syphon import runner
 
         if self._closed:
             raise ValueError("the client has been closed: make another one")
         if self._syphon is not None and self._syphon.running:
             raise UsageError("this client has a syphon already", hint="one syphon moves the whole backlog")
-        options = SyphonOptions(state, lease_queue, limits, max_held, ordered, allow_missing, on_event)
-        self._syphon = self._start_syphon(options)
+        run = partial(
+            runner.run,
+            self.pair,
+            once=False,
+            on_event=on_event,
+            max_held=max_held,
+            state=state,
+            lease_queue=lease_queue,
+            ordered=ordered,
+            limits=limits,
+            allow_missing=allow_missing,
+        )
+        self._syphon = self._start_syphon(run)
         return self._syphon
 
     def forget(self, sender: SenderBase) -> None:
@@ -238,7 +246,7 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
     def _make_sender(self, entity: str, topic: bool) -> SenderT: ...
 
     @abstractmethod
-    def _start_syphon(self, options: SyphonOptions) -> SyphonT: ...
+    def _start_syphon(self, run: RunSyphon) -> SyphonT: ...
 
     def _get_sender(self, entity: str, *, topic: bool) -> SenderT:
         if self._closed:
@@ -248,6 +256,9 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
         sender = self._make_sender(entity, topic)
         self._senders.append(sender)
         return sender
+
+    def _make_pinger(self) -> Pinger:
+        return Pinger(self.pair, self.failover_state, self.now, self._deliver, self.outage)
 
     def _open_outbox(self, outbox: Outbox) -> None:
         self.outbox = outbox

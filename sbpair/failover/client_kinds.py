@@ -52,17 +52,15 @@ class ClientFactory:
 
     def client(self, endpoint: Endpoint, seconds: float) -> Any:
         """Return a client that is not connected yet. `seconds` limits operations without a limit of their own."""
-        return self._kind.client(endpoint, signed(endpoint) or self._shared_identity(), seconds)
+        credential = signed(endpoint)
+        if credential is None:
+            credential = self._identity = self._identity or self._kind.identity()
+        return self._kind.client(endpoint, credential, seconds)
 
     def close(self) -> Steps[None]:
         if self._identity is not None:
             identity, self._identity = self._identity, None
             yield from close_quietly(identity)
-
-    def _shared_identity(self) -> Any:
-        if self._identity is None:
-            self._identity = self._kind.identity()
-        return self._identity
 
 
 def blocking(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Callable[Concatenate[Any, P], T]:
@@ -89,19 +87,24 @@ def awaiting(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Callable[Concate
     return method
 
 
-class SyncClosable:
-    """A context manager that closes by steps, in its turn."""
+class Closable:
+    """An object that closes by steps, in its turn."""
 
-    _kind = SYNC
     _turn: Any
 
     def _closing(self) -> Steps[None]:
         raise NotImplementedError
 
-    def close(self) -> None:
+    def _close(self) -> Steps[None]:
         """Close the connections to both sides."""
-        with self._turn:
-            drive(self._closing())
+        return self._closing()
+
+
+class SyncClosable(Closable):
+    """A context manager of programs that block."""
+
+    _kind = SYNC
+    close = blocking(Closable._close)
 
     def __enter__(self) -> Self:
         return self
@@ -110,19 +113,11 @@ class SyncClosable:
         self.close()
 
 
-class AsyncClosable:
-    """An async context manager that closes by steps, in its turn."""
+class AsyncClosable(Closable):
+    """A context manager of asyncio programs."""
 
     _kind = ASYNC
-    _turn: Any
-
-    def _closing(self) -> Steps[None]:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        """Close the connections to both sides."""
-        async with self._turn:
-            await drive_async(self._closing())
+    close = awaiting(Closable._close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,14 +6,14 @@ no target is left. Messages sent again after an unanswered attempt are reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from azure.core.exceptions import AzureError
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError, ServiceBusServerBusyError
 
 from sbpair.azure.data_errors import from_sdk_error, is_answer
@@ -74,34 +74,23 @@ class NotSent(OperationTimeoutError):
     """The message was not sent at all, so it cannot be in doubt."""
 
 
-def retry_pause(attempts: int) -> float:
-    """Return the seconds to wait after so many failed attempts."""
-    return BACKOFF.seconds(attempts + 1)
-
-
+@dataclass(eq=False, repr=False)
 class FailoverSend:
     """The sends of one sender to one entity. `now` is a monotonic clock, in seconds."""
 
-    def __init__(
-        self,
-        state: FailoverState,
-        connections: SideConnections[Side],
-        entity: str,
-        policy: SendPolicy,
-        now: Callable[[], float],
-        outbox: Outbox | None = None,
-    ) -> None:
-        self._state = state
-        self._outbox = outbox
-        self._connections = connections
-        self._entity = entity
-        self._policy = policy
-        self._now = now
-        self.share = PRIMARY_SHARE if policy.on_failure != "raise" or state.fail_at_once else 1.0
-        self.queue: str | None = None
-        self._limit_asked: float | None = None
-        self._backlog_numbers = count(-1, -1)
-        self.delivered = Delivered()
+    state: FailoverState
+    connections: SideConnections[Side]
+    entity: str
+    policy: SendPolicy
+    now: Callable[[], float]
+    outbox: Outbox | None = None
+    queue: str | None = field(default=None, init=False)
+    delivered: Delivered = field(default_factory=Delivered, init=False)
+    limit_asked: float | None = field(default=None, init=False)
+    backlog_numbers: Iterator[int] = field(default_factory=lambda: count(-1, -1), init=False)
+
+    def __post_init__(self) -> None:
+        self.share = PRIMARY_SHARE if self.policy.on_failure != "raise" or self.state.fail_at_once else 1.0
 
     def fast_path(self, message: Messages) -> Any:
         """Return the SDK sender for a message that can go to the primary without steps, or None.
@@ -109,22 +98,22 @@ class FailoverSend:
         This is the common case: every entity is healthy, and the message is small and plain. The caller sends within
         `share` of its time, then calls `count_sent`, or `send` with the error.
         """
-        if self._state.unhealthy or type(message) is not ServiceBusMessage:
+        if self.state.unhealthy or type(message) is not ServiceBusMessage:
             return None
-        if self._outbox is not None and self._outbox.holds(self._entity):
+        if self.outbox is not None and self.outbox.holds(self.entity):
             return None
         raw = message.raw_amqp_message
         if raw.application_properties or raw.body_type is not sdk_messages.DATA or raw.properties is None:
             return None
         if raw.properties.message_id is None or sum(map(len, raw.body)) > sdk_messages.SMALL_BODY_BYTES:
             return None
-        return self._connections.current("primary")
+        return self.connections.current("primary")
 
     def count_sent(self, messages: int) -> None:
         """Record that the primary has accepted so many messages."""
         self.delivered.primary += messages
-        if self._state.unhealthy:
-            self._state.primary_accepted(self._entity, self._now())
+        if self.state.unhealthy:
+            self.state.primary_accepted(self.entity, self.now())
 
     def send(
         self, messages: Messages, seconds: float, *, since: float | None = None, failed: BaseException | None = None
@@ -133,7 +122,7 @@ class FailoverSend:
 
         `failed` is the error of an attempt on the fast path, which started at `since`.
         """
-        deadline = (self._now() if since is None else since) + seconds
+        deadline = (self.now() if since is None else since) + seconds
         prepared, content = sdk_messages.prepare(messages)
         if prepared:
             if not all(map(sdk_messages.is_small, prepared)):
@@ -142,17 +131,15 @@ class FailoverSend:
 
     def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
         """Schedule messages. Returns the numbers to cancel them with: negative in the backlog and the outbox."""
-        deadline = self._now() + seconds
+        deadline = self.now() + seconds
         prepared = [sdk_messages.with_schedule(each, at) for each in sdk_messages.prepare(messages)[0]]
         if not prepared:
             return []
         yield from self._check_sizes(prepared, deadline)
-
-        def schedule_action(sender: Any, left: float) -> Any:
-            return sender.schedule_messages(prepared, at, timeout=left)
-
-        numbers = yield from self._deliver(prepared, schedule_action, deadline)
-        return [next(self._backlog_numbers) for _ in prepared] if numbers is None else list(numbers)
+        numbers = yield from self._deliver(
+            prepared, lambda sender, left: sender.schedule_messages(prepared, at, timeout=left), deadline
+        )
+        return [next(self.backlog_numbers) for _ in prepared] if numbers is None else list(numbers)
 
     def cancel(self, numbers: int | list[int], seconds: float) -> Steps[None]:
         """Cancel scheduled messages. Raises UsageError for those in the backlog, and the SDK's errors."""
@@ -162,22 +149,20 @@ class FailoverSend:
                 "cannot cancel a message that was scheduled in the backlog or the outbox: it has no sequence number",
                 hint="let the syphon move it, and cancel it in the primary by its number there",
             )
-
-        def cancel_action(sender: Any, left: float) -> Any:
-            return sender.cancel_scheduled_messages(wanted, timeout=left)
-
         if wanted:
-            yield from self._connections.call("primary", self._entity, cancel_action, seconds)
+            yield from self.connections.call(
+                "primary", self.entity, lambda sdk, left: sdk.cancel_scheduled_messages(wanted, timeout=left), seconds
+            )
 
     def batch(self, max_bytes: int | None, seconds: float) -> Steps[SizedBatch]:
         """Return an empty batch of the entity's maximum size, or of the smallest tier's while the primary is out."""
         limit = SMALLEST_TIER_BYTES
-        if not self._state.to_backlog(self._entity, self._now()):
+        if not self.state.to_backlog(self.entity, self.now()):
             try:
-                batch = yield from self._connections.call("primary", self._entity, open_action, seconds)
+                batch = yield from self.connections.call("primary", self.entity, open_action, seconds)
                 limit = batch.max_size_in_bytes
             except Exception as error:
-                if not self._policy.counts(error):
+                if not self.policy.counts(error):
                     raise
         if max_bytes is not None and max_bytes > limit:
             raise ValueError(f"max_size_in_bytes is {max_bytes}, and a batch takes at most {limit} bytes")
@@ -187,14 +172,14 @@ class FailoverSend:
         self, messages: list[Message], action: SdkAction, deadline: float, failed: BaseException | None = None
     ) -> Steps[Any]:
         """Return the primary's answer, or None after the backlog or the outbox has accepted the messages."""
-        state, entity, attempts = self._state, self._entity, 0
-        if failed is None and self._outbox is not None and self._outbox.holds(entity):
-            yield from self._to_outbox(self._outbox, messages)
+        state, entity, attempts = self.state, self.entity, 0
+        if failed is None and self.outbox is not None and self.outbox.holds(entity):
+            yield from self._to_outbox(self.outbox, messages)
             return None
-        while failed is not None or not state.unhealthy or not state.to_backlog(entity, self._now()):
-            left = 0.0 if failed else _positive(deadline - self._now()) * self.share
+        while failed is not None or not state.unhealthy or not state.to_backlog(entity, self.now()):
+            left = 0.0 if failed else _positive(deadline - self.now()) * self.share
             try:
-                answer = yield from self._connections.call("primary", entity, action, left, failed)
+                answer = yield from self.connections.call("primary", entity, action, left, failed)
             except Exception as error:
                 failed = None
                 pause = self._pause_after(error, attempts, deadline)
@@ -216,64 +201,66 @@ class FailoverSend:
 
         The first retries replace the SDK's own, which do not report messages that they send again.
         """
-        now = self._now()
-        pause = retry_pause(attempts)
-        if attempts < self._policy.retries and is_transient(error) and pause < (deadline - now) * self.share:
+        now = self.now()
+        pause = BACKOFF.seconds(attempts + 1)
+        if attempts < self.policy.retries and is_transient(error) and pause < (deadline - now) * self.share:
             return pause
-        if not self._policy.counts(error):
+        if not self.policy.counts(error):
             return None
-        self._state.primary_failed(self._entity, error, now)
-        if now < deadline and (self._policy.on_failure == "backlog-now" or self._state.to_backlog(self._entity, now)):
+        self.state.primary_failed(self.entity, error, now)
+        if now < deadline and (self.policy.on_failure == "backlog-now" or self.state.to_backlog(self.entity, now)):
             return NOW
-        return pause if self._policy.on_failure == "wait" and now + pause < deadline else None
+        return pause if self.policy.on_failure == "wait" and now + pause < deadline else None
 
     def _to_backlog(self, copies: list[Message], deadline: float) -> Steps[None]:
         """Send to the backlog, and put messages that it does not accept into the outbox, if there is one."""
         done = 0
-        for content, messages in sdk_messages.batches(copies, SMALLEST_TIER_BYTES):
+        for content, messages in sdk_messages.batches(
+            copies, SMALLEST_TIER_BYTES, ServiceBusMessageBatch, lambda copy: copy
+        ):
             try:
                 yield from self._to_backlog_queue(content, messages, deadline)
             except Exception as error:
                 if done:
                     error.add_note(f"{done} of the {len(copies)} messages, the first ones, are in the backlog.")
-                if self._outbox is None or isinstance(error, MessageSizeExceededError | TypeError):
+                if self.outbox is None or isinstance(error, MessageSizeExceededError | TypeError):
                     raise
-                yield from self._put_in_outbox(self._outbox, copies[done:], error)
+                yield from self._put_in_outbox(self.outbox, copies[done:], error)
                 if not isinstance(error, NotSent):
                     self._report_doubt(messages, error)
                 return
             done += len(messages)
             self.delivered.backlog += len(messages)
 
-    def _to_backlog_queue(self, content: Content, messages: tuple[Message, ...], deadline: float) -> Steps[None]:
+    def _to_backlog_queue(self, content: Content, messages: list[Message], deadline: float) -> Steps[None]:
         """Try one queue after the other, while there is another one and time."""
         while True:
-            if self._outbox is not None and self._state.target_for(self._entity, self.queue, self._now()) is None:
+            if self.outbox is not None and self.state.target_for(self.entity, self.queue, self.now()) is None:
                 raise NotSent(message="the primary is failed over, and no backlog queue has answered for a while")
-            self.queue, has_alternative = self._state.pick_queue(self.queue)
-            left = _positive(deadline - self._now())
+            self.queue, has_alternative = self.state.pick_queue(self.queue)
+            left = _positive(deadline - self.now())
             seconds = max(left / 2, min(left, MIN_ATTEMPT_SECONDS)) if has_alternative else left
             try:
-                yield from self._connections.call("backlog", self.queue, send_action(content), seconds)
+                yield from self.connections.call("backlog", self.queue, send_action(content), seconds)
             except (MessageSizeExceededError, TypeError):
                 raise
             except Exception as error:
-                self._state.queue_failed(self.queue, error, self._now())
-                if not has_alternative or self._now() >= deadline:
+                self.state.queue_failed(self.queue, error, self.now())
+                if not has_alternative or self.now() >= deadline:
                     error.add_note("The primary is failed over, and no backlog queue has accepted the message.")
                     if isinstance(error, AzureError) and isinstance(from_sdk_error(error, "sending"), EntityMissing):
                         error.add_note(f"There is no queue {self.queue}: `sbpair provision` creates backlog queues.")
                     raise
                 self._report_doubt(messages, error)
             else:
-                self._state.queue_accepted(self.queue, self._now())
+                self.state.queue_accepted(self.queue, self.now())
                 return
 
     def _to_outbox(self, outbox: Outbox, messages: list[Message]) -> Steps[None]:
         """Put messages behind the entity's earlier ones in the outbox, which they must not overtake."""
-        state, entity = self._state, self._entity
+        state, entity = self.state, self.entity
         # Raises the error of a broken entity.
-        state.to_backlog(entity, self._now())
+        state.to_backlog(entity, self.now())
         if (stuck := state.outbox_stuck(entity)) is not None:
             raise stuck.with_traceback(None)
         copies = [sdk_messages.for_backlog(each, entity) for each in messages]
@@ -284,26 +271,26 @@ class FailoverSend:
         """Put messages into the outbox. Raises `error` if it does not accept them."""
         payloads = [sdk_messages.encode(each) for each in copies]
         try:
-            yield Work(lambda: outbox.put(self._entity, payloads))
+            yield Work(lambda: outbox.put(self.entity, payloads))
         except SbpairError as why:
             error.add_note(f"The outbox has not accepted it either: {why.message}.")
             raise error from why
         else:
             self.delivered.outbox += len(copies)
         finally:
-            if outbox.holds(self._entity):
-                self._state.outbox_stored(self._entity, error, self._now())
+            if outbox.holds(self.entity):
+                self.state.outbox_stored(self.entity, error, self.now())
 
     def _report_doubt(self, messages: Iterable[Message], error: Exception) -> None:
         if not is_answer(error):
-            self._state.publish(SendInDoubt(self._entity, sdk_messages.message_ids(messages), describe_error(error)))
+            self.state.publish(SendInDoubt(self.entity, sdk_messages.message_ids(messages), describe_error(error)))
 
     def _check_sizes(self, messages: list[Message], deadline: float) -> Steps[None]:
         """Raise MessageSizeExceededError for a message that may fit the primary but not the backlog."""
         for message in messages:
             if sdk_messages.is_small(message):
                 continue
-            size = sdk_messages.encoded_size(sdk_messages.for_backlog(message, self._entity))
+            size = sdk_messages.encoded_size(sdk_messages.for_backlog(message, self.entity))
             if size <= SMALLEST_TIER_BYTES:
                 continue
             limit = yield from self._backlog_limit(size, deadline)
@@ -314,22 +301,22 @@ class FailoverSend:
                 )
 
     def _backlog_limit(self, size: int, deadline: float) -> Steps[int | None]:
-        if self._state.backlog_bytes is not None:
-            return self._state.backlog_bytes
-        now = self._now()
-        if self._limit_asked is not None and now < self._limit_asked + LIMIT_RETRY_SECONDS:
+        if self.state.backlog_bytes is not None:
+            return self.state.backlog_bytes
+        now = self.now()
+        if self.limit_asked is not None and now < self.limit_asked + LIMIT_RETRY_SECONDS:
             return None
-        self._limit_asked = now
+        self.limit_asked = now
         seconds = min(LIMIT_SECONDS, _positive(deadline - now))
-        self.queue, _ = self._state.pick_queue(self.queue)
+        self.queue, _ = self.state.pick_queue(self.queue)
         try:
-            yield from self._connections.call("backlog", self.queue, open_action, seconds)
-            limit = yield from self._connections.call("backlog", self.queue, _link_limit, seconds)
+            yield from self.connections.call("backlog", self.queue, open_action, seconds)
+            limit = yield from self.connections.call("backlog", self.queue, _link_limit, seconds)
         except Exception as error:  # noqa: BLE001  the primary may take it all the same
-            self._state.publish(SizeUnknown(self._entity, size, describe_error(error)))
+            self.state.publish(SizeUnknown(self.entity, size, describe_error(error)))
             return None
-        self._state.backlog_bytes = limit or SMALLEST_TIER_BYTES
-        return self._state.backlog_bytes
+        self.state.backlog_bytes = limit or SMALLEST_TIER_BYTES
+        return self.state.backlog_bytes
 
 
 def _link_limit(sender: Any, _seconds: float) -> int:

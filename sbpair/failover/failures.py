@@ -14,18 +14,9 @@ from azure.core.exceptions import AzureError
 from azure.servicebus import exceptions as sdk
 from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusError
 
+from sbpair import errors
 from sbpair.azure.data_errors import from_sdk_error, redacted
-from sbpair.errors import (
-    AccessError,
-    EntityMissing,
-    InDoubt,
-    QuotaExceeded,
-    SbpairError,
-    Throttled,
-    TimedOut,
-    Unavailable,
-    UsageError,
-)
+from sbpair.errors import SbpairError, UsageError
 
 FailoverOn: TypeAlias = Literal["default", "article"] | Callable[[Exception], bool]
 
@@ -48,7 +39,7 @@ def is_transient(error: Exception) -> bool:
         return False
     if isinstance(error, AzureError):
         translated = from_sdk_error(error, "sending")
-        return isinstance(translated, Unavailable) and not isinstance(translated, QuotaExceeded)
+        return isinstance(translated, errors.Unavailable) and not isinstance(translated, errors.QuotaExceeded)
     return isinstance(error, OSError | TimeoutError)
 
 
@@ -66,18 +57,18 @@ def to_sdk_error(error: SbpairError) -> ServiceBusError:
 def _counts_by_article(error: Exception) -> bool:
     if isinstance(error, AzureError):
         translated = from_sdk_error(error, "sending")
-        permanent = not translated.retriable or isinstance(translated, QuotaExceeded)
-        return isinstance(translated, TimedOut) or (permanent and not isinstance(translated, AccessError))
+        permanent = not translated.retriable or isinstance(translated, errors.QuotaExceeded)
+        return isinstance(translated, errors.TimedOut) or (permanent and not isinstance(translated, errors.AccessError))
     return isinstance(error, TimeoutError)
 
 
 _SDK_ERRORS: Final[tuple[tuple[type[SbpairError], type[ServiceBusError]], ...]] = (
-    (EntityMissing, sdk.MessagingEntityNotFoundError),
-    (AccessError, sdk.ServiceBusAuthorizationError),
-    (QuotaExceeded, sdk.ServiceBusQuotaExceededError),
-    (Throttled, sdk.ServiceBusServerBusyError),
-    (TimedOut, sdk.OperationTimeoutError),
-    (InDoubt, sdk.OperationTimeoutError),
-    (Unavailable, sdk.ServiceBusConnectionError),
+    (errors.EntityMissing, sdk.MessagingEntityNotFoundError),
+    (errors.AccessError, sdk.ServiceBusAuthorizationError),
+    (errors.QuotaExceeded, sdk.ServiceBusQuotaExceededError),
+    (errors.Throttled, sdk.ServiceBusServerBusyError),
+    (errors.TimedOut, sdk.OperationTimeoutError),
+    (errors.InDoubt, sdk.OperationTimeoutError),
+    (errors.Unavailable, sdk.ServiceBusConnectionError),
 )
 _RULES: Final[dict[str, Callable[[Exception], bool]]] = {"default": is_transient, "article": _counts_by_article}

@@ -6,38 +6,23 @@ Invariant: without the API nothing is counted, and no metric holds content of a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
+from sbpair.failover import events
 from sbpair.failover.entity_states import SENDS_TO_BACKLOG
-from sbpair.failover.events import (
-    EntityChanged,
-    OutboxBegun,
-    OutboxEmptied,
-    QueueLeft,
-    QueueReturned,
-    SenderEvent,
-    SendInDoubt,
-    SyphonFaulted,
-)
-
-if TYPE_CHECKING:
-    from sbpair.failover.entity_states import State
+from sbpair.failover.events import SenderEvent
 
 Listener = Callable[[SenderEvent], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Instruments:
-    """Counters `transitions`, `in_doubt` and `syphon_faults`, and current numbers."""
-
-    transitions: Any
-    failed_over: Any
-    queues_out: Any
-    in_doubt: Any
-    in_outbox: Any
-    syphon_faults: Any
+_AMOUNTS: Final[dict[type, tuple[str, int]]] = {
+    events.QueueLeft: ("queues_out", 1),
+    events.QueueReturned: ("queues_out", -1),
+    events.OutboxBegun: ("in_outbox", 1),
+    events.OutboxEmptied: ("in_outbox", -1),
+    events.SyphonFaulted: ("syphon_faults", 1),
+}
 
 
 def with_metrics(pair: str, on_event: Listener | None) -> Listener | None:
@@ -55,47 +40,30 @@ def with_metrics(pair: str, on_event: Listener | None) -> Listener | None:
 
 
 @cache
-def _instruments() -> Instruments | None:
+def _instruments() -> dict[str, Any] | None:
     try:
         from opentelemetry import metrics
     except ImportError:
         return None
     meter = metrics.get_meter("sbpair")
-    return Instruments(
-        meter.create_counter("sbpair.entity.transitions", "{transition}", "Changes of an entity's state"),
-        meter.create_up_down_counter(
-            "sbpair.entity.failed_over", "{entity}", "Entities whose messages go to the backlog"
-        ),
-        meter.create_up_down_counter("sbpair.backlog.queues_out", "{queue}", "Backlog queues out of the rotation"),
-        meter.create_counter(
-            "sbpair.messages.in_doubt", "{message}", "Messages sent again after an unanswered attempt"
-        ),
-        meter.create_up_down_counter("sbpair.entity.in_outbox", "{entity}", "Entities with messages in the outbox"),
-        meter.create_counter("sbpair.syphon.faults", "{fault}", "Failures of a client's syphon"),
-    )
+    count, current = meter.create_counter, meter.create_up_down_counter
+    return {
+        "transitions": count("sbpair.entity.transitions", "{transition}", "Changes of an entity's state"),
+        "failed_over": current("sbpair.entity.failed_over", "{entity}", "Entities whose messages go to the backlog"),
+        "queues_out": current("sbpair.backlog.queues_out", "{queue}", "Backlog queues out of the rotation"),
+        "in_doubt": count("sbpair.messages.in_doubt", "{message}", "Messages sent again after an unanswered attempt"),
+        "in_outbox": current("sbpair.entity.in_outbox", "{entity}", "Entities with messages in the outbox"),
+        "syphon_faults": count("sbpair.syphon.faults", "{fault}", "Failures of a client's syphon"),
+    }
 
 
-def _count(to: Instruments, event: SenderEvent, pair: dict[str, str]) -> None:
-    match event:
-        case EntityChanged(entity, before, after):
-            to.transitions.add(1, pair | {"sbpair.entity": entity, "sbpair.state": after.value})
-            if change := _failed_over(after) - _failed_over(before):
-                to.failed_over.add(change, pair)
-        case QueueLeft():
-            to.queues_out.add(1, pair)
-        case QueueReturned():
-            to.queues_out.add(-1, pair)
-        case SendInDoubt(entity, message_ids):
-            to.in_doubt.add(len(message_ids), pair | {"sbpair.entity": entity})
-        case OutboxBegun():
-            to.in_outbox.add(1, pair)
-        case OutboxEmptied():
-            to.in_outbox.add(-1, pair)
-        case SyphonFaulted():
-            to.syphon_faults.add(1, pair)
-        case _:
-            pass
-
-
-def _failed_over(state: State) -> int:
-    return int(state in SENDS_TO_BACKLOG)
+def _count(to: dict[str, Any], event: SenderEvent, pair: dict[str, str]) -> None:
+    if isinstance(event, events.EntityChanged):
+        to["transitions"].add(1, pair | {"sbpair.entity": event.entity, "sbpair.state": event.after.value})
+        if change := (event.after in SENDS_TO_BACKLOG) - (event.before in SENDS_TO_BACKLOG):
+            to["failed_over"].add(change, pair)
+    elif isinstance(event, events.SendInDoubt):
+        to["in_doubt"].add(len(event.message_ids), pair | {"sbpair.entity": event.entity})
+    elif type(event) in _AMOUNTS:
+        name, amount = _AMOUNTS[type(event)]
+        to[name].add(amount, pair)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,28 +62,20 @@ class PreparedMessage(NamedTuple):
     payload: bytes
 
 
+@dataclass(eq=False, repr=False)
 class OutboxDelivery:
     """Delivers the outbox of one client. `counts(sdk_error)` returns whether it counts as unavailability."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        state: FailoverState,
-        outbox: Outbox,
-        counts: Callable[[Exception], bool],
-        now: Callable[[], float] = time.monotonic,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._pair = pair
-        self._state = state
-        self._outbox = outbox
-        self._counts = counts
-        self._now = now
-        self._clock = clock
+    pair: Pair
+    state: FailoverState
+    outbox: Outbox
+    counts: Callable[[Exception], bool]
+    now: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.time
 
     async def run(self, entity: str) -> None:
         """Deliver an entity's messages while a side accepts them. Reports errors to the failover state."""
-        state, now = self._state, self._now
+        state, now = self.state, self.now
         until, error = now() + TURN_SECONDS, None
         target = state.target_for(entity, None, now())
         while target is not None and now() < until:
@@ -91,37 +84,39 @@ class OutboxDelivery:
                 error = None
             except SbpairError as caught:
                 error = self._failed(entity, target, caught)
-            if not self._outbox.holds(entity):
+            if not self.outbox.holds(entity):
                 state.outbox_emptied(entity)
                 break
             before, target = target, state.target_for(entity, target.path, now())
             if error is not None and target == before:
                 break
-        if self._outbox.holds(entity):
+        if self.outbox.holds(entity):
             state.outbox_remains(entity, error, target, now())
 
     def _failed(self, entity: str, target: SendTarget, error: SbpairError) -> Exception:
         sdk_error = to_sdk_error(error)
         if target.side == "backlog":
             if not isinstance(error, ServiceRefused):
-                self._state.queue_failed(target.path, sdk_error, self._now())
-        elif self._counts(sdk_error):
-            self._state.primary_failed(entity, sdk_error, self._now())
+                self.state.queue_failed(target.path, sdk_error, self.now())
+        elif self.counts(sdk_error):
+            self.state.primary_failed(entity, sdk_error, self.now())
         return sdk_error
 
     async def _deliver_to(self, entity: str, target: SendTarget, until: float) -> None:
         """Deliver to one target while messages and time remain and the target does not change."""
-        endpoint = self._pair.primary if target.side == "primary" else self._pair.secondary
+        endpoint = self.pair.primary if target.side == "primary" else self.pair.secondary
         async with (
             token_getter_for(endpoint.credential, endpoint.name) as get_token,
             connect(endpoint, get_token=get_token) as client,
         ):
             link = await client.sender(target.path)
             alone = 0
-            while rows := await asyncio.to_thread(self._outbox.peek, entity, ROUND_MESSAGES, ROUND_BYTES):
-                if self._now() >= until or self._state.target_for(entity, target.path, self._now()) != target:
+            while rows := await asyncio.to_thread(self.outbox.peek, entity, ROUND_MESSAGES, ROUND_BYTES):
+                if self.now() >= until or self.state.target_for(entity, target.path, self.now()) != target:
                     return
-                batch = _batch([self._prepare(row, target) for row in rows], link.max_batch_size)
+                now_ms, for_primary = int(self.clock() * 1000), target.side == "primary"
+                prepared = [prepare_delivery(row, now_ms, for_primary=for_primary) for row in rows]
+                batch = _batch(prepared, link.max_batch_size)
                 if alone:
                     batch, alone = batch[:1], alone - 1
                 try:
@@ -130,7 +125,9 @@ class OutboxDelivery:
                     if len(batch) == 1 and target.side == "backlog":
                         raise
                     if len(batch) == 1:
-                        self._refused(entity, batch[0], error)
+                        self.outbox.refuse(entity, batch[0].stored)
+                        reason = describe_error(to_sdk_error(error))
+                        self.state.publish(OutboxRefused(entity, (batch[0].message_id,), reason))
                     alone = len(batch) if len(batch) > 1 else alone
                 else:
                     self._accepted(entity, target)
@@ -140,33 +137,25 @@ class OutboxDelivery:
         rows = [each.stored for each in batch]
         if doubtful := tuple(each.message_id for each in batch if each.stored.tried):
             error = InDoubt("an earlier delivery was never answered")
-            self._state.publish(SendInDoubt(entity, doubtful, describe_error(error)))
+            self.state.publish(SendInDoubt(entity, doubtful, describe_error(error)))
         if expired := tuple(each.message_id for each in batch if each.expired):
-            self._state.publish(OutboxExpired(entity, expired))
-        await asyncio.to_thread(self._outbox.mark, rows, tried=True)
+            self.state.publish(OutboxExpired(entity, expired))
+        await asyncio.to_thread(self.outbox.mark, rows, tried=True)
         try:
             payload, kind = _encode_batch(batch)
             await link.send(payload, message_format=kind)
         except InDoubt:
             raise
         except SbpairError:
-            await asyncio.to_thread(self._outbox.mark, [each for each in rows if not each.tried], tried=False)
+            await asyncio.to_thread(self.outbox.mark, [each for each in rows if not each.tried], tried=False)
             raise
-        await asyncio.to_thread(self._outbox.remove, entity, rows)
+        await asyncio.to_thread(self.outbox.remove, entity, rows)
 
     def _accepted(self, entity: str, target: SendTarget) -> None:
         if target.side == "primary":
-            self._state.primary_accepted(entity, self._now())
+            self.state.primary_accepted(entity, self.now())
         else:
-            self._state.queue_accepted(target.path, self._now())
-
-    def _refused(self, entity: str, one: PreparedMessage, error: SbpairError) -> None:
-        self._outbox.refuse(entity, one.stored)
-        self._state.publish(OutboxRefused(entity, (one.message_id,), describe_error(to_sdk_error(error))))
-
-    def _prepare(self, stored: OutboxMessage, target: SendTarget) -> PreparedMessage:
-        now_ms = int(self._clock() * 1000)
-        return prepare_delivery(stored, now_ms, for_primary=target.side == "primary")
+            self.state.queue_accepted(target.path, self.now())
 
 
 def prepare_delivery(stored: OutboxMessage, now_ms: int, *, for_primary: bool) -> PreparedMessage:

@@ -97,15 +97,17 @@ async def ping_all(
 async def _one(
     primary: Endpoint, entity: str, seconds: float, ping: PingFunction, clock: Callable[[], float]
 ) -> PingResult:
-    started, error = clock(), None
+    started = clock()
+    error: SbpairError | None = None
     try:
         async with asyncio.timeout(seconds):
             await ping(primary, entity, seconds)
     except TimeoutError:
         error = TimedOut(f"no answer within {seconds:g} s", hint="try again later")
     except SbpairError as caught:
-        return PingResult(entity, Health.DOWN if caught.retriable else Health.BROKEN, clock() - started, caught)
-    return PingResult(entity, Health.DOWN if error else Health.UP, clock() - started, error)
+        error = caught
+    health = Health.UP if error is None else Health.DOWN if error.retriable else Health.BROKEN
+    return PingResult(entity, health, clock() - started, error)
 
 
 def ping_exit_code(results: Sequence[PingResult]) -> int:
@@ -118,22 +120,17 @@ def ping_exit_code(results: Sequence[PingResult]) -> int:
     return ExitCode.PARTIAL_OR_FINDINGS if broken else 0
 
 
+@dataclass(eq=False, repr=False)
 class Pinger:
     """Runs the timers of a FailoverState until `run` is cancelled."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        state: FailoverState,
-        now: Callable[[], float],
-        deliver: DeliverEntity | None = None,
-        outage: SimulatedOutage | None = None,
-    ) -> None:
-        self._pair = pair
-        self._state = state
-        self._now = now
-        self._deliver = deliver
-        self._outage = outage
+    pair: Pair
+    state: FailoverState
+    now: Callable[[], float]
+    deliver: DeliverEntity | None = None
+    outage: SimulatedOutage | None = None
+
+    def __post_init__(self) -> None:
         self._woken = asyncio.Event()
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_TASKS)
 
@@ -146,7 +143,7 @@ class Pinger:
             while True:
                 await self._wait_until_due()
                 await self._slots.acquire()
-                task = self._state.pop_due(self._now())
+                task = self.state.pop_due(self.now())
                 if task is None:
                     self._slots.release()
                 else:
@@ -155,11 +152,11 @@ class Pinger:
     async def _wait_until_due(self) -> None:
         while True:
             self._woken.clear()
-            when = self._state.next_due()
-            if when is not None and when <= self._now():
+            when = self.state.next_due()
+            if when is not None and when <= self.now():
                 return
             try:
-                async with asyncio.timeout(None if when is None else when - self._now()):
+                async with asyncio.timeout(None if when is None else when - self.now()):
                     await self._woken.wait()
             except TimeoutError:
                 return
@@ -180,46 +177,39 @@ class Pinger:
             self._slots.release()
         if isinstance(task, Ping):
             permanent = isinstance(error, SbpairError) and not error.retriable
-            self._state.pinged(task.entity, _sdk_error(error), permanent, self._now())
+            self.state.pinged(task.entity, _sdk_error(error), permanent, self.now())
         else:
-            self._state.probed(task.queue, error, self._now())
+            self.state.probed(task.queue, error, self.now())
 
     async def _run_delivery(self, entity: str) -> None:
         try:
-            if self._outage is not None and self._outage.active:
-                self._state.outbox_remains(entity, None, None, self._now())
-            elif self._deliver is not None:
-                await self._deliver(entity)
+            if self.outage is not None and self.outage.active:
+                self.state.outbox_remains(entity, None, None, self.now())
+            elif self.deliver is not None:
+                await self.deliver(entity)
         except Exception as error:
             log.exception("a delivery out of the outbox failed")
-            self._state.outbox_remains(entity, error, None, self._now())
+            self.state.outbox_remains(entity, error, None, self.now())
         finally:
             self._slots.release()
 
     async def _ping(self, entity: str) -> None:
-        if self._outage is not None:
-            self._outage.check_ping("primary", entity)
-        await send_ping(self._pair.primary, entity)
+        if self.outage is not None:
+            self.outage.check_ping("primary", entity)
+        await send_ping(self.pair.primary, entity)
 
     async def _probe(self, queue: str) -> None:
         """Open a link. A message would stay in the backlog queue and end as a dead letter."""
-        if self._outage is not None:
-            self._outage.check_ping("backlog", queue)
-        await open_link(self._pair.secondary, queue)
+        if self.outage is not None:
+            self.outage.check_ping("backlog", queue)
+        await open_link(self.pair.secondary, queue)
 
 
 class PingerThread:
     """A Pinger in a thread with its own event loop. The thread starts with the first timer."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        state: FailoverState,
-        now: Callable[[], float],
-        deliver: DeliverEntity | None = None,
-        outage: SimulatedOutage | None = None,
-    ) -> None:
-        self._arguments = pair, state, now, deliver, outage
+    def __init__(self, make: Callable[[], Pinger]) -> None:
+        self._make = make
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -252,7 +242,7 @@ class PingerThread:
             log.debug("the pinger has stopped")
 
     async def _run(self) -> None:
-        pinger, task = Pinger(*self._arguments), asyncio.current_task()
+        pinger, task = self._make(), asyncio.current_task()
         with self._starting:
             if self._stopped or task is None:
                 return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import calendar
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -27,6 +27,8 @@ Content: TypeAlias = ServiceBusMessage | Message | Sequence[ServiceBusMessage | 
 """The argument of an SDK sender: one message, several in one batch, or a batch."""
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+BatchT = TypeVar("BatchT", bound=ServiceBusMessageBatch)
 
 SMALLEST_TIER_BYTES = 262_144
 """The maximum message size of the tiers with the smallest one."""
@@ -112,24 +114,29 @@ def for_backlog(message: Message, path: str) -> Message:
     return aliased
 
 
-def batches(messages: Iterable[Message], max_bytes: int) -> Iterator[tuple[Content, tuple[Message, ...]]]:
-    """Yield batches that fit, in order, each with its messages.
+def batches(
+    items: Iterable[Item], max_bytes: int, kind: type[BatchT], message_of: Callable[[Item], Message]
+) -> Iterator[tuple[BatchT | Message, list[Item]]]:
+    """Yield batches that fit, in order, each with its items. An item alone is yielded as its message.
 
-    Messages of one batch share a partition key, as partitioned queues require.
+    Messages of one batch share their session and partition key, as partitioned queues require.
     """
-    members: list[Message] = []
-    batch = ServiceBusMessageBatch(max_bytes)
-    for message in messages:
-        if members and not (_same_key(members[0], message) and _fits(batch, message)):
-            yield (batch if len(members) > 1 else members[0]), tuple(members)
-            members, batch = [], ServiceBusMessageBatch(max_bytes)
+    members: list[Item] = []
+    batch = kind(max_bytes)
+    shared: tuple[object, object] | None = None
+    for item in items:
+        message = message_of(item)
+        before, shared = shared, batch_key(message)
+        if members and not (shared == before and _fits(batch, message)):
+            yield (batch if len(members) > 1 else message_of(members[0])), members
+            members, batch = [], kind(max_bytes)
         if not members and not _fits(batch, message):
             # The service may still accept it alone.
-            yield message, (message,)
+            yield message, [item]
         else:
-            members.append(message)
+            members.append(item)
     if members:
-        yield (batch if len(members) > 1 else members[0]), tuple(members)
+        yield (batch if len(members) > 1 else message_of(members[0])), members
 
 
 def encoded_size(message: Message) -> int:
@@ -234,8 +241,9 @@ def _with_type(value: Value) -> Any:
     return {"TYPE": kind, "VALUE": int(cast("int", value))} if kind else value
 
 
-def _same_key(one: Message, other: Message) -> bool:
-    return bool(partition_key(one) == partition_key(other))
+def batch_key(message: Message) -> tuple[object, object]:
+    """Return the session and the partition key, which messages of one batch must share."""
+    return (message.properties.group_id if message.properties else None, partition_key(message))
 
 
 def partition_key(message: Message) -> Any:

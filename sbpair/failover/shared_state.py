@@ -12,18 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sbpair.backlog import queue_path
+from sbpair.failover import events
 from sbpair.failover.entity_states import SENDS_TO_BACKLOG, Delays, EntityEvent, EntityStatus, State, next_status
 from sbpair.failover.entity_timers import Deliver, EntityTimers, Ping, Probe, TimerTask
-from sbpair.failover.events import (
-    EntityChanged,
-    EventQueue,
-    OutboxBegun,
-    OutboxEmptied,
-    OutboxStuck,
-    QueueLeft,
-    QueueReturned,
-    SenderEvent,
-)
+from sbpair.failover.events import EventQueue, SenderEvent
 from sbpair.failover.failures import describe_error, is_transient
 
 if TYPE_CHECKING:
@@ -146,7 +138,7 @@ class FailoverState:
     def queue_failed(self, queue: str, error: Exception, now: float) -> None:
         with self._events.changing():
             if self._rotation.fail(queue):
-                self._events.add(QueueLeft(queue, describe_error(error)))
+                self._events.add(events.QueueLeft(queue, describe_error(error)))
                 self._schedule_probe(queue, now)
 
     def queue_accepted(self, queue: str, now: float) -> None:
@@ -176,7 +168,7 @@ class FailoverState:
                 return
             self._outbox[key] = _EntityOutbox()
             if error is not None:
-                self._events.add(OutboxBegun(entity, describe_error(error)))
+                self._events.add(events.OutboxBegun(entity, describe_error(error)))
             self._deliver_at(key, now if error is None else now + self._delays.ping())
 
     def outbox_stuck(self, entity: str) -> Exception | None:
@@ -191,7 +183,7 @@ class FailoverState:
             self.timers.cancel(Deliver(self._paths[key]))
             found = self._outbox.pop(key, None)
             if found and found.delivering:
-                self._events.add(OutboxEmptied(self._paths[key]))
+                self._events.add(events.OutboxEmptied(self._paths[key]))
 
     def outbox_remains(self, entity: str, error: Exception | None, target: SendTarget | None, now: float) -> None:
         """Record that a delivery has ended with messages left: by an error of `target`, or at the end of its turn."""
@@ -206,7 +198,7 @@ class FailoverState:
                 kept.stuck = error
             if kept.reason != describe_error(error):
                 kept.reason = describe_error(error)
-                self._events.add(OutboxStuck(self._paths[key], kept.reason))
+                self._events.add(events.OutboxStuck(self._paths[key], kept.reason))
 
     def command(self, event: EntityEvent, entity: str | None, now: float) -> None:
         """Apply FORCE or FAILBACK to an entity. None means every entity; a failover of all includes later ones."""
@@ -221,10 +213,6 @@ class FailoverState:
     def states(self) -> dict[str, State]:
         with self._events.lock:
             return {path: self._statuses[key].state for key, path in self._paths.items()}
-
-    @property
-    def queues_out(self) -> frozenset[str]:
-        return self._rotation.out
 
     def next_due(self) -> float | None:
         """Return when the next timer is due, or None without timers."""
@@ -259,7 +247,7 @@ class FailoverState:
                     self._schedule_probe(queue, now)
             elif self._rotation.succeed(queue):
                 self.timers.cancel(Probe(queue))
-                self._events.add(QueueReturned(queue))
+                self._events.add(events.QueueReturned(queue))
                 for key in self._outbox:
                     self._deliver_now(key, now)
 
@@ -275,7 +263,7 @@ class FailoverState:
                 self.timers.set(Ping(path), status.timer)
             if status.state is not before.state:
                 reason = f"{event.value}: {describe_error(error)}" if error else event.value
-                self._events.add(EntityChanged(path, before.state, status.state, reason))
+                self._events.add(events.EntityChanged(path, before.state, status.state, reason))
                 self._deliver_now(key, now)
         return status
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from sbpair.failover import base
-from sbpair.failover.client_kinds import SYNC, SyncClosable, blocking
+from sbpair.failover.background_syphon import BackgroundSyphon
+from sbpair.failover.client_kinds import SyncClosable, blocking
 from sbpair.failover.pinger import PingerThread
 from sbpair.failover.steps import drive
 
 if TYPE_CHECKING:
-    from sbpair.failover.background_syphon import BackgroundSyphon, SyphonOptions
+    from sbpair.failover.background_syphon import RunSyphon
     from sbpair.failover.sdk_messages import Messages
 
 
@@ -44,9 +45,8 @@ class PairedSender(base.SenderBase, SyncClosable):
     cancel_scheduled_messages = blocking(base.SenderBase._cancel_scheduled_messages)
 
 
-class PairedClient(base.ClientBase[PairedSender, "BackgroundSyphon"]):
+class PairedClient(base.ClientBase[PairedSender, BackgroundSyphon], SyncClosable):
     __doc__ = base.ClientBase.__doc__
-    _kind = SYNC
     _pinger: PingerThread | None = None
 
     def close(self) -> None:
@@ -61,23 +61,15 @@ class PairedClient(base.ClientBase[PairedSender, "BackgroundSyphon"]):
         self._close_outbox()
         drive(self.sdk_clients.close())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self.close()
-
     def _wake_pinger(self) -> None:
         if self._closed:
             return
         if self._pinger is None:
-            self._pinger = PingerThread(self.pair, self.failover_state, self.now, self._deliver, self.outage)
+            self._pinger = PingerThread(self._make_pinger)
         self._pinger.wake()
 
     def _make_sender(self, entity: str, topic: bool) -> PairedSender:
         return PairedSender(self, entity, topic)
 
-    def _start_syphon(self, options: SyphonOptions) -> BackgroundSyphon:
-        from sbpair.failover.background_syphon import BackgroundSyphon
-
-        return BackgroundSyphon(self.pair, options, self.failover_state.publish)
+    def _start_syphon(self, run: RunSyphon) -> BackgroundSyphon:
+        return BackgroundSyphon(run, self.failover_state.publish)

@@ -74,20 +74,11 @@ class LineReader:
     """Reads SourceLines in a thread, for the running loop."""
 
     def __init__(self, file: int, place: str, parse: Parse, skip: int = 0) -> None:
-        self._lines = SourceLines(file, place, parse, skip)
+        self.lines = SourceLines(file, place, parse, skip)
         self._slots = threading.Semaphore(MAX_GROUPS_AHEAD)
         self._groups: asyncio.Queue[list[SourceLine] | SbpairError | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
-
-    @property
-    def skip(self) -> int:
-        return self._lines.skip
-
-    @property
-    def seen(self) -> int:
-        """How many lines have been read."""
-        return self._lines.seen
 
     async def read(self) -> list[SourceLine]:
         """Return the next lines, or [] at the end. Raises UsageError for an invalid line, after the lines before it.
@@ -106,7 +97,7 @@ class LineReader:
     def _run(self) -> None:
         with suppress(RuntimeError):  # the loop has been closed
             try:
-                for group in self._lines:
+                for group in self.lines:
                     self._slots.acquire()
                     self._put(group)
             except SbpairError as error:

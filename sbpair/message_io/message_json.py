@@ -57,11 +57,6 @@ def parse_json(line: bytes) -> Message:
     return sdk_messages.prepare_one(message)
 
 
-def batch_key(message: Message) -> tuple[object, object]:
-    """Return the session and the partition key, which messages of one batch must share."""
-    return (message.properties.group_id if message.properties else None, sdk_messages.partition_key(message))
-
-
 class _Pairs(list[tuple[str, Any]]):
     """The members of a JSON object, duplicates included."""
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.azure.data_errors import translate_data_errors
 from sbpair.azure.data_plane import open_receiver
@@ -55,13 +55,6 @@ class ReceiveCounts:
 
 Show = Callable[["Side", dict[str, object]], None]
 """Called with the side of a message and its fields by `render_message`."""
-
-
-class ReceiveSource(Protocol):
-    async def receive(self, limit: int, seconds: float) -> Sequence[ServiceBusReceivedMessage]: ...
-    async def complete(self, message: ServiceBusReceivedMessage) -> None: ...
-    async def abandon(self, message: ServiceBusReceivedMessage) -> None: ...
-    def side_of(self, message: ServiceBusReceivedMessage) -> Side: ...
 
 
 async def receive_messages(
@@ -211,3 +204,6 @@ class _BothSources:
 
     def _settling(self) -> AbstractContextManager[None]:
         return translate_data_errors(f"settling in {self._receiver.entity_name!r}")
+
+
+ReceiveSource: TypeAlias = _PrimarySource | _BothSources

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
-
-from azure.servicebus.exceptions import MessageSizeExceededError
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.errors import ExitCode, SbpairError, Unavailable, UsageError
 from sbpair.failover.aio import AsyncPairedClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
-from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Message, SizedBatch, message_ids
-from sbpair.message_io.message_json import batch_key
+from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Message, SizedBatch, batches, message_ids
 from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
@@ -130,11 +127,9 @@ async def _wait_for_outbox(client: AsyncPairedClient, stop: asyncio.Event, secon
             continue
 
 
-class LineBatch(NamedTuple):
-    """The content of one send, and its lines."""
-
-    lines: list[SourceLine]
-    content: Message | SizedBatch
+def line_batches(lines: Iterable[SourceLine]) -> Iterator[tuple[SizedBatch | Message, list[SourceLine]]]:
+    """Yield batches of adjacent lines with the same session and partition key that fit every tier."""
+    return batches(lines, SMALLEST_TIER_BYTES, SizedBatch, attrgetter("message"))
 
 
 @dataclass
@@ -149,20 +144,20 @@ class _LineSender:
 
     async def run(self) -> SendResult:
         started = self.clock()
-        self.result = SendResult(0, Delivered(), 0, 0, self.reader.skip + 1, 0.0)
+        self.result = SendResult(0, Delivered(), 0, 0, self.reader.lines.skip + 1, 0.0)
         self.undelivered: frozenset[str] = frozenset()
         try:
             while not self._ended():
                 lines = await self._unless(self.stop, self.reader.read())
                 if lines == []:
                     # Empty lines at the end are done as well.
-                    self.result = replace(self.result, next_line=max(self.result.next_line, self.reader.seen + 1))
+                    self.result = replace(self.result, next_line=max(self.result.next_line, self.reader.lines.seen + 1))
                     break
-                for batch in line_batches(lines or ()):
-                    await self._pace(len(batch.lines))
+                for content, members in line_batches(lines or ()):
+                    await self._pace(len(members))
                     if self._ended():
                         break
-                    await self._send(batch)
+                    await self._send(content, members)
         except SbpairError as error:
             self.result = replace(self.result, error=error)
         return replace(self.result, seconds=self.clock() - started, stopped=self.stop.is_set())
@@ -174,19 +169,19 @@ class _LineSender:
         if seconds := self.limiter.reserve(self.clock(), messages):
             await self._unless(self.stop, asyncio.sleep(seconds))
 
-    async def _send(self, batch: LineBatch) -> None:
+    async def _send(self, content: Message | SizedBatch, lines: list[SourceLine]) -> None:
         before, answered = self.sender.delivered.total, False
         error: SbpairError | None = None
         try:
             with translate_data_errors(f"sending to {self.sender.entity_name!r}"):
-                if await self._unless(self.hurry, self._send_content(batch)) is None:
+                if await self._unless(self.hurry, self._send_content(content)) is None:
                     error = Unavailable("the wait for an answer was abandoned")
         except SbpairError as caught:
             error, answered = caught, is_answer(caught.__cause__) or not caught.retriable
-        self._count(batch.lines, self.sender.delivered.total - before, error, answered=answered)
+        self._count(lines, self.sender.delivered.total - before, error, answered=answered)
 
-    async def _send_content(self, batch: LineBatch) -> bool:
-        await self.sender.send_messages(batch.content)
+    async def _send_content(self, content: Message | SizedBatch) -> bool:
+        await self.sender.send_messages(content)
         return True
 
     def _count(self, lines: Sequence[SourceLine], done: int, error: SbpairError | None, *, answered: bool) -> None:
@@ -212,35 +207,3 @@ class _LineSender:
             for each in (task, waiting):
                 each.cancel()
             await asyncio.gather(task, waiting, return_exceptions=True)
-
-
-def line_batches(lines: Sequence[SourceLine]) -> Iterator[LineBatch]:
-    """Yield batches of adjacent lines with the same session and partition key that fit every tier."""
-    for _key, same in groupby(lines, lambda line: batch_key(line.message)):
-        members: list[SourceLine] = []
-        batch = SizedBatch(SMALLEST_TIER_BYTES)
-        for line in same:
-            if _fits(batch, line):
-                members.append(line)
-                continue
-            if members:
-                yield _line_batch(members, batch)
-            members, batch = [line], SizedBatch(SMALLEST_TIER_BYTES)
-            if not _fits(batch, line):
-                # The service may still accept it alone.
-                yield LineBatch(members, line.message)
-                members = []
-        if members:
-            yield _line_batch(members, batch)
-
-
-def _line_batch(members: list[SourceLine], batch: SizedBatch) -> LineBatch:
-    return LineBatch(members, batch if len(members) > 1 else members[0].message)
-
-
-def _fits(batch: SizedBatch, line: SourceLine) -> bool:
-    try:
-        batch.add_message(line.message)
-    except MessageSizeExceededError:
-        return False
-    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from azure.servicebus.exceptions import MessageLockLostError
@@ -45,31 +46,24 @@ MAX_HELD = 1_000
 """No more messages are received while so many copies are held for others to be settled."""
 
 
+@dataclass(eq=False, repr=False)
 class DedupReceive:
     """The receiving of one application. `now` is in seconds since 1970, `clock` is monotonic."""
 
-    def __init__(
-        self,
-        receivers: dict[Side, SideReceiver],
-        entity: str,
-        rule: KeyRule,
-        store: Store,
-        report: ReplicationReporter,
-        now: Callable[[], float],
-        clock: Callable[[], float],
-    ) -> None:
-        self._receivers = receivers
-        self._entity = entity
-        self._rule = rule
-        self._store = store
-        self._report = report
-        self._now = now
-        self._clock = clock
-        self._copies: Copies[LockedMessage] = Copies(store)
+    receivers: dict[Side, SideReceiver]
+    entity: str
+    rule: KeyRule
+    store: Store
+    report: ReplicationReporter
+    now: Callable[[], float]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._copies: Copies[LockedMessage] = Copies(self.store)
         self._received: deque[LockedMessage] = deque()
         self._duplicates: deque[LockedMessage] = deque()
         self._given: dict[int, LockedMessage] = {}
-        self._turns = list(reversed(receivers.values()))
+        self._turns = list(reversed(self.receivers.values()))
 
     def poll(self, limit: int, deadline: float) -> Steps[list[ServiceBusReceivedMessage] | None]:
         """Receive once from each side. Returns first copies, [] after the deadline, or None before it.
@@ -86,7 +80,7 @@ class DedupReceive:
             if given := self._give(limit):
                 return given
         yield from self._complete_duplicates()
-        left = deadline - self._clock()
+        left = deadline - self.clock()
         if left > 0:
             if not received:
                 yield Pause(min(TURN_SECONDS, left))
@@ -95,41 +89,41 @@ class DedupReceive:
         return []
 
     def _next_turn(self) -> Iterator[SideReceiver]:
-        now, has_room = self._clock(), len(self._copies.waiting) < MAX_HELD
+        now, has_room = self.clock(), len(self._copies.waiting) < MAX_HELD
         self._turns.reverse()
         yield from [each for each in self._turns if has_room and each.backs_off_until <= now]
 
     def _receive_from(self, receiver: SideReceiver, limit: int, deadline: float) -> Steps[None]:
-        seconds = min(TURN_SECONDS, max(deadline - self._clock(), 2 * MIN_WAIT_SECONDS))
-        started = self._clock()
+        seconds = min(TURN_SECONDS, max(deadline - self.clock(), 2 * MIN_WAIT_SECONDS))
+        started = self.clock()
         yield from receiver.close(self._needed())
         try:
-            sdk_receiver, found = yield from receiver.receive(limit, seconds, self._clock)
+            sdk_receiver, found = yield from receiver.receive(limit, seconds, self.clock)
         except BaseException as error:
             receiver.failed(error)
             if is_unused(error):
                 return
             if not isinstance(error, Exception) or not is_transient(error):
                 raise
-            self._back_off(receiver, error, self._clock() - started)
+            self._back_off(receiver, error, self.clock() - started)
             return
         if receiver.recover():
-            self._report(SideBack(self._entity, receiver.side))
+            self.report(SideBack(self.entity, receiver.side))
         self._received.extend(self._locked(receiver.side, each, sdk_receiver) for each in found)
 
     def _locked(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> LockedMessage:
         reason = "the message has no value for it"
         try:
-            key = self._rule.of(message)
+            key = self.rule.of(message)
         except Exception as error:  # noqa: BLE001  a user's function; the message is under lock, and must go on
             key, reason = None, describe_error(error)
         if key is None:
-            self._report(NoKey(self._entity, side, message.sequence_number or 0, f"{self._rule.name}: {reason}"))
+            self.report(NoKey(self.entity, side, message.sequence_number or 0, f"{self.rule.name}: {reason}"))
         return LockedMessage(side, message, receiver, key)
 
     def _give(self, limit: int) -> list[ServiceBusReceivedMessage]:
         """Return first copies for the application. Awaits nothing, so no message is lost on the way."""
-        now = self._now()
+        now = self.now()
         self._copies.expire(now)
         self._given = {key: each for key, each in self._given.items() if each.until > now}
         given: list[ServiceBusReceivedMessage] = []
@@ -159,25 +153,25 @@ class DedupReceive:
     def _report_redelivery(self, locked: LockedMessage, verdict: Verdict) -> None:
         lost = "the lock of the earlier copy expired"
         reason = verdict.value if verdict is Verdict.GIVE_AGAIN else lost
-        self._report(Redelivered(self._entity, locked.side, locked.key or "", locked.number, reason))
+        self.report(Redelivered(self.entity, locked.side, locked.key or "", locked.number, reason))
 
     def _check_reachable(self) -> None:
         errors: dict[str, Exception] = {
-            side: each.error for side, each in self._receivers.items() if each.error is not None
+            side: each.error for side, each in self.receivers.items() if each.error is not None
         }
-        if len(errors) == len(self._receivers):
+        if len(errors) == len(self.receivers):
             reasons = "; ".join(f"the {side}: {describe_error(error)}" for side, error in errors.items())
             raise BothFailed(
-                f"nothing can be received from {self._entity!r} in either namespace: {reasons}",
+                f"nothing can be received from {self.entity!r} in either namespace: {reasons}",
                 reasons=errors,
                 hint="try again once one of them is available",
             ) from ExceptionGroup("errors of both namespaces", list(errors.values()))
 
     def complete(self, message: ServiceBusReceivedMessage) -> Steps[None]:
         locked = self.locked(message)
-        self._copies.completing(locked, self._now())
+        self._copies.completing(locked, self.now())
         yield from self._settle_given(locked, complete_action(message))
-        self._duplicates.extend(self._copies.completed(locked, self._now()))
+        self._duplicates.extend(self._copies.completed(locked, self.now()))
         yield from self._complete_duplicates()
 
     def settle(self, message: ServiceBusReceivedMessage, action: SdkAction) -> Steps[None]:
@@ -199,8 +193,8 @@ class DedupReceive:
         for locked in [*self._copies.waiting, *self._received, *self._duplicates]:
             yield from self._try_settle(locked, abandon_action(locked.message))
         self._given.clear()
-        yield Gather(tuple(each.close() for each in self._receivers.values()))
-        self._store.close()
+        yield Gather(tuple(each.close() for each in self.receivers.values()))
+        self.store.close()
 
     def locked(self, message: ServiceBusReceivedMessage) -> LockedMessage:
         """Return the lock of a message given to the application. Raises MessageLockLostError if there is none."""
@@ -219,7 +213,7 @@ class DedupReceive:
             self._copies.release(locked, lock_lost=True)
             raise
         except BaseException as error:
-            self._receivers[locked.side].failed(error, locked.receiver)
+            self.receivers[locked.side].failed(error, locked.receiver)
             raise
         self._given.pop(id(locked.message), None)
 
@@ -228,12 +222,12 @@ class DedupReceive:
             locked = self._duplicates.popleft()
             done = yield from self._try_settle(locked, complete_action(locked.message))
             if done:
-                self._report(DuplicateCompleted(self._entity, locked.side, locked.key or "", locked.number))
+                self.report(DuplicateCompleted(self.entity, locked.side, locked.key or "", locked.number))
 
     def _try_settle(self, locked: LockedMessage, action: SdkAction) -> Steps[bool]:
         """Settle a copy that the application was not given. If that fails, the service delivers it again."""
-        receiver = self._receivers[locked.side]
-        if receiver.backs_off_until > self._clock() or locked.until <= self._now():
+        receiver = self.receivers[locked.side]
+        if receiver.backs_off_until > self.clock() or locked.until <= self.now():
             return False
         try:
             yield Call(action, locked.receiver, SETTLE_SECONDS)
@@ -245,8 +239,8 @@ class DedupReceive:
         return True
 
     def _back_off(self, receiver: SideReceiver, error: Exception, took_seconds: float) -> None:
-        if receiver.back_off(error, self._clock(), took_seconds):
-            self._report(SideLost(self._entity, receiver.side, describe_error(error)))
+        if receiver.back_off(error, self.clock(), took_seconds):
+            self.report(SideLost(self.entity, receiver.side, describe_error(error)))
 
     def _needed(self) -> frozenset[int]:
         """Return the `id` of each receiver with messages that are still to be settled."""

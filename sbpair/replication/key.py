@@ -50,19 +50,13 @@ class KeyRule:
 
 
 def _named(by: object) -> KeyOf:
-    if by == "id":
-        return lambda message: _property(message, "message_id")
-    if by in ("subject", "label"):
-        return lambda message: _property(message, "subject")
+    field = {"id": "message_id", "subject": "subject", "label": "subject"}.get(str(by))
+    if field is not None:
+        return lambda message: getattr(message.raw_amqp_message.properties, field, None)
     name = by.removeprefix(PROPERTY) if isinstance(by, str) and by.startswith(PROPERTY) else ""
     if not name:
         raise UsageError(f"unknown deduplication key {by!r}", hint=HINT)
     return lambda message: _application_property(message, name)
-
-
-def _property(message: Received, name: str) -> object:
-    properties = message.raw_amqp_message.properties
-    return getattr(properties, name) if properties else None
 
 
 def _application_property(message: Received, name: str) -> object:

@@ -7,15 +7,14 @@ set before the first attempt. An attempt that was never answered is reported.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from sbpair.azure.data_errors import is_answer
 from sbpair.errors import BothFailed
-from sbpair.failover import sdk_messages
-from sbpair.failover.failover_send import retry_pause
+from sbpair.failover import failover_send, sdk_messages
 from sbpair.failover.failures import describe_error, is_transient
 from sbpair.failover.side_connections import SideConnections, open_action, send_action
 from sbpair.failover.steps import Gather, Pause, Steps
@@ -38,24 +37,25 @@ class SideOutcome:
     unanswered: Exception | None
 
 
+@dataclass(eq=False, repr=False)
 class SideSend:
     """Sends to one namespace. `make` returns a new SDK sender; `now` is a monotonic clock in seconds."""
 
-    def __init__(
-        self, side: Side, entity: str, make: Callable[[Side, str], Any], retries: int, now: Callable[[], float]
-    ) -> None:
-        self.side = side
-        self._connections = SideConnections(make)
-        self._entity = entity
-        self._retries = retries
-        self._now = now
+    side: Side
+    entity: str
+    make: Callable[[Side, str], Any]
+    retries: int
+    now: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._connections = SideConnections(self.make)
         self._open = False
         self._was_available = True
 
     def send(self, content: Content, deadline: float) -> Steps[SideOutcome]:
         """Send, and retry transient errors. A side that failed last time is tried once. Raises no Exception."""
         attempts, unanswered = 0, None
-        retries = self._retries if self._was_available else 0
+        retries = self.retries if self._was_available else 0
         while True:
             try:
                 yield from self._attempt(content, deadline)
@@ -63,8 +63,8 @@ class SideSend:
                 if self._open and not is_answer(error):
                     unanswered = error
                 self._open = self._open and is_answer(error)
-                pause = retry_pause(attempts)
-                if attempts >= retries or not is_transient(error) or self._now() + pause >= deadline:
+                pause = failover_send.BACKOFF.seconds(attempts + 1)
+                if attempts >= retries or not is_transient(error) or self.now() + pause >= deadline:
                     self._was_available = False
                     return SideOutcome(error, unanswered)
             else:
@@ -80,37 +80,35 @@ class SideSend:
     def _attempt(self, content: Content, deadline: float) -> Steps[None]:
         """Open the link first: a failure before that has surely not sent anything."""
         if not self._open:
-            yield from self._connections.call(self.side, self._entity, open_action, self._left(deadline))
+            yield from self._connections.call(self.side, self.entity, open_action, self._left(deadline))
             self._open = True
-        yield from self._connections.call(self.side, self._entity, send_action(content), self._left(deadline))
+        yield from self._connections.call(self.side, self.entity, send_action(content), self._left(deadline))
 
     def _left(self, deadline: float) -> float:
-        left = deadline - self._now()
+        left = deadline - self.now()
         if left <= 0:
             raise OperationTimeoutError(message="the time of the send was over")
         return left
 
 
+@dataclass(eq=False, repr=False)
 class ReplicatedSend:
     """Shared part of active and passive replication: two sides of one entity, and the events of their sends."""
 
-    def __init__(
-        self, sends: dict[Side, SideSend], entity: str, now: Callable[[], float], report: ReplicationReporter
-    ) -> None:
-        self._sends = sends
-        self._entity = entity
-        self._now = now
-        self._report = report
+    sends: dict[Side, SideSend]
+    entity: str
+    now: Callable[[], float]
+    report: ReplicationReporter
 
     def close(self) -> Steps[None]:
-        yield Gather(tuple(each.close() for each in self._sends.values()))
+        yield Gather(tuple(each.close() for each in self.sends.values()))
 
     def _report_unanswered(self, outcomes: dict[Side, SideOutcome], prepared: list[Message]) -> None:
         for side, outcome in outcomes.items():
             if outcome.unanswered is not None:
-                self._report(
+                self.report(
                     Unanswered(
-                        self._entity, side, sdk_messages.message_ids(prepared), describe_error(outcome.unanswered)
+                        self.entity, side, sdk_messages.message_ids(prepared), describe_error(outcome.unanswered)
                     )
                 )
 
@@ -123,37 +121,29 @@ class ActiveSend(ReplicatedSend):
         prepared, content = _content(messages)
         if not prepared:
             return ()
-        deadline = self._now() + seconds
-        found = yield Gather(tuple(self._sends[side].send(content, deadline) for side in SIDES))
+        deadline = self.now() + seconds
+        found = yield Gather(tuple(self.sends[side].send(content, deadline) for side in SIDES))
         outcomes: dict[Side, SideOutcome] = dict(zip(SIDES, found, strict=True))
         self._report_unanswered(outcomes, prepared)
         errors = _errors(outcomes)
         if len(errors) == len(SIDES):
-            raise _both_failed(self._entity, outcomes)
+            raise _both_failed(self.entity, outcomes)
         accepted = tuple(side for side in SIDES if side not in errors)
         for side in set(SIDES).difference(accepted):
-            self._report(
+            self.report(
                 OneSideOnly(
-                    self._entity, sdk_messages.message_ids(prepared), accepted[0], side, describe_error(errors[side])
+                    self.entity, sdk_messages.message_ids(prepared), accepted[0], side, describe_error(errors[side])
                 )
             )
         return accepted
 
 
+@dataclass(eq=False, repr=False)
 class PassiveSend(ReplicatedSend):
     """Sends each message to the active side, or to its backup if the active side may be gone."""
 
-    def __init__(
-        self,
-        sends: dict[Side, SideSend],
-        entity: str,
-        now: Callable[[], float],
-        report: ReplicationReporter,
-        counts: Callable[[Exception], bool],
-    ) -> None:
-        super().__init__(sends, entity, now, report)
-        self._counts = counts
-        self.roles = Roles()
+    counts: Callable[[Exception], bool]
+    roles: Roles = field(default_factory=Roles)
 
     def swap(self) -> None:
         """Swap the roles of the sides."""
@@ -171,7 +161,7 @@ class PassiveSend(ReplicatedSend):
         for share in (ACTIVE_SHARE, 1 - ACTIVE_SHARE):
             side = roles.target
             # Each side has its own time: a blocking client may exceed its share to give up a connection.
-            outcomes[side] = yield from self._sends[side].send(content, self._now() + seconds * share)
+            outcomes[side] = yield from self.sends[side].send(content, self.now() + seconds * share)
             error = outcomes[side].error
             roles = next_roles(roles, self._event(error))
             if roles.state is RoleState.SETTLED:
@@ -181,18 +171,18 @@ class PassiveSend(ReplicatedSend):
             if len(outcomes) == len(SIDES):
                 self._become(roles, describe_error(next(iter(_errors(outcomes).values()))))
             return side
-        raise _both_failed(self._entity, outcomes) if len(outcomes) == len(SIDES) else error
+        raise _both_failed(self.entity, outcomes) if len(outcomes) == len(SIDES) else error
 
     def _event(self, error: Exception | None) -> RoleEvent:
         if error is None:
             return RoleEvent.ACCEPTED
-        return RoleEvent.GONE if self._counts(error) else RoleEvent.REFUSED
+        return RoleEvent.GONE if self.counts(error) else RoleEvent.REFUSED
 
     def _become(self, roles: Roles, reason: str) -> None:
         swapped = roles.active != self.roles.active
         self.roles = roles
         if swapped:
-            self._report(RolesSwapped(self._entity, roles.active, roles.backup, reason))
+            self.report(RolesSwapped(self.entity, roles.active, roles.backup, reason))
 
 
 def _content(messages: Messages) -> tuple[list[Message], Content]:

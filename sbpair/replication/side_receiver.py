@@ -65,9 +65,15 @@ class SideReceiver:
         """Return the receiver and its messages."""
         if self._receiver is None:
             self._receiver = self._make(self.side)
-            yield Call(_enter_action, self._receiver, OPEN_SECONDS)
+            # Both kinds of receivers connect when they are entered.
+            enter = getattr(self._receiver, "__aenter__", None) or self._receiver.__enter__
+            yield Call(lambda *_: enter(), self._receiver, OPEN_SECONDS)
         receiver, started = self._receiver, now()
-        found = yield Call(_receive_action(limit, seconds), receiver, seconds + OPEN_SECONDS)
+        found = yield Call(
+            lambda sdk, _: sdk.receive_messages(max_message_count=limit, max_wait_time=seconds),
+            receiver,
+            seconds + OPEN_SECONDS,
+        )
         if not found and now() < started + MIN_WAIT_SECONDS < started + seconds:
             # The SDK reports no error for some messages that it cannot decode, and receives nothing afterwards.
             raise UnreadableMessage(
@@ -105,15 +111,6 @@ class SideReceiver:
         self._broken = [each for each in self._broken if each not in idle]
         for receiver in idle:
             yield from close_quietly(receiver)
-
-
-def _enter_action(receiver: Any, _seconds: float) -> Any:
-    """Connect: both kinds of receivers do when they are entered."""
-    return (getattr(receiver, "__aenter__", None) or receiver.__enter__)()
-
-
-def _receive_action(limit: int, seconds: float) -> SdkAction:
-    return lambda receiver, _: receiver.receive_messages(max_message_count=limit, max_wait_time=seconds)
 
 
 def complete_action(message: ServiceBusReceivedMessage) -> SdkAction:

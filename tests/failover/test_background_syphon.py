@@ -12,9 +12,10 @@ from azure.servicebus import ServiceBusMessage
 from sbpair.errors import UsageError
 from sbpair.failover import background_syphon, failover_send
 from sbpair.failover.events import SyphonFaulted
+from sbpair.model.backoff import Backoff
 from sbpair.move.events import QueueOpened
 from sbpair.runs.lease import Lease
-from sbpair.syphon import worker
+from sbpair.syphon import runner, worker
 from tests.kit.failover_rig import PATIENCE_SECONDS, Rig, ids
 
 pytestmark = [
@@ -47,7 +48,7 @@ class Arrivals:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
     monkeypatch.setattr(failover_send, "PRIMARY_SHARE", 0.3)
-    monkeypatch.setattr(background_syphon, "FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(background_syphon, "BACKOFF", Backoff(0.05, 300.0))
     monkeypatch.setattr(background_syphon, "LEASE_WAIT_SECONDS", 0.05)
 
 
@@ -107,7 +108,7 @@ def test_an_unexpected_error_is_an_event(rig: Rig, monkeypatch: pytest.MonkeyPat
     async def broken(*_arguments: Any, **_options: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(background_syphon.runner, "run", broken)
+    monkeypatch.setattr(runner, "run", broken)
     with rig.client() as (client, log):
         syphon_of(client)
         fault = log.wait_for(lambda event: isinstance(event, SyphonFaulted))

@@ -174,7 +174,7 @@ def test_scheduling_does_not_change_the_original() -> None:
 @given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from([None, "a", "b"]))), st.integers(400, 2_000))
 def test_batches_keep_order_key_and_limit(sizes: list[Any], limit: int) -> None:
     messages = [sdk_messages.prepare_one(ServiceBusMessage(b"x" * size, partition_key=key)) for size, key in sizes]
-    packs = list(batches(messages, limit))
+    packs = list(batches(messages, limit, ServiceBusMessageBatch, lambda each: each))
     assert [each for _, inside in packs for each in inside] == messages
     for content, inside in packs:
         if isinstance(content, ServiceBusMessageBatch):
@@ -182,12 +182,12 @@ def test_batches_keep_order_key_and_limit(sizes: list[Any], limit: int) -> None:
             assert content.size_in_bytes <= limit
             assert len({str(each.annotations) for each in inside}) == 1
         else:
-            assert inside == (content,)
+            assert inside == [content]
 
 
 def test_a_message_too_large_for_a_batch_goes_alone() -> None:
     messages = [sdk_messages.prepare_one(ServiceBusMessage(b"x" * size)) for size in (10, 5000, 10, 10)]
-    packs = list(batches(messages, 1000))
+    packs = list(batches(messages, 1000, ServiceBusMessageBatch, lambda each: each))
     assert [len(inside) for _, inside in packs] == [1, 1, 2]
     assert packs[1][0] is messages[1]
 

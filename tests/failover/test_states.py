@@ -241,7 +241,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
             entity: each.state for entity, each in self.model.items()
         }
         assert (not self.real.unhealthy) is all(each.state == "healthy" for each in self.model.values())
-        assert self.real.queues_out == self.out.keys()
+        assert self.real._rotation.out == self.out.keys()
         timers = [each.fails_at if each.state == "failing" else each.pings_at for each in self.model.values()]
         kept = [at for at in self.kept.values() if at != UNDER_WAY]
         due = [at for at in (*timers, *self.out.values(), *kept) if at is not None]
@@ -271,7 +271,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
             elif isinstance(event, QueueReturned):
                 out.remove(event.queue)
         assert states == self.real.states()
-        assert out == self.real.queues_out
+        assert out == self.real._rotation.out
 
 
 TestSendersAgainstTheModel = SendersAgainstTheModel.TestCase

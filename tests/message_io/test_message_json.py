@@ -172,7 +172,7 @@ async def test_lines_before_an_invalid_one_are_read() -> None:
 
 async def test_skipped_lines_are_not_parsed() -> None:
     lines, error, of_pipe = await read_all(b'not JSON\n{"body": "b"}', skip=1)
-    assert ([line.number for line in lines], error, of_pipe.seen) == ([2], None, 2)
+    assert ([line.number for line in lines], error, of_pipe.lines.seen) == ([2], None, 2)
 
 
 async def test_more_lines_than_are_read_ahead_keep_their_order() -> None:
@@ -198,12 +198,12 @@ def test_line_batches_keep_order_and_one_key_each(described: list[tuple[str | No
         for number, (session, size) in enumerate(described, 1)
     ]
     batches = list(send_lines.line_batches(lines))
-    assert [line for batch in batches for line in batch.lines] == lines
-    for batch in batches:
-        assert len({line.message.properties.group_id for line in batch.lines}) == 1
-        inside = batch.content.prepared if isinstance(batch.content, SizedBatch) else [batch.content]
-        assert inside == [line.message for line in batch.lines]
-        assert not isinstance(batch.content, SizedBatch) or batch.content.size_in_bytes <= 262_144
+    assert [line for _, members in batches for line in members] == lines
+    for content, members in batches:
+        assert len({line.message.properties.group_id for line in members}) == 1
+        inside = content.prepared if isinstance(content, SizedBatch) else [content]
+        assert inside == [line.message for line in members]
+        assert not isinstance(content, SizedBatch) or content.size_in_bytes <= 262_144
 
 
 def test_a_checked_file_is_left_at_its_start(tmp_path: Any) -> None:
