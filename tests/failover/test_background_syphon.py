@@ -16,14 +16,9 @@ from sbpair.model.backoff import Backoff
 from sbpair.move.events import QueueOpened
 from sbpair.runs.lease import Lease
 from sbpair.syphon import runner, worker
-from tests.kit.failover_rig import PATIENCE_SECONDS, Rig, ids
+from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PATIENCE_SECONDS, Rig, ids
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
+pytestmark = PAIRED_CLIENTS
 
 
 class Arrivals:
@@ -130,7 +125,7 @@ def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_pat
 def test_closing_releases_messages_of_a_stalled_primary(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbpair.failover.background_syphon.CLOSE_SECONDS", 0.5)
     opened = threading.Event()
-    with rig.client() as (client, _told):
+    with rig.client() as (client, _log):
         handle = syphon_of(client, on_event=lambda event: opened.set() if isinstance(event, QueueOpened) else None)
         assert opened.wait(PATIENCE_SECONDS)
         with rig.broken("swallow_acks", "contoso", "orders"):
@@ -144,7 +139,7 @@ def test_closing_releases_messages_of_a_stalled_primary(rig: Rig, monkeypatch: p
 
 
 def test_a_closed_client_starts_no_syphon(rig: Rig) -> None:
-    with rig.client() as (client, _told):
+    with rig.client() as (client, _log):
         client.close()
         with pytest.raises(ValueError, match="has been closed"):
             syphon_of(client)
@@ -152,7 +147,7 @@ def test_a_closed_client_starts_no_syphon(rig: Rig) -> None:
 
 def test_a_stopped_syphon_can_be_started_again(rig: Rig) -> None:
     arrivals = Arrivals(rig)
-    with rig.client() as (client, _told):
+    with rig.client() as (client, _log):
         first = syphon_of(client)
         first.stop()
         assert not first.running

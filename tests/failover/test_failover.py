@@ -29,24 +29,11 @@ from sbpair.errors import EntityMissing, NameInvalid, UsageError
 from sbpair.failover.base import ShortTimeout
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import QueueLeft, QueueReturned, SendInDoubt
-from tests.kit.failover_rig import Rig, ids
+from tests.kit.failover_rig import AIO_FIRST, KINDS, PAIRED_CLIENTS, PRIMARY, SLOW, SYNC_FIRST, Rig, a_message, ids
 
-pytestmark = [
-    pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
-    # The SDK leaves the sockets of what has failed to whoever collects the garbage.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
 
-KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
-# Both decide the same: where a test is about that, the second is for whoever has time.
-SYNC_FIRST = pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=pytest.mark.slow)])
-PRIMARY = "contoso"
 HOUR = timedelta(hours=1)
-
-
-def a_message(name: str, **own: Any) -> ServiceBusMessage:
-    return ServiceBusMessage(name.encode(), message_id=name, **own)
 
 
 def is_missing(error: Any) -> bool:
@@ -63,11 +50,11 @@ OLD_CLIENTS_BYTES = (
 
 OUTAGES = [
     ("sync", "namespace_down", (PRIMARY,)),
-    pytest.param("aio", "namespace_down", (PRIMARY,), marks=pytest.mark.slow),
+    pytest.param("aio", "namespace_down", (PRIMARY,), marks=SLOW),
     ("aio", "entity_down", (PRIMARY, "orders")),
     ("sync", "stall", (PRIMARY,)),
     ("sync", "throttle", (PRIMARY, "orders")),
-    pytest.param("aio", "swallow_acks", (PRIMARY, "orders"), marks=pytest.mark.slow),
+    pytest.param("aio", "swallow_acks", (PRIMARY, "orders"), marks=SLOW),
 ]
 
 
@@ -228,7 +215,7 @@ def test_a_deleted_entity_raises_instead_of_filling_the_backlog(rig: Rig) -> Non
 
 @KINDS
 def test_every_argument_of_an_sdk_sender_goes_to_either_side(rig: Rig, kind: str) -> None:
-    with rig.client(kind) as (client, _told):
+    with rig.client(kind) as (client, _log):
         sender = client.get_queue_sender("orders")
         for side in ("p", "b"):
             batch = sender.create_message_batch()
@@ -256,7 +243,7 @@ def test_every_argument_of_an_sdk_sender_goes_to_either_side(rig: Rig, kind: str
 
 
 def test_a_batch_too_large_with_aliases_is_split(rig: Rig) -> None:
-    with rig.client() as (client, _told):
+    with rig.client() as (client, _log):
         sender = client.get_queue_sender("orders")
         batch = sender.create_message_batch()
         number = 0
@@ -308,7 +295,7 @@ def test_a_message_too_large_for_the_backlog_is_refused_early(rig: Rig) -> None:
 @SYNC_FIRST
 def test_scheduled_messages_can_be_cancelled_in_the_primary(rig: Rig, kind: str) -> None:
     at = datetime.now(UTC).replace(microsecond=0) + HOUR
-    with rig.client(kind) as (client, _told):
+    with rig.client(kind) as (client, _log):
         sender = client.get_queue_sender("orders")
         numbers = sender.schedule_messages([a_message("kept"), a_message("cancelled")], at)
         sender.cancel_scheduled_messages(numbers[1])
@@ -329,7 +316,7 @@ def test_scheduled_messages_can_be_cancelled_in_the_primary(rig: Rig, kind: str)
 def test_a_topic_fails_over_too(rig: Rig) -> None:
     topic = rig.do(lambda: rig.running.namespace.create_topic("news"))
     del topic
-    with rig.client() as (client, _told):
+    with rig.client() as (client, _log):
         sender = client.get_topic_sender("news")
         sender.send_messages(a_message("straight"))
         client.force_failover("news")
@@ -338,7 +325,7 @@ def test_a_topic_fails_over_too(rig: Rig) -> None:
     assert waiting.read_application_properties().get("x-ms-path") == "news"
 
 
-@pytest.mark.parametrize("kind", ["aio", pytest.param("sync", marks=pytest.mark.slow)])
+@AIO_FIRST
 def test_everything_arrives_through_a_flapping_outage(rig: Rig, kind: str) -> None:
     names = [f"m{number}" for number in range(60)]
     with rig.client(kind, on_failure="backlog-now", failover_interval=1) as (client, log):
@@ -371,7 +358,7 @@ async def test_a_sender_works_after_a_cancelled_send(rig: Rig) -> None:
 
 
 def test_threads_may_share_a_sender(rig: Rig) -> None:
-    with rig.client() as (client, _told):
+    with rig.client() as (client, _log):
         sender = client.get_queue_sender("orders")
         client.force_failover()
 

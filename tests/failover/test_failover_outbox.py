@@ -32,22 +32,11 @@ from sbpair.failover.events import (
     SendInDoubt,
 )
 from sbpair.failover.outbox import outbox_depths
-from tests.kit.failover_rig import Rig, ids
+from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig, a_message, ids
 
-pytestmark = [
-    pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
-    # The SDK leaves the sockets of what has failed to whoever collects the garbage.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
-PRIMARY, SECONDARY = "contoso", "contoso-dr"
+pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
 HOUR = timedelta(hours=1)
 ROOT = Path(__file__).parents[2]
-
-
-def a_message(name: str, **own: Any) -> ServiceBusMessage:
-    return ServiceBusMessage(name.encode(), message_id=name, **own)
 
 
 @pytest.fixture
@@ -119,7 +108,7 @@ def test_the_next_client_delivers_remaining_messages(rig: Rig, path: Path, kind:
 
 
 async def test_an_async_client_may_be_created_before_its_loop(rig: Rig, path: Path) -> None:
-    with both_down(rig), rig.client(outbox=path) as (client, _told):
+    with both_down(rig), rig.client(outbox=path) as (client, _log):
         client.force_failover()
         client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
     emptied = asyncio.Event()
@@ -153,7 +142,7 @@ def test_later_messages_go_behind_those_in_the_outbox(rig: Rig, path: Path) -> N
 
 @KINDS
 def test_a_full_outbox_raises_the_error_of_the_send_with_a_note(rig: Rig, path: Path, kind: str) -> None:
-    with rig.client(kind, outbox=path, outbox_messages=2) as (client, _told):
+    with rig.client(kind, outbox=path, outbox_messages=2) as (client, _log):
         sender = client.get_queue_sender("orders")
         with both_down(rig):
             with pytest.raises(ServiceBusError) as raised:
@@ -168,7 +157,7 @@ def test_a_full_outbox_raises_the_error_of_the_send_with_a_note(rig: Rig, path: 
 
 @pytest.mark.parametrize("arrives", [True, False])
 def test_an_unanswered_delivery_is_repeated_and_reported(rig: Rig, path: Path, arrives: bool) -> None:
-    with both_down(rig), rig.client(outbox=path) as (client, _told):
+    with both_down(rig), rig.client(outbox=path) as (client, _log):
         client.get_queue_sender("orders").send_messages([a_message("m0"), a_message("m1")], timeout=5)
     with rig.broken("swallow_acks", PRIMARY, "orders") if arrives else rig.broken("stall", PRIMARY):
         with rig.client(outbox=path) as (client, log):
@@ -202,7 +191,7 @@ def test_a_refused_message_does_not_block_the_others(rig: Rig, path: Path) -> No
 
 @KINDS
 def test_messages_of_a_deleted_entity_stay_and_are_reported(rig: Rig, path: Path, kind: str) -> None:
-    with both_down(rig), rig.client(kind, outbox=path) as (client, _told):
+    with both_down(rig), rig.client(kind, outbox=path) as (client, _log):
         client.force_failover()
         client.get_queue_sender("orders").send_messages(a_message("m0"), timeout=5)
         client.get_queue_sender("gone").send_messages(a_message("g0"), timeout=5)
@@ -221,7 +210,7 @@ def test_messages_of_a_deleted_entity_stay_and_are_reported(rig: Rig, path: Path
 def test_a_message_expired_in_the_outbox_is_left_to_the_entity(rig: Rig, path: Path) -> None:
     strict = QueueDescription(dead_lettering_on_message_expiration=True)
     queue = rig.do(lambda: rig.running.namespace.create_queue("strict", strict))
-    with both_down(rig), rig.client(outbox=path) as (client, _told):
+    with both_down(rig), rig.client(outbox=path) as (client, _log):
         client.force_failover()
         sender = client.get_queue_sender("strict")
         # The SDK counts the lives of its own messages in seconds.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,10 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.options import EmulatorOptions
 from sbpair.failover.entity_states import State
 from sbpair.model.pair import Identity
-from tests.kit.failover_rig import Rig, ids
+from tests.kit.failover_rig import AIO_FIRST, PAIRED_CLIENTS, PRIMARY, SECONDARY, SLOW, Rig, ids
 from tests.kit.running import Running
 
-pytestmark = [
-    pytest.mark.usefixtures("impatient"),
-    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
-    # The SDK leaves the sockets of what has failed to whoever collects the garbage.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-PRIMARY, SECONDARY = "contoso", "contoso-dr"
+pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
 
 
 def body(name: str) -> bytes:
@@ -72,81 +64,34 @@ class Promised:
             assert each.read_application_properties().pairs == (("name", name),)
 
 
-Broken = Callable[[Rig], AbstractContextManager[Any]]
-
-
-def the_entity(rig: Rig) -> AbstractContextManager[Any]:
-    return rig.broken("entity_down", PRIMARY, "orders")
-
-
-def the_namespace(rig: Rig) -> AbstractContextManager[Any]:
-    return rig.broken("namespace_down", PRIMARY)
-
-
-def stalled(rig: Rig) -> AbstractContextManager[Any]:
-    return rig.broken("stall", PRIMARY)
-
-
-def throttled(rig: Rig) -> AbstractContextManager[Any]:
-    return rig.broken("throttle", PRIMARY, "orders")
-
-
-def unanswered(rig: Rig) -> AbstractContextManager[Any]:
-    return rig.broken("swallow_acks", PRIMARY, "orders")
-
-
-def a_queue_too(rig: Rig) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    stack.enter_context(the_namespace(rig))
-    stack.enter_context(rig.broken("entity_down", SECONDARY, rig.paths[0]))
-    return stack
-
-
-def all_queues_too(rig: Rig) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    stack.enter_context(the_namespace(rig))
-    for path in rig.paths:
-        stack.enter_context(rig.broken("throttle", SECONDARY, path))
-    return stack
-
-
-def both(rig: Rig) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    stack.enter_context(the_namespace(rig))
-    stack.enter_context(rig.broken("namespace_down", SECONDARY))
-    return stack
-
-
-def slow(kind: str, fault: Broken) -> Any:
-    return pytest.param(kind, fault, marks=pytest.mark.slow)
+QUEUES = ["contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"]
+THE_NAMESPACE = ("namespace_down", PRIMARY)
+FAULTS: dict[str, list[tuple[str, ...]]] = {
+    "the entity": [("entity_down", PRIMARY, "orders")],
+    "the namespace": [THE_NAMESPACE],
+    "stalled": [("stall", PRIMARY)],
+    "throttled": [("throttle", PRIMARY, "orders")],
+    "unanswered": [("swallow_acks", PRIMARY, "orders")],
+    "a queue too": [THE_NAMESPACE, ("entity_down", SECONDARY, QUEUES[0])],
+    "all queues too": [THE_NAMESPACE, *(("throttle", SECONDARY, queue) for queue in QUEUES)],
+    "both": [THE_NAMESPACE, ("namespace_down", SECONDARY)],
+}
+FAST = {("sync", "a queue too"), ("aio", "all queues too"), ("sync", "both")}
 
 
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        ("sync", a_queue_too),
-        ("aio", all_queues_too),
-        ("sync", both),
-        slow("sync", the_entity),
-        slow("aio", the_entity),
-        slow("sync", the_namespace),
-        slow("aio", the_namespace),
-        slow("sync", throttled),
-        slow("aio", throttled),
-        slow("aio", a_queue_too),
-        slow("sync", all_queues_too),
-        slow("aio", both),
-        slow("sync", stalled),
-        slow("aio", stalled),
-        slow("sync", unanswered),
-        slow("aio", unanswered),
+        pytest.param(kind, fault, marks=() if (kind, fault) in FAST else SLOW)
+        for fault in FAULTS
+        for kind in ("sync", "aio")
     ],
 )
-def test_all_sends_return_and_arrive_during_an_outage(rig: Rig, tmp_path: Path, kind: str, fault: Broken) -> None:
+def test_all_sends_return_and_arrive_during_an_outage(rig: Rig, tmp_path: Path, kind: str, fault: str) -> None:
     with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, log):
         promised = Promised(client.get_queue_sender("orders"))
         promised.send("before")
-        with fault(rig):
+        with rig.all_broken(*FAULTS[fault]):
             for number in range(2):
                 promised.send(f"m{number}")
             promised.send("m2", "m3")
@@ -157,13 +102,12 @@ def test_all_sends_return_and_arrive_during_an_outage(rig: Rig, tmp_path: Path, 
     promised.are_kept(rig, log.doubtful_ids)
 
 
-@pytest.mark.parametrize("kind", ["aio", pytest.param("sync", marks=pytest.mark.slow)])
+@AIO_FIRST
 def test_flapping_loses_nothing_and_reports_possible_duplicates(rig: Rig, tmp_path: Path, kind: str) -> None:
-    faults: list[Broken] = [the_namespace, both, throttled, a_queue_too]
     with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, log):
         promised = Promised(client.get_queue_sender("orders"))
-        for turn, fault in enumerate(faults):
-            with fault(rig):
+        for turn, fault in enumerate(("the namespace", "both", "throttled", "a queue too")):
+            with rig.all_broken(*FAULTS[fault]):
                 promised.send(f"away{turn}")
             # Wherever the entity is by now, and whatever is being delivered.
             promised.send(f"between{turn}")
@@ -191,7 +135,7 @@ def test_an_error_that_is_no_outage_is_raised(rig: Rig, tmp_path: Path) -> None:
 def test_without_backlog_queues_the_error_names_them(rig: Rig) -> None:
     for path in rig.paths:
         rig.do(lambda path=path: rig.running.other.delete_queue(path))
-    with rig.client() as (client, _told):
+    with rig.client() as (client, _log):
         client.force_failover()
         promised = Promised(client.get_queue_sender("orders"))
         promised.send("m")
@@ -205,8 +149,8 @@ def test_without_backlog_queues_the_error_names_them(rig: Rig) -> None:
     [
         ("sync", "tls"),
         ("aio", "identity"),
-        pytest.param("aio", "tls", marks=pytest.mark.slow),
-        pytest.param("sync", "identity", marks=pytest.mark.slow),
+        pytest.param("aio", "tls", marks=SLOW),
+        pytest.param("sync", "identity", marks=SLOW),
     ],
 )
 def test_failover_works_over_tls_with_an_identity(
@@ -227,7 +171,7 @@ def test_failover_works_over_tls_with_an_identity(
         with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, log):
             promised = Promised(client.get_queue_sender("orders"), seconds=15)
             promised.send("before")
-            with both(rig):
+            with rig.all_broken(*FAULTS["both"]):
                 promised.send("kept")
             log.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
             outbox_is_empty(client)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
 from sbpair.failover import failover_send
@@ -13,12 +12,9 @@ from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
 from sbpair.failover.simulated_outage import SimulatedOutage
 from sbpair.model.backoff import Backoff
-from tests.kit.failover_rig import Rig, ids
+from tests.kit.failover_rig import PAIRED_CLIENTS, SYNC_FIRST, Rig, a_message, ids
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PAIRED_CLIENTS
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +22,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover_send, "BACKOFF", Backoff(0.01, 5.0))
 
 
-def a_message(name: str) -> ServiceBusMessage:
-    return ServiceBusMessage(name.encode(), message_id=name)
-
-
-# Both decide the same: the drill goes through one with aio.
-@pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=pytest.mark.slow)])
+@SYNC_FIRST
 def test_a_simulated_outage_affects_one_client_only(rig: Rig, kind: str) -> None:
     outage = SimulatedOutage()
     with rig.client(kind, outage=outage) as (client, log), rig.client() as (other, other_log):
@@ -56,7 +47,7 @@ def test_a_simulated_outage_affects_one_client_only(rig: Rig, kind: str) -> None
 def test_an_outage_may_concern_one_entity(rig: Rig) -> None:
     outage = SimulatedOutage()
     rig.do(lambda: rig.running.namespace.create_queue("billing"))
-    with rig.client(outage=outage) as (client, _told):
+    with rig.client(outage=outage) as (client, _log):
         outage.begin("primary", "ORDERS")
         client.get_queue_sender("billing").send_messages(a_message("m"))
         client.get_queue_sender("orders").send_messages(a_message("n"))

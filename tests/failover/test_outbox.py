@@ -8,6 +8,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,56 +45,61 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "out box?.db"
 
 
-def test_messages_keep_their_order_after_reopening(path: Path) -> None:
-    box = Outbox(path, a_pair(), clock_ms=lambda: 7)
+@pytest.fixture
+def opened(path: Path) -> Iterator[Callable[..., Outbox]]:
+    """Return a function that opens the outbox, and closes the one that it opened before."""
+    with ExitStack() as stack:
+
+        def open_again(**options: Any) -> Outbox:
+            stack.close()
+            return stack.enter_context(closing(Outbox(path, a_pair(), **options)))
+
+        yield open_again
+
+
+def test_messages_keep_their_order_after_reopening(opened: Callable[..., Outbox]) -> None:
+    box = opened(clock_ms=lambda: 7)
     box.put("orders", [b"a", b"b"])
     box.put("Billing/Invoices", [b"x"])
     box.put("ORDERS", [b"c"])
-    box.close()
-    box = Outbox(path, a_pair())
+    box = opened()
     assert (len(box), sorted(box.entities())) == (4, ["Billing/Invoices", "orders"])
     assert messages(box, "Orders") == [b"a", b"b", b"c"]
     assert [(each.at_ms, each.tried) for each in box.peek("orders", 2, 2**40)] == [(7, False)] * 2
     box.remove("orders", box.peek("orders", 3, 2**40))
     assert (len(box), box.holds("orders"), box.holds("billing/invoices")) == (1, False, True)
-    box.close()
 
 
-def test_peek_is_bounded_but_returns_at_least_one(path: Path) -> None:
-    box = Outbox(path, a_pair())
+def test_peek_is_bounded_but_returns_at_least_one(opened: Callable[..., Outbox]) -> None:
+    box = opened()
     box.put("orders", [b"xxx", b"yyy", b"z"])
     assert [len(box.peek("orders", 10, size)) for size in (1, 5, 6, 7)] == [1, 1, 2, 3]
     assert len(box.peek("orders", 2, 100)) == 2
-    box.close()
 
 
-def test_the_tried_mark_survives_a_crash(path: Path) -> None:
-    box = Outbox(path, a_pair())
+def test_the_tried_mark_survives_a_crash(opened: Callable[..., Outbox]) -> None:
+    box = opened()
     box.put("orders", [b"a", b"b"])
     box.mark(box.peek("orders", 2, 100), tried=True)
     box.mark(box.peek("orders", 2, 100)[1:], tried=False)
-    box.close()
-    box = Outbox(path, a_pair())
+    box = opened()
     assert [each.tried for each in box.peek("orders", 2, 100)] == [True, False]
-    box.close()
 
 
-def test_a_refused_message_lets_others_pass_and_is_retried_later(path: Path) -> None:
-    box = Outbox(path, a_pair())
+def test_a_refused_message_lets_others_pass_and_is_retried_later(opened: Callable[..., Outbox]) -> None:
+    box = opened()
     box.put("orders", [b"bad", b"good"])
     box.refuse("orders", box.peek("orders", 1, 100)[0])
     assert (messages(box, "orders"), box.holds("orders"), len(box)) == ([b"good"], True, 2)
     box.remove("orders", box.peek("orders", 1, 100))
     assert (messages(box, "orders"), box.holds("orders"), len(box)) == ([], False, 1)
-    box.close()
-    box = Outbox(path, a_pair())
+    box = opened()
     assert (messages(box, "orders"), box.holds("orders")) == ([b"bad"], True)
-    box.close()
 
 
 @pytest.mark.parametrize("bounds", [{"max_messages": 3}, {"max_bytes": 7}])
-def test_a_full_outbox_stores_none_of_a_put(path: Path, bounds: Any) -> None:
-    box = Outbox(path, a_pair(), **bounds)
+def test_a_full_outbox_stores_none_of_a_put(opened: Callable[..., Outbox], bounds: Any) -> None:
+    box = opened(**bounds)
     box.put("orders", [b"aa", b"bb"])
     with pytest.raises(QuotaExceeded, match=r"out box\?\.db is full: it has 2 messages of 4 bytes"):
         box.put("orders", [b"cc", b"dd"])
@@ -100,12 +107,10 @@ def test_a_full_outbox_stores_none_of_a_put(path: Path, bounds: Any) -> None:
     box.put("orders", [b"cc"])
     box.remove("orders", box.peek("orders", 2, 100))
     box.put("orders", [b"ee"])
-    box.close()
     # What was there before counts too.
-    box = Outbox(path, a_pair(), max_messages=2)
+    box = opened(max_messages=2)
     with pytest.raises(QuotaExceeded):
         box.put("news", [b"x"])
-    box.close()
 
 
 def test_a_second_owner_is_refused_until_the_first_closes(path: Path) -> None:
@@ -133,18 +138,18 @@ def test_a_foreign_file_is_refused_and_unchanged(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(StateRefused, match=r"outbox of contoso\.example and dr\.example, not of other\.example"):
         Outbox(path, a_pair("other"))
-    for pragma, reason in (("user_version = 2", "newer version"), ("application_id = 1", "not an sbpair outbox")):
-        path.write_bytes(before)
-        with sqlite3.connect(path) as db:
-            db.execute(f"PRAGMA {pragma}")
-        db.close()
+    for pragma, reason in (
+        ("user_version = 2", "newer version"),
+        ("application_id = 1", "not an sbpair outbox"),
+        (None, "broken"),
+    ):
+        path.write_bytes(before if pragma else b"not a database, but long enough to be taken for one" * 100)
+        if pragma:
+            with closing(sqlite3.connect(path)) as db:
+                db.execute(f"PRAGMA {pragma}")
         for refuses in (lambda: Outbox(path, a_pair()), lambda: outbox_depths(path)):
             with pytest.raises(StateRefused, match=reason):
                 refuses()
-    path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
-    for refuses in (lambda: Outbox(path, a_pair()), lambda: outbox_depths(path)):
-        with pytest.raises(StateRefused, match="broken"):
-            refuses()
     # Whoever was refused has not kept the lock.
     path.write_bytes(before)
     Outbox(path, a_pair()).close()
@@ -168,17 +173,16 @@ def test_limits_below_one_are_refused(path: Path, bounds: Any) -> None:
     assert not path.exists()
 
 
-def test_only_the_owner_can_read_the_file(path: Path) -> None:
-    box = Outbox(path, a_pair())
+def test_only_the_owner_can_read_the_file(path: Path, opened: Callable[..., Outbox]) -> None:
+    box = opened()
     box.put("orders", [b"a"])
     modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
     assert len(modes) == 4
     assert set(modes.values()) == {0o600}
-    box.close()
 
 
-def test_a_full_disk_stores_nothing_and_a_later_put_works(path: Path) -> None:
-    box = Outbox(path, a_pair())
+def test_a_full_disk_stores_nothing_and_a_later_put_works(opened: Callable[..., Outbox]) -> None:
+    box = opened()
     box.put("orders", [b"a"])
     [[pages]] = box._db.execute("PRAGMA page_count")
     box._db.execute(f"PRAGMA max_page_count = {pages}")
@@ -187,7 +191,6 @@ def test_a_full_disk_stores_nothing_and_a_later_put_works(path: Path) -> None:
     assert (messages(box, "orders"), len(box)) == ([b"a"], 1)
     box.put("orders", [b"b"])
     assert messages(box, "orders") == [b"a", b"b"]
-    box.close()
 
 
 def test_depths_are_readable_while_in_use_and_after(path: Path) -> None:
@@ -273,8 +276,6 @@ TestOutboxAgainstTheModel = OutboxAgainstTheModel.TestCase
 TestOutboxAgainstTheModel.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
 
 
-# Killed -----------------------------------------------------------------------------------------
-
 CHILD = """
 import os, signal, sys
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -326,22 +327,21 @@ class a_child:  # noqa: N801  it reads as what it gives
         self.process.kill()
         self.process.communicate()
 
-    def said(self) -> list[str]:
-        said, wrong = self.process.communicate(timeout=60)
-        assert self.process.returncode in (0, -signal.SIGKILL, 128 + signal.SIGKILL), wrong
-        return said.splitlines()
+    def lines(self) -> list[str]:
+        output, errors = self.process.communicate(timeout=60)
+        assert self.process.returncode in (0, -signal.SIGKILL, 128 + signal.SIGKILL), errors
+        return output.splitlines()
 
 
-def holds_what_was_promised(path: Path, said: list[str]) -> None:
-    put = [line for line in said if line.startswith("put")]
+def holds_what_was_promised(path: Path, lines: list[str]) -> None:
+    put = [line for line in lines if line.startswith("put")]
     if not path.exists():
         assert not put
         return
-    box = Outbox(path, a_pair())
-    found = [each.message for each in box.peek("orders", 100, 2**30)]
-    box.close()
+    with closing(Outbox(path, a_pair())) as box:
+        found = messages(box, "orders")
     everything = [b"%d%c" % (number, letter) for number in range(3) for letter in b"ab"]
-    if "removed" in said:
+    if "removed" in lines:
         assert found == everything[2:]
     elif len(put) == 3:
         assert found in (everything, everything[2:])
@@ -353,12 +353,13 @@ def holds_what_was_promised(path: Path, said: list[str]) -> None:
 
 @pytest.mark.parametrize("kill_at", [1, 40, 90, 130, 170])
 def test_stored_messages_survive_a_kill_at_any_database_step(path: Path, kill_at: int) -> None:
-    said = a_child("work", path, kill_at).said()
-    assert said[0] == "ready"
-    holds_what_was_promised(path, said)
+    lines = a_child("work", path, kill_at).lines()
+    assert lines[0] == "ready"
+    holds_what_was_promised(path, lines)
 
 
 STRACE = shutil.which("strace")
+TRACER = (str(STRACE), "-f", "-qq", "-o")
 
 
 @pytest.mark.slow
@@ -368,12 +369,10 @@ def test_stored_messages_survive_a_kill_at_every_write(tmp_path: Path, call: str
     for number in range(1, 60):
         path = tmp_path / f"{call}-{number}.db"
         inject = f"inject={call}:signal=SIGKILL:when={number}"
-        child = a_child(
-            "work", path, 0, str(STRACE), "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject
-        )
-        said = child.said()
-        holds_what_was_promised(path, said)
-        if "removed" in said and child.process.returncode == 0:
+        child = a_child("work", path, 0, *TRACER, "/dev/null", "-e", f"trace={call}", "-e", inject)
+        lines = child.lines()
+        holds_what_was_promised(path, lines)
+        if "removed" in lines and child.process.returncode == 0:
             return
     raise AssertionError("it was always killed")
 
@@ -381,15 +380,13 @@ def test_stored_messages_survive_a_kill_at_every_write(tmp_path: Path, call: str
 @pytest.mark.skipif(STRACE is None, reason="there is no strace")
 def test_put_returns_after_the_sync_to_disk(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    child = a_child(
-        "work", tmp_path / "x.db", 0, str(STRACE), "-f", "-qq", "-o", str(trace), "-e", "trace=write,pwrite64,fdatasync"
-    )
-    assert "removed" in child.said()
+    child = a_child("work", tmp_path / "x.db", 0, *TRACER, str(trace), "-e", "trace=write,pwrite64,fdatasync")
+    assert "removed" in child.lines()
     calls = [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if "(" in line]
     ready = next(at for at, call in enumerate(calls) if call.startswith('write(1, "ready'))
     puts = [at for at, call in enumerate(calls) if call.startswith('write(1, "put')]
     assert len(puts) == 3
-    for before, said in zip([ready, *puts], puts, strict=False):
-        written = [call.split("(")[0] for call in calls[before + 1 : said]]
+    for before, after in zip([ready, *puts], puts, strict=False):
+        written = [call.split("(")[0] for call in calls[before + 1 : after]]
         assert written[-1] == "fdatasync", "nothing is written after the disk was waited for"
         assert "pwrite64" in written

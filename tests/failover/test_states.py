@@ -64,9 +64,9 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.real = an_availability(
-            self.told, failover_interval=self.FAILOVER, ping_interval=self.PING, backlog_queues=3
+            self.events, failover_interval=self.FAILOVER, ping_interval=self.PING, backlog_queues=3
         )
         self.model = {entity: Believed() for entity in ENTITIES}
         self.out: dict[str, int | None] = {}
@@ -81,14 +81,14 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now += 1
-            errands = []
+            tasks = []
             places = {entity: {self._has_place(entity)} for entity in ENTITIES}
             due = {entity for entity, at in self.kept.items() if UNDER_WAY < at <= self.now}
             while (task := self.real.pop_due(self.now)) is not None:
-                errands.append(task)
-            deliveries = {each.entity for each in errands if isinstance(each, Deliver)}
-            rest = [each for each in errands if not isinstance(each, Deliver)]
-            assert len(rest) + len(deliveries) == len(errands)
+                tasks.append(task)
+            deliveries = {each.entity for each in tasks if isinstance(each, Deliver)}
+            rest = [each for each in tasks if not isinstance(each, Deliver)]
+            assert len(rest) + len(deliveries) == len(tasks)
             assert sorted(map(repr, rest)) == sorted(map(repr, self._expected()))
             due |= {entity for entity, at in self.kept.items() if UNDER_WAY < at <= self.now}
             assert deliveries <= due
@@ -102,7 +102,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
         return state in ("healthy", "failing") or (state != "broken" and len(self.out) < 3)
 
     def _expected(self) -> list[Ping | Probe]:
-        errands: list[Ping | Probe] = []
+        tasks: list[Ping | Probe] = []
         for entity, each in self.model.items():
             if each.state == "failing" and each.fails_at == self.now:
                 self._to(entity, "failed over")
@@ -110,13 +110,13 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
             elif each.state in ("failed over", "broken") and each.pings_at == self.now:
                 each.pings_at = None
                 if not each.pinging:
-                    errands.append(Ping(entity))
+                    tasks.append(Ping(entity))
                 each.pinging = True
         for queue, at in self.out.items():
             if at == self.now:
                 self.out[queue] = None
-                errands.append(Probe(queue))
-        return errands
+                tasks.append(Probe(queue))
+        return tasks
 
     @rule(entity=entity)
     def a_send_succeeds(self, entity: str) -> None:
@@ -257,11 +257,11 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
                 assert self.real.to_backlog(entity, self.now) is (each.state in ("failed over", "forced"))
 
     @invariant()
-    def what_was_told_is_what_is(self) -> None:
+    def events_match_the_state(self) -> None:
         states = dict.fromkeys(ENTITIES, State.HEALTHY)
         out: set[str] = set()
-        assert sum(isinstance(event, OutboxEmptied) for event in self.told) == self.emptied
-        for event in self.told:
+        assert sum(isinstance(event, OutboxEmptied) for event in self.events) == self.emptied
+        for event in self.events:
             if isinstance(event, EntityChanged):
                 assert states[event.entity] is event.before is not event.after
                 states[event.entity] = event.after
@@ -326,10 +326,10 @@ def test_pings_of_ten_thousand_entities_are_spread_at_random() -> None:
     assert first is not None
     assert 60 * (1 - JITTER) <= first < 60 < 60 * (1 + JITTER)
     assert failover_state.pop_due(first - 0.001) is None
-    errands = set()
+    tasks = set()
     while (task := failover_state.pop_due(60 * (1 + JITTER))) is not None:
-        errands.add(task)
-    assert len(errands) == 10_000
+        tasks.add(task)
+    assert len(tasks) == 10_000
     assert failover_state.next_due() is None
     # The one who waits is woken when its wait became shorter, and not for each.
     assert len(sooner) < 100

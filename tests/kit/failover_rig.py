@@ -6,12 +6,14 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sbpair import PairedClient
-from sbpair import aio as sbpair_aio
+import pytest
+from azure.servicebus import ServiceBusMessage
+
+from sbpair import PairedClient, aio
 from sbpair.backlog import queue_path
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.failover.events import EntityChanged, SendInDoubt
@@ -25,6 +27,24 @@ if TYPE_CHECKING:
     from tests.kit.running import Running
 
 PATIENCE_SECONDS = 30
+PRIMARY, SECONDARY = "contoso", "contoso-dr"
+
+SLOW = pytest.mark.slow
+KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
+# Both decide the same: where a test is about that, the second one is slow.
+SYNC_FIRST = pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=SLOW)])
+AIO_FIRST = pytest.mark.parametrize("kind", [pytest.param("sync", marks=SLOW), "aio"])
+
+PAIRED_CLIENTS = [
+    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
+    # The SDK leaves the sockets of failed connections to the garbage collection.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+"""Marks of a module that tests paired clients over sockets."""
+
+
+def a_message(name: str, **fields: Any) -> ServiceBusMessage:
+    return ServiceBusMessage(name.encode(), message_id=name, **fields)
 
 
 class EventLog:
@@ -80,6 +100,26 @@ class Faced:
         return call
 
 
+@contextmanager
+def faced(make: Callable[[], Any]) -> Iterator[Any]:
+    """Give an async client or sender that lives on a loop in another thread, and close it with the loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        client = Faced(make(), loop)
+        try:
+            client.__getattr__("__aenter__")()
+            yield client
+        finally:
+            client.close()
+            asyncio.run_coroutine_threadsafe(_ended(), loop).result(PATIENCE_SECONDS)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
 class Rig:
     """`orders` is a queue of the primary, beside the backlog queues of the secondary."""
 
@@ -107,29 +147,9 @@ class Rig:
         if "ping_interval" not in own:
             # Shorter than anybody may ask for.
             object.__setattr__(pair, "ping_interval", 0.2)
-        if kind == "sync":
-            with PairedClient(pair, **arguments) as client:
-                yield client, log
-            return
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, daemon=True)
-        thread.start()
-        try:
-            client = Faced(sbpair_aio.PairedClient(pair, **arguments), loop)
-        except BaseException:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
-            loop.close()
-            raise
-        try:
-            client.__getattr__("__aenter__")()
+        made = PairedClient(pair, **arguments) if kind == "sync" else faced(lambda: aio.PairedClient(pair, **arguments))
+        with made as client:
             yield client, log
-        finally:
-            client.close()
-            asyncio.run_coroutine_threadsafe(_ended(), loop).result(PATIENCE_SECONDS)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
-            loop.close()
 
     @contextmanager
     def broken(self, kind: str, *where: Any, **terms: Any) -> Iterator[None]:
@@ -139,6 +159,14 @@ class Rig:
             yield
         finally:
             self.do(lambda: self.faults.end(fault))
+
+    @contextmanager
+    def all_broken(self, *faults: tuple[Any, ...]) -> Iterator[None]:
+        """Inject several faults for the block, each a kind and its place."""
+        with ExitStack() as stack:
+            for fault in faults:
+                stack.enter_context(self.broken(*fault))
+            yield
 
     def in_queue(self, queue: Any) -> list[Sections]:
         return [each.sections for each in self.do(lambda: queue.messages.peek(0, 10_000))]

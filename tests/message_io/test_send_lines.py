@@ -23,15 +23,12 @@ from sbpair.message_io import send_lines
 from sbpair.message_io.line_reader import LineReader
 from sbpair.message_io.message_json import parse_body, parse_json
 from sbpair.model.backoff import Backoff
+from tests.kit.failover_rig import PAIRED_CLIENTS, Rig
 
 if TYPE_CHECKING:
     from sbpair.message_io.send_lines import SendResult
-    from tests.kit.failover_rig import Rig
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PAIRED_CLIENTS
 
 
 @pytest.fixture(autouse=True)

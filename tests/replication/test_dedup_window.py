@@ -169,9 +169,6 @@ def test_a_window_without_limits_or_content_is_refused(wrong: dict[str, Any]) ->
         Window(**wrong)
 
 
-# Keys -------------------------------------------------------------------------------------------
-
-
 def received(**own: Any) -> ServiceBusReceivedMessage:
     """Return the message as received, with text as bytes."""
     raw = ServiceBusMessage(b"x", **own).raw_amqp_message

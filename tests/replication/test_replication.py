@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +45,24 @@ from sbpair.replication.events import (
     SideLost,
     Unanswered,
 )
-from tests.kit.failover_rig import EventLog, Faced, Rig, _ended, ids
+from tests.kit.failover_rig import (
+    AIO_FIRST,
+    KINDS,
+    PAIRED_CLIENTS,
+    PRIMARY,
+    SECONDARY,
+    SLOW,
+    SYNC_FIRST,
+    EventLog,
+    Rig,
+    a_message,
+    faced,
+    ids,
+)
 from tests.kit.fixtures import Official
 from tests.kit.running import Running
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
-    # The SDK leaves the sockets of what has failed to whoever collects the garbage.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-SLOW = pytest.mark.slow
-KINDS = pytest.mark.parametrize("kind", ["sync", "aio"])
-SYNC_FIRST = pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=SLOW)])
-AIO_FIRST = pytest.mark.parametrize("kind", [pytest.param("sync", marks=SLOW), "aio"])
-PRIMARY, SECONDARY = "contoso", "contoso-dr"
+pytestmark = PAIRED_CLIENTS
 
 
 class Both(Rig):
@@ -70,43 +73,20 @@ class Both(Rig):
         self.copy = self.do(lambda: running.other.create_queue("orders"))
 
     @contextmanager
-    def made(self, kind: str, name: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, EventLog]]:
+    def made(self, name: str, kind: str = "sync", entity: str = "orders", **options: Any) -> Iterator[Any]:
         """Open an ActiveSender, PassiveSender or DedupReceiver of either kind, for sync use."""
         log = EventLog()
-        if name != "DedupReceiver":
-            options = {"retries": 0, **options}
-        arguments = arguments or ("orders",)
+        options = {"on_event": log, **({} if name == "DedupReceiver" else {"retries": 0}), **options}
         if kind == "sync":
-            with getattr(sbpair, name)(self.pair, *arguments, on_event=log, **options) as made:
-                yield made, log
-            return
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, daemon=True)
-        thread.start()
-        face = Faced(getattr(aio, name)(self.pair, *arguments, on_event=log, **options), loop)
-        try:
-            yield face, log
-        finally:
-            face.close()
-            asyncio.run_coroutine_threadsafe(_ended(), loop).result(30)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
-            loop.close()
+            made = getattr(sbpair, name)(self.pair, entity, **options)
+        else:
+            made = faced(lambda: getattr(aio, name)(self.pair, entity, **options))
+        with made as opened:
+            yield opened, log
 
-    @contextmanager
-    def active(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, EventLog]]:
-        with self.made(kind, "ActiveSender", **options) as made:
-            yield made
-
-    @contextmanager
-    def passive(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, EventLog]]:
-        with self.made(kind, "PassiveSender", **options) as made:
-            yield made
-
-    @contextmanager
-    def receiver(self, kind: str = "sync", **options: Any) -> Iterator[tuple[Any, EventLog]]:
-        with self.made(kind, "DedupReceiver", **options) as made:
-            yield made
+    active = partialmethod(made, "ActiveSender")
+    passive = partialmethod(made, "PassiveSender")
+    receiver = partialmethod(made, "DedupReceiver")
 
     def put(self, side: str, *names: str, **own: Any) -> None:
         """Put messages on one side only."""
@@ -121,10 +101,6 @@ class Both(Rig):
     def held(self) -> tuple[list[Any], list[Any]]:
         """Return the ids in the primary, and in the secondary."""
         return ids(self.in_queue(self.orders)), ids(self.in_queue(self.copy))
-
-
-def a_message(name: str, **own: Any) -> ServiceBusMessage:
-    return ServiceBusMessage(name.encode(), message_id=name, **own)
 
 
 def drained(both: Both, receiver: Any, limit: int = 1000) -> list[str]:
@@ -152,9 +128,6 @@ def both() -> Iterator[Both]:
         yield Both(running)
     # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
     gc.collect()
-
-
-# The active sender ------------------------------------------------------------------------------
 
 
 @KINDS
@@ -198,7 +171,7 @@ def test_active_send_succeeds_with_one_side_and_reports_the_other(
         assert (event.accepted, event.missing, event.message_ids) == (took, missing, ("m",))
         assert sender.send_messages(a_message("after")) == ("primary", "secondary")
         assert [each.message_ids for each in log.of(OneSideOnly)] == [("m",)]
-    with both.receiver(kind) as (receiver, _told):
+    with both.receiver(kind) as (receiver, _log):
         assert set(drained(both, receiver)) == {"before", "m", "after"}
     assert both.held == ([], [])
 
@@ -218,7 +191,7 @@ def test_both_failed_has_both_reasons(both: Both, kind: str) -> None:
         assert log.events == []
     both.with_key("primary", "d3Jvbmc=")
     both.with_key("secondary", "d3Jvbmc=")
-    with both.active(kind) as (sender, _told), pytest.raises(BothFailed) as raised:
+    with both.active(kind) as (sender, _log), pytest.raises(BothFailed) as raised:
         sender.send_messages(a_message("m"), timeout=5)
     assert not raised.value.retriable
     assert both.held == ([], [])
@@ -234,14 +207,14 @@ def test_an_unanswered_copy_is_reported_and_may_be_there_twice(both: Both) -> No
         both.do(lambda: both.faults.end(fault))
         assert {(event.side, event.message_ids) for event in log.of(Unanswered)} == {("primary", ("m",))}
     assert "m" in both.held[0]
-    with both.receiver() as (receiver, _told):
+    with both.receiver() as (receiver, _log):
         assert Counter(drained(both, receiver)) == Counter(["before", "m"])
     assert both.held == ([], [])
 
 
 def test_a_copy_after_the_window_is_given_again(both: Both) -> None:
     """Active: a message delayed until its key was forgotten is given twice."""
-    with both.active() as (sender, _told):
+    with both.active() as (sender, _log):
         sender.send_messages([a_message(f"m{number}") for number in range(3)])
     with both.receiver(window_count=2) as (receiver, log):
         with both.broken("namespace_down", SECONDARY):
@@ -258,18 +231,15 @@ def test_a_copy_after_the_window_is_given_again(both: Both) -> None:
 
 def test_the_order_of_copies_may_differ_between_sides(both: Both) -> None:
     """Active: a message that one side missed, and that is sent again, comes after later ones."""
-    with both.active() as (sender, _told):
+    with both.active() as (sender, _log):
         with both.broken("entity_down", PRIMARY, "orders"):
             assert sender.send_messages(a_message("first"), timeout=3) == ("secondary",)
         sender.send_messages(a_message("second"))
         sender.send_messages(a_message("first"))
     assert both.held == (["second", "first"], ["first", "second", "first"])
-    with both.receiver() as (receiver, _told):
+    with both.receiver() as (receiver, _log):
         assert sorted(drained(both, receiver)) == ["first", "second"]
     assert both.held == ([], [])
-
-
-# The passive sender -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -293,7 +263,7 @@ def test_roles_are_swapped_by_an_error_that_counts(both: Both, kind: str, fault:
         sender.swap_roles()
         assert sender.send_messages(a_message("back")) == "primary"
         doubtful_ids = {each for event in log.of(Unanswered) for each in event.message_ids}
-    with both.receiver(kind) as (receiver, _told):
+    with both.receiver(kind) as (receiver, _log):
         assert set(drained(both, receiver)) == {"before", "m", "stays", "back"}
     assert doubtful_ids <= {"m"}
     assert both.held == ([], [])
@@ -307,7 +277,7 @@ def test_flapping_swaps_roles_each_time_and_loses_nothing(both: Both, kind: str)
             with both.broken("namespace_down", down):
                 sender.send_messages(a_message(f"m{number}"), timeout=6)
         assert [event.active for event in log.of(RolesSwapped)] == ["secondary", "primary", "secondary"]
-    with both.receiver(kind) as (receiver, _told):
+    with both.receiver(kind) as (receiver, _log):
         assert set(drained(both, receiver)) == {"m0", "m1", "m2"}
 
 
@@ -329,13 +299,13 @@ def test_other_errors_swap_no_roles(both: Both) -> None:
             sender.send_messages(ServiceBusMessage(b"x" * 300_000), timeout=6)
         small = QueueDescription(max_size_in_megabytes=1)
         both.do(lambda: both.running.namespace.create_queue("small", small))
-    with both.made("sync", "PassiveSender", "small") as (sender, more):
+    with both.passive(entity="small") as (sender, more):
         full = [ServiceBusMessage(b"x" * 200_000) for _ in range(12)]
         with pytest.raises(ServiceBusQuotaExceededError):
             deque(map(sender.send_messages, full), 0)
         assert sender.active == "primary"
         assert more.events == []
-    with both.made("sync", "PassiveSender", "nowhere") as (sender, more):
+    with both.passive(entity="nowhere") as (sender, more):
         with pytest.raises(ServiceBusError) as raised:
             sender.send_messages(a_message("m"), timeout=6)
         assert isinstance(from_sdk_error(raised.value, "sending"), EntityMissing)
@@ -357,13 +327,13 @@ def test_a_receiver_removes_the_duplicate_of_an_unanswered_send(both: Both) -> N
             assert sender.send_messages(a_message("m"), timeout=4) == "secondary"
         assert [(event.side, event.message_ids) for event in log.of(Unanswered)] == [("primary", ("m",))]
     assert both.held == (["before", "m"], ["m"])
-    with both.receiver() as (receiver, _told):
+    with both.receiver() as (receiver, _log):
         assert Counter(drained(both, receiver)) == Counter(["before", "m"])
 
 
 def test_messages_of_a_failed_side_come_late_or_never(both: Both) -> None:
     """Passive: the first message is unreachable until its data center returns."""
-    with both.passive() as (sender, _told), both.receiver() as (receiver, _events):
+    with both.passive() as (sender, _log), both.receiver() as (receiver, _log):
         sender.send_messages(a_message("first"))
         with both.broken("namespace_down", PRIMARY):
             sender.send_messages(a_message("second"), timeout=6)
@@ -374,11 +344,8 @@ def test_messages_of_a_failed_side_come_late_or_never(both: Both) -> None:
         sender.swap_roles()
     both.do(lambda: both.running.namespace.delete_queue("orders"))
     both.do(lambda: both.running.namespace.create_queue("orders"))
-    with both.receiver() as (receiver, _events):
+    with both.receiver() as (receiver, _log):
         assert drained(both, receiver) == []
-
-
-# The receiver -----------------------------------------------------------------------------------
 
 
 def received(receiver: Any, seconds: float = 3) -> Any:
@@ -447,7 +414,7 @@ def test_the_other_copy_is_given_after_an_unanswered_completion(both: Both) -> N
 @pytest.mark.slow
 def test_renewing_a_lock_renews_those_of_held_copies(both: Both) -> None:
     twins(both, "m")
-    with both.receiver() as (receiver, _told):
+    with both.receiver() as (receiver, _log):
         first = received(receiver)
         assert receiver.receive_messages(1, max_wait_time=1) == []
         before = first.locked_until_utc
@@ -466,7 +433,7 @@ def test_an_unavailable_side_does_not_block_the_other(both: Both) -> None:
         with both.broken(fault, PRIMARY), both.receiver("aio") as (receiver, log):
             assert received(receiver, 30).message_id == "m"
             assert [event.side for event in log.of(SideLost)] == ["primary"]
-    with both.receiver() as (receiver, _told):
+    with both.receiver() as (receiver, _log):
         assert sorted(drained(both, receiver)) == ["m", "only"]
     assert both.held == ([], [])
 
@@ -492,7 +459,7 @@ def test_everything_is_given_once_through_flapping_sides(both: Both, kind: str, 
     names = [f"m{number:02}" for number in range(30)]
     found: list[str] = []
     doubtful_ids: set[str] = set()
-    with both.active(kind, retries=1) as (sender, _told):
+    with both.active(kind, retries=1) as (sender, _log):
         for side, part in ((PRIMARY, names[:10]), (SECONDARY, names[10:20]), (None, names[20:])):
             for name in part:
                 sender.send_messages(a_message(name), timeout=6)
@@ -557,7 +524,7 @@ def test_a_kill_loses_nothing_and_reports_redeliveries(
 
 @pytest.mark.slow
 def test_copies_are_recognized_by_the_users_key(both: Both) -> None:
-    with both.active() as (sender, _told):
+    with both.active() as (sender, _log):
         for number in range(2):
             sender.send_messages(
                 ServiceBusMessage("x", subject="s", message_id=f"m{number}", application_properties={"order": 7})
@@ -598,9 +565,9 @@ def test_a_subscription_can_be_received_from(both: Both) -> None:
         with Official("sync").admin(each.connection_string) as admin:
             admin.create_topic("news")
             admin.create_subscription("news", "all")
-    with both.made("sync", "ActiveSender", "news") as (sender, _told):
+    with both.active(entity="news") as (sender, _log):
         sender.send_messages(a_message("m"))
-    with both.made("sync", "DedupReceiver", "news", subscription_name="all", max_wait_time=2) as (receiver, log):
+    with both.receiver(entity="news", subscription_name="all", max_wait_time=2) as (receiver, log):
         found = []
         for message in receiver:
             receiver.complete_message(message)
@@ -613,10 +580,7 @@ def test_an_entity_with_sessions_is_refused(both: Both) -> None:
     sessions = QueueDescription(requires_session=True)
     for namespace in (both.running.namespace, both.running.other):
         both.do(lambda namespace=namespace: namespace.create_queue("sessions", sessions))
-    with (
-        both.made("sync", "DedupReceiver", "sessions") as (receiver, _told),
-        pytest.raises(ServiceBusError, match=r"(?i)session"),
-    ):
+    with both.receiver(entity="sessions") as (receiver, _log), pytest.raises(ServiceBusError, match=r"(?i)session"):
         receiver.receive_messages(1, max_wait_time=2)
 
 
@@ -637,9 +601,6 @@ async def test_a_cancelled_receive_loses_nothing(both: Both) -> None:
 
     assert (await cancelled()) == ["m"]
     assert both.held == ([], [])
-
-
-# Bad input --------------------------------------------------------------------------------------
 
 
 def test_invalid_arguments_of_constructors_are_refused(both: Both, tmp_path: Path) -> None:
@@ -698,7 +659,7 @@ def test_invalid_arguments_are_refused_before_any_transfer(both: Both) -> None:
         assert log.events == []
     with pytest.raises(ValueError, match="closed"):
         sender.send_messages(a_message("m"))
-    with both.receiver() as (receiver, _told):
+    with both.receiver() as (receiver, _log):
         for wrong in ((0, 1), (-1, 1), (1, 0), (1, -1)):
             with pytest.raises(ValueError, match=r"at least 1|greater than 0"):
                 receiver.receive_messages(*wrong)
