@@ -1,8 +1,6 @@
-"""AMQP values to bytes and back, without loss: a decoded value encodes to the same bytes.
+"""AMQP values to bytes and back, without loss: a value in a longer form than necessary decodes to a subclass for it.
 
-The encoder picks the shortest constructor. A value that arrived in a longer one decodes to a subclass that keeps that
-form. `decode` returns or raises ProtocolError for any input, and never allocates by a claimed length. AMQP 1.0, part 1:
-types.
+Invariant: `decode` raises only ProtocolError, and never allocates by a claimed length. AMQP 1.0, part 1: types.
 """
 
 from __future__ import annotations
@@ -144,20 +142,6 @@ def _float(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
     return value, position + 4
 
 
-def _char(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
-    return Char(chr(_U32.unpack_from(buffer, position)[0])), position + 4
-
-
-def _raw(width: int, make: Callable[..., Value]) -> Decoder:
-    def read(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
-        end = position + width
-        if end > len(buffer):
-            raise IndexError
-        return make(buffer[position:end]), end
-
-    return read
-
-
 def _bounds(buffer: bytes, position: int, width: int, depth: int) -> tuple[int, int, int]:
     """Return (position of the first element, end of the compound, count). Checks the end against the buffer."""
     if depth >= MAX_DEPTH:
@@ -264,15 +248,15 @@ _DECODERS: dict[int, Decoder] = {
     0x70: _fixed(_U32, UInt),
     0x71: _fixed(_I32, Int),
     0x72: _float,
-    0x73: _char,
-    0x74: _raw(4, Decimal32),
+    0x73: _fixed(_U32, lambda code: Char(chr(code))),
+    0x74: _fixed(struct.Struct("4s"), Decimal32),
     0x80: _fixed(_U64, ULong),
     0x81: _fixed(_I64, Long),
     0x82: _fixed(_F64),
     0x83: _fixed(_I64, Timestamp),
-    0x84: _raw(8, Decimal64),
-    0x94: _raw(16, Decimal128),
-    0x98: _raw(16, lambda raw: uuid.UUID(bytes=raw)),
+    0x84: _fixed(struct.Struct("8s"), Decimal64),
+    0x94: _fixed(struct.Struct("16s"), Decimal128),
+    0x98: _fixed(struct.Struct("16s"), lambda raw: uuid.UUID(bytes=raw)),
     0xA0: _sized(1, bytes),
     0xA1: _sized(1, bytes.decode),
     0xA3: _sized(1, lambda raw: Symbol(raw.decode("ascii"))),
@@ -472,7 +456,7 @@ _BODIES: dict[int, Encoder] = {
     0xC1: _narrow(lambda value: _encode_map(value)[1:], 256),
     0xD1: lambda value: compound(0xC1, 2 * len(value), _map_body(value), wide=True)[1:],
     0xE0: _narrow(lambda value: _encode_array(value)[1:], 256),
-    0xF0: lambda value: _encode_array(_widened(value))[1:],
+    0xF0: lambda value: _encode_array(Array(value.items, code=value.code, descriptor=value.descriptor, wide=True))[1:],
 }
 
 _CODES: dict[type, int] = {
@@ -482,10 +466,6 @@ _CODES: dict[type, int] = {
     Array: 0xF0,
 }  # fmt: skip
 """The default constructor of an array, by element type: one that fits every value."""
-
-
-def _widened(value: Array) -> Array:
-    return Array(value.items, code=value.code, descriptor=value.descriptor, wide=True)
 
 
 # Values in a longer constructor than necessary: {code: (class that keeps the form, test for a longer form)}.
@@ -500,13 +480,7 @@ def _register_long_form(
     cls = type(plain.__name__, (base,), {"plain": plain, "__slots__": ()})
     constructor, body = bytes((code,)), _BODIES[code]
     _ENCODERS[cls] = lambda value: constructor + body(value)
-    _LONG_FORMS[code] = (cls, longer)
-
-
-def _register_long_map() -> None:
-    cls = type("Map", (Map,), {"plain": Map, "__slots__": ()})
-    _ENCODERS[cls] = lambda value: b"\xd1" + _BODIES[0xD1](value)
-    _LONG_FORMS[0xD1] = (lambda value: cls(value.pairs), lambda _value, size: size < 263)
+    _LONG_FORMS[code] = ((lambda value: cls(value.pairs)) if base is Map else cls, longer)
 
 
 _register_long_form(0x52, UInt, lambda value, _size: value == 0)
@@ -521,4 +495,4 @@ _register_long_form(0xB1, str, lambda _value, size: size < 260)
 _register_long_form(0xB3, Symbol, lambda _value, size: size < 260)
 _register_long_form(0xC0, list, lambda value, _size: not value)
 _register_long_form(0xD0, list, lambda value, size: len(value) < 256 and size < 263)
-_register_long_map()
+_register_long_form(0xD1, Map, lambda _value, size: size < 263)

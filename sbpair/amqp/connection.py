@@ -1,8 +1,6 @@
-"""The state machine of a connection, client or server: bytes in -> events, calls -> bytes out.
+"""The state machine of a connection, client or server: bytes in -> events, calls -> bytes out. AMQP 1.0, part 2.4.
 
-Invariant: it owns no socket and no clock. `receive(data, now)` and `tick(now)` take the time, in seconds of any
-monotonic clock; `take()` returns the bytes to write. ConnectionClosed comes once; after it no event and no frame
-follows. AMQP 1.0, part 2.4.
+Invariant: it owns no socket and no clock. `now` is seconds of any monotonic clock. Nothing follows a ConnectionClosed.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sbpair.amqp import burst, frames
-from sbpair.amqp.disposition import DispositionRange
+from sbpair.amqp import frames
 from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint, first_free
+from sbpair.amqp.frame_runs import DispositionRange, read_transfers
 from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, ReceivingLink
 from sbpair.amqp.performatives import (
     Attach,
@@ -93,7 +91,6 @@ class Connection(ProtocolEndpoint):
     ) -> None:
         super().__init__()
         self.remote_max_frame_size = frames.FRAME_MIN_MAX
-        self.sasl_failed = False
         self._sasl = sasl
         self._open_frame = Open(container_id, hostname, max_frame_size, CHANNEL_MAX, int(idle_seconds * 500) or None)
         self._idle_seconds = idle_seconds
@@ -107,9 +104,7 @@ class Connection(ProtocolEndpoint):
         self._sessions: dict[int, Session] = {}
         self._remote_sessions: dict[int, Session] = {}
         self._remote_channel_max = CHANNEL_MAX
-        self._signed_in = False
-        self._header_sent = False
-        self._close_sent = False
+        self._signed_in = self._header_sent = self._close_sent = False
         self.over = False
         if isinstance(sasl, SaslClient):
             self._out.append(frames.SASL_HEADER)
@@ -148,10 +143,7 @@ class Connection(ProtocolEndpoint):
         return session
 
     def close(self, error: Error | None = None) -> None:
-        """Send close; ConnectionClosed follows the peer's answer. Before open nothing is sent, and it follows at once.
-
-        There is no time limit for the answer: that is up to the owner.
-        """
+        """Send close; ConnectionClosed follows the peer's answer, however late. Before open it follows at once."""
         if self.can_close:
             self.step(EndpointStep.WE_CLOSE)
             self._send_close(Close(error))
@@ -287,7 +279,6 @@ class Connection(ProtocolEndpoint):
             self._open()
 
     def _refused(self, text: str, *, by_peer: bool) -> None:
-        self.sasl_failed = True
         self._end(Error("amqp:unauthorized-access", text), by_peer=by_peer)
 
     def _send_header(self) -> None:
@@ -304,7 +295,11 @@ class Connection(ProtocolEndpoint):
     # AMQP.
 
     def _read_frames(self) -> bool:
-        remote, add, dispositions = self._remote_sessions, self._events.append, DispositionRange(self._on_performative)
+        remote, add, dispositions = (
+            self._remote_sessions,
+            self._events.append,
+            DispositionRange(self._on_performative),
+        )
         try:
             for channel, buffer, start, end in self._buffer.frames(frames.AMQP_FRAME):
                 if start == end:
@@ -332,7 +327,7 @@ class Connection(ProtocolEndpoint):
 
     def _read_burst(self, session: Session, link: ReceivingLink, buffer: bytes, start: int, end: int) -> int:
         """Read the transfers after a delivery while they are encoded alike; return where they end."""
-        deliveries, end = burst.read_on(link, buffer, start, end, self._buffer.max_frame_size)
+        deliveries, end = read_transfers(link, buffer, start, end, self._buffer.max_frame_size)
         session.on_burst(link, deliveries)
         self._events += deliveries
         return end
@@ -357,15 +352,9 @@ class Connection(ProtocolEndpoint):
             return
         if session.state is not EndpointState.OPEN:
             return
-        event: Any
-        if isinstance(body, Flow):
-            event = session.on_flow(body)
-        elif isinstance(body, Disposition):
-            event = session.on_disposition(body)
-        elif isinstance(body, Attach):
-            event = session.on_attach(body)
-        elif isinstance(body, Detach):
-            event = session.on_detach(body)
+        handle = _SESSION_FRAMES.get(type(body))
+        if handle is not None:
+            event = handle(session, body)
         elif isinstance(body, Transfer):
             event = session.on_transfer(frame, 0, len(frame))
         else:
@@ -416,3 +405,11 @@ class Connection(ProtocolEndpoint):
     def _end(self, error: Error | None, *, by_peer: bool) -> None:
         self.over = True
         self._events.append(ConnectionClosed(error, by_peer))
+
+
+_SESSION_FRAMES: dict[type[Composite], Callable[[Session, Any], Any]] = {
+    Flow: Session.on_flow,
+    Disposition: Session.on_disposition,
+    Attach: Session.on_attach,
+    Detach: Session.on_detach,
+}

@@ -1,7 +1,6 @@
-"""The lifecycle of a connection, session or link: each side opens once and closes once.
+"""The lifecycle of a connection, session or link, in both roles: each side opens once. AMQP 1.0, 2.4 to 2.6.
 
-One table serves all three, in both roles. Invariant: a side sends nothing before its open and nothing after its close;
-a peer that violates this gets ProtocolError. AMQP 1.0, 2.4 to 2.6.
+Invariant: a side sends nothing before its open and nothing after its close; a peer that does gets ProtocolError.
 """
 
 from __future__ import annotations

@@ -32,6 +32,10 @@ def frame(body: bytes, *, channel: int = 0, kind: int = AMQP_FRAME) -> bytes:
     return _HEAD.pack(8 + len(body), 2, kind, channel) + body
 
 
+def _framing_error(text: str) -> ProtocolError:
+    return ProtocolError(text, condition="amqp:connection:framing-error")
+
+
 def same_head(buffer: bytes, start: int, end: int) -> bool:
     """Return whether the frame after `end` equals, up to its first handle or id, the one whose body is at `start`."""
     return buffer[start - 4 : start + 8] == buffer[end + 4 : end + 16]
@@ -68,7 +72,7 @@ class FrameBuffer:
     def protocol_header(self) -> bytes | None:
         """Remove and return the eight bytes of a protocol header, or None while they are incomplete."""
         if self._data[:4] != b"AMQP"[: len(self._data)]:
-            raise ProtocolError("the peer does not speak AMQP", condition="amqp:connection:framing-error")
+            raise _framing_error("the peer does not speak AMQP")
         if len(self._data) < HEADER_SIZE:
             return None
         header, self._data = self._data[:HEADER_SIZE], self._data[HEADER_SIZE:]
@@ -86,15 +90,9 @@ class FrameBuffer:
                 size, offset, found, channel = unpack(data, position)
                 start, end = position + 4 * offset, position + size
                 if size > limit or offset < 2 or start > end:
-                    raise ProtocolError(
-                        f"a frame claims {size} bytes; {limit} are agreed on",
-                        condition="amqp:connection:framing-error",
-                    )
+                    raise _framing_error(f"a frame claims {size} bytes; {limit} are agreed on")
                 if found != kind:
-                    raise ProtocolError(
-                        f"expected a frame of type {kind}, got type {found}",
-                        condition="amqp:connection:framing-error",
-                    )
+                    raise _framing_error(f"expected a frame of type {kind}, got type {found}")
                 if end > length:
                     self._missing = end - length
                     return

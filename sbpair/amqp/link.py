@@ -1,8 +1,4 @@
-"""Links: one-way paths for messages, with flow control by credit.
-
-A sender sends only with credit; a receiver grants credit and assembles deliveries from frames. Both keep AMQP's
-`delivery-count` in step. AMQP 1.0, parts 2.6 and 2.7.
-"""
+"""Links: one-way paths for messages, with flow control by credit. AMQP 1.0, parts 2.6 and 2.7."""
 
 from __future__ import annotations
 
@@ -86,11 +82,8 @@ class FrameSink(Protocol):
 
     @property
     def sessions(self) -> Iterable[LinkSession]: ...
-
     def put(self, channel: int, body: bytes) -> None: ...
-
     def put_transfer(self, channel: int, head: bytes, payload: bytes) -> None: ...
-
     def put_frames(self, pieces: list[bytes]) -> None: ...
 
 
@@ -105,32 +98,20 @@ class LinkSession(Protocol):
 
     @property
     def is_open(self) -> bool: ...
-
     @property
     def usable(self) -> bool: ...
-
     @property
     def room(self) -> int: ...
-
     @property
     def links(self) -> tuple[Link, ...]: ...
-
     def end(self) -> None: ...
-
     def dispose(self, first: int, last: int, state: Any, *, receiver: bool, settled: bool) -> None: ...
-
     def put(self, body: Composite) -> None: ...
-
     def put_transfer(self, link: SendingLink, head: bytes, payload: bytes, *, last: bool) -> None: ...
-
     def put_frames(self, link: SendingLink, frames: list[bytes]) -> None: ...
-
     def put_flow(self, link: Link, *, drain: bool = False) -> None: ...
-
     def next_delivery_id(self) -> int: ...
-
     def after_queued(self, link: SendingLink) -> None: ...
-
     def forget(self, link: Link) -> None: ...
 
 
@@ -155,13 +136,7 @@ class Link(ProtocolEndpoint):
         self.abandoned: list[Sent] = []
 
     def accept(
-        self,
-        *,
-        source: Any = None,
-        target: Any = None,
-        max_message_size: int | None = None,
-        properties: dict[Any, Any] | None = None,
-        snd_settle_mode: int | None = None,
+        self, *, source: Any = None, target: Any = None, snd_settle_mode: int | None = None, **terms: Any
     ) -> None:
         """Attach a link that the peer requested, with its own terms by default.
 
@@ -175,8 +150,7 @@ class Link(ProtocolEndpoint):
                 rcv_settle_mode=self.remote.rcv_settle_mode,
                 source=source or self.remote.source,
                 target=target or self.remote.target,
-                max_message_size=max_message_size,
-                properties=properties,
+                **terms,
             )
         )
 
@@ -204,8 +178,6 @@ class Link(ProtocolEndpoint):
 
     def _attach(self, attach: Attach) -> None:
         attach.name, attach.handle, attach.role = self.name, self.handle, self.IS_RECEIVER
-        if not self.IS_RECEIVER:
-            attach.initial_delivery_count = self.delivery_count
         self.step(EndpointStep.WE_OPEN)
         self.session.put(attach)
 
@@ -258,6 +230,10 @@ class SendingLink(Link):
         super().__init__(session, name, handle)
         self.draining = False
         self.queued = 0
+
+    def _attach(self, attach: Attach) -> None:
+        attach.initial_delivery_count = self.delivery_count
+        super()._attach(attach)
 
     def send(
         self, payload: bytes, tag: bytes, *, message_format: int = 0, settled: bool = False, context: Any = None
@@ -352,13 +328,9 @@ class ReceivingLink(Link):
         self._partial: Delivery | None = None
         self._chunks = bytearray()
 
-    def accept(self, *, max_message_size: int | None = None, **terms: Any) -> None:
-        self.max_message_size = max_message_size or 0
-        super().accept(max_message_size=max_message_size, **terms)
-
-    def open(self, *, source: Any, target: Any, max_message_size: int | None = None, **terms: Any) -> None:
-        self.max_message_size = max_message_size or 0
-        super().open(source=source, target=target, max_message_size=max_message_size, **terms)
+    def _attach(self, attach: Attach) -> None:
+        self.max_message_size = attach.max_message_size or 0
+        super()._attach(attach)
 
     def grant(self, credit: int) -> None:
         """Let the peer send `credit` more deliveries."""

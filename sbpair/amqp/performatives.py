@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from sbpair.amqp import codec
@@ -78,15 +79,12 @@ class Composite:
         if not isinstance(values, list) or len(values) > len(cls.TYPES):
             raise ProtocolError(f"{cls.NAME} is not a list of at most {len(cls.TYPES)} fields")
         given = {}
-        for (name, kind, mandatory), value in zip(cls.TYPES, values, strict=False):
+        for (name, kind, mandatory), value in zip_longest(cls.TYPES, values):
             if value is None:
                 if mandatory:
                     raise ProtocolError(f"{cls.NAME} lacks its {name}", condition="amqp:invalid-field")
             else:
                 given[name] = _checked(cls, name, kind, value)
-        for name, _, mandatory in cls.TYPES[len(values) :]:
-            if mandatory:
-                raise ProtocolError(f"{cls.NAME} lacks its {name}", condition="amqp:invalid-field")
         return cls(**given)
 
 

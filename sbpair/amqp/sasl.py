@@ -24,10 +24,6 @@ class SaslClient:
     mechanism: str = ANONYMOUS
     response: bytes = field(default=b"", repr=False)
 
-    @classmethod
-    def plain(cls, user: str, password: str) -> SaslClient:
-        return cls(PLAIN, b"\x00" + user.encode() + b"\x00" + password.encode())
-
     def init(self, hostname: str | None) -> SaslInit:
         return SaslInit(self.mechanism, self.response, hostname)
 

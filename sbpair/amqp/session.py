@@ -1,7 +1,6 @@
-"""Sessions: they number deliveries, limit both directions by windows, and carry links.
+"""Sessions: they number deliveries, limit both directions by windows, and carry links. AMQP 1.0, part 2.5.
 
-A transfer leaves only while the peer's incoming window is open; later ones wait here, in order. Delivery ids belong to
-the session, so a ranged disposition may settle deliveries of any link in it. AMQP 1.0, part 2.5.
+A transfer leaves only while the peer's incoming window is open; later ones wait here, in order.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from sbpair.amqp import disposition, transfer
+from sbpair.amqp import frame_runs, transfer
 from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint, first_free
 from sbpair.amqp.link import (
     SERIAL,
@@ -80,8 +79,7 @@ class Session(ProtocolEndpoint):
         self._links: dict[int, Link] = {}
         self._remote_links: dict[int, Link] = {}
         self.numbered = 0  # the id of the next delivery
-        self._next_outgoing_id = 0
-        self._next_incoming_id = 0
+        self._next_outgoing_id = self._next_incoming_id = 0
         self._incoming_window = WINDOW
         self._remote_window = 0
         self._waiting: deque[tuple[SendingLink, bytes | None, bytes, bool]] = deque()
@@ -98,7 +96,8 @@ class Session(ProtocolEndpoint):
         if self.can_close:
             self.step(EndpointStep.WE_CLOSE)
             self._send_end(End(error))
-            self._cut_links()
+            for link in self.links:
+                link.cut()
 
     def sender(self, name: str) -> SendingLink:
         link = SendingLink(self, name, first_free(self._links, HANDLE_MAX, "handle"))
@@ -113,7 +112,7 @@ class Session(ProtocolEndpoint):
     def dispose(self, first: int, last: int, state: Any, *, receiver: bool, settled: bool) -> None:
         """Send the state of deliveries `first` to `last`; with `settled`, forget them."""
         if type(state) is Accepted:
-            self._put_raw(disposition.write_accepted(first, last, role=receiver, settled=settled))
+            self._put_raw(frame_runs.write_accepted(first, last, role=receiver, settled=settled))
         else:
             self.put(Disposition(receiver, first, last, settled, state))
         if settled:
@@ -170,7 +169,7 @@ class Session(ProtocolEndpoint):
         """Report the link as drained once its queued deliveries have left."""
         self._waiting.append((link, None, b"", False))
 
-    def put_flow(self, link: Link | None = None, *, drain: bool = False, echo: bool = False) -> None:
+    def put_flow(self, link: Link | None = None, *, drain: bool = False) -> None:
         self._incoming_window = WINDOW
         flow = Flow(
             self._next_incoming_id if self.state is not EndpointState.OPEN_SENT else None,
@@ -178,7 +177,6 @@ class Session(ProtocolEndpoint):
             self._next_outgoing_id,
             max(0, WINDOW - len(self._waiting)),
             drain=drain,
-            echo=echo,
         )
         if link is not None:
             flow.handle, flow.delivery_count, flow.link_credit = link.handle, link.delivery_count, link.credit
@@ -225,7 +223,8 @@ class Session(ProtocolEndpoint):
         self.step(EndpointStep.WE_CLOSE)
         self._send_end(End())
         error = end.error if isinstance(end.error, Error) else None
-        return [*(LinkDetached(link, error) for link in self._cut_links()), SessionEnded(self, error)]
+        # An owner that has closed its link knows already.
+        return [*(LinkDetached(link, error) for link in self.links if link.cut()), SessionEnded(self, error)]
 
     def on_attach(self, attach: Attach) -> Any:
         if attach.handle is None or attach.handle > HANDLE_MAX:
@@ -319,10 +318,6 @@ class Session(ProtocolEndpoint):
         if last:
             link.delivery_count = (link.delivery_count + 1) & SERIAL
         self.connection.put_transfer(self.channel, head, payload)
-
-    def _cut_links(self) -> list[Link]:
-        """End every link with the session; return those whose owner does not know yet."""
-        return [link for link in self.links if link.cut()]
 
 
 def _range(first: int, last: int, known: dict[int, Any]) -> list[int]:

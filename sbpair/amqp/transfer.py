@@ -98,16 +98,9 @@ def _decode_any(buffer: bytes, start: int, end: int) -> Fields:
     transfer, length = decode_composite(buffer[start:end])
     if not isinstance(transfer, Transfer) or transfer.handle is None:
         raise ProtocolError("a transfer is malformed")
-    return (
-        transfer.handle,
-        transfer.delivery_id,
-        transfer.delivery_tag,
-        transfer.message_format or 0,
-        bool(transfer.settled),
-        bool(transfer.more),
-        bool(transfer.aborted),
-        start + length,
-    )
+    flags = bool(transfer.settled), bool(transfer.more), bool(transfer.aborted)
+    message_format = transfer.message_format or 0
+    return transfer.handle, transfer.delivery_id, transfer.delivery_tag, message_format, *flags, start + length
 
 
 def frame_head(channel: int, handle: int, tag_size: int) -> Callable[[int, int, bytes], bytes]:

@@ -1,19 +1,16 @@
-"""AMQP's types as Python values that keep their type.
+"""AMQP's types as Python values that keep their type: `UInt(5) == 5`, and it encodes as a uint.
 
-Python has one `int` and one `str` where AMQP has nine and two. So each type that Python's own cannot distinguish is a
-subclass here: `UInt(5) == 5`, and it encodes as a uint. None (null), bool, float (double), str (string), bytes
-(binary), uuid.UUID and list need no subclass. AMQP 1.0, part 1: types.
+None (null), bool, float (double), str (string), bytes (binary), UUID and list need no subclass. AMQP 1.0, part 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-Value: TypeAlias = (
-    Any  # None, bool, int and str of one of the classes below, float, bytes, UUID, list, Map, Array, Described
-)
-Pairs: TypeAlias = tuple[tuple[Value, Value], ...]
+Value: TypeAlias = Any
+"""None, bool, float, bytes, UUID, list, or one of the classes below."""
 
 
 class Integer(int):
@@ -138,17 +135,12 @@ class Decimal128(Decimal):
     __slots__ = ()
 
 
+@dataclass(slots=True, repr=False)
 class Described:
     """A value with a descriptor of its meaning, such as `com.microsoft:timespan`."""
 
-    __slots__ = ("descriptor", "value")
-
-    def __init__(self, descriptor: Value, value: Value) -> None:
-        self.descriptor = descriptor
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Described) and (self.descriptor, self.value) == (other.descriptor, other.value)
+    descriptor: Value
+    value: Value
 
     def __hash__(self) -> int:
         return hash((self.descriptor, repr(self.value)))
@@ -166,7 +158,7 @@ class Map:
     __slots__ = ("pairs",)
 
     def __init__(self, pairs: Iterable[tuple[Value, Value]] = ()) -> None:
-        self.pairs: Pairs = tuple(pairs)
+        self.pairs: tuple[tuple[Value, Value], ...] = tuple(pairs)
 
     def get(self, key: str, default: Value = None) -> Value:
         """Return the value of the first key that compares equal to `key`."""

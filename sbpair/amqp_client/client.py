@@ -10,19 +10,19 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
-from sbpair.amqp.types import Array, Int, Long, Value
+from sbpair.amqp.performatives import Source
+from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Value
 from sbpair.amqp_client.conditions import status_error
 from sbpair.amqp_client.raw_links import RawReceiver, RawSender
 from sbpair.amqp_client.request_client import RequestClient, Response
-from sbpair.amqp_client.session_receiver import SessionReceiver
 from sbpair.amqp_client.stream import Stream, open_stream
-from sbpair.amqp_client.tokens import TokenSource, source_for
+from sbpair.amqp_client.tokens import GetToken, TokenSource, source_for
 
 if TYPE_CHECKING:
     from sbpair.amqp.session import Session
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GetToken = Callable[[str], Awaitable[tuple[str, float]]]
 Now = Callable[[], float]
 
 RENEW_LEFT = 1 / 3
@@ -40,6 +39,47 @@ MIN_RENEW_SECONDS = 5.0
 
 RETRY_RENEW_SECONDS = 10.0
 """Delay before a failed renewal is retried, if the token lives that long."""
+
+
+FILTER = Symbol("com.microsoft:session-filter")
+LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+
+_TICKS_TO_1970 = 621_355_968_000_000_000
+_TICKS_PER_MS = 10_000
+
+
+class SessionReceiver(RawReceiver):
+    """Receives from one session, and holds it: no other receiver gets it while the link lives and is renewed.
+
+    Invariant: the lock belongs to the link, and ends with it. `AmqpClient.renew_session` renews it.
+    """
+
+    def __init__(self, stream: Stream, session: Session, address: str, session_id: str) -> None:
+        super().__init__(stream, session, address)
+        self.session_id = session_id
+        self._source = Source(address, filter=Map([(FILTER, session_id)]))
+
+    async def attach(self) -> None:
+        """Open the link. Raises SessionLocked; ServiceRefused if the peer grants no session, or another one."""
+        await super().attach()
+        if self._granted_session() != self.session_id:
+            self.close()
+            raise errors.ServiceRefused(
+                f"link to {self.address!r}: the session was not granted",
+                condition="amqp:not-allowed",
+                hint="the same request would be refused again",
+            )
+
+    @property
+    def locked_until_ms(self) -> int:
+        """The lock's expiry when the link was opened, in ms since 1970 by the service; 0 if unknown."""
+        ticks = (self._link.remote.properties or {}).get(LOCKED_UNTIL)
+        return (int(ticks) - _TICKS_TO_1970) // _TICKS_PER_MS if isinstance(ticks, int) else 0
+
+    def _granted_session(self) -> Any:
+        source = self._link.remote.source
+        given = source.filter.get(FILTER) if isinstance(source, Source) and isinstance(source.filter, Map) else None
+        return given.value if isinstance(given, Described) else given
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +195,7 @@ class AmqpClient:
             while self.error is None:
                 await self._wait_for_renewal()
                 async with self._opening:
-                    for audience in self._due():
+                    for audience in [each for each in self._claims if not self._is_claimed(each)]:
                         await self._renew(audience)
         except errors.SbpairError as error:
             self._stream.fail(error)
@@ -191,17 +231,17 @@ class AmqpClient:
             self._claims[audience] = Claim(again, claim.expires_at)
 
     async def _put_token(self, audience: str) -> None:
-        token = await self._tokens.token(audience, self._now())
-        doing = f"signing in to {self._endpoint.authority} for {_entity_of(audience)!r}"
+        token = await self._tokens(audience, self._now())
+        entity = audience.split("/", 3)[3]
+        doing = f"signing in to {self._endpoint.authority} for {entity!r}"
         try:
             cbs = await self._node("$cbs")
             answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
             _check_status(answer, doing, 200, 202)
         except errors.ServiceRefused as error:
             # Not the fault of a message, whatever the reason.
-            raise errors.NotAuthenticated(
-                error.message, hint="check the endpoint, the key's name and the key"
-            ) from error
+            hint = "check the endpoint, the key's name and the key"
+            raise errors.NotAuthenticated(error.message, hint=hint) from error
         now = self._now()
         life = max((token.expires_at - now) * (1 - RENEW_LEFT), MIN_RENEW_SECONDS)
         self._claims[audience] = Claim(now + life, token.expires_at)
@@ -228,9 +268,6 @@ class AmqpClient:
     def _is_claimed(self, audience: str) -> bool:
         claim = self._claims.get(audience)
         return claim is not None and self._now() < claim.renew_at
-
-    def _due(self) -> list[str]:
-        return [audience for audience in self._claims if not self._is_claimed(audience)]
 
     async def _wait_for_renewal(self) -> None:
         self._claimed.clear()
@@ -261,10 +298,6 @@ async def connect(
 def _check_status(answer: Response, doing: str, *statuses: int) -> None:
     if answer.status not in statuses:
         raise status_error(answer.status, answer.description, doing, answer.condition)
-
-
-def _entity_of(audience: str) -> str:
-    return audience.split("/", 3)[3]
 
 
 def lock_token(tag: bytes) -> uuid.UUID:

@@ -71,12 +71,10 @@ def status_error(status: int, description: str | None, doing: str, condition: st
         return errors.EntityMissing(message, hint="check the name, and that it exists in this namespace")
     if status in (408, 410):
         return errors.TimedOut(message, hint=_RETRY_HINT)
-    if status in (429, 500, 502, 503, 504):
-        return (
-            errors.Throttled(message, hint=_RETRY_HINT)
-            if status == 429
-            else errors.Unreachable(message, hint=_RETRY_HINT)
-        )
+    if status == 429:
+        return errors.Throttled(message, hint=_RETRY_HINT)
+    if status in (500, 502, 503, 504):
+        return errors.Unreachable(message, hint=_RETRY_HINT)
     return errors.ServiceRefused(message, condition=str(status), hint="the same request would be refused again")
 
 

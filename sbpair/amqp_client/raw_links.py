@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _names = count()
 
+ACCEPTED, RELEASED, ABANDONED = Accepted(), Released(), Modified(delivery_failed=True)
 DEAD_LETTER = "com.microsoft:dead-letter"
 TOO_LARGE = "amqp:link:message-size-exceeded"
 
@@ -78,7 +79,7 @@ class PendingSettlement:
                     await self._done
         except TimeoutError:
             self._fail_rest(self._doubt(f"within {seconds:g} s", _RETRY_HINT))
-            self._link.check_silence(asked_at)
+            self._link.stream.check_silence(asked_at)
         finally:
             self._link.waiting.pop(self, None)
 
@@ -151,9 +152,9 @@ class ClientLink:
     """
 
     def __init__(self, stream: Stream, link: amqp.SendingLink | amqp.ReceivingLink, address: str) -> None:
-        self._stream = stream
+        self.stream = stream
         self._amqp = link
-        self.address = address
+        self.name, self.address = link.name, address
         self.error: errors.SbpairError | None = None
         self.detached_idle = False
         self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -162,24 +163,20 @@ class ClientLink:
         link.context = self
         stream.owners[self] = None
 
-    @property
-    def name(self) -> str:
-        return self._amqp.name
-
     async def open(self, *, source: Source, target: Target, seconds: float = ANSWER_SECONDS, **terms: Any) -> None:
         """Attach the link. Raises the peer's refusal: EntityMissing, NotAuthorized, …; TimedOut."""
-        if self._stream.error is not None:
-            self.on_lost(self._stream.error)
-            raise self._stream.error
+        if self.stream.error is not None:
+            self.on_lost(self.stream.error)
+            raise self.stream.error
         asked_at = asyncio.get_running_loop().time()
         try:
             self._amqp.open(source=source, target=target, **terms)
-            self._stream.flush_soon()
+            self.stream.flush_soon()
             async with asyncio.timeout(seconds):
                 await self._attached
         except TimeoutError:
             self.close()
-            self.check_silence(asked_at)
+            self.stream.check_silence(asked_at)
             raise errors.TimedOut(
                 f"link to {self.address!r}: no answer within {seconds:g} s", hint=_RETRY_HINT
             ) from None
@@ -190,17 +187,14 @@ class ClientLink:
     def close(self) -> None:
         """Detach the link, without waiting for the peer's answer."""
         self._amqp.close()
-        self._stream.flush_soon()
+        self.stream.flush_soon()
         self.on_lost(errors.Unreachable(f"the link to {self.address!r} is closed"))
-
-    def check_silence(self, asked_at: float) -> None:
-        """End the connection if nothing came over it since `asked_at`: it may be dead as a whole."""
-        self._stream.check_silence(asked_at)
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, LinkAttached):
             # A refusal is an attach without a terminus, followed by a detach with the reason.
-            if self._has_terminus(event.link) and not self._attached.done():
+            terms = event.link.remote
+            if terms.source is not None and terms.target is not None and not self._attached.done():
                 self._attached.set_result(None)
         elif isinstance(event, LinkDetached):
             self._on_detached(event.error)
@@ -211,7 +205,7 @@ class ClientLink:
 
     def on_lost(self, error: errors.SbpairError) -> None:
         self.error = error = self.error or error
-        self._stream.owners.pop(self, None)
+        self.stream.owners.pop(self, None)
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()  # mark as retrieved: there may be no waiter
@@ -233,9 +227,6 @@ class ClientLink:
             waiting[0].refused(error_of(error, doing))
         self.on_lost(lost_error(error, doing))
 
-    def _has_terminus(self, link: Any) -> bool:
-        return link.remote.source is not None and link.remote.target is not None
-
 
 class RawSender(ClientLink):
     """Sends encoded messages. `send` returns once the peer has accepted, and raises otherwise."""
@@ -246,7 +237,7 @@ class RawSender(ClientLink):
         self._tags = count()
 
     async def attach(self) -> None:
-        await self.open(source=Source(f"sbpair-{self._link.name}"), target=Target(self.address), snd_settle_mode=0)
+        await self.open(source=Source(f"sbpair-{self.name}"), target=Target(self.address), snd_settle_mode=0)
 
     @property
     def max_message_size(self) -> int:
@@ -272,7 +263,7 @@ class RawSender(ClientLink):
 
     async def ready(self, *, seconds: float = ANSWER_SECONDS) -> None:
         """Wait until a message can be sent without delay. Raises Unavailable."""
-        if self.credit > 0 and self._stream.is_writable:
+        if self.credit > 0 and self.stream.is_writable:
             return
         try:
             async with asyncio.timeout(seconds):
@@ -299,10 +290,10 @@ class RawSender(ClientLink):
             raise self.error
         if self.credit == 0:
             raise errors.TimedOut(f"{self.address!r} has no credit now", hint=_RETRY_HINT)
-        waiting = PendingSettlement(_ACCEPTED, f"sending to {self.address!r}", self)
+        waiting = PendingSettlement(ACCEPTED, f"sending to {self.address!r}", self)
         tag = next(self._tags).to_bytes(8)
         waiting.sent(self._link.send(payload, tag, message_format=message_format, context=waiting))
-        self._stream.flush_soon()
+        self.stream.flush_soon()
         return waiting
 
     def _check_size(self, payload: bytes) -> None:
@@ -318,14 +309,13 @@ class RawSender(ClientLink):
         while True:
             if self.error is not None:
                 raise self.error
-            await self._stream.writable()
+            await self.stream.writable()
             if self.credit > 0:
                 return
             self._changed.clear()
             await self._changed.wait()
 
 
-_ACCEPTED = Accepted()
 BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 LARGE, SMALL = 1024 * 1024, 256 * 1024
 """The size of a batch in a namespace with large messages, and in others."""
@@ -337,17 +327,14 @@ class RawReceiver(ClientLink):
     def __init__(self, stream: Stream, session: Session, address: str) -> None:
         self._link = session.receiver(f"sbpair-{next(_names)}")
         super().__init__(stream, self._link, address)
+        self._source = Source(address)
         self._arrived: deque[Delivery] = deque()
         self._interrupted = False
         self._windows_seen = 0
 
     async def attach(self) -> None:
-        await self.open(
-            source=Source(self.address),
-            target=Target(f"sbpair-{self._link.name}"),
-            snd_settle_mode=0,
-            rcv_settle_mode=1,
-        )
+        target = Target(f"sbpair-{self.name}")
+        await self.open(source=self._source, target=target, snd_settle_mode=0, rcv_settle_mode=1)
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, WindowOpened):
@@ -362,7 +349,7 @@ class RawReceiver(ClientLink):
         """Limit deliveries not yet taken, on their way or arrived, to `limit`."""
         if self.error is None:
             self._link.grant(max(0, limit - len(self._arrived)))
-            self._stream.flush_soon()
+            self.stream.flush_soon()
 
     @property
     def credit(self) -> int:
@@ -444,7 +431,7 @@ class RawReceiver(ClientLink):
             delivery.context = waiting
         for first, last in ranges(list(map(_id_of, open_ones))):
             self._link.session.dispose(first, last, outcome, receiver=True, settled=False)
-        self._stream.flush_soon()
+        self.stream.flush_soon()
         await waiting.wait(seconds)
         lost = errors.MessageLockLost(f"settling in {self.address!r}: the lock was lost", hint=_RETRY_HINT)
         failures = [(delivery, error) for delivery, error in waiting.failures if delivery is not None]
@@ -454,7 +441,7 @@ class RawReceiver(ClientLink):
         """Close the link and its session: the peer releases unsettled messages."""
         super().close()
         self._link.session.end()
-        self._stream.flush_soon()
+        self.stream.flush_soon()
 
 
 def ranges(ids: list[int]) -> list[tuple[int, int]]:
@@ -464,8 +451,3 @@ def ranges(ids: list[int]) -> list[tuple[int, int]]:
     breaks = [at for at, step in enumerate(map(sub, ids[1:], ids), 1) if step != 1]
     starts, ends = [0, *breaks], [*breaks, len(ids)]
     return [(ids[start], ids[end - 1]) for start, end in zip(starts, ends, strict=True)] if ids else []
-
-
-RELEASED = Released()
-ABANDONED = Modified(delivery_failed=True)
-ACCEPTED = _ACCEPTED

@@ -63,7 +63,7 @@ class RequestClient:
                     await self._sender.send(request.join())
                     return await answer
         except TimeoutError:
-            self._sender.check_silence(asked_at)
+            self._sender.stream.check_silence(asked_at)
             raise errors.TimedOut(
                 f"{self._sender.address} did not answer within {seconds:g} s", hint="retry in a minute"
             ) from None
@@ -133,8 +133,5 @@ def _response(sections: Sections) -> Response:
     description = properties.get("statusDescription", properties.get("status-description"))
     body = next((value for code, value in sections.read_body() if code == VALUE), None)
     return Response(
-        int(status),
-        str(description or ""),
-        properties.get("errorCondition"),
-        body if isinstance(body, Map) else Map(),
+        int(status), str(description or ""), properties.get("errorCondition"), body if isinstance(body, Map) else Map()
     )

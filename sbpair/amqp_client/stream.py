@@ -43,9 +43,7 @@ class Owner(Protocol):
     """The context of a link: receives its events, and the end of it."""
 
     def on_event(self, event: Any) -> None: ...
-
     def on_deliveries(self, deliveries: list[Delivery]) -> None: ...
-
     def on_lost(self, error: SbpairError) -> None: ...
 
 

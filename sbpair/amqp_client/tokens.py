@@ -8,7 +8,7 @@ import hmac
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 from urllib.parse import quote_plus
 
 from sbpair.errors import UsageError
@@ -18,6 +18,7 @@ SAS_SECONDS = 3_600
 """Life of a signature; it is renewed when a third of it is left."""
 
 SAS_TYPE, JWT_TYPE = "servicebus.windows.net:sastoken", "jwt"
+ENTRA_SCOPE = "https://servicebus.azure.net/.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,61 +30,46 @@ class CbsToken:
     expires_at: float
 
 
-class TokenSource(Protocol):
-    async def token(self, audience: str, now: float) -> CbsToken:
-        """Return a token for `audience` (`sb://<authority>/<entity>`). Raises AccessError."""
-        ...
+TokenSource = Callable[[str, float], Awaitable[CbsToken]]
+"""(audience, such as `sb://<authority>/<entity>`, and the time) -> token. Raises AccessError."""
+
+GetToken = Callable[[str], Awaitable[tuple[str, float]]]
+"""scope -> (token, its expiry in seconds since 1970)"""
 
 
-class KeySource:
-    """Signs a token for each audience."""
-
-    def __init__(self, key: SasKey) -> None:
-        self._key = key
-
-    async def token(self, audience: str, now: float) -> CbsToken:
-        expires_at = int(now) + SAS_SECONDS
-        return CbsToken(sign(audience, self._key, expires_at), SAS_TYPE, expires_at)
-
-
-class FixedToken:
-    """One given signature for every audience, until it expires."""
-
-    def __init__(self, given: SasToken) -> None:
-        expiry = re.search(r"(?:^|[&\s])se=(\d+)", given.token)
-        if expiry is None:
-            raise UsageError(
-                "the SharedAccessSignature has no expiry (se=…)",
-                hint="copy all of it, or use SharedAccessKeyName and SharedAccessKey",
-            )
-        self._token = CbsToken(given.token, SAS_TYPE, float(expiry[1]))
-
-    async def token(self, audience: str, now: float) -> CbsToken:  # noqa: ARG002  one token serves every audience
-        return self._token
-
-
-class EntraToken:
-    """A token of Microsoft Entra ID, from `get_token` (scope -> token, seconds since 1970)."""
-
-    SCOPE = "https://servicebus.azure.net/.default"
-
-    def __init__(self, get_token: Callable[[str], Awaitable[tuple[str, float]]]) -> None:
-        self._get_token = get_token
-
-    async def token(self, audience: str, now: float) -> CbsToken:  # noqa: ARG002  the scope is the same for all of them
-        value, expires_at = await self._get_token(self.SCOPE)
-        return CbsToken(value, JWT_TYPE, expires_at)
-
-
-def source_for(credential: Credential, get_token: Callable[[str], Awaitable[tuple[str, float]]] | None) -> TokenSource:
+def source_for(credential: Credential, get_token: GetToken | None) -> TokenSource:
     """Return the source of tokens for a credential; an Identity requires `get_token`."""
     if isinstance(credential, SasKey):
-        return KeySource(credential)
+        return partial(_signed, credential)
     if isinstance(credential, SasToken):
-        return FixedToken(credential)
+        return partial(_fixed, _given(credential))
     if get_token is None:
         raise UsageError("sign-in by identity needs a token provider", hint="pass get_token")
-    return EntraToken(get_token)
+    return partial(_issued, get_token)
+
+
+async def _signed(key: SasKey, audience: str, now: float) -> CbsToken:
+    expires_at = int(now) + SAS_SECONDS
+    return CbsToken(sign(audience, key, expires_at), SAS_TYPE, expires_at)
+
+
+def _given(credential: SasToken) -> CbsToken:
+    expiry = re.search(r"(?:^|[&\s])se=(\d+)", credential.token)
+    if expiry is None:
+        raise UsageError(
+            "the SharedAccessSignature has no expiry (se=…)",
+            hint="copy all of it, or use SharedAccessKeyName and SharedAccessKey",
+        )
+    return CbsToken(credential.token, SAS_TYPE, float(expiry[1]))
+
+
+async def _fixed(token: CbsToken, _audience: str, _now: float) -> CbsToken:
+    return token
+
+
+async def _issued(get_token: GetToken, _audience: str, _now: float) -> CbsToken:
+    value, expires_at = await get_token(ENTRA_SCOPE)
+    return CbsToken(value, JWT_TYPE, expires_at)
 
 
 def sign(audience: str, key: SasKey, expires_at: int) -> str:

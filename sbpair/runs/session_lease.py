@@ -48,8 +48,7 @@ from sbpair.runs.lease_location import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.amqp_client.client import AmqpClient, GetToken
-    from sbpair.amqp_client.session_receiver import SessionReceiver
+    from sbpair.amqp_client.client import AmqpClient, GetToken, SessionReceiver
     from sbpair.model.pair import Pair
 
 log = logging.getLogger(__name__)

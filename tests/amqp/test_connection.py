@@ -58,7 +58,7 @@ MECHANISMS = {
     "ANONYMOUS": SaslClient(),
     "EXTERNAL": SaslClient(sasl.EXTERNAL),
     "MSSBCBS": SaslClient(sasl.MSSBCBS),
-    "PLAIN": SaslClient.plain("name", "key"),
+    "PLAIN": SaslClient("PLAIN", b"\0name\0key"),
 }
 
 
@@ -75,7 +75,7 @@ def test_every_mechanism_signs_in(new_pair: Pairs, mechanism: str) -> None:
 
 
 REFUSED = [
-    SaslClient.plain("name", "wrong"),
+    SaslClient("PLAIN", b"\0name\0wrong"),
     SaslClient(sasl.PLAIN, b"no nulls"),
     SaslClient(sasl.PLAIN, b"\x00\xff\x00\xff"),
     SaslClient(sasl.PLAIN),
@@ -91,7 +91,6 @@ def test_a_refused_sign_in_closes_both_sides(new_pair: Pairs, client: SaslClient
     for side, by_peer in ((pair.client, True), (pair.server, False)):
         assert side.closed.error.condition == "amqp:unauthorized-access"
         assert side.closed.by_peer is by_peer
-        assert side.connection.sasl_failed
         assert side.connection.over
     assert pair.bodies("client", Open) == []
 

@@ -88,9 +88,7 @@ def messages(draw: st.DrawFn) -> list[tuple[int, bytes]]:
 
 @given(messages())
 @settings(deadline=None, max_examples=100)
-def test_a_message_splits_into_sections_and_joins_again(
-    parts: list[tuple[int, bytes]],
-) -> None:
+def test_a_message_splits_into_sections_and_joins_again(parts: list[tuple[int, bytes]]) -> None:
     payload = b"".join(raw for _, raw in parts)
     found = Sections.split(payload)
     assert found.join() == payload

@@ -83,10 +83,7 @@ def test_a_section_that_was_not_there_is_made_for_what_is_added(added):
 
 
 @given(
-    st.lists(DEEP, max_size=13),
-    st.booleans(),
-    st.booleans(),
-    st.dictionaries(st.integers(0, 12), VALUES, max_size=3),
+    st.lists(DEEP, max_size=13), st.booleans(), st.booleans(), st.dictionaries(st.integers(0, 12), VALUES, max_size=3)
 )
 def test_fields_are_replaced_where_they_stand(elements, roomy, symbolic, fields):
     encoded = codec.encode(elements)

@@ -9,8 +9,9 @@ import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -34,7 +35,7 @@ from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import Int
 from sbpair.amqp_client import client, stream
 from sbpair.amqp_client.client import AmqpClient, connect, lock_token
-from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
+from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, RawReceiver, dead_letter
 from sbpair.amqp_client.tokens import sign
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -58,10 +59,6 @@ def endpoint_of(emulator: Emulator) -> Endpoint:
     return endpoint_from_connection_string(emulator.namespaces["contoso"].connection_string, name="contoso")
 
 
-def with_credential(endpoint: Endpoint, credential: Any) -> Endpoint:
-    return Endpoint(endpoint.name, endpoint.authority, endpoint.host, endpoint.port, endpoint.tls, credential)
-
-
 def message(number: int = 0, size: int = 10) -> bytes:
     return Sections(
         properties=Properties(message_id=f"m{number}").encode(),
@@ -79,6 +76,14 @@ async def take(receiver: Any, count: int) -> list[Delivery]:
     while len(taken) < count:
         taken += await receiver.take(count - len(taken), seconds=TEST_SECONDS)
     return taken
+
+
+async def receive_one(wire: AmqpClient) -> tuple[RawReceiver, list[Delivery]]:
+    """Send a message, and take it under lock."""
+    await (await wire.sender(QUEUE)).send(message())
+    receiver = await wire.receiver(QUEUE)
+    receiver.grant(1)
+    return receiver, await take(receiver, 1)
 
 
 # A peer that does what a test tells it.
@@ -115,7 +120,7 @@ class Peer(asyncio.Protocol):
             if isinstance(event.link, ReceivingLink):
                 event.link.grant(100)
         elif isinstance(event, Delivery):
-            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+            accept(event)
             if terminus_address(event.link.remote.target) == "$cbs":
                 self.reply(event)
         elif isinstance(event, ConnectionClosed):
@@ -133,6 +138,11 @@ class Peer(asyncio.Protocol):
         )
         self.links("$cbs", SendingLink)[0].send(answer.join(), b"reply", settled=True)
 
+    async def granted(self, credit: int) -> SendingLink:
+        """Wait for this credit on the link that sends from the queue."""
+        await until(lambda: [link.credit for link in self.links(QUEUE, SendingLink)] == [credit])
+        return cast("SendingLink", self.links(QUEUE, SendingLink)[0])
+
     def links(self, address: str, kind: type[Link]) -> list[Any]:
         return [
             link
@@ -141,6 +151,23 @@ class Peer(asyncio.Protocol):
             if isinstance(link, kind)
             and terminus_address(link.remote.source if kind is SendingLink else link.remote.target) == address
         ]
+
+
+def accept(delivery: Delivery) -> None:
+    delivery.link.session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
+
+
+def replying(*statuses: int) -> Callable[[Peer, Any], bool]:
+    """Answer each request with the next status."""
+    remaining = list(statuses)
+
+    def script(peer: Peer, event: Any) -> bool:
+        if isinstance(event, Delivery):
+            accept(event)
+            peer.reply(event, remaining.pop(0))
+        return isinstance(event, Delivery)
+
+    return script
 
 
 @asynccontextmanager
@@ -199,7 +226,7 @@ async def test_a_sender_is_not_ready_while_the_peers_window_is_closed(monkeypatc
 
 async def test_a_wrong_key_is_an_authentication_error_without_the_key() -> None:
     async with emulated() as (_, endpoint):
-        wrong = with_credential(endpoint, SasKey("RootManageSharedAccessKey", "wr0ng-s3cret"))
+        wrong = replace(endpoint, credential=SasKey("RootManageSharedAccessKey", "wr0ng-s3cret"))
         with pytest.raises(errors.NotAuthenticated) as caught:
             async with connect(wrong) as wire:
                 await wire.sender(QUEUE)
@@ -211,7 +238,7 @@ async def test_an_expired_signature_is_an_authentication_error() -> None:
     async with emulated() as (_, endpoint):
         assert isinstance(endpoint.credential, SasKey)
         old = sign(f"sb://{endpoint.authority}/{QUEUE}", endpoint.credential, 1_000_000_000)
-        async with connect(with_credential(endpoint, SasToken(old))) as wire:
+        async with connect(replace(endpoint, credential=SasToken(old))) as wire:
             with pytest.raises(errors.NotAuthenticated):
                 await wire.receiver(QUEUE)
 
@@ -220,7 +247,7 @@ async def test_a_ready_made_signature_that_is_good_serves() -> None:
     async with emulated() as (_, endpoint):
         assert isinstance(endpoint.credential, SasKey)
         good = sign(f"sb://{endpoint.authority}/{QUEUE}", endpoint.credential, 4_000_000_000)
-        async with connect(with_credential(endpoint, SasToken(good))) as wire:
+        async with connect(replace(endpoint, credential=SasToken(good))) as wire:
             await (await wire.sender(QUEUE)).send(message())
 
 
@@ -228,7 +255,7 @@ async def test_a_key_without_the_claim_is_refused_and_the_connection_stays_open(
     async with emulated() as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.keys = (*namespace.keys, AuthorizationRule("listen", "key", "key2", frozenset({AccessRight.LISTEN})))
-        async with connect(with_credential(endpoint, SasKey("listen", "key"))) as wire:
+        async with connect(replace(endpoint, credential=SasKey("listen", "key"))) as wire:
             with pytest.raises(errors.NotAuthorized):
                 await wire.sender(QUEUE)
             assert wire.error is None
@@ -294,19 +321,14 @@ async def test_opening_a_stream_to_a_silent_peer_times_out() -> None:
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"AMQP\x00\x00\x09\x01",
         b"AMQP\x03\x01\x00\x00\xff\xff\xff\xff\x02\x01\x00\x00",
+        pytest.param(b"", id="hangs up at once"),
     ],
 )
 async def test_a_peer_that_speaks_something_else_is_unreachable(words: bytes) -> None:
-    async with speaking(words) as endpoint:
+    async with speaking(words, hang_up=not words) as endpoint:
         with pytest.raises(errors.Unreachable) as caught:
             await stream.open_stream(endpoint, "c")
         assert "check the address" in caught.value.hint
-
-
-async def test_a_peer_that_hangs_up_at_once_is_unreachable() -> None:
-    async with speaking(b"", hang_up=True) as endpoint:
-        with pytest.raises(errors.Unreachable):
-            await stream.open_stream(endpoint, "c")
 
 
 @pytest.fixture(scope="session")
@@ -335,15 +357,7 @@ def server_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
 
 async def test_tls_serves_where_the_certificate_is_trusted(certificate: tuple[Path, Path]) -> None:
     async with scripted(tls=server_context(certificate)) as (_, endpoint):
-        trusting = Endpoint(
-            endpoint.name,
-            endpoint.authority,
-            endpoint.host,
-            endpoint.port,
-            True,
-            endpoint.credential,
-            str(certificate[1]),
-        )
+        trusting = replace(endpoint, ca_file=str(certificate[1]))
         async with connect(trusting) as wire:
             await (await wire.sender(QUEUE)).send(message(1, size=150_000))
 
@@ -367,20 +381,12 @@ async def test_a_ca_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("outcome", "active", "dead", "count"),
-    [
-        (ACCEPTED, 0, 0, None),
-        (RELEASED, 1, 0, 0),
-        (ABANDONED, 1, 0, 1),
-        (dead_letter("why", "because"), 0, 1, None),
-    ],
+    [(ACCEPTED, 0, 0, None), (RELEASED, 1, 0, 0), (ABANDONED, 1, 0, 1), (dead_letter("why", "because"), 0, 1, None)],
 )
 async def test_each_outcome_does_what_it_says(outcome: Any, active: int, dead: int, count: int | None) -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         queue = emulator.namespaces["contoso"].queue(QUEUE)
-        await (await wire.sender(QUEUE)).send(message())
-        receiver = await wire.receiver(QUEUE)
-        receiver.grant(1)
-        deliveries = await take(receiver, 1)
+        receiver, deliveries = await receive_one(wire)
         await receiver.settle(deliveries, outcome)
         assert (queue.counts().active, queue.counts().dead_letter) == (active, dead)
         assert queue.messages.locked_count == 0
@@ -399,16 +405,14 @@ async def test_a_dead_letter_is_found_with_its_reason() -> None:
         graveyard = await wire.receiver(f"{QUEUE}/$deadletterqueue")
         graveyard.grant(1)
         (dead,) = await take(graveyard, 1)
-        told = Sections.split(dead.payload).read_application_properties()
-        assert (told["DeadLetterReason"], told["DeadLetterErrorDescription"]) == ("NoPath", "it has no destination")
+        properties = Sections.split(dead.payload).read_application_properties()
+        assert properties["DeadLetterReason"] == "NoPath"
+        assert properties["DeadLetterErrorDescription"] == "it has no destination"
 
 
 async def test_a_settlement_after_the_lock_has_run_out_is_a_lost_lock() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
-        await (await wire.sender(QUEUE)).send(message())
-        receiver = await wire.receiver(QUEUE)
-        receiver.grant(1)
-        deliveries = await take(receiver, 1)
+        receiver, deliveries = await receive_one(wire)
         emulator.advance(61_000)
         with pytest.raises(errors.MessageLockLost):
             await receiver.settle(deliveries, ACCEPTED)
@@ -416,10 +420,7 @@ async def test_a_settlement_after_the_lock_has_run_out_is_a_lost_lock() -> None:
 
 async def test_a_renewed_lock_outlives_its_first_minute() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
-        await (await wire.sender(QUEUE)).send(message())
-        receiver = await wire.receiver(QUEUE)
-        receiver.grant(1)
-        deliveries = await take(receiver, 1)
+        receiver, deliveries = await receive_one(wire)
         emulator.advance(50_000)
         (until_ms,) = await wire.renew_locks(QUEUE, [lock_token(deliveries[0].tag)])
         assert until_ms >= emulator.clock.now_ms() + 59_000
@@ -531,10 +532,7 @@ async def test_a_take_that_waits_long_enough_answers_with_nothing() -> None:
 async def test_a_closed_receiver_releases_what_it_held() -> None:
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         queue = emulator.namespaces["contoso"].queue(QUEUE)
-        await (await wire.sender(QUEUE)).send(message())
-        receiver = await wire.receiver(QUEUE)
-        receiver.grant(1)
-        deliveries = await take(receiver, 1)
+        receiver, deliveries = await receive_one(wire)
         receiver.close()
         with pytest.raises(errors.Unreachable):
             await receiver.settle(deliveries, ACCEPTED)
@@ -729,10 +727,7 @@ async def test_deliveries_that_the_peer_takes_back_unasked_have_lost_their_lock(
     async with scripted() as (peers, endpoint), connect(endpoint) as wire:
         receiver = await wire.receiver(QUEUE)
         receiver.grant(2)
-        await until(
-            lambda: bool(peers[0].links(QUEUE, SendingLink)) and peers[0].links(QUEUE, SendingLink)[0].credit == 2
-        )
-        link = peers[0].links(QUEUE, SendingLink)[0]
+        link = await peers[0].granted(2)
         numbers = [link.send(message(number), uuid.uuid4().bytes_le) for number in range(2)]
         link.session.dispose(numbers[0], numbers[0], Released(), receiver=False, settled=True)
         peers[0].flush()
@@ -751,10 +746,7 @@ async def test_only_the_last_word_on_each_delivery_counts() -> None:
     async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
         receiver = await wire.receiver(QUEUE)
         receiver.grant(2)
-        await until(
-            lambda: bool(peers[0].links(QUEUE, SendingLink)) and peers[0].links(QUEUE, SendingLink)[0].credit == 2
-        )
-        link = peers[0].links(QUEUE, SendingLink)[0]
+        link = await peers[0].granted(2)
         first, second = (link.send(message(number), uuid.uuid4().bytes_le) for number in range(2))
         peers[0].flush()
         settling = asyncio.create_task(receiver.settle(await take(receiver, 2), ACCEPTED))
@@ -772,7 +764,7 @@ async def test_only_the_last_word_on_each_delivery_counts() -> None:
 async def test_a_reply_that_is_none_fails_the_request_at_once() -> None:
     def script(peer: Peer, event: Any) -> bool:
         if isinstance(event, Delivery):
-            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+            accept(event)
             peer.links("$cbs", SendingLink)[0].send(b"\x00\x53\x99nonsense", b"1", settled=True)
             return True
         return False
@@ -789,7 +781,7 @@ async def test_a_late_answer_to_a_request_is_not_kept() -> None:
         late = isinstance(event, Delivery) and not requests
         if late:
             requests.append(event)
-            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+            accept(event)
         return late
 
     async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
@@ -894,16 +886,7 @@ async def test_a_claim_is_renewed_when_a_third_of_its_life_is_left() -> None:
 
 async def test_a_renewal_that_fails_for_now_is_tried_again_while_the_token_lives() -> None:
     now = Now()
-    answers = [202, 503, 202]
-
-    def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, Delivery):
-            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
-            peer.reply(event, answers.pop(0))
-            return True
-        return False
-
-    async with scripted(script) as (peers, endpoint), connect(endpoint, now=now) as wire:
+    async with scripted(replying(202, 503, 202)) as (peers, endpoint), connect(endpoint, now=now) as wire:
         await wire.sender("a")
         now.seconds += 2_401
         wire._claimed.set()
@@ -918,16 +901,7 @@ async def test_a_renewal_that_fails_for_now_is_tried_again_while_the_token_lives
 
 async def test_a_refused_claim_renewal_ends_the_connection_with_its_error() -> None:
     now = Now()
-    answers = [202, 401]
-
-    def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, Delivery):
-            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
-            peer.reply(event, answers.pop(0))
-            return True
-        return False
-
-    async with scripted(script) as (_, endpoint), connect(endpoint, now=now) as wire:
+    async with scripted(replying(202, 401)) as (_, endpoint), connect(endpoint, now=now) as wire:
         receiver = await wire.receiver("a")
         now.seconds += 2_401
         wire._claimed.set()
@@ -937,14 +911,7 @@ async def test_a_refused_claim_renewal_ends_the_connection_with_its_error() -> N
 
 
 async def test_a_sign_in_refused_with_status_400_is_an_authentication_error() -> None:
-    def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, Delivery):
-            event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
-            peer.reply(event, 400)
-            return True
-        return False
-
-    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+    async with scripted(replying(400)) as (_, endpoint), connect(endpoint) as wire:
         with pytest.raises(errors.NotAuthenticated, match="status 400"):
             await wire.sender(QUEUE)
 
@@ -957,7 +924,7 @@ async def test_a_slow_claim_does_not_delay_links_that_already_have_theirs() -> N
             name = Sections.split(event.payload).read_application_properties().get("name") or ""
             if name.endswith("/slow"):
                 slow.append(event)
-                event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=True)
+                accept(event)
                 return True
         return False
 
@@ -1034,7 +1001,7 @@ async def test_a_send_that_is_cancelled_does_not_disturb_the_next_one() -> None:
         kept.append(event)
         if len(kept) == 2:
             for each in kept:
-                event.link.session.dispose(each.id, each.id, Accepted(), receiver=True, settled=True)
+                accept(each)
 
     async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)

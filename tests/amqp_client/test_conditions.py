@@ -112,7 +112,7 @@ def test_a_signature_is_the_one_that_the_official_client_makes(monkeypatch):
 async def test_a_key_signs_a_token_of_an_hour_for_each_audience():
     async def both():
         source = source_for(KEY, None)
-        return await source.token("sb://contoso/a", 1000.9), await source.token("sb://contoso/b", 1000.9)
+        return await source("sb://contoso/a", 1000.9), await source("sb://contoso/b", 1000.9)
 
     first, second = await both()
     assert (first.kind, first.expires_at) == (SAS_TYPE, 4600)
@@ -122,7 +122,7 @@ async def test_a_key_signs_a_token_of_an_hour_for_each_audience():
 
 async def test_a_ready_made_signature_serves_until_it_runs_out():
     made = sign("sb://contoso", KEY, 1234)
-    token = await source_for(SasToken(made), None).token("sb://contoso/a", 5)
+    token = await source_for(SasToken(made), None)("sb://contoso/a", 5)
     assert (token.value, token.kind, token.expires_at) == (made, SAS_TYPE, 1234)
 
 
@@ -139,7 +139,7 @@ async def test_an_identity_needs_a_source_of_tokens():
     async def get(scope: str) -> tuple[str, float]:
         return f"token for {scope}", 99.0
 
-    token = await source_for(Identity(), get).token("sb://contoso/a", 5)
+    token = await source_for(Identity(), get)("sb://contoso/a", 5)
     assert (token.value, token.kind, token.expires_at) == (
         "token for https://servicebus.azure.net/.default",
         JWT_TYPE,
@@ -150,7 +150,7 @@ async def test_an_identity_needs_a_source_of_tokens():
 async def test_no_secret_is_in_any_repr():
     made = sign("sb://contoso", KEY, 1234)
     signature = re.findall(r"sig=([^&]+)", made)[0]
-    token = await source_for(KEY, None).token("sb://contoso/a", 5)
+    token = await source_for(KEY, None)("sb://contoso/a", 5)
     shown = repr((KEY, SasToken(made), token)) + str((KEY, SasToken(made), token))
     for secret in (KEY.key, made, signature, token.value):
         assert secret not in shown

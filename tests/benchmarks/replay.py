@@ -134,12 +134,7 @@ def watched(words: list[str], environment: dict[str, str], pids: tuple[int, int]
     """Run a replay to its end. Raises RuntimeError, with what it said, where it fails."""
     said: list[str] = []
     with subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         tree = Tree(process.pid)
         marks: list[Mark] = []

@@ -165,10 +165,7 @@ class Found:
         enqueued_at = int(annotations.get(ENQUEUED, 0))
         found, wanted = (
             (where, *_told(message)),
-            (
-                destination(number),
-                *_told(self._stranded.restore(number, enqueued_at=enqueued_at)),
-            ),
+            (destination(number), *_told(self._stranded.restore(number, enqueued_at=enqueued_at))),
         )
         if found != wanted:
             raise RuntimeError(f"message {number} arrived as {found}, not as {wanted}")

@@ -90,12 +90,7 @@ def _start(runs: dict[Key, list[Run]], engine: str) -> float:
 
 
 def _ratios(costs: dict[str, float]) -> Iterable[tuple[str, float]]:
-    for many, few in (
-        ("sdk_loop", "wire"),
-        ("node", "wire"),
-        ("wire", "relay"),
-        ("wire", "relay_protocol"),
-    ):
+    for many, few in (("sdk_loop", "wire"), ("node", "wire"), ("wire", "relay"), ("wire", "relay_protocol")):
         if many in costs and few in costs:
             yield f"{many}_to_{few}", round(costs[many] / costs[few], 2)
 

@@ -21,6 +21,7 @@ from sbpair.emulator.server import Emulator
 
 E = TypeVar("E")
 SECONDS = 10
+ROOT_SIGN_IN = SaslClient("PLAIN", f"\0{ROOT_RULE.key_name}\0{ROOT_RULE.primary_key}".encode())
 
 
 class Peer:
@@ -137,8 +138,7 @@ class Stage:
         """Connect a peer with the namespace's key, or without rights."""
         host, _, port = self.namespace.authority.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        sasl = SaslClient.plain(ROOT_RULE.key_name, ROOT_RULE.primary_key) if signed_in else SaslClient()
-        peer = Peer(reader, writer, sasl)
+        peer = Peer(reader, writer, ROOT_SIGN_IN if signed_in else SaslClient())
         try:
             await peer.wait(ConnectionOpened)
             yield peer

@@ -24,7 +24,6 @@ from sbpair.amqp.frames import AMQP_HEADER, frame
 from sbpair.amqp.link import CreditChanged, Delivery
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Modified, Rejected, Released, Source, Target
-from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import (
     Array,
@@ -44,10 +43,11 @@ from sbpair.amqp.types import (
 )
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.emulator.frontends.amqp.connection_output import MAX_OUTPUT
 from sbpair.errors import ProtocolError
+from tests.emulator.peer import ROOT_SIGN_IN
 
 Draw = Any
 QUEUE, SESSIONS, TOPIC = "orders", "sessions", "topic"
@@ -173,7 +173,9 @@ class Client:
 
     def __init__(self, namespace: Namespace) -> None:
         self.connection = Connection(
-            SaslClient.plain(ROOT_RULE.key_name, ROOT_RULE.primary_key), container_id="good", hostname="h"
+            ROOT_SIGN_IN,
+            container_id="good",
+            hostname="h",
         )
         self.transport = Memory(AmqpConnection(namespace))
         self.sent: list[bytes] = []

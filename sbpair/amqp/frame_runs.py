@@ -1,6 +1,6 @@
-"""Dispositions in their common encoding, read and written directly.
+"""Runs of frames encoded alike, read at once: whole messages of one link; dispositions, whose ranges are joined.
 
-A fast path only, for outcomes without details; all others go through `performatives.Disposition`.
+A fast path only, for outcomes without details; all other dispositions go through `performatives.Disposition`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from collections.abc import Callable
 from itertools import product
 
 from sbpair.amqp import frames
+from sbpair.amqp.link import Delivery, ReceivingLink
 from sbpair.amqp.performatives import Accepted, Composite, Disposition, Released, decode_composite
-from sbpair.amqp.transfer import uint
+from sbpair.amqp.transfer import decode_transfer, uint
+
+_HANDLE_SIZES = {0x43: 1, 0x52: 2}
+_NO_EXTENSION = 2
 
 ACCEPTED, RELEASED = Accepted(), Released()
 _FLAGS = {b"\x41": True, b"\x42": False, b"\x40": False}
@@ -115,3 +119,41 @@ def _read_on(buffer: bytes, start: int, end: int) -> tuple[int, int]:
 def write_accepted(first: int, last: int, *, role: bool, settled: bool) -> bytes:
     """Return the disposition `accepted`, with all six fields."""
     return _HEAD.pack(_START, 0x41 if role else 0x42, 0x70, first, 0x70, last) + _ENDS[settled]
+
+
+def read_transfers(
+    link: ReceivingLink, buffer: bytes, start: int, end: int, max_frame: int
+) -> tuple[list[Delivery], int]:
+    """Return the deliveries that follow the whole one with its body from `start` to `end`, and the end of the last.
+
+    They end at the first frame that differs, which is left to `transfer`.
+    """
+    found: list[Delivery] = []
+    _, first_id, tag, message_format, settled, _, _, payload_at = decode_transfer(buffer, start, end)
+    id_at = start + 6 + _HANDLE_SIZES.get(buffer[start + 6], 5)
+    tag_at = id_at + 7
+    if not tag or buffer[id_at : tag_at + len(tag)] != _common_id(first_id, tag) or buffer[start - 4] != _NO_EXTENSION:
+        return found, end
+    # The constant parts: before the delivery id, before the tag, and after it.
+    before, between, behind = (
+        buffer[start - 4 : id_at + 1],
+        buffer[id_at + 5 : tag_at],
+        buffer[tag_at + len(tag) : payload_at],
+    )
+    pattern = struct.Struct(f">I{len(before)}sI2s{len(tag)}s{len(behind)}s")
+    unpack, head = pattern.unpack_from, pattern.size
+    limit = min(max_frame, head + link.max_message_size) if link.max_message_size else max_frame
+    available, constants, add = len(buffer), (before, between, behind), found.append
+    while end + head <= available:
+        size, head_part, delivery_id, middle, tag, tail = unpack(buffer, end)
+        next_one = end + size
+        if (head_part, middle, tail) != constants or not head <= size <= limit or next_one > available:
+            break
+        add(Delivery(link, delivery_id, tag, message_format, settled, buffer[end + head : next_one]))
+        end = next_one
+    return found, end
+
+
+def _common_id(delivery_id: int | None, tag: bytes) -> bytes:
+    """Return an id and a tag in the common encoding."""
+    return struct.pack(">BIBB", 0x70, delivery_id or 0, 0xA0, len(tag)) + tag
