@@ -1,28 +1,5 @@
 """Errors of the emulated service, and their form on the wire.
 
-    ServiceError                condition (AMQP)                      status  SubCode (HTTP)
-    ├── ArgumentInvalid         com.microsoft:argument-error             400  40000
-    ├── NotAllowed              amqp:not-allowed                         400  40000
-    ├── Unauthenticated         amqp:unauthorized-access                 401  40100   no token, or an invalid one
-    ├── Unauthorized            amqp:unauthorized-access                 401  40100   a valid token without the right
-    ├── EntityFull              amqp:resource-limit-exceeded             403  40300
-    ├── EntityDisabled          com.microsoft:entity-disabled            403  40301
-    ├── EntityNotFound          amqp:not-found                           404  40400
-    ├── MessageNotFound         com.microsoft:message-not-found          404  40401
-    ├── EntityExists            com.microsoft:entity-already-exists      409  40900
-    ├── LinkStolen              amqp:link:stolen                         409  40900   its name was attached again
-    ├── SessionCannotBeLocked   com.microsoft:session-cannot-be-locked   409  40902   another link holds it
-    ├── MessageLockExpired      com.microsoft:message-lock-lost          410  41000
-    ├── SessionLockExpired      com.microsoft:session-lock-lost          410  41001
-    ├── MessageTooLarge         amqp:link:message-size-exceeded          413  41300
-    ├── ServiceUnavailable      amqp:connection:forced                   503  50300   the namespace is down
-    ├── EntityUnavailable       amqp:link:detach-forced                  503  50300   an entity is down
-    ├── LinkIdle                amqp:link:detach-forced                  503  50300   a link was idle
-    ├── ServerBusy              com.microsoft:server-busy                503  50009
-    ├── RequestThrottled        com.microsoft:server-busy                429  50004   of management requests
-    ├── OperationTimedOut       com.microsoft:timeout                    504  50400
-    └── InternalError           amqp:internal-error                      500  50000   a bug of the emulator
-
 An error fails one request or one link, never the connection of another peer. Entities raise them; only the frontends
 encode them.
 """
@@ -46,105 +23,81 @@ class ServiceError(SbpairError):
     sub_code: int = 50000
     retry_after_seconds: int | None = None
 
-
-class ArgumentInvalid(ServiceError):
-    condition = "com.microsoft:argument-error"
-    status, sub_code = 400, 40000
-
-
-class NotAllowed(ServiceError):
-    condition = "amqp:not-allowed"
-    status, sub_code = 400, 40000
+    def __init_subclass__(cls, *, condition: str = "", status: int = 0, sub_code: int = 0) -> None:
+        """Set what a subclass names; a subclass of a subclass inherits the rest."""
+        super().__init_subclass__()
+        if condition:
+            cls.condition, cls.status, cls.sub_code = condition, status, sub_code
 
 
-class Unauthenticated(ServiceError):
-    condition = "amqp:unauthorized-access"
-    status, sub_code = 401, 40100
+class ArgumentInvalid(ServiceError, condition="com.microsoft:argument-error", status=400, sub_code=40000): ...
 
 
-class Unauthorized(ServiceError):
-    condition = "amqp:unauthorized-access"
-    status, sub_code = 401, 40100
+class NotAllowed(ServiceError, condition="amqp:not-allowed", status=400, sub_code=40000): ...
 
 
-class EntityFull(ServiceError):
-    condition = "amqp:resource-limit-exceeded"
-    status, sub_code = 403, 40300
+class Unauthenticated(ServiceError, condition="amqp:unauthorized-access", status=401, sub_code=40100):
+    """No token, or an invalid one."""
 
 
-class EntityDisabled(ServiceError):
-    condition = "com.microsoft:entity-disabled"
-    status, sub_code = 403, 40301
+class Unauthorized(ServiceError, condition="amqp:unauthorized-access", status=401, sub_code=40100):
+    """A valid token without the right."""
 
 
-class EntityNotFound(ServiceError):
-    condition = "amqp:not-found"
-    status, sub_code = 404, 40400
+class EntityFull(ServiceError, condition="amqp:resource-limit-exceeded", status=403, sub_code=40300): ...
 
 
-class MessageNotFound(ServiceError):
-    condition = "com.microsoft:message-not-found"
-    status, sub_code = 404, 40401
+class EntityDisabled(ServiceError, condition="com.microsoft:entity-disabled", status=403, sub_code=40301): ...
 
 
-class EntityExists(ServiceError):
-    condition = "com.microsoft:entity-already-exists"
-    status, sub_code = 409, 40900
+class EntityNotFound(ServiceError, condition="amqp:not-found", status=404, sub_code=40400): ...
 
 
-class LinkStolen(ServiceError):
-    condition = "amqp:link:stolen"
-    status, sub_code = 409, 40900
+class MessageNotFound(ServiceError, condition="com.microsoft:message-not-found", status=404, sub_code=40401): ...
 
 
-class SessionCannotBeLocked(ServiceError):
-    condition = "com.microsoft:session-cannot-be-locked"
-    status, sub_code = 409, 40902
+class EntityExists(ServiceError, condition="com.microsoft:entity-already-exists", status=409, sub_code=40900): ...
 
 
-class SessionLockExpired(ServiceError):
-    condition = "com.microsoft:session-lock-lost"
-    status, sub_code = 410, 41001
+class LinkStolen(ServiceError, condition="amqp:link:stolen", status=409, sub_code=40900):
+    """The name of the link was attached again."""
 
 
-class MessageLockExpired(ServiceError):
-    condition = "com.microsoft:message-lock-lost"
-    status, sub_code = 410, 41000
+class SessionCannotBeLocked(
+    ServiceError, condition="com.microsoft:session-cannot-be-locked", status=409, sub_code=40902
+):
+    """Another link holds the session."""
 
 
-class MessageTooLarge(ServiceError):
-    condition = "amqp:link:message-size-exceeded"
-    status, sub_code = 413, 41300
+class SessionLockExpired(ServiceError, condition="com.microsoft:session-lock-lost", status=410, sub_code=41001): ...
 
 
-class ServiceUnavailable(ServiceError):
-    condition = "amqp:connection:forced"
-    status, sub_code = 503, 50300
+class MessageLockExpired(ServiceError, condition="com.microsoft:message-lock-lost", status=410, sub_code=41000): ...
 
 
-class EntityUnavailable(ServiceError):
-    condition = "amqp:link:detach-forced"
-    status, sub_code = 503, 50300
+class MessageTooLarge(ServiceError, condition="amqp:link:message-size-exceeded", status=413, sub_code=41300): ...
 
 
-class LinkIdle(ServiceError):
-    condition = "amqp:link:detach-forced"
-    status, sub_code = 503, 50300
+class ServiceUnavailable(ServiceError, condition="amqp:connection:forced", status=503, sub_code=50300):
+    """The namespace is down."""
 
 
-class ServerBusy(ServiceError):
-    condition = "com.microsoft:server-busy"
-    status, sub_code = 503, 50009
+class EntityUnavailable(ServiceError, condition="amqp:link:detach-forced", status=503, sub_code=50300):
+    """An entity is down."""
 
 
-class RequestThrottled(ServiceError):
-    condition = "com.microsoft:server-busy"
-    status, sub_code = 429, 50004
+class LinkIdle(ServiceError, condition="amqp:link:detach-forced", status=503, sub_code=50300):
+    """A link was idle."""
 
 
-class OperationTimedOut(ServiceError):
-    condition = "com.microsoft:timeout"
-    status, sub_code = 504, 50400
+class ServerBusy(ServiceError, condition="com.microsoft:server-busy", status=503, sub_code=50009): ...
+
+
+class RequestThrottled(ServiceError, condition="com.microsoft:server-busy", status=429, sub_code=50004):
+    """Too many management requests."""
+
+
+class OperationTimedOut(ServiceError, condition="com.microsoft:timeout", status=504, sub_code=50400): ...
 
 
 def partition_unavailable(partition: int) -> OperationTimedOut:

@@ -29,6 +29,17 @@ def namespace(clock: ManualClock) -> Namespace:
 
 
 @pytest.fixture
+def advance(namespace: Namespace, clock: ManualClock) -> Callable[[int], None]:
+    """Advance the clock by milliseconds and run the timers, as the server does."""
+
+    def pass_time(ms: int) -> None:
+        clock.advance(ms)
+        namespace.timers.advance(clock.now_ms())
+
+    return pass_time
+
+
+@pytest.fixture
 def queue(make_queue: MakeQueue) -> QueueEntity:
     return make_queue()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.clock import NEVER, ManualClock
+from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import EntityCounts, QueueEntity
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, SCHEDULED, StoredMessage
@@ -39,12 +39,6 @@ class CreditConsumer:
 
 def numbers(messages: list[StoredMessage]) -> list[int]:
     return [message.sequence_number for message in messages]
-
-
-def let_pass(namespace: Namespace, clock: ManualClock, ms: int) -> None:
-    """Advance the clock and run the timers, as the server does."""
-    clock.advance(ms)
-    namespace.timers.advance(clock.now_ms())
 
 
 def test_messages_are_numbered_from_one_and_come_out_in_order(queue, put, clock) -> None:
@@ -103,10 +97,10 @@ def test_the_last_failed_delivery_dead_letters_the_message(make_queue, put) -> N
     assert queue.messages.receive(1) == []
 
 
-def test_an_expired_lock_is_a_failed_delivery(namespace, queue, put, clock) -> None:
+def test_an_expired_lock_is_a_failed_delivery(queue, put, advance) -> None:
     put(2)
     lost = queue.messages.receive(1)[0].lock_token
-    let_pass(namespace, clock, MINUTE)
+    advance(MINUTE)
     with pytest.raises(MessageLockExpired):
         queue.messages.complete(lost)
     taken = queue.messages.receive(2)
@@ -143,27 +137,27 @@ def test_a_renewed_lock_lasts_a_whole_lock_duration_from_then(queue, put, clock)
         queue.messages.renew(token)
 
 
-def test_the_lock_renewed_last_expires_last(namespace, queue, put, clock) -> None:
+def test_the_lock_renewed_last_expires_last(queue, put, clock, advance) -> None:
     put(2)
     first, second = queue.messages.receive(2)
     clock.advance(MINUTE // 2)
     queue.messages.renew(first.lock_token)
-    let_pass(namespace, clock, MINUTE // 2)
+    advance(MINUTE // 2)
     assert numbers(queue.messages.receive(2)) == [2]
     queue.messages.complete(first.lock_token)
     assert second.delivery_count == 1
 
 
-def test_a_shorter_lock_duration_counts_for_new_locks_only(namespace, make_queue, put, clock) -> None:
+def test_a_shorter_lock_duration_counts_for_new_locks_only(make_queue, put, clock, advance) -> None:
     queue = make_queue("changing", lock_duration="PT5M")
     put(2, to=queue)
     queue.messages.receive(1)
     queue.update(type(queue.description)())
     queue.messages.receive(1)
     assert queue.messages.next_deadline_ms() == clock.now_ms() + MINUTE
-    let_pass(namespace, clock, MINUTE)
+    advance(MINUTE)
     assert numbers(queue.messages.receive(2)) == [2]
-    let_pass(namespace, clock, 4 * MINUTE)
+    advance(4 * MINUTE)
     assert numbers(queue.messages.receive(2)) == [1, 2]
 
 
@@ -207,20 +201,20 @@ def test_dead_letters_are_received_in_order_of_sequence_number(queue, put) -> No
     assert numbers(queue.dead_letters.receive(9)) == [1, 2, 3]
 
 
-def test_an_expired_message_is_dropped_by_default(namespace, queue, put, clock) -> None:
+def test_an_expired_message_is_dropped_by_default(queue, put, advance) -> None:
     put(ttl_ms=1_000)
     put()
-    let_pass(namespace, clock, 1_000)
+    advance(1_000)
     assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=0)
     assert numbers(queue.messages.receive(9)) == [2]
 
 
-def test_an_expired_message_is_dead_lettered_if_so_described(namespace, make_queue, put, clock) -> None:
+def test_an_expired_message_is_dead_lettered_if_so_described(make_queue, put, advance) -> None:
     queue = make_queue("q", dead_lettering_on_message_expiration=True)
     put(to=queue, ttl_ms=1_000)
-    let_pass(namespace, clock, 999)
+    advance(999)
     assert queue.counts().dead_letter == 0
-    let_pass(namespace, clock, 1)
+    advance(1)
     assert queue.dead_letters.peek(0, 1)[0].dead_letter.reason == "TTLExpiredException"
 
 
@@ -246,13 +240,13 @@ def test_a_locked_message_does_not_expire(make_queue, put, clock) -> None:
     assert numbers(queue.dead_letters.receive(9)) == [2]
 
 
-def test_a_scheduled_message_joins_the_end_under_a_new_number(namespace, queue, put, clock) -> None:
+def test_a_scheduled_message_joins_the_end_under_a_new_number(queue, put, clock, advance) -> None:
     at = clock.now_ms() + MINUTE
     assert queue.schedule([StoredMessage(Sections(), 100, scheduled_at_ms=at)]) == [1]
     put()
     assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=1)
     assert [message.reported_state for message in queue.messages.peek(0, 9)] == [SCHEDULED, ACTIVE]
-    let_pass(namespace, clock, MINUTE)
+    advance(MINUTE)
     taken = queue.messages.receive(9)
     assert numbers(taken) == [2, 3]
     assert taken[1].enqueued_at_ms == at
@@ -264,14 +258,14 @@ def test_a_message_scheduled_in_the_past_is_enqueued_at_once(queue, put, clock) 
     assert numbers(queue.messages.receive(1)) == [1]
 
 
-def test_a_scheduled_messages_time_to_live_starts_when_it_is_enqueued(namespace, put, clock) -> None:
+def test_a_scheduled_messages_time_to_live_starts_when_it_is_enqueued(put, clock, advance) -> None:
     message = put(scheduled_at_ms=clock.now_ms() + MINUTE, ttl_ms=1_000)[0]
     assert message.expires_at_ms == NEVER
-    let_pass(namespace, clock, MINUTE)
+    advance(MINUTE)
     assert message.expires_at_ms == clock.now_ms() + 1_000
 
 
-def test_all_scheduled_messages_are_cancelled_or_none(namespace, queue, put, clock) -> None:
+def test_all_scheduled_messages_are_cancelled_or_none(queue, put, clock, advance) -> None:
     at = clock.now_ms() + MINUTE
     put(3, scheduled_at_ms=at)
     put()
@@ -279,7 +273,7 @@ def test_all_scheduled_messages_are_cancelled_or_none(namespace, queue, put, clo
         queue.cancel_scheduled([1, 4])
     queue.cancel_scheduled([1, 2, 1])
     assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=1)
-    let_pass(namespace, clock, MINUTE)
+    advance(MINUTE)
     assert numbers(queue.messages.receive(9)) == [4, 5]
 
 
@@ -339,7 +333,7 @@ def test_a_disabled_queue_refuses(make_queue, put, status, sends, receives) -> N
     assert not sends
 
 
-def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, put, clock) -> None:
+def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, put, advance) -> None:
     put(2, ttl_ms=1_000)
     token = queue.messages.receive(1)[0].lock_token
     errors = []
@@ -349,7 +343,7 @@ def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, 
     assert queue.size_bytes == queue.counts().total == 0
     with pytest.raises(MessageLockExpired):
         queue.messages.complete(token)
-    let_pass(namespace, clock, MINUTE)
+    advance(MINUTE)
     assert namespace.timers.next_deadline_ms() is None
 
 
@@ -387,14 +381,14 @@ def test_a_removed_consumer_is_not_woken(queue, put) -> None:
     assert receiver.got == []
 
 
-def test_a_returned_message_wakes_a_waiting_consumer(namespace, queue, put, clock) -> None:
+def test_a_returned_message_wakes_a_waiting_consumer(queue, put, advance) -> None:
     put(2)
     held = queue.messages.receive(2)
     receiver = CreditConsumer(queue, credit=5)
     receiver.wake()
     queue.messages.abandon(held[1].lock_token)
     assert receiver.got == [2]
-    let_pass(namespace, clock, MINUTE)
+    advance(MINUTE)
     assert receiver.got == [2, 1, 2]
 
 
@@ -435,7 +429,7 @@ def test_a_new_consumer_does_not_overtake_waiting_ones(clock) -> None:
     assert (first.got, newcomer.got) == ([1], [])
 
 
-def test_timers_return_the_next_deadline_of_all_queues(namespace, make_queue, put, clock) -> None:
+def test_timers_return_the_next_deadline_of_all_queues(namespace, make_queue, put, clock, advance) -> None:
     slow, fast = make_queue("slow", lock_duration="PT5M"), make_queue("fast", lock_duration="PT10S")
     earlier = []
     namespace.timers.on_earlier = lambda: earlier.append(namespace.timers.next_deadline_ms())
@@ -444,16 +438,16 @@ def test_timers_return_the_next_deadline_of_all_queues(namespace, make_queue, pu
         queue.messages.receive(1)
     start = clock.now_ms()
     assert earlier == [start + 5 * MINUTE, start + 10_000]
-    let_pass(namespace, clock, 10_000)
+    advance(10_000)
     assert len(fast.messages.receive(1)) == 1
     assert namespace.timers.next_deadline_ms() == clock.now_ms() + 10_000
 
 
-def test_void_entries_behind_a_long_lived_message_are_swept(namespace, queue, put, clock) -> None:
+def test_void_entries_behind_a_long_lived_message_are_swept(queue, put, advance) -> None:
     put()
     for _ in range(100):
         put(50, ttl_ms=10)
-        let_pass(namespace, clock, 10)
+        advance(10)
     assert len(queue.messages) == 1
     assert len(queue.messages._ready._new) < 500
     assert len(queue.messages._expiries) < 500

@@ -31,11 +31,6 @@ from sbpair.emulator.timespan import parse
 MINUTE = 60_000
 
 
-def let_pass(namespace, clock, ms: int) -> None:
-    clock.advance(ms)
-    namespace.timers.advance(clock.now_ms())
-
-
 def named(*ids: str | None, **fields: object) -> list[StoredMessage]:
     return [StoredMessage(Sections(), 10, message_id=each, **fields) for each in ids]
 
@@ -371,47 +366,47 @@ def test_watchers_are_notified_of_a_status_change(queue) -> None:
 # Idle entities
 
 
-def test_an_idle_entity_is_deleted(namespace, make_queue, clock) -> None:
+def test_an_idle_entity_is_deleted(namespace, make_queue, advance) -> None:
     queue = make_queue(auto_delete_on_idle="PT5M")
     for use in (lambda: queue.send(named("a")), lambda: queue.messages.peek(0, 1), lambda: queue.messages.receive(1)):
-        let_pass(namespace, clock, 4 * MINUTE)
+        advance(4 * MINUTE)
         use()
-    let_pass(namespace, clock, 5 * MINUTE - 1)
+    advance(5 * MINUTE - 1)
     assert namespace.find_queue("orders") is queue
-    let_pass(namespace, clock, 1)
+    advance(1)
     assert namespace.find_queue("orders") is None
     with pytest.raises(EntityNotFound):
         namespace.queue("orders")
 
 
-def test_a_waiting_receiver_keeps_an_entity(namespace, make_queue, clock) -> None:
+def test_a_waiting_receiver_keeps_an_entity(namespace, make_queue, advance) -> None:
     class Waiting:
         def wake(self) -> None:
             """Ignore the wake-up."""
 
     queue, waiting = make_queue(auto_delete_on_idle="PT5M"), Waiting()
     queue.messages.receive(1, waiting)
-    let_pass(namespace, clock, 60 * MINUTE)
+    advance(60 * MINUTE)
     assert namespace.find_queue("orders") is queue
     queue.messages.remove_consumer(waiting)
-    let_pass(namespace, clock, 5 * MINUTE)
+    advance(5 * MINUTE)
     assert namespace.find_queue("orders") is None
 
 
-def test_publishing_does_not_count_as_use_of_a_subscription(namespace, clock) -> None:
+def test_publishing_does_not_count_as_use_of_a_subscription(namespace, advance) -> None:
     idle = parse("PT5M")
     topic = namespace.create_topic("topic")
     topic.create_subscription("sub", SubscriptionDescription(auto_delete_on_idle=idle))
     for _ in range(2):
-        let_pass(namespace, clock, 3 * MINUTE)
+        advance(3 * MINUTE)
         topic.send(named("a"))
     assert topic.find_subscription("sub") is None
 
 
-def test_the_idle_limit_can_be_set_and_removed_by_an_update(namespace, make_queue, clock) -> None:
+def test_the_idle_limit_can_be_set_and_removed_by_an_update(namespace, make_queue, advance) -> None:
     queue = make_queue()
     queue.update(replace(queue.description, auto_delete_on_idle=parse("PT5M")))
-    let_pass(namespace, clock, 4 * MINUTE)
+    advance(4 * MINUTE)
     queue.update(QueueDescription())
-    let_pass(namespace, clock, 60 * MINUTE)
+    advance(60 * MINUTE)
     assert namespace.find_queue("orders") is queue

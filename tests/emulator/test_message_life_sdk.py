@@ -14,11 +14,7 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageState, ServiceBusReceiveMode, ServiceBusSubQueue
 from azure.servicebus._common.mgmt_handlers import default
 from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
-from azure.servicebus.exceptions import (
-    MessagingEntityDisabledError,
-    ServiceBusConnectionError,
-    ServiceBusError,
-)
+from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusConnectionError, ServiceBusError
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity

@@ -78,10 +78,7 @@ def test_management_reads_16_times_the_size_and_keeps_partitioning(secure: Any) 
         with pytest.raises(HttpResponseError, match="EnablePartitioning") as refused:
             client.update_queue(made)
         assert refused.value.status_code == 400
-        with (
-            PartitionDown(secure, 5),
-            pytest.raises(HttpResponseError, match="partition 5") as timed_out,
-        ):
+        with PartitionDown(secure, 5), pytest.raises(HttpResponseError, match="partition 5") as timed_out:
             client.get_queue_runtime_properties("wide")
         assert timed_out.value.status_code == 504
         client.delete_queue("wide")

@@ -69,11 +69,6 @@ def send_to(queue):
     return send
 
 
-def let_pass(namespace, clock, ms: int) -> None:
-    clock.advance(ms)
-    namespace.timers.advance(clock.now_ms())
-
-
 def test_a_session_has_its_own_messages_in_order(queue, send_to) -> None:
     first, other, second = send_to("a", "b", "a")
     assert numbers(queue.messages.accept("a").receive(9)) == [first, second]
@@ -131,20 +126,16 @@ def test_an_abandoned_message_comes_before_the_rest(queue, send_to) -> None:
     held = queue.messages.accept("a")
     held.abandon(held.receive(1)[0].lock_token)
     again = held.receive(9)
-    assert [(each.sequence_number, each.delivery_count) for each in again] == [
-        (sent[0], 1),
-        (sent[1], 0),
-        (sent[2], 0),
-    ]
+    assert [(each.sequence_number, each.delivery_count) for each in again] == [(sent[0], 1), (sent[1], 0), (sent[2], 0)]
 
 
-def test_an_expired_session_lock_counts_failed_deliveries(namespace, queue, send_to, clock) -> None:
+def test_an_expired_session_lock_counts_failed_deliveries(queue, send_to, advance) -> None:
     send_to("a", "a")
     held = queue.messages.accept("a")
     lost = []
     held.on_lock_lost = lost.append
     token = held.receive(1)[0].lock_token
-    let_pass(namespace, clock, MINUTE)
+    advance(MINUTE)
     assert [type(refusal) for refusal in lost] == [SessionLockExpired]
     for late in (lambda: held.complete(token), lambda: held.receive(1), held.renew, lambda: held.set_state(b"x")):
         with pytest.raises(SessionLockExpired):
@@ -163,13 +154,13 @@ def test_a_session_lock_expires_without_the_timer(queue, send_to, clock) -> None
     queue.messages.accept("a")
 
 
-def test_renewing_a_session_renews_its_messages(namespace, queue, send_to, clock) -> None:
+def test_renewing_a_session_renews_its_messages(queue, send_to, clock, advance) -> None:
     send_to("a")
     held = queue.messages.accept("a")
     message = held.receive(1)[0]
-    let_pass(namespace, clock, MINUTE - 1)
+    advance(MINUTE - 1)
     assert held.renew() == message.locked_until_ms == clock.now_ms() + MINUTE
-    let_pass(namespace, clock, MINUTE - 1)
+    advance(MINUTE - 1)
     held.complete(message.lock_token)
     with pytest.raises(MessageLockExpired):
         held.complete(message.lock_token)
@@ -262,19 +253,19 @@ def test_state_in_a_full_entity_may_shrink_but_not_grow(namespace, queue, monkey
     assert held.state == b"z"
 
 
-def test_expired_messages_leave_their_session(namespace, queue, send_to, clock) -> None:
+def test_expired_messages_leave_their_session(queue, send_to, advance) -> None:
     send_to("a", ttl_ms=1_000)
     send_to("b")
-    let_pass(namespace, clock, 1_000)
+    advance(1_000)
     assert queue.messages.list_sessions() == ["b"]
     assert queue.messages.accept_next(Waiter()).id == "b"
 
 
-def test_a_scheduled_message_joins_its_session_when_its_time_comes(namespace, queue, send_to, clock) -> None:
+def test_a_scheduled_message_joins_its_session_when_its_time_comes(queue, send_to, clock, advance) -> None:
     waiter = Waiter()
     send_to("a", scheduled_at_ms=clock.now_ms() + MINUTE)
     assert queue.messages.accept_next(waiter) is None
-    let_pass(namespace, clock, MINUTE)
+    advance(MINUTE)
     assert len(waiter.held.receive(9)) == 1
 
 

@@ -99,10 +99,7 @@ def test_the_next_session_that_is_free_is_lent_and_its_lock_is_exclusive(officia
 
 def test_who_finds_no_session_free_is_told_after_its_time(official, running, queue) -> None:
     options = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": 0.2}
-    with (
-        pytest.raises(OperationTimeoutError),
-        official.receiver(running.connection_string, queue.path, **options),
-    ):
+    with pytest.raises(OperationTimeoutError), official.receiver(running.connection_string, queue.path, **options):
         pass
 
 

@@ -37,7 +37,6 @@ from sbpair.emulator.service_errors import (
 from sbpair.emulator.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
-    from sbpair.emulator.clock import ManualClock
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 
@@ -59,11 +58,6 @@ def a_message(properties: dict[str, Value] | None = None, **fields: Any) -> Stor
 
 def received(subscription: SubscriptionEntity) -> list[StoredMessage]:
     return subscription.messages.receive(100)
-
-
-def let_pass(namespace: Namespace, clock: ManualClock, ms: int) -> None:
-    clock.advance(ms)
-    namespace.timers.advance(clock.now_ms())
 
 
 def test_every_subscription_has_its_own_message_of_the_same_bytes(topic) -> None:
@@ -99,19 +93,19 @@ def test_the_size_of_a_topic_is_that_of_its_subscriptions(topic) -> None:
         topic.send([StoredMessage(Sections(), 300_000)])
 
 
-def test_a_scheduled_message_is_published_at_its_time(namespace, topic, clock) -> None:
+def test_a_scheduled_message_is_published_at_its_time(topic, clock, advance) -> None:
     subscription = topic.create_subscription("s")
     numbers = topic.schedule([a_message(scheduled_at_ms=clock.now_ms() + MINUTE) for _ in range(2)])
     assert topic.counts().scheduled == 2
     topic.cancel_scheduled(numbers[:1])
-    let_pass(namespace, clock, MINUTE - 1)
+    advance(MINUTE - 1)
     assert received(subscription) == []
-    let_pass(namespace, clock, 1)
+    advance(1)
     assert len(received(subscription)) == 1
     assert topic.counts().total == 0
 
 
-def test_the_shortest_ttl_of_message_topic_and_subscription_applies(namespace, clock) -> None:
+def test_the_shortest_ttl_of_message_topic_and_subscription_applies(namespace, advance) -> None:
     topic = namespace.create_topic("t", TopicDescription(default_message_time_to_live=60 * TICKS_PER_SECOND))
     short = SubscriptionDescription(
         default_message_time_to_live=30 * TICKS_PER_SECOND, dead_lettering_on_message_expiration=True
@@ -119,7 +113,7 @@ def test_the_shortest_ttl_of_message_topic_and_subscription_applies(namespace, c
     brief, plain = topic.create_subscription("brief", short), topic.create_subscription("plain")
     topic.send([a_message(), a_message(ttl_ms=10_000)])
     for ms, in_brief, in_plain in ((10_000, 1, 1), (20_000, 0, 1), (30_000, 0, 0)):
-        let_pass(namespace, clock, ms)
+        advance(ms)
         assert (brief.counts().active, plain.counts().active) == (in_brief, in_plain)
     assert brief.counts().dead_letter == 2
 

@@ -413,10 +413,7 @@ def test_what_is_not_there_cannot_be_opened(clients: Clients, topic: str) -> Non
 
 
 def test_nothing_is_received_from_a_topic(clients: Clients, topic: str) -> None:
-    with (
-        pytest.raises(ServiceBusError) as refused,
-        clients.queue_receiver(topic) as receiver,
-    ):
+    with pytest.raises(ServiceBusError) as refused, clients.queue_receiver(topic) as receiver:
         receiver.receive_messages(max_wait_time=5)
     assert "receive from a subscription" in str(refused.value)
 

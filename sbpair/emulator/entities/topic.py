@@ -200,7 +200,7 @@ class TopicEntity(QueueEntity):
 
     @property
     def credits_per_message(self) -> int:
-        """The cost of a message: evaluating a filter costs as much as the message."""
+        """The cost of a message: a filter costs as much as the message."""
         return 1 + sum(len(each.rules) for each in self._subscriptions.values())
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access.sas import is_within
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from sbpair.emulator.faults.faulty_connection import ConnectionFault, FaultableConnection
+    from sbpair.emulator.faults.kinds import Fault
     from sbpair.emulator.faults.meters import CreditMeter
 
 MAX_CONNECTIONS: Final = 5_000
@@ -68,24 +68,21 @@ class RequestRefused(ServiceError):
         self.retry_after_seconds = retry_after_seconds
 
 
-@dataclass(slots=True)
 class RequestFault:
-    """A fault that refuses `left` requests, or all. An empty entity or method matches every one."""
+    """A fault that refuses `count` requests, or all. An empty entity or method matches every one."""
 
-    status: int
-    sub_code: int | None = None
-    retry_after_seconds: int | None = None
-    entity: str = ""
-    method: str = ""
-    left: int | None = None
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._left = fault.count
 
     def check(self, method: str, path: str) -> None:
         """Raise RequestRefused if this request is to be refused."""
-        if self.left == 0 or (self.method and method != self.method) or not is_within(path, self.entity):
+        fault = self._fault
+        if self._left == 0 or method != (fault.method or method) or not is_within(path, fault.path):
             return
-        if self.left is not None:
-            self.left -= 1
-        raise RequestRefused(self.status, self.sub_code, self.retry_after_seconds)
+        if self._left is not None:
+            self._left -= 1
+        raise RequestRefused(fault.status or 500, fault.sub_code, fault.retry_after_seconds)
 
 
 class FaultPoints:
@@ -111,7 +108,7 @@ class FaultPoints:
     def register(self, connection: FaultableConnection, transport: asyncio.Transport) -> None:
         """Add a new connection and apply the active faults of connections to it."""
         self.connections.add(connection)
-        if self._acts_on_connections:
+        if self._connection_faults or self._latencies:
             self._wrap(connection, transport)
 
     def unregister(self, connection: FaultableConnection) -> None:
@@ -121,10 +118,6 @@ class FaultPoints:
         """Raise EntityFull if the latest connection is one too many."""
         if len(self.connections) > self.max_connections:
             raise EntityFull(f"ConnectionsQuotaExceeded: the namespace has {self.max_connections} connections.")
-
-    @property
-    def _acts_on_connections(self) -> bool:
-        return bool(self._connection_faults or self._latencies)
 
     def _wrap(self, connection: FaultableConnection, transport: asyncio.Transport) -> None:
         faulty = self.faulty[connection] = FaultyConnection(
@@ -138,15 +131,14 @@ class FaultPoints:
             self._wrap(connection, connection.transport)
 
     def _unwrap_all(self) -> None:
-        if not self._acts_on_connections:
+        if not (self._connection_faults or self._latencies):
             self.faulty = {connection: faulty for connection, faulty in self.faulty.items() if not faulty.unwrap()}
 
     def add_connection_fault(self, fault: ConnectionFault) -> None:
-        known = set(self.faulty)
+        for faulty in self.faulty.values():
+            faulty.add(fault)
         self._connection_faults.append(fault)
         self._wrap_all()
-        for connection in known:
-            self.faulty[connection].add(fault)
 
     def remove_connection_fault(self, fault: ConnectionFault) -> None:
         self._connection_faults.remove(fault)

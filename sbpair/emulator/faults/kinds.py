@@ -133,9 +133,9 @@ def break_connections(context: FaultContext, fault: Fault) -> Undo:
 
 def swallow_acks(context: FaultContext, fault: Fault) -> Undo:
     """Enqueue messages without acknowledging them to the sender."""
-    suppression = AckSuppression(fault.path, fault.count)
-    context.namespace.fault_points.suppressed_acks.append(suppression)
-    return partial(context.namespace.fault_points.suppressed_acks.remove, suppression)
+    suppressed, suppression = context.namespace.fault_points.suppressed_acks, AckSuppression(fault.path, fault.count)
+    suppressed.append(suppression)
+    return partial(suppressed.remove, suppression)
 
 
 def detach(context: FaultContext, fault: Fault) -> None:
@@ -165,11 +165,9 @@ def throttle(context: FaultContext, fault: Fault) -> Undo:
 
 def refuse_requests(context: FaultContext, fault: Fault) -> Undo:
     """Answer management requests with `status`: `count` of them, or all; of one entity, or of one method."""
-    refusing = RequestFault(
-        fault.status or 500, fault.sub_code, fault.retry_after_seconds, fault.path, fault.method or "", fault.count
-    )
-    context.namespace.fault_points.request_faults.append(refusing)
-    return partial(context.namespace.fault_points.request_faults.remove, refusing)
+    request_faults, refusing = context.namespace.fault_points.request_faults, RequestFault(fault)
+    request_faults.append(refusing)
+    return partial(request_faults.remove, refusing)
 
 
 def clock(context: FaultContext, fault: Fault) -> None:
