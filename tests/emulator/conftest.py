@@ -14,6 +14,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.faults.active import Faults
 
 MakeQueue = Callable[..., QueueEntity]
 
@@ -37,6 +38,11 @@ def advance(namespace: Namespace, clock: ManualClock) -> Callable[[int], None]:
         namespace.timers.advance(clock.now_ms())
 
     return pass_time
+
+
+@pytest.fixture
+def faults(namespace: Namespace, advance: Callable[[int], None]) -> Faults:
+    return Faults({"contoso": namespace}, advance)
 
 
 @pytest.fixture

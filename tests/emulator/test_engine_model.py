@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -128,6 +130,13 @@ def entry_facts(entry: list[ModelMessage]) -> list[tuple[int, int]]:
     return [(each.number, each.failed) for each in entry]
 
 
+def under_lock(entry: ModelMessage | None, operation: Callable[[bytes], object], token: bytes) -> bool:
+    """Run an operation, which must fail for a token without a message; return whether it did not."""
+    with nullcontext() if entry else pytest.raises(MessageLockExpired):
+        operation(token)
+    return entry is not None
+
+
 class EngineBesideModel(RuleBasedStateMachine):
     tokens = Bundle("tokens")
     dead_tokens = Bundle("dead_tokens")
@@ -179,15 +188,8 @@ class EngineBesideModel(RuleBasedStateMachine):
     @rule(token=consumes(tokens), how=st.sampled_from(["complete", "abandon", "release", "defer", "dead_letter"]))
     def settle(self, token, how) -> None:
         entry = self.model.holder(token, self.model.held)
-        settle = getattr(self.queue.messages, how)
-        if entry is None:
-            with pytest.raises(MessageLockExpired):
-                settle(token)
+        if not under_lock(entry, getattr(self.queue.messages, how), token):
             return
-        settle(token)
-        self._settle_in_model(entry, how)
-
-    def _settle_in_model(self, entry: ModelMessage, how: str) -> None:
         if how == "complete":
             self.model.held.remove(entry)
         elif how == "abandon":
@@ -201,12 +203,8 @@ class EngineBesideModel(RuleBasedStateMachine):
     @rule(token=consumes(dead_tokens), how=st.sampled_from(["complete", "abandon"]))
     def settle_dead(self, token, how) -> None:
         entry = self.model.holder(token, self.model.dead)
-        settle = getattr(self.queue.dead_letters, how)
-        if entry is None:
-            with pytest.raises(MessageLockExpired):
-                settle(token)
+        if not under_lock(entry, getattr(self.queue.dead_letters, how), token):
             return
-        settle(token)
         if how == "complete":
             self.model.dead.remove(entry)
         else:
@@ -216,11 +214,7 @@ class EngineBesideModel(RuleBasedStateMachine):
     @rule(token=tokens)
     def renew(self, token) -> None:
         entry = self.model.holder(token, self.model.held)
-        if entry is None:
-            with pytest.raises(MessageLockExpired):
-                self.queue.messages.renew(token)
-        else:
-            self.queue.messages.renew(token)
+        if under_lock(entry, self.queue.messages.renew, token):
             self.model.lock(entry)
 
     @rule(target=tokens, number=st.integers(1, 40))

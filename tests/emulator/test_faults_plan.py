@@ -6,21 +6,12 @@ import pytest
 
 from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown
+from sbpair.emulator.faults.active import BadField, FaultUnknown
 from sbpair.emulator.faults.faulty_connection import FrameCounter
 from sbpair.emulator.faults.kinds import KINDS, Fault
 from sbpair.emulator.service_errors import EntityUnavailable, ServerBusy
 
 OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT"}
-
-
-@pytest.fixture
-def faults(namespace, clock) -> Faults:
-    def advance(ms: int) -> None:
-        clock.advance(ms)
-        namespace.timers.advance(clock.now_ms())
-
-    return Faults({"contoso": namespace}, advance)
 
 
 def frame(size: int) -> bytes:

@@ -28,8 +28,6 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 Draw = Any
-QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=200)
-LONG = settings(QUICK, max_examples=10_000)
 MAX_SECONDS = 5.0
 
 FILTERS = """
@@ -47,23 +45,8 @@ ACTIONS = """
 """.strip().splitlines()
 TOKEN = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[\w.@]+|\s+|[<>!=]=|.")
 STRANGE = [
-    "",
-    "'",
-    '"',
-    "[",
-    ";",
-    "\x00",
-    "\ud7ff",
-    "--",
-    "/*",
-    "9" * 400,
-    "1e999999",
-    "-" * 300,
-    "@",
-    "sys.",
-    "0x",
-    "%" * 60,
-]
+    "", "'", '"', "[", ";", "\x00", "\ud7ff", "--", "/*", "9" * 400, "1e999999", "-" * 300, "@", "sys.", "0x", "%" * 60,
+]  # fmt: skip
 HELD = Map(
     [
         ("color", "red"), ("n", Int(5)), ("big", Long(2**62)), ("unsigned", ULong(2**64 - 1)), ("half", 2.5),
@@ -126,27 +109,12 @@ def test_the_seed_inputs_are_valid(text: str) -> None:
     assert SqlRuleFilter(text) if text in FILTERS else SqlAction(text)
 
 
-@QUICK
-@given(broken_texts(FILTERS))
-def test_broken_filters_are_refused_or_evaluated(text: str) -> None:
-    survive(text, action=False)
+@pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("action", [False, True], ids=["filter", "action"])
+def test_broken_texts_are_refused_or_evaluated(examples: int, action: bool) -> None:
+    @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples)
+    @given(broken_texts(ACTIONS if action else FILTERS))
+    def run(text: str) -> None:
+        survive(text, action=action)
 
-
-@QUICK
-@given(broken_texts(ACTIONS))
-def test_broken_actions_are_refused_or_applied(text: str) -> None:
-    survive(text, action=True)
-
-
-@pytest.mark.slow
-@LONG
-@given(broken_texts(FILTERS))
-def test_broken_filters_are_refused_or_evaluated_long_run(text: str) -> None:
-    survive(text, action=False)
-
-
-@pytest.mark.slow
-@LONG
-@given(broken_texts(ACTIONS))
-def test_broken_actions_are_refused_or_applied_long_run(text: str) -> None:
-    survive(text, action=True)
+    run()

@@ -12,7 +12,6 @@ from sbpair.amqp.types import Array
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription, validate
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.outcomes import settle_all
 from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest
@@ -144,11 +143,6 @@ def test_refused_messages_go_to_the_transfer_dead_letters(make_queue, target, re
     queue.send(named("a"))
     (transferred,) = queue.transfer_dead_letters.peek(0, 9)
     assert (transferred.dead_letter.reason, transferred.dead_letter.source) == (reason, "orders")
-
-
-@pytest.fixture
-def faults(namespace) -> Faults:
-    return Faults({"contoso": namespace}, namespace.clock.advance)
 
 
 @pytest.mark.parametrize("down", ["q1", "q0"])

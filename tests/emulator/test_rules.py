@@ -52,28 +52,13 @@ GUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 MINUTE_TICKS = 600_000_000
 HELD = Map(
     [
-        ("Color", "red"),
-        ("n", Int(5)),
-        ("small", Short(7)),
-        ("big", Long(2**40)),
-        ("unsigned", ULong(2**63)),
-        ("half", 2.5),
-        ("single", Float(1.5)),
-        ("exact", Decimal128(((6176 - 2) << 113 | 1999).to_bytes(16))),
-        ("yes", True),
-        ("no", False),
-        ("nothing", None),
-        ("id", GUID),
-        ("raw", b"\x01\x02"),
-        ("at", Timestamp(1_000)),
-        ("later", Timestamp(61_000)),
-        ("took", Described(Symbol("com.microsoft:timespan"), Long(MINUTE_TICKS))),
-        ("with space", "a]b"),
-        ("quote", "it's"),
-        ("percent", "50%_off"),
-        ("symbol", Symbol("sym")),
+        ("Color", "red"), ("n", Int(5)), ("small", Short(7)), ("big", Long(2**40)), ("unsigned", ULong(2**63)),
+        ("half", 2.5), ("single", Float(1.5)), ("exact", Decimal128(((6176 - 2) << 113 | 1999).to_bytes(16))),
+        ("yes", True), ("no", False), ("nothing", None), ("id", GUID), ("raw", b"\x01\x02"), ("at", Timestamp(1_000)),
+        ("later", Timestamp(61_000)), ("took", Described(Symbol("com.microsoft:timespan"), Long(MINUTE_TICKS))),
+        ("with space", "a]b"), ("quote", "it's"), ("percent", "50%_off"), ("symbol", Symbol("sym")),
     ]
-)
+)  # fmt: skip
 
 
 def a_message(properties: Map = HELD, **fields: Any) -> StoredMessage:
@@ -331,11 +316,8 @@ def test_any_text_is_a_filter_or_raises_the_one_error(text: str) -> None:
             made = make(text)
         except syntax.SqlInvalid:
             continue
-        rule = (
-            SubscriptionRule("r", made)
-            if isinstance(made, SqlRuleFilter)
-            else SubscriptionRule("r", TrueRuleFilter(), made)
-        )
+        is_filter = isinstance(made, SqlRuleFilter)
+        rule = SubscriptionRule("r", made if is_filter else TrueRuleFilter(), None if is_filter else made)
         selection = select_copies([rule], MessageView(a_message()))
         assert len(selection.copies) <= 1
 
@@ -571,8 +553,8 @@ def test_rules_without_action_share_a_copy_others_have_their_own() -> None:
     message = a_message()
     copies = select_copies(rules, MessageView(message)).copies
     assert copies[0].sections is message.sections
-    told = [copy.sections.read_application_properties() for copy in copies[1:]]
-    assert [(one["by"], one["RuleName"]) for one in told] == [("two", "two"), ("four", "four")]
+    properties = [copy.sections.read_application_properties() for copy in copies[1:]]
+    assert [(one["by"], one["RuleName"]) for one in properties] == [("two", "two"), ("four", "four")]
 
 
 def test_rules_that_select_all_decode_nothing() -> None:

@@ -8,7 +8,7 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, QueueDescription
-from sbpair.emulator.entities.description_schema import QUEUE, from_elements
+from sbpair.emulator.entities.description_schema import QUEUE, format_value, from_elements
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -29,43 +29,33 @@ def namespace(tier: EmulatedTier, partitions: int = 1) -> Namespace:
     return Namespace("contoso", ManualClock(), tier=tier, partitions=partitions)
 
 
-@pytest.mark.parametrize(
-    ("tier", "megabytes", "whether"),
-    [
-        (BASIC, "5120", True),
-        (STANDARD, "5120", True),
-        (STANDARD, "10240", False),
-        (PREMIUM, "10240", True),
-        (PREMIUM, "81920", True),
-        (PREMIUM, "6144", False),
-        (PREMIUM, "163840", False),
-    ],
-)
-def test_a_tier_limits_entity_sizes(tier, megabytes, whether) -> None:
-    if whether:
-        assert described(tier, MaxSizeInMegabytes=megabytes).max_size_in_megabytes == int(megabytes)
-        return
-    with pytest.raises(ArgumentInvalid, match=r"MaxSizeInMegabytes.* or \d+"):
-        described(tier, MaxSizeInMegabytes=megabytes)
+ENTITY_SIZE, MESSAGE_SIZE = "MaxSizeInMegabytes", "MaxMessageSizeInKilobytes"
 
 
 @pytest.mark.parametrize(
-    ("tier", "kilobytes", "whether"),
+    ("tier", "name", "size", "error"),
     [
-        (STANDARD, "256", True),
-        (STANDARD, "1024", False),
-        (PREMIUM, "1024", True),
-        (PREMIUM, "102400", True),
-        (PREMIUM, "102401", False),
-        (PREMIUM, "256", False),
+        (BASIC, ENTITY_SIZE, "5120", None),
+        (STANDARD, ENTITY_SIZE, "5120", None),
+        (STANDARD, ENTITY_SIZE, "10240", r" or \d+"),
+        (PREMIUM, ENTITY_SIZE, "10240", None),
+        (PREMIUM, ENTITY_SIZE, "81920", None),
+        (PREMIUM, ENTITY_SIZE, "6144", r" or \d+"),
+        (PREMIUM, ENTITY_SIZE, "163840", r" or \d+"),
+        (STANDARD, MESSAGE_SIZE, "256", None),
+        (STANDARD, MESSAGE_SIZE, "1024", "Standard namespace"),
+        (PREMIUM, MESSAGE_SIZE, "1024", None),
+        (PREMIUM, MESSAGE_SIZE, "102400", None),
+        (PREMIUM, MESSAGE_SIZE, "102401", "Premium namespace"),
+        (PREMIUM, MESSAGE_SIZE, "256", "Premium namespace"),
     ],
 )
-def test_a_tier_limits_message_sizes(tier, kilobytes, whether) -> None:
-    if whether:
-        assert described(tier, MaxMessageSizeInKilobytes=kilobytes).max_message_size_in_kilobytes == int(kilobytes)
+def test_a_tier_limits_sizes(tier, name, size, error) -> None:
+    if error is None:
+        assert format_value(described(tier, **{name: size}), name) == size
         return
-    with pytest.raises(ArgumentInvalid, match=f"{tier.name} namespace"):
-        described(tier, MaxMessageSizeInKilobytes=kilobytes)
+    with pytest.raises(ArgumentInvalid, match=f"{name}.*{error}"):
+        described(tier, **{name: size})
 
 
 def test_the_defaults_of_each_tier() -> None:

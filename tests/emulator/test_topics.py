@@ -164,13 +164,6 @@ def test_a_failed_filter_dead_letters_if_so_described(topic, wanted) -> None:
     assert b"FilterException" in service_envelope.encode_delivery(dead[0])
 
 
-def test_a_message_without_session_is_dead_lettered_on_arrival(topic) -> None:
-    subscription = topic.create_subscription("s", SubscriptionDescription(requires_session=True))
-    topic.send([a_message(), a_message(session_id="one")])
-    assert subscription.counts().active == 1
-    assert subscription.dead_letters.receive(1)[0].dead_letter.reason == "Session ID is null"
-
-
 def test_an_action_changes_one_copy_only(topic) -> None:
     rule = SubscriptionRule("r", TrueRuleFilter(), SqlAction("SET n = n + 1; SET sys.SessionId = 'x'"))
     changed, plain = topic.create_subscription("changed", rule=rule), topic.create_subscription("plain")
