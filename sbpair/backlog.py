@@ -71,8 +71,7 @@ def check_path(path: str, *, shorten: str = "shorten the name of the namespace")
     """Raise NameInvalid for a path that Service Bus rejects. `shorten` is the hint if it is too long."""
     if len(path) > PATH_LIMIT:
         raise NameInvalid(
-            f"the path {path[:40]}… has {len(path)} characters; Service Bus allows {PATH_LIMIT}",
-            hint=shorten,
+            f"the path {path[:40]}… has {len(path)} characters; Service Bus allows {PATH_LIMIT}", hint=shorten
         )
     for segment in path.split("/"):
         if not is_segment(segment):

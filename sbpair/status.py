@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.azure.health import check_health
-from sbpair.backlog import queue_path
 from sbpair.errors import AccessError, ExitCode, SbpairError, UsageError
 from sbpair.failover.pinger import Health, PingResult, open_link, ping_all, ping_exit_code
 from sbpair.management import auditing
 from sbpair.management.backlog_scan import open_backlog_scan
+from sbpair.management.comparison import desired_queues
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome
 from sbpair.move.peek.destination_lookup import OTHERS
@@ -172,13 +172,10 @@ async def _backlog(pair: Pair) -> _Backlog:
 
 async def _peek_backlog(pair: Pair, why: str) -> _Backlog:
     """Read the backlog with Listen alone."""
-    paths = [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
-
-    def ignored(_event: object) -> None:
-        return
-
-    async with open_backlog_scan(pair, MAX_PEEK, sleep=asyncio.sleep, on_event=ignored) as scan:
-        scanned = await scan.scan_all({path: Utilisation(max_bytes=0) for path in paths}, time.time())
+    async with open_backlog_scan(pair, MAX_PEEK, sleep=asyncio.sleep, on_event=lambda _event: None) as scan:
+        scanned = await scan.scan_all(
+            {each.path: Utilisation(max_bytes=0) for each in desired_queues(pair)}, time.time()
+        )
         unseen = {each.name: each.reason for each in scan.unseen() if each.name != pair.primary.name}
         waiting = _waiting(scan.destinations())
     denied = pair.secondary.name in unseen

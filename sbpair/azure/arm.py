@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from azure.core import AzureClouds
 from azure.core.exceptions import HttpResponseError
 from azure.mgmt.core.tools import get_arm_endpoints
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 
-from sbpair.azure.arm_json import arm_counts, arm_state, body_of, name_of, path_of, read, read_rule
+from sbpair.azure.arm_json import arm_state, body_of, name_of, path_of, read, read_rule, with_chosen_size
 from sbpair.azure.credentials import token_credential
 from sbpair.azure.management_errors import answer_of, translate_management_errors
 from sbpair.azure.transport import CALL_SECONDS, HttpRoute, RoutedTransport, http_route, is_local, session_for
@@ -24,17 +24,18 @@ from sbpair.errors import EntityMissing, NameTaken, UsageError
 from sbpair.model import tiers
 from sbpair.model.entities import Queue, Rule, Subscription, Topic, with_partitions
 from sbpair.model.pair import Endpoint, Identity, ResourceGroup
-from sbpair.model.queues import Counts, QueueSpec, QueueState
+from sbpair.model.queues import QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncIterable, AsyncIterator, Callable
 
     from sbpair.azure.interfaces import Kind, NamespaceControl
+    from sbpair.model.entities import AnyEntity, Described
 
-AnyDescribed = QueueSpec | Topic | Subscription | Rule
 Json = dict[str, Any]
-Described = TypeVar("Described", Queue, Topic, Subscription)
+Listing = list[tuple[str, Json]]
+Sized = TypeVar("Sized", Queue, Topic, Subscription)
 
 CLOUDS: Final = {
     ".servicebus.windows.net": AzureClouds.AZURE_PUBLIC_CLOUD,
@@ -107,9 +108,6 @@ class ArmNamespace:
     async def get(self, path: str) -> QueueState:
         return arm_state(path, await self._read(QueueSpec(path)))
 
-    async def counts(self, path: str) -> Counts:
-        return arm_counts(await self._read(QueueSpec(path)))
-
     # Entities of every kind
 
     async def tier(self) -> str:
@@ -132,22 +130,15 @@ class ArmNamespace:
 
     async def queues(self) -> list[Queue]:
         found = await self._queues()
-        return [await self._with_chosen_size(read(Queue(path), properties)) for path, properties in found]
+        return [await self._chosen(Queue(path), properties) for path, properties in found]
 
     async def topics(self) -> list[Topic]:
         found = await self._topics()
-        return [await self._with_chosen_size(read(Topic(path), properties)) for path, properties in found]
-
-    async def subscriptions(self, topic: str) -> list[Subscription]:
-        address = (*self._address, name_of(topic))
-        with self._translated(f"list the subscriptions of {topic}"):
-            found = await _all(self._client.subscriptions.list_by_topic(*address, enforce_https=False))
-        return [read(Subscription(topic, name), properties) for name, properties in found]
+        return [await self._chosen(Topic(path), properties) for path, properties in found]
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
-        address = (*self._address, name_of(topic), subscription)
-        with self._translated(f"list the rules of {topic}/{subscription}"):
-            found = await _all(self._client.rules.list_by_subscriptions(*address, enforce_https=False))
+        what, rules = f"list the rules of {topic}/{subscription}", self._client.rules.list_by_subscriptions
+        found = await self._listed(what, rules, name_of(topic), subscription)
         return [read_rule(Rule(topic, subscription, name), properties) for name, properties in found]
 
     async def read(self, like: Kind) -> Kind:
@@ -156,20 +147,19 @@ class ArmNamespace:
         except EntityMissing:
             await self._check_other_kind(like)
             raise
-        if isinstance(like, Rule):
-            return read_rule(like, found)
-        return await self._with_chosen_size(read(like, found))
+        return cast("Kind", read_rule(like, found) if isinstance(like, Rule) else await self._chosen(like, found))
 
-    async def create(self, entity: AnyDescribed) -> bool:
+    async def create(self, entity: Described) -> bool:
         """Create an entity after a check that it is missing: a PUT would change an existing one."""
         with suppress(EntityMissing):
             await self._read(entity)
             return False
         if isinstance(entity, (QueueSpec, Topic)) and ((await self.capacity()).partitions or 1) > 1:
             entity = with_partitions(entity)
+        operations, names = self._resource(entity)
         with self._translated(f"create {_label(entity)}"):
             try:
-                await self._put(entity, body_of(entity))
+                await operations.create_or_update(*self._address, *names, body_of(entity))
             except HttpResponseError as error:
                 if answer_of(error).name_is_taken:
                     return False
@@ -177,59 +167,46 @@ class ArmNamespace:
         return True
 
     async def delete_rule(self, rule: Rule) -> None:
+        operations, names = self._resource(rule)
         with suppress(EntityMissing), self._translated(f"delete {_label(rule)}"):
-            await self._client.rules.delete(*self._address, name_of(rule.topic), rule.subscription, rule.name)
+            await operations.delete(*self._address, *names)
 
-    async def _queues(self) -> list[tuple[str, Json]]:
-        with self._translated("list the queues"):
-            found = await _all(self._client.queues.list_by_namespace(*self._address, enforce_https=False))
-        return [(path_of(name), properties) for name, properties in found]
+    async def _queues(self) -> Listing:
+        return await self._listed("list the queues", self._client.queues.list_by_namespace)
 
-    async def _topics(self) -> list[tuple[str, Json]]:
-        with self._translated("list the topics"):
+    async def _topics(self) -> Listing:
+        return await self._listed("list the topics", self._client.topics.list_by_namespace)
+
+    async def _listed(self, what: str, listing: Callable[..., AsyncIterable[Any]], *address: str) -> Listing:
+        with self._translated(what):
             # An emulator's page links are plain HTTP; all requests take its route.
-            found = await _all(self._client.topics.list_by_namespace(*self._address, enforce_https=False))
-        return [(path_of(name), properties) for name, properties in found]
+            pages = listing(*self._address, *address, enforce_https=False)
+            return [(path_of(str(each["name"])), _properties(each)) async for each in pages]
 
-    async def _read(self, entity: AnyDescribed) -> Json:
+    async def _read(self, entity: Described) -> Json:
+        operations, names = self._resource(entity)
         with self._translated(f"read {_label(entity)}"):
-            return _properties(await self._get(entity))
+            return _properties(await operations.get(*self._address, *names))
 
-    async def _get(self, entity: AnyDescribed) -> Any:
-        client, address = self._client, self._address
+    def _resource(self, entity: Described) -> tuple[Any, tuple[str, ...]]:
+        """Return the client's operations for the kind of `entity`, and the names that address it in the namespace."""
         match entity:
-            case Topic():
-                return await client.topics.get(*address, name_of(entity.path))
-            case Subscription():
-                return await client.subscriptions.get(*address, name_of(entity.topic), entity.name)
-            case Rule():
-                return await client.rules.get(*address, name_of(entity.topic), entity.subscription, entity.name)
-        return await client.queues.get(*address, name_of(entity.path))
+            case Topic(path=path):
+                return self._client.topics, (name_of(path),)
+            case Subscription(topic=topic, name=name):
+                return self._client.subscriptions, (name_of(topic), name)
+            case Rule(topic=topic, subscription=subscription, name=name):
+                return self._client.rules, (name_of(topic), subscription, name)
+        return self._client.queues, (name_of(entity.path),)
 
-    async def _put(self, entity: AnyDescribed, body: Any) -> None:
-        client, address = self._client, self._address
-        match entity:
-            case Topic():
-                await client.topics.create_or_update(*address, name_of(entity.path), body)
-            case Subscription():
-                await client.subscriptions.create_or_update(*address, name_of(entity.topic), entity.name, body)
-            case Rule():
-                named = (name_of(entity.topic), entity.subscription, entity.name)
-                await client.rules.create_or_update(*address, *named, body)
-            case _:
-                await client.queues.create_or_update(*address, name_of(entity.path), body)
-
-    async def _with_chosen_size(self, entity: Described) -> Described:
-        """Divide the size of a partitioned entity; only the tier shows whether it was multiplied."""
+    async def _chosen(self, named: Sized, properties: Json) -> Sized:
+        """Read an entity, with its chosen size."""
+        entity = read(named, properties)
         if isinstance(entity, Subscription) or not entity.enable_partitioning:
             return entity
-        tier = (await self.capacity()).tier
-        return replace(
-            entity,
-            max_size_in_megabytes=tiers.chosen_megabytes(tier, entity.max_size_in_megabytes, partitioned=True),
-        )
+        return with_chosen_size(entity, (await self.capacity()).tier)
 
-    async def _check_other_kind(self, like: Queue | Topic | Subscription | Rule) -> None:
+    async def _check_other_kind(self, like: AnyEntity) -> None:
         if isinstance(like, (Subscription, Rule)):
             return
         other = Topic(like.path) if isinstance(like, Queue) else Queue(like.path)
@@ -244,13 +221,9 @@ class ArmNamespace:
         return translate_management_errors(what, self._namespace, sign_in=SIGN_IN_HINT)
 
 
-async def _all(pages: AsyncIterable[Any]) -> list[tuple[str, Json]]:
-    return [(str(each["name"]), _properties(each)) async for each in pages]
-
-
 def _properties(resource: Any) -> Json:
     return dict(resource.get("properties") or {})
 
 
-def _label(entity: AnyDescribed) -> str:
+def _label(entity: Described) -> str:
     return f"the {entity.kind} {entity.path}"

@@ -11,11 +11,13 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
+from sbpair.model import tiers
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
 
 Json = Mapping[str, Any]
 Described = TypeVar("Described", QueueSpec, Queue, Topic, Subscription)
+Sized = TypeVar("Sized", Queue, Topic)
 
 # Premium refuses these on an entity; false is the service's own default.
 SENT_IF_TRUE: Final = frozenset({"enable_partitioning", "enable_express"})
@@ -69,6 +71,12 @@ def read(named: Described, properties: Json) -> Described:
     """Return `named` with the properties that the service reports. An omitted one has its default."""
     values = {each.name: properties.get(camel(each.name)) for each in fields(named) if each.name not in NAMES}
     return replace(named, **{name: value for name, value in values.items() if value is not None})
+
+
+def with_chosen_size(entity: Sized, tier: tiers.Tier) -> Sized:
+    """Divide the size of a partitioned entity; only the tier shows whether it was multiplied."""
+    size = tiers.chosen_megabytes(tier, entity.max_size_in_megabytes, partitioned=entity.enable_partitioning)
+    return replace(entity, max_size_in_megabytes=size)
 
 
 def read_rule(named: Rule, properties: Json) -> Rule:

@@ -6,13 +6,13 @@ Thin: it calls, converts and translates errors. Durations are text, since TimeSp
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, cast
 
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from sbpair.azure.atom_client import open_admin_client
+from sbpair.azure.arm_json import with_chosen_size
 from sbpair.azure.atom_entities import (
     Created,
     atom_counts,
@@ -28,13 +28,15 @@ from sbpair.azure.atom_entities import (
     subscription_of,
     topic_of,
 )
+from sbpair.azure.credentials import connection_string, token_credential
 from sbpair.azure.interfaces import Kind, NamespaceProbe
 from sbpair.azure.management_errors import answer_of, translate_management_errors
-from sbpair.azure.transport import CALL_SECONDS
+from sbpair.azure.transport import CALL_SECONDS, RoutedTransport, http_route, session_for
 from sbpair.errors import NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, with_partitions
+from sbpair.model.pair import SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
 
@@ -42,11 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
     from xml.etree.ElementTree import Element
 
-    from azure.servicebus.aio.management import ServiceBusAdministrationClient
-
+    from sbpair.azure.arm_json import Sized
+    from sbpair.model.entities import AnyEntity
     from sbpair.model.pair import Endpoint
-
-QueueOrTopic = TypeVar("QueueOrTopic", Queue, Topic)
 
 RESTATED = ("max_size_in_megabytes", "default_message_time_to_live", "auto_delete_on_idle")
 """Properties that an update must not send back as the SDK read them: 16 times the size, and TimeSpan.MaxValue."""
@@ -57,8 +57,17 @@ MAX_PROBED_QUEUES = 100
 @asynccontextmanager
 async def open_atom(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator[AtomNamespace]:
     """Open the namespace of `endpoint`. Nothing is connected before the first call; `call_seconds` limits each."""
-    async with open_admin_client(endpoint, call_seconds) as client:
-        yield AtomNamespace(client, endpoint.name)
+    async with AsyncExitStack() as stack:
+        # Coroutines may share the client, which keeps no state per request: its session is created for it.
+        session = await stack.enter_async_context(session_for(endpoint))
+        transport = RoutedTransport(http_route(endpoint), session, call_seconds)
+        if isinstance(endpoint.credential, SasKey):
+            text = connection_string(endpoint.authority, endpoint.credential)
+            client = ServiceBusAdministrationClient.from_connection_string(text, transport=transport, retry_total=0)
+        else:
+            credential = await stack.enter_async_context(token_credential(endpoint.credential))
+            client = ServiceBusAdministrationClient(endpoint.authority, credential, transport=transport, retry_total=0)
+        yield AtomNamespace(await stack.enter_async_context(client), endpoint.name)
 
 
 class AtomNamespace:
@@ -204,16 +213,12 @@ class AtomNamespace:
             return [rule_of(topic, subscription, each) async for each in listed]
 
     async def read(self, like: Kind) -> Kind:
-        found = await self.read_effective(like)
-        return await self._with_chosen_size(found) if isinstance(found, (Queue, Topic)) else found
+        found = await self._read(like)
+        return cast("Kind", await self._with_chosen_size(found) if isinstance(found, (Queue, Topic)) else found)
 
     async def read_effective(self, like: Kind) -> Kind:
         """Read an entity with its size as the service reports it, in one call: the tier is not needed."""
-        with self._translated(f"read the {like.kind} {like.path}"):
-            try:
-                return await self._read(like)
-            except AttributeError as error:
-                raise self._taken(like.kind, like.path) from error
+        return cast("Kind", await self._read(like))
 
     async def create(self, entity: Described) -> bool:
         """Create an entity, with partitions in a namespace that is partitioned as a whole.
@@ -245,15 +250,21 @@ class AtomNamespace:
         with self._translated(f"delete the rule {rule.path}"), suppress(ResourceNotFoundError):
             await self._client.delete_rule(rule.topic, rule.subscription, rule.name)
 
-    async def _read(self, like: Kind) -> Kind:
-        if isinstance(like, Queue):
-            return queue_of(await self._client.get_queue(like.path))
-        if isinstance(like, Topic):
-            return topic_of(await self._client.get_topic(like.path))
-        if isinstance(like, Subscription):
-            return subscription_of(like.topic, await self._client.get_subscription(like.topic, like.name))
-        found = await self._client.get_rule(like.topic, like.subscription, like.name)
-        return rule_of(like.topic, like.subscription, found)
+    async def _read(self, like: AnyEntity) -> AnyEntity:
+        client = self._client
+        with self._translated(f"read the {like.kind} {like.path}"):
+            try:
+                match like:
+                    case Queue(path=path):
+                        return queue_of(await client.get_queue(path))
+                    case Topic(path=path):
+                        return topic_of(await client.get_topic(path))
+                    case Subscription(topic=topic, name=name):
+                        return subscription_of(topic, await client.get_subscription(topic, name))
+                    case Rule(topic=topic, subscription=subscription, name=name):
+                        return rule_of(topic, subscription, await client.get_rule(topic, subscription, name))
+            except AttributeError as error:
+                raise self._taken(like.kind, like.path) from error
 
     def _creation(self, entity: Described) -> Awaitable[object]:
         match entity:
@@ -268,13 +279,8 @@ class AtomNamespace:
                     topic, subscription, name, filter=sdk_filter(entity.filter), action=sdk_action(entity.action)
                 )
 
-    async def _with_chosen_size(self, entity: QueueOrTopic) -> QueueOrTopic:
-        """Divide the size of a partitioned entity; only the tier shows whether it was multiplied."""
-        if not entity.enable_partitioning:
-            return entity
-        tier = (await self.capacity()).tier
-        chosen = tiers.chosen_megabytes(tier, entity.max_size_in_megabytes, partitioned=True)
-        return replace(entity, max_size_in_megabytes=chosen)
+    async def _with_chosen_size(self, entity: Sized) -> Sized:
+        return with_chosen_size(entity, (await self.capacity()).tier) if entity.enable_partitioning else entity
 
     def _translated(self, what: str) -> AbstractContextManager[None]:
         return translate_management_errors(what, self._namespace)

@@ -5,112 +5,88 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from sbpair.model.entities import Queue, Rule, Subscription, Topic
+from sbpair.model.entities import AnyEntity
 
 if TYPE_CHECKING:
-    from sbpair.model.queues import Counts, QueueSpec, QueueState
+    from sbpair.model.entities import Described, Queue, Rule, Topic
+    from sbpair.model.queues import Counts, QueueState
     from sbpair.model.tiers import Capacity
 
 
-Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)
+Kind = TypeVar("Kind", bound=AnyEntity)
 
 
-class QueueControl(Protocol):
-    """The queues of one namespace. Every method raises only errors of `sbpair.errors`.
+class QueueListing(Protocol):
+    """The queues of one namespace. Every method of these protocols raises only errors of `sbpair.errors`.
 
-    Its methods may be called by several coroutines at the same time.
+    Methods may be called by several coroutines at the same time.
     """
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
         """List the queues whose path begins with `prefix`, in any case, with their counts and usage if `counts`."""
-        ...
 
     async def get(self, path: str) -> QueueState:
         """Read one queue. Raises EntityMissing, and NameTaken by another kind."""
-        ...
+
+
+class QueueControl(QueueListing, Protocol):
+    """The calls that count messages."""
 
     async def counts(self, path: str) -> Counts:
         """Count the messages of one queue, locked ones included. Raises EntityMissing."""
-        ...
-
-    async def create(self, spec: QueueSpec) -> bool:
-        """Create a queue. Returns False where an entity of any kind has the name already."""
-        ...
 
 
-class QueueRemoval(QueueControl, Protocol):
+class QueueRemoval(QueueListing, Protocol):
     """The calls that remove queues."""
 
     async def exact_counts(self, path: str) -> Counts:
         """Count as `QueueControl.counts` does. Raises ServiceRefused where the service omits a figure."""
-        ...
 
     async def set_status(self, path: str, status: str) -> None:
         """Set the status, such as `Active` or `SendDisabled`, and nothing else. Raises EntityMissing."""
-        ...
 
     async def delete(self, path: str) -> None:
         """Delete a queue with its messages. Raises EntityMissing."""
-        ...
 
 
-class EntityControl(Protocol):
-    """Entities of every kind in one namespace. Every method raises only errors of `sbpair.errors`.
+class NamespaceControl(QueueListing, Protocol):
+    """Entities of every kind in one namespace, over Atom or Resource Manager.
 
-    Its methods may be called by several coroutines at the same time. Entities are read with durations as ISO 8601
-    text, forwards as paths, and the chosen size, not 16 times that.
+    Entities are read with durations as ISO 8601 text, forwards as paths, and the chosen size, not 16 times that.
     """
 
     async def tier(self) -> str:
         """Return `Basic`, `Standard` or `Premium`."""
-        ...
 
     async def capacity(self) -> Capacity:
         """Return the tier, and a Premium namespace's messaging units and partitions."""
-        ...
 
     async def queue_bytes(self) -> dict[str, int]:
         """Return the bytes that each queue holds, by path."""
-        ...
 
     async def topic_bytes(self) -> dict[str, int]:
         """Return the bytes that each topic holds, by path."""
-        ...
 
     async def queues(self) -> list[Queue]:
         """List every queue."""
-        ...
 
     async def topics(self) -> list[Topic]:
         """List every topic."""
-        ...
-
-    async def subscriptions(self, topic: str) -> list[Subscription]:
-        """List the subscriptions of a topic; none for a missing topic."""
-        ...
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
         """List the rules of a subscription; none for a missing subscription."""
-        ...
 
     async def read(self, like: Kind) -> Kind:
         """Read the entity of the kind and name of `like`. Raises EntityMissing, and NameTaken by another kind."""
-        ...
 
-    async def create(self, entity: QueueSpec | Topic | Subscription | Rule) -> bool:
+    async def create(self, entity: Described) -> bool:
         """Create an entity. Returns False where an entity of any kind has the name already.
 
         In a namespace that is partitioned as a whole, the entity is partitioned, requested or not.
         """
-        ...
 
     async def delete_rule(self, rule: Rule) -> None:
         """Delete a rule, such as the default rule of a new subscription. A missing one is not an error."""
-        ...
-
-
-class NamespaceControl(EntityControl, QueueControl, Protocol):
-    """All of one namespace's management side, over Atom or Resource Manager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +118,9 @@ class DestinationControl(Protocol):
 
     async def tier(self) -> str:
         """Return `Basic`, `Standard` or `Premium`."""
-        ...
 
     async def get(self, path: str) -> DestinationEntity:
         """Read a queue or a topic. Raises EntityMissing where neither exists."""
-        ...
 
     async def filters_of(self, path: str) -> int:
         """Count the filters that evaluate each message sent there: 0 for a queue. Raises EntityMissing."""
-        ...

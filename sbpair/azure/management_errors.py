@@ -104,8 +104,7 @@ def of_azure(error: azure.AzureError, what: str, namespace: str, sign_in: str = 
         return _timed_out(what, namespace)
     if isinstance(error, azure.ClientAuthenticationError):
         return errors.NotAuthenticated(
-            f"cannot {what}: no identity is signed in that {namespace} accepts",
-            hint=sign_in,
+            f"cannot {what}: no identity is signed in that {namespace} accepts", hint=sign_in
         )
     if _is_tls(error.__cause__):
         return errors.Unreachable(
@@ -129,10 +128,7 @@ def answer_of(error: azure.HttpResponseError) -> ServiceResponse:
     detail = _TRACKING.sub("", found.group(1) if found else text.partition("\n")[0]).strip()
     sub_code = _SUB_CODE.search(text)
     return ServiceResponse(
-        error.status_code or 0,
-        sub_code.group(1) if sub_code else "",
-        " ".join(detail.split()),
-        _retry_after(error),
+        error.status_code or 0, sub_code.group(1) if sub_code else "", " ".join(detail.split()), _retry_after(error)
     )
 
 
@@ -171,8 +167,7 @@ def _translation(answer: ServiceResponse, what: str, namespace: str) -> errors.S
         return _timed_out(what, namespace)
     if answer.status >= 500:
         return errors.Unavailable(
-            f"cannot {what}: {namespace} answered {answer.status}",
-            hint="the service may be busy: retry in a minute",
+            f"cannot {what}: {namespace} answered {answer.status}", hint="the service may be busy: retry in a minute"
         )
     refusal = errors.PartitionsWanted if answer.wants_partitions else errors.ServiceRefused
     return refusal(

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, TypeAlias
 
+from sbpair import errors
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import token_getter_for
@@ -27,15 +28,6 @@ from sbpair.doctor.check import (
     skipped,
     unknown,
     within,
-)
-from sbpair.errors import (
-    AccessError,
-    EntityMissing,
-    NotAuthenticated,
-    NotAuthorized,
-    SbpairError,
-    TimedOut,
-    Unavailable,
 )
 from sbpair.model.pair import Identity, SasKey
 from sbpair.model.report import Outcome
@@ -62,7 +54,7 @@ TIERS = {
 }
 
 
-ClaimResults: TypeAlias = "dict[str, SbpairError | None]"
+ClaimResults: TypeAlias = "dict[str, errors.SbpairError | None]"
 """The result of each claim: None where granted, else the error, which may be unrelated to the claim."""
 
 
@@ -140,17 +132,17 @@ async def _links(endpoint: Endpoint, paths: tuple[str, ...], seconds: float) -> 
             return {"Send": await _open(wire.sender, paths), "Listen": await _open(wire.receiver, paths)}
 
     found = await _result(attempt(), seconds)
-    return dict.fromkeys(("Send", "Listen"), found) if isinstance(found, SbpairError) else found
+    return dict.fromkeys(("Send", "Listen"), found) if isinstance(found, errors.SbpairError) else found
 
 
-async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ...]) -> SbpairError | None:
-    last: SbpairError = EntityMissing("no queue to try it on")
+async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ...]) -> errors.SbpairError | None:
+    last: errors.SbpairError = errors.EntityMissing("no queue to try it on")
     for path in paths:
         try:
             await attach(path)
-        except EntityMissing as error:
+        except errors.EntityMissing as error:
             last = error
-        except SbpairError as error:
+        except errors.SbpairError as error:
             return error
         else:
             return None
@@ -158,35 +150,35 @@ async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ..
 
 
 def _all_missing(found: ClaimResults) -> bool:
-    return all(isinstance(each, EntityMissing) for each in found.values())
+    return all(isinstance(each, errors.EntityMissing) for each in found.values())
 
 
 def _verdicts(side: str, endpoint: Endpoint, found: ClaimResults, passed: set[str]) -> list[Check]:
-    refused = next((each for each in found.values() if isinstance(each, NotAuthenticated)), None)
+    refused = next((each for each in found.values() if isinstance(each, errors.NotAuthenticated)), None)
     name, names = f"{side}.sign_in", [f"{side}.{claim.lower()}" for claim in CLAIMS]
     if refused is not None:
         return [of_error(name, refused), *skipped(names, name)]
-    known = any(each is None or isinstance(each, AccessError) for each in found.values())
+    known = any(each is None or isinstance(each, errors.AccessError) for each in found.values())
     signed_in = (
         ok(name, f"accepted: {_credential_name(endpoint)}") if known else unknown(name, "no claim could be tried")
     )
     return [signed_in, *(_verdict(side, claim, found[claim], passed) for claim in CLAIMS)]
 
 
-def _verdict(side: str, claim: str, error: SbpairError | None, passed: set[str]) -> Check:
+def _verdict(side: str, claim: str, error: errors.SbpairError | None, passed: set[str]) -> Check:
     name = f"{side}.{claim.lower()}"
     if error is None:
         return ok(name, f"{claim} is granted")
     need = NEEDED.get((side, claim))
-    if isinstance(error, NotAuthorized):
+    if isinstance(error, errors.NotAuthorized):
         if need:
             return failed(name, f"{claim} is not granted: {need}", f"use a key or a role with {claim}", error.exit_code)
         return note(name, f"{claim} is not granted, and not needed here")
-    if isinstance(error, EntityMissing):
+    if isinstance(error, errors.EntityMissing):
         return unknown(name, f"{claim} could not be tried: no queue to open", _missing_hint(side))
     what = f"{claim} could not be tried: {error.message}"
     way = f"{side}.{'http' if claim == 'Manage' else 'amqp'}"
-    if isinstance(error, Unavailable) and way in passed:
+    if isinstance(error, errors.Unavailable) and way in passed:
         return failed(name, what, error.hint, error.exit_code)
     return unknown(name, what, error.hint)
 
@@ -204,9 +196,9 @@ def _credential_name(endpoint: Endpoint) -> str:
     return "the identity that is signed in" if isinstance(credential, Identity) else "a ready-made signature"
 
 
-def _tier(side: str, probed: NamespaceProbe | SbpairError) -> list[Check]:
+def _tier(side: str, probed: NamespaceProbe | errors.SbpairError) -> list[Check]:
     name = f"{side}.tier"
-    if isinstance(probed, SbpairError):
+    if isinstance(probed, errors.SbpairError):
         return skipped([name], f"{side}.manage")
     described = TIERS.get(probed.tier, probed.tier)
     if probed.tier != "Basic":
@@ -216,11 +208,11 @@ def _tier(side: str, probed: NamespaceProbe | SbpairError) -> list[Check]:
     return [note(name, described, "duplicates sent during an outage are not detected there")]
 
 
-async def _result(action: Coroutine[object, object, Result], seconds: float) -> Result | SbpairError:
+async def _result(action: Coroutine[object, object, Result], seconds: float) -> Result | errors.SbpairError:
     """Return the result or error of `action`."""
     try:
         return await within(seconds, action)
     except TimeoutError:
-        return TimedOut(f"no answer within {seconds:g} s", hint=AGAIN)
-    except SbpairError as error:
+        return errors.TimedOut(f"no answer within {seconds:g} s", hint=AGAIN)
+    except errors.SbpairError as error:
         return error

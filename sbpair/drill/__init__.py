@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair import backlog
@@ -24,9 +23,9 @@ from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.atom import open_atom
 from sbpair.drill import against_pair, scenario
 from sbpair.drill.against_pair import OWN_QUEUES
-from sbpair.drill.compare import message_differences
+from sbpair.drill.compare import compare_all, message_differences
 from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessage, originals
-from sbpair.drill.emulator_process import advance_clock, emulated_pair
+from sbpair.drill.emulator_process import emulated_pair, emulator_control
 from sbpair.drill.outages import EmulatedOutages
 from sbpair.drill.scenario import Intervals, SendTally, accounted, received
 from sbpair.errors import ExitCode, ProtocolError, UsageError
@@ -44,9 +43,6 @@ APPLICATION = "checkout"
 
 CONCURRENT_SENDS = 50
 """Messages in flight while the backlog is written."""
-
-MAX_EXAMPLES = 20
-"""The number of altered and of lost messages that a result names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +155,7 @@ async def run_drill(
         arrived = await received(pair.primary, APPLICATION, len(application.sent))
         sending = accounted(application, arrived, followed.receipt)
         back = await _read_back(pair.primary, messages, on_event)
-    result = _result(sent, back, moved.receipt, sending)
-    return replace(result, seconds=timeline.seconds, timeline=tuple(timeline.phases))
+    return _result(sent, back, moved.receipt, sending, timeline)
 
 
 async def drill_against(
@@ -181,8 +176,7 @@ async def drill_against(
     sending = await against_pair.drill_on_pair(
         pair, tag, timeline, queues=queues, seed=seed, intervals=intervals, on_event=on_event
     )
-    result = _result([], [], sending.receipt, sending)
-    return replace(result, seconds=timeline.seconds, timeline=tuple(timeline.phases))
+    return _result([], [], sending.receipt, sending, timeline)
 
 
 async def _create_destinations(primary: Endpoint) -> None:
@@ -216,7 +210,7 @@ async def _read_back(primary: Endpoint, expected: int, on_event: OnEvent) -> lis
                     received_messages += [(path, delivery.payload) for delivery in deliveries]
                     on_event(ComparisonProgress(len(received_messages), expected))
                 receiver.close()
-            await advance_clock(primary, SCHEDULE_MS + 60_000)
+            await emulator_control(primary, "POST", "clock", {"advance_ms": SCHEDULE_MS + 60_000})
     return received_messages
 
 
@@ -228,30 +222,29 @@ def _id_of(payload: bytes) -> str:
 
 
 def _result(
-    sent: list[OriginalMessage], back: list[tuple[str, bytes]], receipt: Receipt, sending: SendTally
+    sent: list[OriginalMessage],
+    back: list[tuple[str, bytes]],
+    receipt: Receipt,
+    sending: SendTally,
+    timeline: Timeline,
 ) -> DrillResult:
     known = {each.message_id: each for each in sent}
-    seen: Counter[str] = Counter()
-    alterations: dict[str, str] = {}
-    for destination, payload in back:
+
+    def compared(destination: str, payload: bytes) -> tuple[str, list[str]]:
         message_id = _id_of(payload)
-        seen[message_id] += 1
         original = known.get(message_id)
-        wrong = ["it was never sent"] if original is None else message_differences(original, payload)
-        if original is not None and original.destination != destination:
+        if original is None:
+            return message_id, ["it was never sent"]
+        wrong = message_differences(original, payload)
+        if original.destination != destination:
             wrong.append(f"expected at {original.destination}, received at {destination}")
-        if wrong:
-            alterations[message_id] = "; ".join(wrong)
-    lost = [message_id for message_id in known if not seen[message_id]]
+        return message_id, wrong
+
     return DrillResult(
         sent=len(sent),
-        received=len(back),
-        lost=len(lost),
-        duplicated=sum(count - 1 for count in seen.values()),
-        altered=len(alterations),
-        seconds=0.0,
+        seconds=timeline.seconds,
         receipt=receipt,
-        alterations=tuple(alterations.items())[:MAX_EXAMPLES],
-        lost_ids=tuple(lost[:MAX_EXAMPLES]),
         sending=sending,
+        timeline=tuple(timeline.phases),
+        **compare_all(known, (compared(*each) for each in back)).figures(),
     )

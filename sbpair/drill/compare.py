@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp import types
@@ -9,11 +11,15 @@ from sbpair.amqp.message import Properties, Sections
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from sbpair.amqp.message import Header
     from sbpair.drill.drill_messages import OriginalMessage
 
 TICKS_PER_MS = 10_000
 MAX_HEADER_TTL_MS = 0xFFFFFFFF
+MAX_EXAMPLES = 20
+"""The number of altered and of lost messages that a result names."""
 
 # The service sets these on any message; the schedule has its own check.
 _SERVICE_ANNOTATIONS = (
@@ -26,40 +32,70 @@ _SERVICE_ANNOTATIONS = (
 )
 
 
+_RAW = ("body", "footer", "application_properties")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All received messages compared with the sent ones: lost ids, repetitions by id, differences by id."""
+
+    received: int
+    lost: list[str]
+    repeated: dict[str, int]
+    altered: dict[str, str]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields that both results of a drill have."""
+        return {
+            "received": self.received,
+            "lost": len(self.lost),
+            "duplicated": sum(self.repeated.values()),
+            "altered": len(self.altered),
+            "alterations": tuple(self.altered.items())[:MAX_EXAMPLES],
+            "lost_ids": tuple(self.lost[:MAX_EXAMPLES]),
+        }
+
+
+def compare_all(sent: Iterable[str], received: Iterable[tuple[str, list[str]]]) -> Comparison:
+    """Compare the ids of sent messages with received messages, as (id, differences)."""
+    seen: Counter[str] = Counter()
+    altered: dict[str, str] = {}
+    for message_id, differences in received:
+        seen[message_id] += 1
+        if differences:
+            altered[message_id] = "; ".join(differences)
+    repeated = {message_id: times - 1 for message_id, times in seen.items() if times > 1}
+    return Comparison(seen.total(), [each for each in sent if not seen[each]], repeated, altered)
+
+
 def message_differences(original: OriginalMessage, payload: bytes) -> list[str]:
     """Return the differences, one line each; [] for an unaltered message."""
     try:
         got = Sections.split(payload)
-        return [line for check in _CHECKS for line in check(original, got)]
+        return [line for check in (_sections, _header, _annotations) for line in check(original, got)]
     except ProtocolError as error:
         return [f"unreadable: {error.message}"]
 
 
-def _body(original: OriginalMessage, got: Sections) -> list[str]:
-    return [] if got.body == original.sections.body else ["the body's bytes differ"]
+def byte_differences(had: Sections, got: Sections, sections: Sequence[str] = _RAW) -> list[str]:
+    """Compare sections whose bytes are kept."""
+    differing = [each for each in sections if getattr(had, each) != getattr(got, each)]
+    return [f"the bytes of {each.replace('_', ' ')} differ" for each in differing]
 
 
-def _footer(original: OriginalMessage, got: Sections) -> list[str]:
-    return [] if got.footer == original.sections.footer else ["the footer's bytes differ"]
+def property_differences(had: Properties, has: Properties) -> list[str]:
+    """Compare all properties but those that follow from a time to live."""
+    names = [name for name, _, _ in Properties.TYPES if name not in ("absolute_expiry_time", "creation_time")]
+    differing = [name for name in names if not types.same(getattr(had, name), getattr(has, name))]
+    return [f"the property {name} differs" for name in differing]
 
 
-def _application_properties(original: OriginalMessage, got: Sections) -> list[str]:
-    if got.application_properties == original.sections.application_properties:
-        return []
-    return ["the application properties' bytes differ"]
-
-
-def _properties(original: OriginalMessage, got: Sections) -> list[str]:
-    if not _is_long(original):
-        same = got.properties == original.sections.properties
-        return [] if same else ["the properties' bytes differ"]
-    had, has = original.sections.read_properties(), got.read_properties()
-    lines = [
-        f"the property {name} differs"
-        for name, _, _ in Properties.TYPES
-        if name not in ("absolute_expiry_time", "creation_time")
-        and not types.same(getattr(had, name), getattr(has, name))
-    ]
+def _sections(original: OriginalMessage, got: Sections) -> list[str]:
+    if (_ttl_ms(original) or 0) <= MAX_HEADER_TTL_MS:
+        return byte_differences(original.sections, got, (*_RAW, "properties"))
+    has = got.read_properties()
+    lines = byte_differences(original.sections, got)
+    lines += property_differences(original.sections.read_properties(), has)
     lifetime = (has.absolute_expiry_time or 0) - (has.creation_time or 0)
     if lifetime != _ttl_ms(original):
         lines.append(f"absolute-expiry-time minus creation-time: expected {_ttl_ms(original)} ms, got {lifetime}")
@@ -92,16 +128,9 @@ def _ttl_ms(original: OriginalMessage) -> int | None:
     return None if original.ttl_ticks is None else original.ttl_ticks // TICKS_PER_MS
 
 
-def _is_long(original: OriginalMessage) -> bool:
-    return (_ttl_ms(original) or 0) > MAX_HEADER_TTL_MS
-
-
 def _differs(had: Header, has: Header, name: str) -> bool:
     left: Any = getattr(had, name)
     right: Any = getattr(has, name)
     # The service may send a default: durable false, priority 4.
     defaults = {"durable": (None, False), "priority": (None, 4)}[name]
     return not (left == right or (left in defaults and right in defaults))
-
-
-_CHECKS = (_body, _footer, _application_properties, _properties, _header, _annotations)

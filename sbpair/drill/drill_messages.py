@@ -9,40 +9,9 @@ import random
 import uuid
 from dataclasses import dataclass
 
-from sbpair.amqp import codec
-from sbpair.amqp.message import (
-    APPLICATION_PROPERTIES,
-    DATA,
-    FOOTER,
-    MESSAGE_ANNOTATIONS,
-    PROPERTIES,
-    SEQUENCE,
-    VALUE,
-    Header,
-    Sections,
-    section,
-)
-from sbpair.amqp.types import (
-    Array,
-    Byte,
-    Char,
-    Decimal32,
-    Decimal64,
-    Decimal128,
-    Described,
-    Float,
-    Int,
-    Long,
-    Map,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-    Value,
-)
+from sbpair.amqp import codec, message, types
+from sbpair.amqp.message import Header, Sections, section
+from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, Value
 
 DESTINATIONS = ("orders", "billing/invoices", "telemetry")
 
@@ -83,7 +52,7 @@ class OriginalMessage:
             header=self.sections.header,
             message_annotations=self.sections.message_annotations,
             properties=_properties(self.message_id, self.number, None),
-            application_properties=section(APPLICATION_PROPERTIES, codec.encode(Map(pairs))),
+            application_properties=_section(message.APPLICATION_PROPERTIES, Map(pairs)),
             body=self.sections.body,
             footer=self.sections.footer,
         ).join()
@@ -109,9 +78,7 @@ def _original(number: int, rng: random.Random, now_ms: int) -> OriginalMessage:
             properties=_properties(message_id, number, session_id),
             application_properties=_application_properties(number, rng),
             body=_body(number, rng),
-            footer=section(FOOTER, codec.encode(Map([(Symbol("x-drill"), number % 5 == 0)])))
-            if number % 9 == 4
-            else b"",
+            footer=_section(message.FOOTER, Map([(Symbol("x-drill"), number % 5 == 0)])) if number % 9 == 4 else b"",
         ),
         session_id=session_id,
         ttl_ticks=_ttl_ticks(number, scheduled=scheduled_at is not None),
@@ -133,22 +100,22 @@ def _properties(message_id: str, number: int, session_id: str | None) -> bytes:
     fields[0] = message_id
     if number % 5 == 1:
         fields[1], fields[3] = b"user", "subject \u2603"
-        fields[5] = (ULong(number), uuid.UUID(int=number), b"\x00\xff", "text")[number % 4]
+        fields[5] = (types.ULong(number), uuid.UUID(int=number), b"\x00\xff", "text")[number % 4]
     if number % 5 == 2:
         fields[2], fields[4], fields[6] = "to", "reply-to", Symbol("application/octet-stream")
-        fields[11], fields[12] = UInt(number), "reply-session"
+        fields[11], fields[12] = types.UInt(number), "reply-session"
     fields[10] = session_id
-    return section(PROPERTIES, codec.encode(fields))
+    return _section(message.PROPERTIES, fields)
 
 
 def _annotations(number: int) -> bytes:
     if number % 6:
         return b""
     pairs: list[tuple[Value, Value]] = [
-        (Symbol("x-opt-drill"), [Int(number), {Symbol("deep"): Array([Long(1), Long(2**40)], code=0x81)}]),
+        (Symbol("x-opt-drill"), [Int(number), {Symbol("deep"): types.Array([Long(1), Long(2**40)], code=0x81)}]),
         (Symbol("x-opt-partition-key"), f"session-{number % 7}"),
     ]
-    return section(MESSAGE_ANNOTATIONS, codec.encode(Map(pairs)))
+    return _section(message.MESSAGE_ANNOTATIONS, Map(pairs))
 
 
 def every_type(number: int) -> list[tuple[str, Value]]:
@@ -157,25 +124,25 @@ def every_type(number: int) -> list[tuple[str, Value]]:
         ("null", None),
         ("true", True),
         ("false", False),
-        ("ubyte", UByte(number % 256)),
-        ("ushort", UShort(number % 65536)),
-        ("uint", UInt(number)),
-        ("uint0", UInt(0)),
-        ("uint-large", UInt(0xFFFFFFFF)),
-        ("ulong", ULong(2**63 + number)),
-        ("ulong0", ULong(0)),
-        ("byte", Byte(-(number % 128))),
-        ("short", Short(-(number % 32768))),
+        ("ubyte", types.UByte(number % 256)),
+        ("ushort", types.UShort(number % 65536)),
+        ("uint", types.UInt(number)),
+        ("uint0", types.UInt(0)),
+        ("uint-large", types.UInt(0xFFFFFFFF)),
+        ("ulong", types.ULong(2**63 + number)),
+        ("ulong0", types.ULong(0)),
+        ("byte", types.Byte(-(number % 128))),
+        ("short", types.Short(-(number % 32768))),
         ("int", Int(-number)),
         ("int-large", Int(2**31 - 1)),
         ("long", Long(2**40 + number)),
         ("long-small", Long(5)),
-        ("float", Float(1.5)),
+        ("float", types.Float(1.5)),
         ("double", number / 7),
-        ("decimal32", Decimal32(b"\x22\x50\x00\x2a")),
-        ("decimal64", Decimal64(b"\x22\x34" + number.to_bytes(6))),
-        ("decimal128", Decimal128(b"\x22\x08" + number.to_bytes(14))),
-        ("char", Char("\u20ac")),
+        ("decimal32", types.Decimal32(b"\x22\x50\x00\x2a")),
+        ("decimal64", types.Decimal64(b"\x22\x34" + number.to_bytes(6))),
+        ("decimal128", types.Decimal128(b"\x22\x08" + number.to_bytes(14))),
+        ("char", types.Char("\u20ac")),
         ("timestamp", Timestamp(1_767_225_600_000 + number)),
         ("uuid", uuid.UUID(int=2**100 + number)),
         ("binary", bytes([number % 256]) * 300),
@@ -192,19 +159,21 @@ def _application_properties(number: int, rng: random.Random) -> bytes:
     if number % 8 == 7:
         return b""
     pairs = every_type(number) if number % 8 == 0 else rng.sample(every_type(number), 3)
-    return section(APPLICATION_PROPERTIES, codec.encode(Map(pairs)))
+    return _section(message.APPLICATION_PROPERTIES, Map(pairs))
 
 
 def _body(number: int, rng: random.Random) -> bytes:
     kind = number % 6
     if kind == 0:
-        return section(
-            VALUE, codec.encode(Map([("text", "a value"), ("list", [Int(1), "two", 3.0]), ("n", Long(number))]))
-        )
+        return _section(message.VALUE, Map([("text", "a value"), ("list", [Int(1), "two", 3.0]), ("n", Long(number))]))
     if kind == 1:
-        return b"".join(section(SEQUENCE, codec.encode([Int(part), "part", None])) for part in range(3))
+        return b"".join(_section(message.SEQUENCE, [Int(part), "part", None]) for part in range(3))
     if kind == 2:
-        return b"".join(section(DATA, codec.encode(rng.randbytes(40))) for _ in range(3))
+        return b"".join(_section(message.DATA, rng.randbytes(40)) for _ in range(3))
     if number == 3:
-        return section(DATA, codec.encode(rng.randbytes(200_000)))
-    return section(DATA, codec.encode(b"" if number % 50 == 4 else rng.randbytes(rng.randrange(1, 2_000))))
+        return _section(message.DATA, rng.randbytes(200_000))
+    return _section(message.DATA, b"" if number % 50 == 4 else rng.randbytes(rng.randrange(1, 2_000)))
+
+
+def _section(code: int, value: Value) -> bytes:
+    return section(code, codec.encode(value))

@@ -42,22 +42,8 @@ async def emulated_pair(backlog_queues: int) -> AsyncIterator[Pair]:
         await _stop(process)
 
 
-async def advance_clock(endpoint: Endpoint, ms: int) -> None:
-    """Advance the emulator's clock."""
-    await _control(endpoint, "POST", "clock", {"advance_ms": ms})
-
-
-async def begin_fault(endpoint: Endpoint, kind: str, namespace: str, entity: str | None = None) -> str:
-    """Begin a fault. Returns its id, for `end_fault`."""
-    body = {"kind": kind, "namespace": namespace} | ({"entity": entity} if entity else {})
-    return str(json.loads(await _control(endpoint, "POST", "faults", body))["id"])
-
-
-async def end_fault(endpoint: Endpoint, identity: str) -> None:
-    await _control(endpoint, "DELETE", f"faults/{identity}")
-
-
-async def _control(endpoint: Endpoint, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+async def emulator_control(endpoint: Endpoint, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+    """Call the emulator's control API. Returns the body of its answer."""
     request = urllib.request.Request(
         f"http://{endpoint.authority}/$control/{path}",
         data=None if body is None else json.dumps(body).encode(),

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, TypeAlias
 
-from sbpair.drill.emulator_process import begin_fault, end_fault
+from sbpair.drill.emulator_process import emulator_control
 
 if TYPE_CHECKING:
-    from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.model.pair import Pair
 
 
 class EmulatedOutages:
     """Breaks connections to the primary, or links to one backlog queue, and refuses new ones."""
 
-    outage: SimulatedOutage | None = None
+    outage = None
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
         self._faults: list[str] = []
 
     async def stop_primary(self) -> None:
-        await self._begin("namespace-down", self._pair.primary.name)
+        await self._begin({"kind": "namespace-down", "namespace": self._pair.primary.name})
 
     async def stop_queue(self, path: str) -> None:
-        await self._begin("entity-down", self._pair.secondary.name, path)
+        await self._begin({"kind": "entity-down", "namespace": self._pair.secondary.name, "entity": path})
 
     async def restore(self) -> None:
         while self._faults:
-            await end_fault(self._pair.secondary, self._faults.pop())
+            await emulator_control(self._pair.secondary, "DELETE", f"faults/{self._faults.pop()}")
 
-    async def _begin(self, kind: str, namespace: str, entity: str | None = None) -> None:
+    async def _begin(self, fault: dict[str, str]) -> None:
         # The secondary's port controls both, also while the primary is down.
-        self._faults.append(await begin_fault(self._pair.secondary, kind, namespace, entity))
+        answer = await emulator_control(self._pair.secondary, "POST", "faults", fault)
+        self._faults.append(str(json.loads(answer)["id"]))
 
 
 class SimulatedOutages:
@@ -41,16 +42,16 @@ class SimulatedOutages:
     def __init__(self) -> None:
         from sbpair.failover.simulated_outage import SimulatedOutage
 
-        self.outage: SimulatedOutage | None = SimulatedOutage()
+        self.outage = SimulatedOutage()
 
     async def stop_primary(self) -> None:
-        if self.outage is not None:
-            self.outage.begin("primary")
+        self.outage.begin("primary")
 
     async def stop_queue(self, path: str) -> None:
-        if self.outage is not None:
-            self.outage.begin("backlog", path)
+        self.outage.begin("backlog", path)
 
     async def restore(self) -> None:
-        if self.outage is not None:
-            self.outage.end()
+        self.outage.end()
+
+
+Outages: TypeAlias = EmulatedOutages | SimulatedOutages

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from sbpair.amqp import types
 from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
+from sbpair.drill.compare import byte_differences, compare_all, property_differences
 from sbpair.errors import ProtocolError, SbpairError, TimedOut
 
 if TYPE_CHECKING:
+    from sbpair.drill.outages import Outages
     from sbpair.failover.aio import AsyncPairedClient, AsyncPairedSender
     from sbpair.failover.entity_states import State
     from sbpair.failover.events import SenderEvent
-    from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.move.receipt import Receipt
 
@@ -36,7 +35,6 @@ MIN_MESSAGES = 10
 
 QUIET_SECONDS = 0.5
 MAX_DELAY_SECONDS = 10.0
-MAX_EXAMPLES = 20
 
 EmitPhase = Callable[[str, str], object]
 
@@ -49,18 +47,6 @@ class Intervals:
     ping: float = 1.0
     rate: float = 50.0
     max_phase: float = 90.0
-
-
-class OutageControl(Protocol):
-    """Begins and ends the outages of a scenario."""
-
-    outage: SimulatedOutage | None
-
-    async def stop_primary(self) -> None: ...
-
-    async def stop_queue(self, path: str) -> None: ...
-
-    async def restore(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +104,9 @@ class Application:
 
     async def until_more(self, side: str) -> None:
         """Wait until a side has accepted a few more messages."""
-        before: int = getattr(self.sender.delivered, side)
+        enough: int = getattr(self.sender.delivered, side) + MIN_MESSAGES
         await self.until(
-            f"a send to the {side}",
-            lambda: bool(getattr(self.sender.delivered, side) >= before + MIN_MESSAGES or self.refused),
+            f"a send to the {side}", lambda: bool(getattr(self.sender.delivered, side) >= enough or self.refused)
         )
 
     @property
@@ -140,7 +125,7 @@ class Application:
 
 @asynccontextmanager
 async def application(
-    pair: Pair, entity: str, outages: OutageControl, intervals: Intervals, emit: EmitPhase, seed: int = 0
+    pair: Pair, entity: str, outages: Outages, intervals: Intervals, emit: EmitPhase, seed: int = 0
 ) -> AsyncIterator[Application]:
     """Open an application that sends in the background until it is closed."""
     from sbpair.failover.aio import AsyncPairedClient
@@ -170,7 +155,7 @@ async def application(
             raise _first(group) from None
 
 
-async def play(sending: Application, outages: OutageControl, pair: Pair, emit: EmitPhase) -> None:
+async def play(sending: Application, outages: Outages, pair: Pair, emit: EmitPhase) -> None:
     """Run every phase, from a healthy primary to a healthy primary. Raises TimedOut."""
     from sbpair.failover.entity_states import State
 
@@ -212,31 +197,18 @@ async def received(endpoint: Endpoint, entity: str, expected: int, get_token: An
 
 def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> SendTally:
     """Compare every message of the application with those received."""
-    seen: Counter[str] = Counter()
-    alterations: dict[str, str] = {}
-    for payload in back:
-        message_id, wrong = _compared(sending.sent, payload)
-        seen[message_id] += 1
-        if wrong:
-            alterations[message_id] = "; ".join(wrong)
-    lost = [message_id for message_id in sending.sent if not seen[message_id]]
-    repeated = {message_id: times - 1 for message_id, times in seen.items() if times > 1}
-    delivered = sending.sender.delivered
+    found = compare_all(sending.sent, (_compared(sending.sent, payload) for payload in back))
+    delivered, doubtful = sending.sender.delivered, sending.doubtful
     return SendTally(
         entity=sending.sender.entity_name,
         sent=len(sending.sent),
         primary=delivered.primary,
         backlog=delivered.backlog,
         refused=sending.refused,
-        doubtful=len(sending.doubtful),
-        received=len(back),
-        lost=len(lost),
-        duplicated=sum(repeated.values()),
-        unexplained=sum(times for message_id, times in repeated.items() if message_id not in sending.doubtful),
-        altered=len(alterations),
+        doubtful=len(doubtful),
+        unexplained=sum(times for message_id, times in found.repeated.items() if message_id not in doubtful),
         receipt=receipt,
-        alterations=tuple(alterations.items())[:MAX_EXAMPLES],
-        lost_ids=tuple(lost[:MAX_EXAMPLES]),
+        **found.figures(),
     )
 
 
@@ -248,7 +220,8 @@ async def _send_until(sending: Application, chance: random.Random, seconds: floa
     from sbpair.failover import sdk_messages
 
     for number in count():
-        message = sdk_messages.prepare_one(_describe(number, chance))
+        described = _describe(number, chance)
+        message = sdk_messages.prepare_one(described)
         try:
             await sending.sender.send_messages(message)
         except SbpairError:
@@ -256,7 +229,7 @@ async def _send_until(sending: Application, chance: random.Random, seconds: floa
         except Exception:  # noqa: BLE001  the SDK raises any exception
             sending.refused += 1
         else:
-            sending.sent[_id_of(message)] = Sections.split(sdk_messages.encode(message))
+            sending.sent[described["message_id"]] = Sections.split(sdk_messages.encode(message))
         sending.changed.set()
         try:
             async with asyncio.timeout(seconds):
@@ -280,10 +253,6 @@ def _describe(number: int, chance: random.Random) -> dict[str, Any]:
     return {"body": chance.randbytes(chance.randrange(2_000)), **own}
 
 
-def _id_of(message: Any) -> str:
-    return str(message.properties.message_id)
-
-
 def _compared(sent: dict[str, Sections], payload: bytes) -> tuple[str, list[str]]:
     """Return the id and the differences of a received message."""
     try:
@@ -297,14 +266,9 @@ def _compared(sent: dict[str, Sections], payload: bytes) -> tuple[str, list[str]
 
 
 def _differences(original: Sections, got: Sections, has: Properties) -> list[str]:
-    parts = ("body", "footer", "application_properties")
-    wrong = [f"the bytes of {part} differ" for part in parts if getattr(original, part) != getattr(got, part)]
-    had = original.read_properties()
     # With a time to live, the SDK also sends the time of sending.
-    names = [name for name, _, _ in Properties.TYPES if name not in ("absolute_expiry_time", "creation_time")]
-    wrong += [
-        f"the property {name} differs" for name in names if not types.same(getattr(had, name), getattr(has, name))
-    ]
-    if original.read_header().ttl != (got.read_header().ttl if original.read_header().ttl is not None else None):
+    wrong = [*byte_differences(original, got), *property_differences(original.read_properties(), has)]
+    ttl = original.read_header().ttl
+    if ttl != (got.read_header().ttl if ttl is not None else None):
         wrong.append("the time to live differs")
     return wrong

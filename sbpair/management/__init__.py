@@ -30,9 +30,8 @@ if TYPE_CHECKING:
         list_partitions,
         partition_exit_code,
     )
-    from sbpair.management.plain_queue import create_queue
-    from sbpair.management.provision_target import EntityFinding, EntityItem
-    from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
+    from sbpair.management.provision_namespace import EntityFinding, EntityItem
+    from sbpair.management.provisioning import EntityReport, create_queue, provision, provision_exit_code
     from sbpair.management.pruning import QueueReport, prune, prune_exit_code
     from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
     from sbpair.model.pair import ResourceGroup
@@ -123,9 +122,8 @@ __getattr__, __dir__ = lazy_names(
             "PartitionItem, PartitionReport, PartitionedEntityState, create_partitioned, list_partitions, "
             "partition_exit_code"
         ),
-        "sbpair.management.plain_queue": "create_queue",
-        "sbpair.management.provision_target": "EntityFinding, EntityItem",
-        "sbpair.management.provisioning": "EntityReport, provision, provision_exit_code",
+        "sbpair.management.provision_namespace": "EntityFinding, EntityItem",
+        "sbpair.management.provisioning": "EntityReport, create_queue, provision, provision_exit_code",
         "sbpair.management.pruning": "QueueReport, prune, prune_exit_code",
         "sbpair.model.entities": "CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic",
         "sbpair.model.pair": "ResourceGroup",

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from sbpair import backlog
 from sbpair.errors import ExitCode
-from sbpair.management.backlog_plan import queue_finding, why_unexpected
-from sbpair.management.comparison import Change, ChangeKind, Plan, describe_differences
+from sbpair.management.comparison import Change, ChangeKind, Plan, describe_differences, why_unexpected
 from sbpair.model.entities import PROPERTY_NAMES
 from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
@@ -110,13 +110,22 @@ def is_full(fill: Utilisation) -> bool:
 
 def own_items(plan: Plan, count: int, fills: Mapping[str, Utilisation]) -> list[QueueItem]:
     """Return the items of a pair's own queues: those to create are missing here. `fills` is by path."""
-    return [_with_fill(_item(change, count), fills.get(change.path)) for change in plan.changes]
+    return [_item(change, count, fills.get(change.path)) for change in plan.changes]
 
 
-def foreign_item(primary: str, state: QueueState) -> QueueItem:
-    """Return the item of another primary's backlog queue in the same secondary."""
-    detail = QueueFinding(None, counts=state.counts, partitioned=state.partitioned)
-    return ReportItem(state.spec.path, Outcome.FOREIGN, f"a backlog queue of {primary}", detail)
+def foreign_items(primary: str, queues: Iterable[QueueState]) -> list[QueueItem]:
+    """Return the items of the backlog queues of other primaries in the same secondary."""
+    found = ((backlog.primary_of(state.spec.path), state) for state in queues)
+    return [
+        ReportItem(
+            state.spec.path,
+            Outcome.FOREIGN,
+            f"a backlog queue of {name}",
+            QueueFinding(None, state.counts, partitioned=state.partitioned),
+        )
+        for name, state in found
+        if name and name.lower() != primary.lower()
+    ]
 
 
 def utilisation(state: QueueState, now: float, max_idle: float | None) -> Utilisation:
@@ -139,27 +148,21 @@ def with_growth(fill: Utilisation, size_bytes: int | None, seconds: float) -> Ut
     return replace(fill, size_bytes=size_bytes, bytes_per_second=(size_bytes - fill.size_bytes) / seconds)
 
 
-def _item(change: Change, count: int) -> QueueItem:
-    detail = queue_finding(change)
+def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
+    detail = QueueFinding(change.index, differences=change.differences, fill=fill)
+    if change.state:
+        detail = replace(detail, counts=change.state.counts, partitioned=change.state.partitioned)
     match change.kind:
         case ChangeKind.CREATE:
             return ReportItem(change.path, Outcome.MISSING, "missing: sbpair provision creates it", detail)
         case ChangeKind.DRIFTED:
             return ReportItem(change.path, Outcome.DRIFTED, describe_differences(change.differences), detail)
-        case ChangeKind.UNEXPECTED:
-            return _extra(change, count, detail)
-    return ReportItem(change.path, Outcome.OK, "", detail)
-
-
-def _extra(change: Change, count: int, detail: QueueFinding) -> QueueItem:
+        case ChangeKind.UNCHANGED:
+            return ReportItem(change.path, Outcome.OK, "", detail)
     reason = why_unexpected(change.index, count)
     status = change.state.spec.status if change.state else ACTIVE
-    if status == ACTIVE:
-        return ReportItem(change.path, Outcome.EXTRA, reason, detail)
-    differences = (Difference(PROPERTY_NAMES["status"], ACTIVE, status),)
-    reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
-    return ReportItem(change.path, Outcome.EXTRA, reason, replace(detail, differences=differences))
-
-
-def _with_fill(item: QueueItem, fill: Utilisation | None) -> QueueItem:
-    return replace(item, detail=replace(item.detail, fill=fill)) if item.detail and fill else item
+    if status != ACTIVE:
+        differences = (Difference(PROPERTY_NAMES["status"], ACTIVE, status),)
+        detail = replace(detail, differences=differences)
+        reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
+    return ReportItem(change.path, Outcome.EXTRA, reason, detail)

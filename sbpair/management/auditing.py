@@ -16,34 +16,20 @@ from typing import TYPE_CHECKING, TypeVar
 from sbpair import backlog
 from sbpair.azure.retry import attempt
 from sbpair.errors import SbpairError
-from sbpair.management.audit_findings import (
-    FAIL_ON,
-    Audit,
-    AuditFinding,
-    DestinationSummary,
-    Unseen,
-    audit_exit_code,
-    foreign_item,
-    own_items,
-    utilisation,
-    with_growth,
-)
-from sbpair.management.backlog_plan import desired_queues, plan_backlog
+from sbpair.management.audit_findings import Audit, Unseen, foreign_items, own_items, utilisation, with_growth
+from sbpair.management.comparison import desired_queues, plan_backlog
 from sbpair.model import tiers
-from sbpair.model.queues import ControlEvent, Listed
+from sbpair.model.queues import Listed
 
 if TYPE_CHECKING:
     from sbpair.azure.interfaces import NamespaceControl
-    from sbpair.management.audit_findings import QueueItem
     from sbpair.management.backlog_scan import BacklogScan
+    from sbpair.management.calls import Sleep
     from sbpair.model.pair import Pair, ResourceGroup
-    from sbpair.model.queues import QueueState, Utilisation
+    from sbpair.model.queues import ControlEvent, QueueState
     from sbpair.move.peek.peeker import Peeked
 
-__all__ = ["FAIL_ON", "MAX_PEEK", "Audit", "AuditFinding", "DestinationSummary", "Unseen", "audit", "audit_exit_code"]
-
 Result = TypeVar("Result")
-Sleep = Callable[[float], Awaitable[object]]
 OnEvent = Callable[["ControlEvent | Peeked"], object]
 
 MAX_PEEK = 1_000
@@ -82,7 +68,7 @@ async def audit(
     async with AsyncExitStack() as stack:
         queues = await stack.enter_async_context(open_namespace(pair.secondary, group))
         scan = await stack.enter_async_context(open_backlog_scan(pair, max_peek, sleep=sleep, on_event=on_event))
-        auditor = _Auditor(pair, queues, scan if max_peek else None, on_event, now, clock, sleep)
+        auditor = _Auditor(pair, queues, scan, on_event, now, clock, sleep)
         return await auditor.run(idle_seconds, sample_seconds)
 
 
@@ -90,36 +76,36 @@ async def audit(
 class _Auditor:
     pair: Pair
     queues: NamespaceControl
-    scan: BacklogScan | None
+    scan: BacklogScan
     on_event: OnEvent
     now: Callable[[], float]
     clock: Callable[[], float]
     sleep: Sleep
 
     async def run(self, idle_seconds: float | None, sample_seconds: float) -> Audit:
-        primary = self.pair.primary.name
+        primary, tier = self.pair.primary.name, tiers.STANDARD
         # All queues, to find those of other primaries: the service lists no fewer either way.
         queues = await self._list("")
         started = self.clock()
         own = [state for state in queues if backlog.under_prefix(primary, state.spec.path)]
         self.on_event(Listed(self.pair.secondary.name, len(own)))
-        tier = await self._tier(own)
+        if any(state.partitioned for state in own):
+            # The tier only matters to the sizes of partitioned queues.
+            tier = tiers.tier_named(await self._attempt("read the namespace's tier", self.queues.tier))
         now = self.now()
         fills = {state.spec.path: utilisation(state, now, idle_seconds) for state in own}
         filled = {state.spec.path: fills[state.spec.path] for state in own if state.counts and not state.counts.empty}
         unseen: tuple[Unseen, ...] = ()
         if filled:
-            scanned, (sizes, at, unseen) = await asyncio.gather(self._scan(filled, now), self._sample(sample_seconds))
+            scans = self.scan.scan_all(filled, now)
+            scanned, (sizes, at, unseen) = await asyncio.gather(scans, self._sample(sample_seconds))
             fills |= {path: with_growth(fill, sizes.get(path), at - started) for path, fill in scanned.items()}
-        plan = plan_backlog(desired_queues(self.pair), own, tier)
+        plan = plan_backlog(self.pair, own, tier)
         return Audit(
-            (*own_items(plan, self.pair.backlog_queues, fills), *_foreign(primary, queues)),
-            destinations=self.scan.destinations() if self.scan else (),
-            unseen=(*unseen, *(self.scan.unseen() if self.scan else ())),
+            (*own_items(plan, self.pair.backlog_queues, fills), *foreign_items(primary, queues)),
+            destinations=self.scan.destinations(),
+            unseen=(*unseen, *self.scan.unseen()),
         )
-
-    async def _scan(self, fills: dict[str, Utilisation], now: float) -> dict[str, Utilisation]:
-        return await self.scan.scan_all(fills, now) if self.scan else fills
 
     async def _sample(self, seconds: float) -> tuple[dict[str, int | None], float, tuple[Unseen, ...]]:
         """Return the queues' sizes so many seconds later, by path, and the time of that. Never raises."""
@@ -135,16 +121,5 @@ class _Auditor:
     async def _list(self, prefix: str) -> list[QueueState]:
         return await self._attempt("list the queues", partial(self.queues.list_under, prefix, counts=True))
 
-    async def _tier(self, own: list[QueueState]) -> tiers.Tier:
-        """Return the tier, which only matters to the sizes of partitioned queues."""
-        if not any(state.partitioned for state in own):
-            return tiers.STANDARD
-        return tiers.tier_named(await self._attempt("read the namespace's tier", self.queues.tier))
-
     async def _attempt(self, what: str, action: Callable[[], Awaitable[Result]]) -> Result:
         return await attempt(what, action, sleep=self.sleep, on_event=self.on_event)
-
-
-def _foreign(primary: str, queues: list[QueueState]) -> list[QueueItem]:
-    found = ((backlog.primary_of(state.spec.path), state) for state in queues)
-    return [foreign_item(name, state) for name, state in found if name and name.lower() != primary.lower()]

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sbpair.azure.interfaces import DestinationEntity
@@ -23,15 +22,12 @@ from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
+    from sbpair.management.calls import Sleep
     from sbpair.model.pair import Pair
     from sbpair.model.queues import Retrying, Utilisation
     from sbpair.move.peek.peeker import Peeked, PeekedMessage
 
     OnEvent = Callable[[Peeked | Retrying], object]
-
-Sleep = Callable[[float], Awaitable[object]]
 
 QUEUES_AT_ONCE = 8
 CALL_SECONDS = 10.0
@@ -69,6 +65,8 @@ class BacklogScan:
 
     async def scan_all(self, fills: Mapping[str, Utilisation], now: float) -> dict[str, Utilisation]:
         """Add the peeked figures to the utilisation of queues, by path. `now` is seconds since 1970. Never raises."""
+        if not self.peeker.limit:
+            return dict(fills)
         async with asyncio.TaskGroup() as tasks:
             scans = {
                 path: tasks.create_task(self._scan(path, fill, now), name=f"peek {path}")
@@ -85,20 +83,27 @@ class BacklogScan:
         unseen = dict(self._unseen)
         if self.lookup.unavailable:
             unseen.setdefault(self.pair.primary.name, f"the destinations: {self.lookup.unavailable}")
-        if any(
-            isinstance(each, DestinationEntity) and each.detects_duplicates is None for each in self._found.values()
-        ):
+        entities = (each for each in self._found.values() if isinstance(each, DestinationEntity))
+        if any(each.detects_duplicates is None for each in entities):
             why = "whether destinations detect duplicates: needs the Manage claim"
             unseen.setdefault(self.pair.primary.name, why)
         return tuple(Unseen(name, reason) for name, reason in unseen.items())
 
     async def _scan(self, path: str, fill: Utilisation, now: float) -> Utilisation:
+        oldest_ms: int | None = None
+
+        async def take(seen: PeekedMessage) -> None:
+            nonlocal oldest_ms
+            if (at := seen.facts.enqueued_at) > 0:
+                oldest_ms = at if oldest_ms is None else min(oldest_ms, at)
+            await self._take(seen)
+
         async with self._slots:
             if self.pair.secondary.name in self._unseen:
                 return fill
-            position, oldest = PeekPosition(path), _Oldest()
+            position = PeekPosition(path)
             try:
-                await self.peeker.peek(position, partial(self._take, oldest))
+                await self.peeker.peek(position, take)
             except SbpairError as error:
                 self._record_failure(path, error)
             if position.truncated:
@@ -107,19 +112,17 @@ class BacklogScan:
             fill,
             looked_at=position.messages,
             saw_all=position.ended,
-            oldest_seconds=None if oldest.ms is None else max(0.0, now - oldest.ms / 1000),
+            oldest_seconds=None if oldest_ms is None else max(0.0, now - oldest_ms / 1000),
         )
 
     def _record_failure(self, path: str, error: SbpairError) -> None:
         # Without access or a connection, no other queue needs to be tried.
-        everywhere = isinstance(error, AccessError) or (isinstance(error, Unavailable) and not self._messages)
-        if everywhere:
+        if isinstance(error, AccessError) or (isinstance(error, Unavailable) and not self._messages):
             self._unseen[self.pair.secondary.name] = f"the messages in the queues: {_why(error)}"
         else:
             self._unseen[path] = error.message
 
-    async def _take(self, oldest: _Oldest, seen: PeekedMessage) -> None:
-        oldest.take(seen.facts.enqueued_at)
+    async def _take(self, seen: PeekedMessage) -> None:
         decision = route(seen.facts)
         if not isinstance(decision, Send):
             self._messages[""] += 1
@@ -149,17 +152,6 @@ class BacklogScan:
             missing = f"{self.pair.primary.name} has no such queue or topic"
             return DestinationSummary(name, messages, found=False, reason=missing)
         return DestinationSummary(name, messages)
-
-
-@dataclass
-class _Oldest:
-    """The enqueued time of the oldest of many messages, in ms since 1970."""
-
-    ms: int | None = None
-
-    def take(self, at_ms: int) -> None:
-        if at_ms > 0:
-            self.ms = at_ms if self.ms is None else min(self.ms, at_ms)
 
 
 def _why(error: SbpairError) -> str:

@@ -1,6 +1,7 @@
 """Desired entities compared with those of a namespace: missing, unchanged, drifted or unexpected.
 
 Pure: a plan is data, and nothing here reads, creates or changes an entity. A backlog queue is an entity with an index.
+Provision, audit, prune, partition and status all decide by these plans.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from sbpair.errors import Unsafe, UsageError
 from sbpair.model import tiers
 from sbpair.model.durations import TICKS_PER_SECOND, TIMESPAN_MAX_DAYS, ticks
 from sbpair.model.entities import DURATIONS, NAMES, PROPERTY_NAMES, Described, Rule, Subscription, Topic
-from sbpair.model.queues import Counts, Difference, QueueSpec, QueueState
+from sbpair.model.queues import Difference, QueueSpec, QueueState
 
 if TYPE_CHECKING:
+    from sbpair.model.pair import Pair
     from sbpair.model.tiers import Tier
 
 # A Standard namespace holds 10 000 entities, a Premium one 1 000 a messaging unit: more is a slip.
@@ -57,10 +59,6 @@ class Change:
         """The path in the service's own case, where the entity was read."""
         return self.state.spec.path if self.state else self.entity.path
 
-    @property
-    def counts(self) -> Counts | None:
-        return self.state.counts if self.state else None
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -80,11 +78,6 @@ class Plan:
     @property
     def creates(self) -> tuple[Change, ...]:
         return self.of(ChangeKind.CREATE)
-
-    @property
-    def empty(self) -> bool:
-        """Whether every desired entity exists unchanged, and no other."""
-        return all(change.kind is ChangeKind.UNCHANGED for change in self.changes)
 
 
 def entity_key(entity: Described) -> Key:
@@ -106,29 +99,28 @@ def compare(
     index: int | None = None,
     state: QueueState | None = None,
     more: tuple[Difference, ...] = (),
+    only: Collection[str] | None = None,
 ) -> Change:
-    """Compare one desired entity with the existing one, None where it is missing. `more` are further differences."""
+    """Compare one desired entity with the existing one, None where it is missing. `more` are further differences.
+
+    With `only`, just these fields are compared.
+    """
     if actual is None:
         return Change(ChangeKind.CREATE, entity, index)
-    found = (*differences(entity, actual), *more)
+    found = (*differences(entity, actual, only), *more)
     return Change(ChangeKind.DRIFTED if found else ChangeKind.UNCHANGED, entity, index, state, found)
 
 
 def compare_backlog_queue(spec: QueueSpec, index: int, state: QueueState | None, tier: Tier) -> Change:
     """Compare a backlog queue. Partitioning is chosen at creation, and the queue works either way: no difference."""
-    actual = None if state is None else normalised(state, tier)
-    return compare(spec, actual, index=index, state=state)
-
-
-def normalised(state: QueueState, tier: Tier) -> QueueSpec:
-    """Return the description with the chosen size: outside Premium, a partitioned queue reads back 16 times that."""
+    if state is None:
+        return compare(spec, None, index=index)
+    # Outside Premium, a partitioned queue reads back 16 times its chosen size.
     size = tiers.chosen_megabytes(tier, state.spec.max_size_in_megabytes, partitioned=state.partitioned)
-    return replace(state.spec, max_size_in_megabytes=size)
+    return compare(spec, replace(state.spec, max_size_in_megabytes=size), index=index, state=state)
 
 
-def differences(
-    desired: Described, actual: Described, *, only: Collection[str] | None = None
-) -> tuple[Difference, ...]:
+def differences(desired: Described, actual: Described, only: Collection[str] | None = None) -> tuple[Difference, ...]:
     """Return each property of `desired` that `actual` does not match; with `only`, of those fields alone."""
     names = [each.name for each in fields(desired) if each.name not in NAMES and (only is None or each.name in only)]
     return tuple(
@@ -143,18 +135,52 @@ def describe_differences(found: Iterable[Difference]) -> str:
     return ", ".join(f"{each.property} is {_text(each.actual)} and should be {_text(each.expected)}" for each in found)
 
 
-def check_plan(plan: Plan, *, limit: int = MAX_CREATES) -> None:
+def check_plan(plan: Plan) -> None:
     """Raise Unsafe for a plan of backlog queues that is more likely a mistake than a wish."""
-    if len(plan.creates) > limit:
+    if len(plan.creates) > MAX_CREATES:
         raise Unsafe(
-            f"{len(plan.creates)} queues would be created, and {limit} is the most at once",
+            f"{len(plan.creates)} queues would be created, and {MAX_CREATES} is the most at once",
             hint="check the number of backlog queues: the original used 10",
         )
-    paths = [change.path.lower() for change in plan.creates]
-    if len(set(paths)) != len(paths):
-        raise Unsafe("the plan would create one queue twice", hint="give each backlog queue its own index")
-    for change in plan.creates:
-        backlog.check_path(change.path)
+
+
+def desired_queues(pair: Pair) -> list[QueueSpec]:
+    """Return the backlog queues that the secondary should have. Raises NameInvalid where no legal path results."""
+    return [backlog.queue_spec(pair.primary.name, index) for index in range(pair.backlog_queues)]
+
+
+def plan_backlog(pair: Pair, actual: Iterable[QueueState], tier: Tier = tiers.STANDARD) -> Plan:
+    """Compare the backlog queues of a pair with those of a namespace. Queues outside the prefix are ignored.
+
+    Paths are compared without regard to case, as the service does; sizes as the namespace's `tier` reports them.
+    """
+    primary = pair.primary.name
+    existing = {state.spec.path.lower(): state for state in actual if backlog.under_prefix(primary, state.spec.path)}
+    changes = [
+        compare_backlog_queue(spec, index, existing.pop(spec.path.lower(), None), tier)
+        for index, spec in enumerate(desired_queues(pair))
+    ]
+    unexpected = [
+        Change(ChangeKind.UNEXPECTED, state.spec, backlog.index_of(primary, state.spec.path), state)
+        for state in existing.values()
+    ]
+    return Plan((*changes, *sorted(unexpected, key=_order)))
+
+
+def why_unexpected(index: int | None, count: int) -> str:
+    """Explain in one line why a queue is unexpected."""
+    if index is None:
+        return "under the prefix, and no index: no client ever uses it"
+    return f"beyond the {count} that were asked for"
+
+
+def check_removable(primary: str, count: int, path: str) -> None:
+    """Raise Unsafe unless `path` is an unexpected queue of `primary`: under its prefix, and without an index in use."""
+    index = backlog.index_of(primary, path)
+    if not backlog.under_prefix(primary, path):
+        raise Unsafe(f"{path} is not a backlog queue of {primary}", hint="only queues under its prefix are removed")
+    if index is not None and index < count:
+        raise Unsafe(f"{path} is one of the {count} that were asked for", hint="only extra queues are removed")
 
 
 def _matches(name: str, desired: Described, actual: Described) -> bool:
@@ -192,3 +218,7 @@ def _value(value: object) -> str | int | bool:
 
 def _text(value: str | int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or "empty"
+
+
+def _order(change: Change) -> tuple[bool, int, str]:
+    return change.index is None, change.index or 0, change.path.lower()

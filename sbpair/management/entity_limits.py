@@ -90,11 +90,10 @@ def fit_to_tier(entity: Fitted, tier: Tier) -> Fitted:
     return replace(entity, default_message_time_to_live=BASIC_TIME_TO_LIVE)
 
 
-def without_namespace_partitions(entity: Queue | Topic, desired: Queue | Topic, tier: Tier) -> Queue | Topic:
+def without_namespace_partitions(entity: AnyEntity, desired: AnyEntity, tier: Tier) -> AnyEntity:
     """Clear the partitioning of an entity as read, where its Premium namespace imposed it and `desired` has none."""
-    if tier.whole_namespace and not desired.enable_partitioning:
-        return replace(entity, enable_partitioning=False)
-    return entity
+    imposed = tier.whole_namespace and not getattr(desired, "enable_partitioning", False)
+    return replace(entity, enable_partitioning=False) if imposed and isinstance(entity, (Queue, Topic)) else entity
 
 
 def duration_seconds(duration: str) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sbpair.backlog import check_path, primary_of
 from sbpair.errors import NameInvalid, ServiceRefused, UsageError
 from sbpair.management import entity_limits
-from sbpair.management.comparison import describe_differences, differences
+from sbpair.management.comparison import compare, describe_differences
 from sbpair.model import tiers
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
 from sbpair.model.entities import Queue, Topic
@@ -73,8 +73,7 @@ def adapt_to_tier(entity: SomeQueueOrTopic, tier: Tier, namespace: str) -> SomeQ
 
 def check_same(entity: QueueOrTopic, existing: QueueOrTopic, namespace: str) -> None:
     """Raise ServiceRefused where the existing entity differs from the requested one."""
-    found = differences(entity, existing, only=REQUESTED)
-    if found:
+    if found := compare(entity, existing, only=REQUESTED).differences:
         raise ServiceRefused(
             f"{existing.path} is in {namespace} already, and is left as it is: {describe_differences(found)}",
             condition="40000",

@@ -6,10 +6,10 @@ Existing entities are never changed. Every check is made before anything is crea
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from sbpair.azure.control_plane import open_namespace
 from sbpair.azure.retry import attempt
@@ -24,18 +24,14 @@ from sbpair.management.partitioned import (
 )
 from sbpair.model import tiers
 from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.model.tiers import Capacity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from sbpair.azure.interfaces import NamespaceControl
-    from sbpair.model.entities import Queue
+    from sbpair.management.calls import OnEvent, Sleep
     from sbpair.model.pair import Endpoint, ResourceGroup
-    from sbpair.model.queues import ControlEvent
-    from sbpair.model.tiers import Capacity
-
-    Sleep = Callable[[float], Awaitable[object]]
-    OnEvent = Callable[[ControlEvent], object]
 
 MEGABYTE_BYTES = 1024 * 1024
 
@@ -99,9 +95,7 @@ async def list_partitions(
     A namespace that cannot be read is a failed item of its name; an error of all namespaces is raised.
     """
     async with _open(endpoints, group, on_event, sleep) as namespaces:
-        return await _in_each(
-            namespaces, lambda each: each.list_all(), lambda each: ReportItem(each.name, Outcome.FAILED)
-        )
+        return await _in_each(namespaces, _Namespace.list_all, lambda each: ReportItem(each.name, Outcome.FAILED))
 
 
 def partition_exit_code(report: PartitionReport) -> int:
@@ -110,99 +104,77 @@ def partition_exit_code(report: PartitionReport) -> int:
 
 
 class _Namespace:
-    """One namespace, with retried calls."""
+    """One namespace, with retried calls, and its capacity once that was read."""
 
     def __init__(self, control: NamespaceControl, name: str, on_event: OnEvent, sleep: Sleep) -> None:
         self.name = name
         self._control = control
         self._attempt = partial(attempt, sleep=sleep, on_event=on_event)
+        self._here = Capacity(tiers.STANDARD)
 
     async def check(self, entity: QueueOrTopic) -> PartitionItem:
         """Return the item of a dry run. Raises errors that the service would return."""
-        here = await self._capacity()
-        entity = adapt_to_tier(entity, here.tier, self.name)
+        await self._read_capacity()
+        entity = adapt_to_tier(entity, self._here.tier, self.name)
         # The namespace alone may rule it out: then nothing else needs to be read.
-        possible_partitions(here, (), self.name)
-        if (existing := await self._existing(entity)) is not None:
-            return _compared(entity, existing, here, self.name)
-        others = await self._entities(here)
-        check_room(entity, others, here.tier, self.name)
-        return _item(
-            entity, Outcome.WOULD_CREATE, here, self.name, partitions=possible_partitions(here, others, self.name)
-        )
+        possible_partitions(self._here, (), self.name)
+        with suppress(EntityMissing):
+            return await self._compared(entity)
+        others = await self._entities()
+        check_room(entity, others, self._here.tier, self.name)
+        partitions = possible_partitions(self._here, others, self.name)
+        return self._item(entity, Outcome.WOULD_CREATE, partitions=partitions)
 
     async def create(self, entity: QueueOrTopic, found: PartitionItem) -> list[PartitionItem]:
-        """Create the entity unless it was found. Another client may have created it since."""
+        """Create the entity unless `check` found it. Another client may have created it since."""
         if found.outcome is Outcome.EXISTING:
             return [found]
-        here = await self._capacity()
-        entity = adapt_to_tier(entity, here.tier, self.name)
-        if await self._create(entity, here):
-            return [_item(entity, Outcome.CREATED, here, self.name)]
-        return [_compared(entity, await self._read(entity), here, self.name)]
-
-    async def list_all(self) -> list[PartitionItem]:
-        here = await self._capacity()
-        entities = sorted(await self._entities(here), key=lambda each: each.path.lower())
-        sizes = await self._sizes(here)
-        return [_item(each, Outcome.OK, here, self.name, size_bytes=sizes.get(each.path)) for each in entities]
-
-    async def _create(self, entity: QueueOrTopic, here: Capacity) -> bool:
+        entity = adapt_to_tier(entity, self._here.tier, self.name)
         try:
-            return await self._attempt(f"create {entity.path}", lambda: self._control.create(entity))
+            created = await self._attempt(f"create {entity.path}", lambda: self._control.create(entity))
         except ServiceRefused as error:
             # Sometimes only the attempt shows that a Premium namespace is not partitioned.
-            if here.tier.whole_namespace and "partition" in error.message.lower():
+            if self._here.tier.whole_namespace and "partition" in error.message.lower():
                 raise not_partitioned(self.name) from error
             raise
+        return [self._item(entity, Outcome.CREATED) if created else await self._compared(entity)]
 
-    async def _existing(self, entity: QueueOrTopic) -> QueueOrTopic | None:
-        try:
-            return await self._read(entity)
-        except EntityMissing:
-            return None
+    async def list_all(self) -> list[PartitionItem]:
+        await self._read_capacity()
+        entities = sorted(await self._entities(), key=lambda each: each.path.lower())
+        sizes = await self._attempt("read the sizes of the queues", self._control.queue_bytes)
+        if self._here.tier.has_everything:
+            sizes = sizes | await self._attempt("read the sizes of the topics", self._control.topic_bytes)
+        return [self._item(each, Outcome.OK, size_bytes=sizes.get(each.path)) for each in entities]
 
-    async def _read(self, entity: QueueOrTopic) -> QueueOrTopic:
-        # `read` is generic in the kind, and takes no union of two.
-        like = cast("Queue", entity)
-        return await self._attempt(f"read {entity.path}", lambda: self._control.read(like))
+    async def _compared(self, entity: QueueOrTopic) -> PartitionItem:
+        """Compare the existing entity. Raises EntityMissing without one, ServiceRefused where it differs."""
+        existing = await self._attempt(f"read {entity.path}", lambda: self._control.read(entity))
+        if self._here.tier.whole_namespace and not existing.enable_partitioning:
+            raise not_partitioned(self.name)
+        check_same(entity, existing, self.name)
+        return self._item(existing, Outcome.EXISTING)
 
-    async def _capacity(self) -> Capacity:
-        return await self._attempt("read the namespace's tier", self._control.capacity)
+    async def _read_capacity(self) -> None:
+        self._here = await self._attempt("read the namespace's tier", self._control.capacity)
 
-    async def _entities(self, here: Capacity) -> list[QueueOrTopic]:
+    async def _entities(self) -> list[QueueOrTopic]:
         queues = await self._attempt("list the queues", self._control.queues)
-        topics = await self._attempt("list the topics", self._control.topics) if here.tier.has_everything else []
+        topics = await self._attempt("list the topics", self._control.topics) if self._here.tier.has_everything else []
         return [*queues, *topics]
 
-    async def _sizes(self, here: Capacity) -> dict[str, int]:
-        sizes = await self._attempt("read the sizes of the queues", self._control.queue_bytes)
-        if here.tier.has_everything:
-            sizes = sizes | await self._attempt("read the sizes of the topics", self._control.topic_bytes)
-        return sizes
-
-
-def _compared(entity: QueueOrTopic, existing: QueueOrTopic, here: Capacity, namespace: str) -> PartitionItem:
-    if here.tier.whole_namespace and not existing.enable_partitioning:
-        raise not_partitioned(namespace)
-    check_same(entity, existing, namespace)
-    return _item(existing, Outcome.EXISTING, here, namespace)
-
-
-def _item(
-    entity: QueueOrTopic,
-    outcome: Outcome,
-    here: Capacity,
-    namespace: str,
-    *,
-    partitions: tuple[int, ...] = (),
-    size_bytes: int | None = None,
-) -> PartitionItem:
-    chosen, partitioned = entity.max_size_in_megabytes, entity.enable_partitioning
-    effective = tiers.effective_megabytes(here.tier, chosen, partitioned=partitioned)
-    partitions = partitions or tiers.partitions_possible(here, partitioned=partitioned)
-    state = PartitionedEntityState(namespace, here.tier.name, entity.kind, partitions, chosen, effective, size_bytes)
-    return ReportItem(entity.path, outcome, detail=state)
+    def _item(
+        self,
+        entity: QueueOrTopic,
+        outcome: Outcome,
+        partitions: tuple[int, ...] = (),
+        size_bytes: int | None = None,
+    ) -> PartitionItem:
+        tier, chosen, partitioned = self._here.tier, entity.max_size_in_megabytes, entity.enable_partitioning
+        effective = tiers.effective_megabytes(tier, chosen, partitioned=partitioned)
+        partitions = partitions or tiers.partitions_possible(self._here, partitioned=partitioned)
+        state = PartitionedEntityState(self.name, tier.name, entity.kind, partitions, chosen, effective, size_bytes)
+        return ReportItem(entity.path, outcome, detail=state)
 
 
 @asynccontextmanager
@@ -210,9 +182,10 @@ async def _open(
     endpoints: Sequence[Endpoint], group: ResourceGroup | None, on_event: OnEvent, sleep: Sleep
 ) -> AsyncIterator[list[_Namespace]]:
     async with AsyncExitStack() as stack:
-        controls = [await stack.enter_async_context(open_namespace(each, group)) for each in endpoints]
-        pairs = zip(controls, endpoints, strict=True)
-        yield [_Namespace(control, endpoint.name, on_event, sleep) for control, endpoint in pairs]
+        yield [
+            _Namespace(await stack.enter_async_context(open_namespace(each, group)), each.name, on_event, sleep)
+            for each in endpoints
+        ]
 
 
 async def _in_each(

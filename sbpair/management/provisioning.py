@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from sbpair import backlog
 from sbpair.azure.interfaces import NamespaceControl
-from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError
-from sbpair.management.backlog_plan import desired_queues, plan_backlog
+from sbpair.azure.retry import attempt
+from sbpair.errors import ExitCode, NameInvalid, UsageError
 from sbpair.management.calls import (
     CALLS_A_SECOND,
     FIRST_SECOND_CALLS,
@@ -29,15 +28,13 @@ from sbpair.management.calls import (
     first_error,
     gather_all,
 )
-from sbpair.management.comparison import MAX_CREATES, ChangeKind, check_plan
+from sbpair.management.comparison import check_plan, desired_queues, plan_backlog
 from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.entity_limits import violations
 from sbpair.management.entity_plan import dependency_order
-from sbpair.management.provision_apply import ProvisionTasks
-from sbpair.management.provision_read import NamespacePlan, read_plan
-from sbpair.management.provision_target import EntityFinding, EntityItem, NamespaceTarget
+from sbpair.management.provision_namespace import EntityFinding, EntityItem, NamespaceProvision
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup
-from sbpair.model.queues import Listed, QueueProvisioned, QueueSpec
+from sbpair.model.queues import Listed, QueueProvisioned, QueueSpec, Retrying
 from sbpair.model.report import Outcome, Report
 
 __all__ = ["EntitiesDocument", "EntityFinding", "EntityItem", "EntityReport", "provision", "provision_exit_code"]
@@ -69,7 +66,7 @@ async def provision(
     """
     # Wrong names or numbers are reported before any call.
     queues = desired_queues(pair)
-    check_plan(plan_backlog(queues, ()))
+    check_plan(plan_backlog(pair, ()))
     check_document(pair, entities)
     # The SDK takes half a second to load, and a bad name should not wait for it.
     if opens is None:
@@ -80,15 +77,34 @@ async def provision(
     halt = Halt(stop or asyncio.Event())
     async with AsyncExitStack() as stack:
 
-        async def side(endpoint: Endpoint, at_once: int, desired: list[QueueSpec]) -> _Side:
+        async def side(endpoint: Endpoint, at_once: int, desired: list[QueueSpec]) -> NamespaceProvision:
             control = await stack.enter_async_context(open_side(endpoint))
             calls = Calls(halt, at_once, on_event, sleep)
-            return _Side(NamespaceTarget(endpoint.name, control, calls, entities, pair.primary.name, desired))
+            return NamespaceProvision(endpoint.name, control, calls, entities, pair, desired)
 
         # The primary gets no burst of calls: applications are using it.
         sides = [await side(pair.primary, CALLS_A_SECOND, [])] if entities.entities else []
         sides.append(await side(pair.secondary, FIRST_SECOND_CALLS, queues))
         return await _provision(sides, halt, grace_seconds, on_event, dry_run=dry_run)
+
+
+async def create_queue(
+    endpoint: Endpoint,
+    queue: QueueSpec,
+    *,
+    group: ResourceGroup | None = None,
+    on_event: Callable[[Retrying], object] = lambda _event: None,
+    sleep: Sleep = asyncio.sleep,
+) -> bool:
+    """Create one queue in the namespace of `endpoint`. Returns False where an entity of any kind has its name.
+
+    An existing entity is not changed. With a `group`, the call goes to Resource Manager. Needs the Manage claim, or a
+    role. Raises AccessError, Unavailable, ServiceRefused.
+    """
+    from sbpair.azure.control_plane import open_namespace
+
+    async with open_namespace(endpoint, group) as namespace:
+        return await attempt(f"create {queue.path}", lambda: namespace.create(queue), sleep=sleep, on_event=on_event)
 
 
 def provision_exit_code(report: EntityReport, *, strict: bool = False) -> int:
@@ -111,45 +127,12 @@ def check_document(pair: Pair, entities: EntitiesDocument) -> None:
             )
 
 
-@dataclass(slots=True)
-class _Side:
-    target: NamespaceTarget
-    planned: NamespacePlan = field(default_factory=NamespacePlan)
-    created: list[EntityItem] = field(default_factory=list)
-
-    async def read(self) -> None:
-        self.planned = await read_plan(self.target)
-
-    def check_creates(self) -> None:
-        count = len(self.planned.plan.creates)
-        if count > MAX_CREATES:
-            raise Unsafe(
-                f"{count} entities would be created in {self.target.namespace}, and {MAX_CREATES} is the most at once",
-                hint="make the file smaller: a namespace of Standard holds 10000 entities",
-            )
-
-    def items(self, *, dry_run: bool) -> list[EntityItem]:
-        """Return all items in the order of the file, backlog queues by index after that."""
-        target, planned = self.target, self.planned
-        taken = [target.item(entity, Outcome.FAILED, why, code) for entity, why, code in planned.taken.values()]
-        known = [each for each in planned.plan.changes if dry_run or each.kind is not ChangeKind.CREATE]
-        order = {each.path.lower(): number for number, each in enumerate(target.document.entities)}
-
-        def position(item: EntityItem) -> tuple[int, int]:
-            index = item.detail.index if item.detail else None
-            return (order.get(item.name.lower(), len(order)), -1) if index is None else (len(order) + 1, index)
-
-        return sorted([*taken, *map(target.change_item, known), *self.created], key=position)
-
-
 async def _provision(
-    sides: list[_Side], halt: Halt, grace_seconds: float, on_event: OnEvent, *, dry_run: bool
+    sides: list[NamespaceProvision], halt: Halt, grace_seconds: float, on_event: OnEvent, *, dry_run: bool
 ) -> EntityReport:
     if not await _unless_stopped(halt, gather_all(side.read() for side in sides)):
-        targets = [side.target for side in sides]
-        untried = [target.item(each, Outcome.NOT_TRIED, STOPPED) for target in targets for each in target.desired]
-        return Report(tuple(untried))
-    on_event(Listed(sides[-1].target.namespace, sides[-1].planned.listed))
+        return Report(tuple(side.item(each, Outcome.NOT_TRIED, STOPPED) for side in sides for each in side.desired))
+    on_event(Listed(sides[-1].namespace, sides[-1].listed))
     for side in sides:
         side.check_creates()
     if not dry_run:
@@ -157,13 +140,13 @@ async def _provision(
     return Report(tuple(item for side in sides for item in side.items(dry_run=dry_run)))
 
 
-async def _create(sides: list[_Side], halt: Halt, grace_seconds: float, on_event: OnEvent) -> None:
-    work = [(side, each) for side in sides for each in ProvisionTasks(side.target, side.planned).coroutines()]
+async def _create(sides: list[NamespaceProvision], halt: Halt, grace_seconds: float, on_event: OnEvent) -> None:
+    work = [(side, each) for side in sides for each in side.tasks()]
     for side in sides:
-        side.target.calls.expect(len(side.planned.plan.creates))
+        side.calls.expect(len(side.plan.creates))
     done = 0
 
-    async def one(side: _Side, task: Coroutine[Any, Any, EntityItem | None]) -> None:
+    async def one(side: NamespaceProvision, task: Coroutine[Any, Any, EntityItem | None]) -> None:
         nonlocal done
         item = await task
         done += 1
@@ -174,7 +157,7 @@ async def _create(sides: list[_Side], halt: Halt, grace_seconds: float, on_event
     async def watch() -> None:
         await halt.wait()
         for side in sides:
-            side.target.calls.end_soon(grace_seconds)
+            side.calls.end_soon(grace_seconds)
 
     watcher = asyncio.create_task(watch(), name="watch for a stop")
     try:

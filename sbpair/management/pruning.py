@@ -11,16 +11,22 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import backlog
 from sbpair.azure.retry import attempt
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
-from sbpair.management.backlog_plan import check_removable, desired_queues, plan_backlog, why_unexpected
-from sbpair.management.comparison import Change, ChangeKind
-from sbpair.model.queues import ControlEvent, Listed, QueueFinding, QueueProvisioned, QueueState
+from sbpair.management.comparison import (
+    Change,
+    ChangeKind,
+    check_removable,
+    desired_queues,
+    plan_backlog,
+    why_unexpected,
+)
+from sbpair.model.queues import Listed, QueueFinding, QueueProvisioned, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
@@ -28,12 +34,10 @@ from sbpair.move.rate_limit import RateLimiter
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.azure.interfaces import QueueRemoval
+    from sbpair.management.calls import OnEvent, Sleep
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.model.queues import Counts
     from sbpair.move.peek.peeker import PeekedMessage
-
-    Sleep = Callable[[float], Awaitable[object]]
-    OnEvent = Callable[[ControlEvent], object]
 
 log = logging.getLogger(__name__)
 
@@ -52,30 +56,22 @@ QueueItem = ReportItem[QueueFinding]
 QueueReport = Report[QueueFinding]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An unexpected queue. `keep` is the reason to keep it, empty where it may be removed."""
-
-    change: Change
-    why: str
-    keep: str = ""
-
-    @property
-    def path(self) -> str:
-        return self.change.path
+def planned_removals(pair: Pair, actual: Collection[QueueState]) -> list[QueueItem]:
+    """Return every unexpected queue of `pair`, by index: to remove, or to keep and why. Pure."""
+    unexpected = plan_backlog(pair, actual).of(ChangeKind.UNEXPECTED)
+    return [_planned(each, pair.backlog_queues) for each in unexpected]
 
 
-def prune_candidates(pair: Pair, actual: Collection[QueueState]) -> tuple[Candidate, ...]:
-    """Return every unexpected queue of `pair`, by index. Pure."""
-    unexpected = plan_backlog(desired_queues(pair), actual).of(ChangeKind.UNEXPECTED)
-    return tuple(_candidate(each, pair.backlog_queues) for each in unexpected)
-
-
-def _candidate(change: Change, count: int) -> Candidate:
-    why = why_unexpected(change.index, count)
-    if change.state and change.state.spec.status == SEND_DISABLED:
-        why = f"{why}; it was {SEND_DISABLED} already: a prune may have been cut short"
-    return Candidate(change, why, keep=_why_kept(change.counts))
+def _planned(change: Change, count: int) -> QueueItem:
+    why, counts = why_unexpected(change.index, count), None
+    if change.state:
+        counts = change.state.counts
+        if change.state.spec.status == SEND_DISABLED:
+            why = f"{why}; it was {SEND_DISABLED} already: a prune may have been cut short"
+    detail = QueueFinding(change.index, counts)
+    if keep := _why_kept(counts):
+        return ReportItem(change.path, Outcome.KEPT, f"{keep}; {why}", detail)
+    return ReportItem(change.path, Outcome.WOULD_REMOVE, why, detail)
 
 
 def _why_kept(counts: Counts | None) -> str:
@@ -155,12 +151,7 @@ class Pruner:
     """One run over `queues`. `peek` returns whether a queue of that path holds a message."""
 
     def __init__(
-        self,
-        queues: QueueRemoval,
-        peek: Callable[[str], Awaitable[bool]],
-        pair: Pair,
-        on_event: OnEvent,
-        sleep: Sleep,
+        self, queues: QueueRemoval, peek: Callable[[str], Awaitable[bool]], pair: Pair, on_event: OnEvent, sleep: Sleep
     ) -> None:
         self._queues = queues
         self._peek = peek
@@ -174,33 +165,28 @@ class Pruner:
         prefix = backlog.prefix(self._pair.primary.name)
         actual = await self._attempt("list the queues", lambda: self._queues.list_under(prefix, counts=True))
         self._on_event(Listed(self._pair.secondary.name, len(actual)))
-        candidates = [each for each in prune_candidates(self._pair, actual) if only is None or each.path in only]
+        planned = [each for each in planned_removals(self._pair, actual) if only is None or each.name in only]
         if dry_run:
-            return Report(tuple(_planned(each) for each in candidates))
-        return Report(tuple(await self._remove_all(candidates)))
-
-    async def _remove_all(self, candidates: list[Candidate]) -> list[QueueItem]:
+            return Report(tuple(planned))
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._process(each, len(candidates)), name=f"remove {each.path}")
-                for each in candidates
-            ]
-        return [task.result() for task in tasks]
+            removals = (self._process(each, len(planned)) for each in planned)
+            tasks = [group.create_task(each) for each in removals]
+        return Report(tuple(task.result() for task in tasks))
 
-    async def _process(self, candidate: Candidate, total: int) -> QueueItem:
+    async def _process(self, planned: QueueItem, total: int) -> QueueItem:
         async with self._slots:
             try:
-                item = _planned(candidate) if candidate.keep else await self._remove(candidate)
+                item = planned if planned.outcome is Outcome.KEPT else await self._remove(planned)
             except EntityMissing:
-                item = _item(candidate, Outcome.GONE, GONE)
+                item = replace(planned, outcome=Outcome.GONE, reason=GONE)
             except SbpairError as error:
-                item = _item(candidate, Outcome.FAILED, error.message, error.exit_code)
+                item = _failed(planned, error.message, error.exit_code)
         self._done += 1
         self._on_event(QueueProvisioned(item.name, item.outcome, self._done, total))
         return item
 
-    async def _remove(self, candidate: Candidate) -> QueueItem:
-        path = candidate.path
+    async def _remove(self, planned: QueueItem) -> QueueItem:
+        path = planned.name
         check_removable(self._pair.primary.name, self._pair.backlog_queues, path)
         former = await self._status(path)
         try:
@@ -212,8 +198,8 @@ class Pruner:
             raise
         if kept:
             await _shielded(self._restore_status(path, former))
-            return _item(candidate, Outcome.KEPT, kept)
-        return await _shielded(self._delete(candidate, former))
+            return replace(planned, outcome=Outcome.KEPT, reason=kept)
+        return await _shielded(self._delete(planned, former))
 
     async def _status(self, path: str) -> str:
         return (await self._attempt(f"read {path}", lambda: self._queues.get(path))).spec.status
@@ -229,28 +215,25 @@ class Pruner:
         counts = await self._attempt(f"count the messages of {path}", lambda: self._queues.exact_counts(path))
         if reason := _why_kept(counts):
             return reason
-        status = await self._status(path)
-        return (
-            ""
-            if status == SEND_DISABLED
-            else f"another client changed its status to {status} while it was being removed"
-        )
+        if (status := await self._status(path)) == SEND_DISABLED:
+            return ""
+        return f"another client changed its status to {status} while it was being removed"
 
-    async def _delete(self, candidate: Candidate, former: str) -> QueueItem:
-        path = candidate.path
+    async def _delete(self, planned: QueueItem, former: str) -> QueueItem:
+        path = planned.name
         check_removable(self._pair.primary.name, self._pair.backlog_queues, path)
         try:
             await self._attempt(f"delete {path}", lambda: self._queues.delete(path))
-        except EntityMissing:
-            return _item(candidate, Outcome.GONE, GONE)
         except (TimedOut, Unreachable) as error:
             # The deletion may still happen: messages sent now could be deleted with the queue.
             reason = f"{error.message}; it may be deleted, or left {SEND_DISABLED}: run sbpair prune again"
-            return _item(candidate, Outcome.FAILED, reason, error.exit_code)
+            return _failed(planned, reason, error.exit_code)
+        except EntityMissing:
+            raise
         except SbpairError:
             await self._restore_status(path, former)
             raise
-        return _item(candidate, Outcome.REMOVED, candidate.why)
+        return replace(planned, outcome=Outcome.REMOVED)
 
     async def _restore_status(self, path: str, former: str) -> None:
         """Restore the former status, unless the queue is gone or another client has changed it."""
@@ -277,12 +260,5 @@ async def _shielded(action: Coroutine[None, None, Done]) -> Done:
         raise
 
 
-def _planned(candidate: Candidate) -> QueueItem:
-    if candidate.keep:
-        return _item(candidate, Outcome.KEPT, f"{candidate.keep}; {candidate.why}")
-    return _item(candidate, Outcome.WOULD_REMOVE, candidate.why)
-
-
-def _item(candidate: Candidate, outcome: Outcome, reason: str, code: int = 0) -> QueueItem:
-    detail = QueueFinding(candidate.change.index, counts=candidate.change.counts)
-    return ReportItem(candidate.path, outcome, reason, detail, code)
+def _failed(planned: QueueItem, reason: str, code: int) -> QueueItem:
+    return replace(planned, outcome=Outcome.FAILED, reason=reason, exit_code=code)

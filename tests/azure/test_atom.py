@@ -19,7 +19,8 @@ from aiohttp import web
 
 from sbpair import backlog, errors
 from sbpair.azure.atom import open_atom
-from sbpair.management.auditing import audit, audit_exit_code
+from sbpair.management.audit_findings import audit_exit_code
+from sbpair.management.auditing import audit
 from sbpair.management.calls import CONCURRENCY
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.pair import Endpoint, Pair, SasKey, SasToken
@@ -266,10 +267,7 @@ async def test_unauthorized_stops_the_other_creations_at_once() -> None:
 
 
 async def test_silent_namespace_times_out() -> None:
-    async with (
-        serving(Namespace(silent=True)) as namespace,
-        open_atom(namespace.endpoint, call_seconds=0.05) as queues,
-    ):
+    async with serving(Namespace(silent=True)) as namespace, open_atom(namespace.endpoint, call_seconds=0.05) as queues:
         with pytest.raises(errors.TimedOut):
             await queues.get("orders")
 

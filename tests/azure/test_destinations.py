@@ -99,9 +99,7 @@ async def test_credits_per_message_count_its_filters() -> None:
             assert [await costs.of(path) for path in ("orders", "events", "nowhere", "EVENTS")] == [1, 4, 2, 4]
 
 
-async def test_without_access_one_filter_is_assumed_and_not_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_without_access_one_filter_is_assumed_and_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for = requests(monkeypatch)
 
     async with open_endpoint() as (emulator, endpoint):
@@ -159,8 +157,7 @@ async def test_missing_destination_is_read_again_until_it_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "error"),
-    [("send", "key", errors.NotAuthorized), ("send", "wrong", errors.NotAuthenticated)],
+    ("name", "key", "error"), [("send", "key", errors.NotAuthorized), ("send", "wrong", errors.NotAuthenticated)]
 )
 async def test_destination_needs_the_manage_claim(name: str, key: str, error: type[errors.SbpairError]) -> None:
     async with open_endpoint() as (emulator, endpoint):

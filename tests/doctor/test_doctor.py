@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +19,10 @@ from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.options import RequestedNamespace
 from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken
+from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.pairs import endpoint_on, pair_on, use_identity
 
 if TYPE_CHECKING:
     from sbpair.doctor.check import Check
@@ -33,10 +35,7 @@ CLAIMS = ("sign_in", "send", "listen", "manage")
 
 
 def endpoints_on(emulator: Emulator) -> dict[str, Endpoint]:
-    return {
-        side: endpoint_from_connection_string(emulator.namespaces[name].connection_string, name=name)
-        for side, name in SIDES.items()
-    }
+    return {side: endpoint_on(emulator, name) for side, name in SIDES.items()}
 
 
 def with_claims(emulator: Emulator, side: str, *claims: AccessRight) -> Endpoint:
@@ -49,15 +48,20 @@ async def look(
     emulator: Emulator, *, seconds: float = 10, paths: dict[str, str] | None = None, **changed: Endpoint
 ) -> dict[str, Check]:
     """Return the checks by name, for a provisioned pair with a destination."""
-    ends = endpoints_on(emulator)
-    subject = CheckSubject(ends | changed, Path("/nowhere/config.toml"), paths=paths or {})
-    return {check.name: check for check in await doctor.diagnose(subject, seconds=seconds, environ={})}
+    subject = CheckSubject(endpoints_on(emulator) | changed, Path("/nowhere/config.toml"), paths=paths or {})
+    checks = {check.name: check for check in await doctor.diagnose(subject, seconds=seconds, environ={})}
+    for check in checks.values():
+        check_text(check)
+    return checks
 
 
-async def ready(emulator: Emulator) -> None:
-    ends = endpoints_on(emulator)
-    await provision(Pair("orders", ends["primary"], ends["secondary"], backlog_queues=2))
-    emulator.namespaces["contoso"].create_queue("orders")
+@asynccontextmanager
+async def provisioned(options: EmulatorOptions | None = None) -> AsyncIterator[Emulator]:
+    """Run a pair with two backlog queues, and a destination."""
+    async with Emulator(STANDARD, options=options or EmulatorOptions()) as emulator:
+        await provision(pair_on(emulator, 2))
+        emulator.namespaces["contoso"].create_queue("orders")
+        yield emulator
 
 
 def failing(checks: dict[str, Check]) -> dict[str, int]:
@@ -73,21 +77,19 @@ def unknown(checks: dict[str, Check]) -> set[str]:
     return {name for name, check in checks.items() if check.outcome is Outcome.UNKNOWN}
 
 
-def well_said(checks: dict[str, Check]) -> None:
-    """Check that each failure has a hint, and that no text contains a key."""
-    for check in checks.values():
-        assert check.reason
-        assert KEY not in repr(check)
-        assert (check.outcome is Outcome.FAILED) == bool(check.exit_code)
-        if check.outcome is Outcome.FAILED:
-            assert check.detail
-            assert check.detail.hint
-            assert "\n" not in check.reason + check.detail.hint
+def check_text(check: Check) -> None:
+    """Check that a failure has a hint, and that no text contains a key."""
+    assert check.reason
+    assert KEY not in repr(check)
+    assert (check.outcome is Outcome.FAILED) == bool(check.exit_code)
+    if check.outcome is Outcome.FAILED:
+        assert check.detail
+        assert check.detail.hint
+        assert "\n" not in check.reason + check.detail.hint
 
 
 async def test_with_all_well_nothing_fails_and_everything_is_known() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         checks = await look(emulator)
         assert (failing(checks), unknown(checks)) == ({}, set())
         assert all(checks[f"{side}.{claim}"].outcome is Outcome.OK for side in SIDES for claim in CLAIMS)
@@ -95,8 +97,7 @@ async def test_with_all_well_nothing_fails_and_everything_is_known() -> None:
 
 
 async def test_nothing_is_sent_received_or_changed() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
 
         def seen() -> list[object]:
             queues = [queue for each in emulator.namespaces.values() for queue in each.queues()]
@@ -139,26 +140,21 @@ S, L, M = AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE
 async def test_a_claim_that_is_missing_fails_where_something_needs_it(
     side: str, claims: tuple[AccessRight, ...], failed: set[str]
 ) -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         checks = await look(emulator, paths={"primary": "orders"}, **{side: with_claims(emulator, side, *claims)})
         assert failing(checks) == dict.fromkeys(failed, 5)
         for claim in (S, L, M):
             missing = Outcome.FAILED if f"{side}.{claim.lower()}" in failed else Outcome.NOTE
             assert checks[f"{side}.{claim.lower()}"].outcome is (Outcome.OK if claim in claims else missing)
         assert checks[f"{side}.sign_in"].outcome is Outcome.OK
-        well_said(checks)
 
 
 async def test_wrong_key_is_reported_once() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
-        ends = endpoints_on(emulator)
-        wrong = replace(ends["secondary"], credential=SasKey("RootManageSharedAccessKey", KEY))
+    async with provisioned() as emulator:
+        wrong = replace(endpoints_on(emulator)["secondary"], credential=SasKey("RootManageSharedAccessKey", KEY))
         checks = await look(emulator, secondary=wrong)
         assert failing(checks) == {"secondary.sign_in": 5}
         assert unknown(checks) == {f"secondary.{each}" for each in ("send", "listen", "manage", "tier")}
-        well_said(checks)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +166,9 @@ async def test_wrong_key_is_reported_once() -> None:
     ],
 )
 async def test_refused_signature_is_reported(token: str) -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
-        ends = endpoints_on(emulator)
-        checks = await look(emulator, primary=replace(ends["primary"], credential=SasToken(token)))
+    async with provisioned() as emulator:
+        checks = await look(emulator, primary=replace(endpoints_on(emulator)["primary"], credential=SasToken(token)))
         assert failing(checks) == {"primary.sign_in": 5}
-        well_said(checks)
 
 
 @pytest.fixture
@@ -186,37 +179,29 @@ def closed_port() -> Iterator[int]:
 
 
 async def test_closed_port_does_not_hide_the_other_side(closed_port: int) -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
-        ends = endpoints_on(emulator)
-        checks = await look(emulator, primary=replace(ends["primary"], port=closed_port))
+    async with provisioned() as emulator:
+        checks = await look(emulator, primary=replace(endpoints_on(emulator)["primary"], port=closed_port))
         assert failing(checks) == {"primary.tcp": 6, "primary.http": 6}
         assert {"primary.tls", "primary.amqp", "primary.clock", "primary.tier", "primary.sign_in"} <= unknown(checks)
         assert all(checks[f"secondary.{claim}"].outcome is Outcome.OK for claim in CLAIMS)
-        well_said(checks)
 
 
 async def test_a_name_that_has_no_address_is_the_first_thing_wrong() -> None:
     async with Emulator(STANDARD) as emulator:
-        ends = endpoints_on(emulator)
-        checks = await look(emulator, primary=replace(ends["primary"], host="contoso.invalid"))
+        checks = await look(emulator, primary=replace(endpoints_on(emulator)["primary"], host="contoso.invalid"))
         assert failing(checks) == {"primary.dns": 6, "primary.http": 6}
         assert "primary.tcp" in unknown(checks)
-        well_said(checks)
 
 
 async def test_a_namespace_that_is_down_is_unreachable() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         emulator.faults.namespace_down("contoso")
         checks = await look(emulator)
         assert failing(checks) == {"primary.amqp": 6, "primary.http": 6}
-        well_said(checks)
 
 
 async def test_a_connection_that_falls_silent_is_not_waited_for() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         emulator.faults.begin(Fault("stall", "contoso-dr", after_frames=0))
         checks = await look(emulator, seconds=0.5)
         assert failing(checks) == {"secondary.amqp": 6}
@@ -224,23 +209,19 @@ async def test_a_connection_that_falls_silent_is_not_waited_for() -> None:
         assert checks["secondary.manage"].outcome is Outcome.OK
         assert {"secondary.send", "secondary.listen"} <= unknown(checks)
         assert checks["primary.send"].outcome is Outcome.OK
-        well_said(checks)
 
 
 async def test_a_busy_namespace_may_have_more_to_say_later() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         emulator.faults.begin(Fault("throttle", "contoso"))
         checks = await look(emulator)
         assert failing(checks) == {"primary.manage": 6}
         assert "primary.tier" in unknown(checks)
-        well_said(checks)
 
 
 @pytest.mark.parametrize(("status", "failed"), [(401, {"secondary.sign_in": 5}), (403, {"secondary.manage": 5})])
 async def test_a_management_side_that_refuses_leaves_its_neighbours_alone(status: int, failed: dict[str, int]) -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         emulator.faults.begin(Fault("refuse-requests", "contoso-dr", status=status))
         checks = await look(emulator)
         assert failing(checks) == failed
@@ -248,16 +229,14 @@ async def test_a_management_side_that_refuses_leaves_its_neighbours_alone(status
 
 
 async def test_an_identity_whose_provider_does_not_answer_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Emulator(STANDARD) as emulator:
+    async with provisioned() as emulator:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}/token")
             monkeypatch.setenv("IDENTITY_HEADER", "header")
-            await ready(emulator)
             signed_in = replace(endpoints_on(emulator)["primary"], credential=Identity())
             checks = await look(emulator, seconds=1.0, paths={"primary": "orders"}, primary=signed_in)
         assert failing(checks) == {"primary.send": 6, "primary.listen": 6, "primary.manage": 6}
         assert "primary.sign_in" in unknown(checks)
-        well_said(checks)
         for request in [task for task in asyncio.all_tasks() if task.get_name() == "request a token"]:
             while not request.done():  # the SDK survives some cancellations, and makes another attempt
                 request.cancel()
@@ -265,11 +244,8 @@ async def test_an_identity_whose_provider_does_not_answer_is_given_up_on(monkeyp
 
 
 async def test_an_identity_that_is_signed_in_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Emulator(STANDARD, options=EmulatorOptions(identity=True)) as emulator:
-        assert emulator.ready.identity
-        for name, value in emulator.ready.identity.environment.items():
-            monkeypatch.setenv(name, value)
-        await ready(emulator)
+    async with provisioned(EmulatorOptions(identity=True)) as emulator:
+        use_identity(emulator, monkeypatch)
         signed_in = replace(endpoints_on(emulator)["primary"], credential=Identity())
         checks = await look(emulator, primary=signed_in)
         assert (failing(checks), unknown(checks)) == ({}, set())
@@ -277,18 +253,15 @@ async def test_an_identity_that_is_signed_in_is_accepted(monkeypatch: pytest.Mon
 
 
 async def test_wrong_clock_is_reported_with_a_hint() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         emulator.advance(100_000)
         checks = await look(emulator)
         assert failing(checks) == {"primary.clock": 3, "secondary.clock": 3}
         assert "100 s behind that of contoso;" in checks["primary.clock"].reason
-        well_said(checks)
 
 
 async def test_a_clock_that_is_so_wrong_that_keys_are_refused_explains_it() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         emulator.advance(2 * 3_600_000)
         checks = await look(emulator)
         assert failing(checks) == {
@@ -308,8 +281,7 @@ async def test_tls_wants_a_certificate_that_is_trusted(tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("no certificate")
 
-    async with Emulator(STANDARD, options=EmulatorOptions(tls=True)) as emulator:
-        await ready(emulator)
+    async with provisioned(EmulatorOptions(tls=True)) as emulator:
         secure, ca_file = tls_endpoint(emulator, "primary"), emulator.ready.ca_file
         trusted = await look(emulator, primary=replace(secure, ca_file=ca_file))
         assert failing(trusted) == {}
@@ -320,28 +292,22 @@ async def test_tls_wants_a_certificate_that_is_trusted(tmp_path: Path) -> None:
         for path in (str(garbage), "/nowhere/ca.pem"):
             checks = await look(emulator, primary=replace(secure, ca_file=path))
             assert failing(checks) == {"primary.tls": 7, "primary.http": 7}
-            well_said(checks)
-        well_said(untrusted)
 
 
 async def test_tls_to_a_port_that_speaks_none_says_so() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         checks = await look(emulator, primary=replace(endpoints_on(emulator)["primary"], tls=True))
         assert failing(checks) == {"primary.tls": 6, "primary.http": 6}
         assert "does not speak TLS" in checks["primary.tls"].reason
-        well_said(checks)
 
 
 async def test_disabled_tls_to_another_machine_fails_alone() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         # An address that is not the loopback's, and yet this machine.
         plain = replace(endpoints_on(emulator)["primary"], host="0.0.0.0", emulator=False)  # noqa: S104
         checks = await look(emulator, primary=plain)
         assert failing(checks) == {"primary.tls": 3}
         assert checks["primary.amqp"].outcome is Outcome.OK
-        well_said(checks)
 
 
 @pytest.mark.parametrize(
@@ -363,12 +329,10 @@ async def test_tiers_are_reported_with_their_limits(
         checks = await look(emulator)
         assert set(failing(checks)) == failed
         assert {name for name, check in checks.items() if "tier" in name and check.outcome is Outcome.NOTE} == noted
-        well_said(checks)
 
 
 async def test_a_side_that_is_not_configured_hides_nothing_of_the_other() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         subject = CheckSubject({"secondary": endpoints_on(emulator)["secondary"]}, Path("/nowhere"))
         checks = {check.name: check for check in await doctor.diagnose(subject, environ={})}
         assert checks["secondary.manage"].outcome is Outcome.OK
@@ -377,20 +341,18 @@ async def test_a_side_that_is_not_configured_hides_nothing_of_the_other() -> Non
 
 
 async def test_silent_side_does_not_delay_the_other() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
+    async with provisioned() as emulator:
         emulator.faults.begin(Fault("stall", "contoso", after_frames=0))
-        told: list[str] = []
+        events: list[str] = []
         subject = CheckSubject(endpoints_on(emulator), Path("/nowhere"))
-        await doctor.diagnose(subject, seconds=1.0, environ={}, on_event=lambda event: told.append(event.check.name))
-        behind = told[told.index("primary.amqp") :]
+        await doctor.diagnose(subject, seconds=1.0, environ={}, on_event=lambda event: events.append(event.check.name))
+        behind = events[events.index("primary.amqp") :]
         assert [name for name in behind if name.startswith("secondary")] == []
 
 
 async def test_every_check_is_an_event_while_running() -> None:
-    async with Emulator(STANDARD) as emulator:
-        await ready(emulator)
-        told: list[Check] = []
+    async with provisioned() as emulator:
+        events: list[Check] = []
         subject = CheckSubject(endpoints_on(emulator), Path("/nowhere"))
-        diagnosis = await doctor.diagnose(subject, environ={}, on_event=lambda event: told.append(event.check))
-        assert sorted(told, key=lambda check: check.name) == sorted(diagnosis, key=lambda check: check.name)
+        diagnosis = await doctor.diagnose(subject, environ={}, on_event=lambda event: events.append(event.check))
+        assert sorted(events, key=lambda check: check.name) == sorted(diagnosis, key=lambda check: check.name)

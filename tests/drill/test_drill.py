@@ -35,7 +35,7 @@ async def test_a_drill_brings_every_message_back_whole() -> None:
     assert (result.receipt.sent, result.receipt.exit_code) == (200, 0)
     phases = [each for each in told if isinstance(each, drill.DrillPhase)]
     assert [each.name for each in phases if each.name != "sender"] == [
-        *("start", "provision", "strand", "syphon", "primary-down", "queue-down", "primary-up", "syphon", "compare"),
+        *("start", "provision", "strand", "syphon", "primary-down", "queue-down", "primary-up", "syphon", "compare")
     ]
     assert result.timeline == tuple(phases)
     assert [each.seconds for each in phases] == sorted(each.seconds for each in phases)
@@ -141,7 +141,7 @@ def sections(**own: Any) -> Sections:
         (sections(), []),
         (sections(message_id="other"), ["it was never sent"]),
         (sections(body=b"c"), ["the bytes of body differ"]),
-        (sections(application_properties={"n": 2}), ["the bytes of application_properties differ"]),
+        (sections(application_properties={"n": 2}), ["the bytes of application properties differ"]),
         (sections(session_id="s"), ["the property group_id differs"]),
         (sections(subject="s"), ["the property subject differs"]),
     ],

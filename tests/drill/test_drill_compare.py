@@ -19,7 +19,7 @@ from sbpair.amqp.message import (
     section,
 )
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, ULong
-from sbpair.drill import _result
+from sbpair.drill import Timeline, _result
 from sbpair.drill.compare import message_differences
 from sbpair.drill.drill_messages import OriginalMessage, every_type, originals
 from sbpair.drill.scenario import SendTally
@@ -150,14 +150,7 @@ def test_each_altered_property_of_a_message_that_lives_long_is_reported(index):
     whole = arrived(original)
     assert message_differences(original, whole.join()) == []
     values = codec.decode_all(whole.properties).value
-    other = {
-        1: b"other",
-        6: Symbol("other"),
-        7: Symbol("other"),
-        8: Timestamp(NOW),
-        9: Timestamp(0),
-        11: UInt(77),
-    }
+    other = {1: b"other", 6: Symbol("other"), 7: Symbol("other"), 8: Timestamp(NOW), 9: Timestamp(0), 11: UInt(77)}
     values[index] = other.get(index, "other")
     altered = copy.copy(whole)
     altered.properties = section(PROPERTIES, codec.encode(values))
@@ -179,10 +172,9 @@ def test_undecodable_payload_is_reported(payload):
 
 
 def drilled(back, **sending):
-    told = dict.fromkeys((each.name for each in fields(SendTally) if each.type == "int"), 0) | sending
-    return _result(
-        list(originals(4, now_ms=NOW)), back, Receipt(), SendTally(entity="orders", receipt=Receipt(), **told)
-    )
+    figures = dict.fromkeys((each.name for each in fields(SendTally) if each.type == "int"), 0) | sending
+    tally = SendTally(entity="orders", receipt=Receipt(), **figures)
+    return _result(list(originals(4, now_ms=NOW)), back, Receipt(), tally, Timeline(lambda _event: None))
 
 
 def whole_back() -> list[tuple[str, bytes]]:

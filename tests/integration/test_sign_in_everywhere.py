@@ -16,7 +16,8 @@ from sbpair.azure import data_plane
 from sbpair.azure.credentials import token_getter
 from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import sign
-from sbpair.management.auditing import audit, audit_exit_code
+from sbpair.management.audit_findings import audit_exit_code
+from sbpair.management.auditing import audit
 from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasToken

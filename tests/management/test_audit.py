@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,45 +10,32 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair import errors
-from sbpair.amqp.message import Sections, data_body
 from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.management.auditing import Audit, AuditFinding, DestinationSummary, Unseen, audit, audit_exit_code
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Pair, SasKey
-from sbpair.model.queues import Difference, Utilisation
+from sbpair.management.audit_findings import Audit, AuditFinding, DestinationSummary, Unseen, audit_exit_code
+from sbpair.management.auditing import audit
+from sbpair.model.pair import SasKey
+from sbpair.model.queues import Difference, Listed, Utilisation
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
+from tests.kit.pairs import BacklogWorld, slip_in, stored
 from tests.kit.stranded import put, stranded
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import QueueEntity
+    from collections.abc import AsyncIterator, Callable
 
 MEGABYTE = 1024 * 1024
-BACKLOG = QueueDescription(
-    max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
-)
 
 
-class World:
+class World(BacklogWorld):
     """A pair with some backlog queues, on one emulator. `meanwhile` happens between the two samples."""
 
     def __init__(self, emulator: Emulator, queues: int) -> None:
-        self.emulator = emulator
-        self.primary, self.secondary = emulator.namespaces["contoso"], emulator.namespaces["contoso-dr"]
-        ends = (
-            endpoint_from_connection_string(each.connection_string, name=each.name)
-            for each in (self.primary, self.secondary)
-        )
-        self.pair = Pair("p", *ends, backlog_queues=queues)
+        super().__init__(emulator, queues)
         self.meanwhile: Callable[[], object] = lambda: None
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.slept = 0.0
-
-    def queue(self, name: int | str, **changed: Any) -> QueueEntity:
-        return self.secondary.create_queue(f"contoso/x-servicebus-transfer/{name}", replace(BACKLOG, **changed))
 
     def strand(self, number: int, to: str = "orders", index: int = 0) -> None:
         put(self.secondary.queue(queue_path("contoso", index)), stranded(f"m{number}", to))
@@ -72,12 +58,7 @@ class World:
     async def audit(self, **options: Any) -> Audit:
         before = self.traces()
         made = await audit(
-            self.pair,
-            on_event=self.told.append,
-            now=self.now,
-            clock=lambda: self.slept,
-            sleep=self.sleep,
-            **options,
+            self.pair, on_event=self.events.append, now=self.now, clock=lambda: self.slept, sleep=self.sleep, **options
         )
         assert self.traces() == before
         return made
@@ -133,7 +114,7 @@ async def test_peeked_messages_and_destinations_are_reported() -> None:
         w.strand(4, "Events", index=1)
         w.strand(5, "gone", index=1)
         w.strand(6, "no//where", index=1)
-        w.secondary.queue(queue_path("contoso", 1)).send([StoredMessage(Sections(body=data_body(b"")), 10)])
+        w.secondary.queue(queue_path("contoso", 1)).send([stored()])
         made = await w.audit()
         assert [(fill_of(made, index).looked_at, fill_of(made, index).saw_all) for index in (0, 1)] == [
             (3, True),
@@ -250,7 +231,7 @@ async def test_queues_of_another_primary_are_foreign_and_no_failure() -> None:
     async with world(1) as w:
         for name in ("fabrikam/x-servicebus-transfer/0", "Fabrikam/x-servicebus-transfer/odd", "orders", "a/b/c"):
             w.secondary.create_queue(name)
-        w.secondary.queue("fabrikam/x-servicebus-transfer/0").send([StoredMessage(Sections(body=data_body(b"")), 10)])
+        w.secondary.queue("fabrikam/x-servicebus-transfer/0").send([stored()])
         made = await w.audit()
         foreign = {item.name: item.reason for item in made.of(Outcome.FOREIGN)}
         assert foreign == {
@@ -344,23 +325,14 @@ async def test_audit_works_while_the_primary_is_down() -> None:
 async def test_concurrently_deleted_queue_is_reported() -> None:
     async with world(1) as w:
         gone = w.queue("1")
-        gone.send([StoredMessage(Sections(body=data_body(b"")), 10)])
-        w.told = _Deleting(w)
-        made = await audit(w.pair, on_event=w.told.append, sleep=w.sleep)
+        gone.send([stored()])
+
+        def delete(event: object) -> None:
+            if isinstance(event, Listed):
+                w.secondary.delete_queue(gone.path)
+
+        made = await audit(w.pair, on_event=delete, sleep=w.sleep)
         assert [each.name for each in made.unseen] == [gone.path]
-
-
-class _Deleting(list[Any]):
-    """Deletes a queue as soon as it is listed."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world = world
-
-    def append(self, event: Any) -> None:
-        if not self:
-            self._world.secondary.delete_queue("contoso/x-servicebus-transfer/1")
-        super().append(event)
 
 
 async def test_unseen_is_reported_once_for_a_namespace() -> None:
@@ -385,8 +357,3 @@ async def test_a_queue_that_is_away_hides_no_other() -> None:
         assert fill_of(made, 0).looked_at == 1
         assert not fill_of(made, 1).saw_all
         assert len(made.unseen) == 1 + (not fill_of(made, 7).saw_all)
-
-
-def slip_in(queue: QueueEntity) -> None:
-    """Make a message sent before the queue was disabled."""
-    queue.messages.enqueue([StoredMessage(Sections(body=data_body(b"")), 10)])

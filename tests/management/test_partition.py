@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,11 +22,14 @@ from sbpair.management.partitioning import (
     list_partitions,
     partition_exit_code,
 )
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, ResourceGroup, SasKey
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.pairs import endpoint_on, use_identity
 from tests.kit.waiting import no_wait
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 TIERS = [("contoso", 0), ("basic", 0, "basic"), ("wide", 0, "premium", 2), ("whole", 0, "premium")]
 ORDERS = partitioned_queue("orders", 5)
@@ -35,7 +38,7 @@ PARTITIONED = QueueDescription(enable_partitioning=True)
 
 
 def at(emulator: Emulator, *names: str) -> list[Endpoint]:
-    return [endpoint_from_connection_string(emulator.namespaces[name].connection_string, name=name) for name in names]
+    return [endpoint_on(emulator, name) for name in names]
 
 
 def outcomes(report: PartitionReport) -> list[Outcome]:
@@ -250,10 +253,7 @@ async def test_a_namespace_that_cannot_be_listed_hides_no_other() -> None:
         emulator.namespaces["wide"].create_queue("large")
         outage = emulator.faults.namespace_down("contoso")
         report = await list_partitions(at(emulator, "contoso", "wide"), sleep=no_wait)
-        assert [(item.name, item.outcome) for item in report] == [
-            ("contoso", Outcome.FAILED),
-            ("large", Outcome.OK),
-        ]
+        assert [(item.name, item.outcome) for item in report] == [("contoso", Outcome.FAILED), ("large", Outcome.OK)]
         assert partition_exit_code(report) == 3
         with pytest.raises(errors.Unavailable):
             await list_partitions(at(emulator, "contoso"), sleep=no_wait)
@@ -264,9 +264,7 @@ async def test_a_namespace_that_cannot_be_listed_hides_no_other() -> None:
 @asynccontextmanager
 async def signed_in(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Emulator]:
     async with Emulator(TIERS, options=EmulatorOptions(identity=True)) as emulator:
-        assert emulator.ready.identity
-        for name, value in emulator.ready.identity.environment.items():
-            monkeypatch.setenv(name, value)
+        use_identity(emulator, monkeypatch)
         yield emulator
 
 
@@ -288,9 +286,7 @@ async def test_resource_manager_creates_and_lists_like_atom(monkeypatch: pytest.
             await create_partitioned(at(emulator, "wide"), partitioned_queue("orders", 5, sessions=True), group=GROUP)
 
 
-async def test_resource_manager_reports_the_partitions_of_premium(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_resource_manager_reports_the_partitions_of_premium(monkeypatch: pytest.MonkeyPatch) -> None:
     async with signed_in(monkeypatch) as emulator:
         [looked] = await create_partitioned(at(emulator, "wide"), ORDERS, dry_run=True, group=GROUP)
         assert looked.detail

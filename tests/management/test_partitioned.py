@@ -88,10 +88,7 @@ def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
     ("entity", "what"),
     [
         (partitioned_topic("news", 1), "topic news: topics do not exist"),
-        (
-            partitioned_queue("orders", 1, sessions=True),
-            "requires_session of queue orders: it is not available",
-        ),
+        (partitioned_queue("orders", 1, sessions=True), "requires_session of queue orders: it is not available"),
         (partitioned_queue("orders", 1, duplicates="10m"), "requires_duplicate_detection of queue orders"),
         (partitioned_queue("orders", 1, forward_to="next"), "forward_to of queue orders"),
     ],

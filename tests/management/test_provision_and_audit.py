@@ -10,26 +10,18 @@ import pytest
 from sbpair import errors
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.management.auditing import audit, audit_exit_code
+from sbpair.management.audit_findings import audit_exit_code
+from sbpair.management.auditing import audit
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint, Pair, SasKey, SasToken
+from sbpair.model.pair import SasKey, SasToken
 from sbpair.model.queues import Difference
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
+from tests.kit.pairs import pair_on
 from tests.kit.waiting import no_wait
 
 FIRST = "contoso/x-servicebus-transfer/0"
 TICKS_A_SECOND = 10_000_000
-
-
-def pair_on(emulator: Emulator, count: int = 3, **secondary: object) -> Pair:
-    primary, other = (endpoint(emulator, name) for name in ("contoso", "contoso-dr"))
-    return Pair("orders", primary, replace(other, **secondary), backlog_queues=count)  # type: ignore[arg-type]
-
-
-def endpoint(emulator: Emulator, name: str) -> Endpoint:
-    return endpoint_from_connection_string(emulator.namespaces[name].connection_string, name=name)
 
 
 def names(report: EntityReport, outcome: Outcome) -> list[str]:

@@ -21,6 +21,7 @@ from sbpair.model.pair import Pair
 from sbpair.model.queues import Listed, Retrying
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
+from tests.kit.pairs import endpoint_on, pair_on
 from tests.kit.waiting import no_wait
 
 HERE, THERE = "contoso", "contoso-dr"
@@ -59,12 +60,7 @@ def open_emulator(tier: str = "standard", other: str = "", partitions: int = 1) 
 async def provisioned(
     emulator: Emulator, layout: EntitiesDocument = LAYOUT, count: int = 2, **options: object
 ) -> EntityReport:
-    ends = (
-        endpoint_from_connection_string(emulator.namespaces[each].connection_string, name=each)
-        for each in (HERE, THERE)
-    )
-    pair = Pair("orders", *ends, backlog_queues=count)
-    return await provision(pair, entities=layout, **{"sleep": no_wait, **options})  # type: ignore[arg-type]
+    return await provision(pair_on(emulator, count), entities=layout, **{"sleep": no_wait, **options})  # type: ignore[arg-type]
 
 
 def names(report: EntityReport, outcome: Outcome, namespace: str) -> list[str]:
@@ -109,8 +105,7 @@ async def test_both_namespaces_get_all_entities_and_a_second_run_changes_none() 
 async def test_created_entities_read_back_equal() -> None:
     async with open_emulator() as emulator:
         await provisioned(emulator)
-        endpoint = endpoint_from_connection_string(emulator.namespaces[HERE].connection_string, name=HERE)
-        async with open_atom(endpoint) as control:
+        async with open_atom(endpoint_on(emulator, HERE)) as control:
             for entity in LAYOUT.entities:
                 read = await control.read(entity)
                 assert comparison.differences(entity, read) == ()
@@ -155,10 +150,7 @@ async def test_drift_is_reported_and_not_changed() -> None:
             "events/Subscriptions/audit/Rules/europe": "Filter is 1=1 and should be region = 'eu', "
             "Action is empty and should be SET seen = 1",
         }
-        assert (provision_exit_code(report), provision_exit_code(report, strict=True)) == (
-            0,
-            3,
-        )
+        assert (provision_exit_code(report), provision_exit_code(report, strict=True)) == (0, 3)
         assert namespace.queue("second").description.max_delivery_count == 3
         assert [rule.name for rule in audit.rules] == ["$Default", "europe", "urgent"]
         assert names(report, Outcome.DRIFTED, THERE) == []

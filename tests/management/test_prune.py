@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,62 +12,51 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.amqp.message import Sections, data_body
 from sbpair.azure.atom import open_atom
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import EntityDisabled
 from sbpair.management.pruning import Pruner, QueueReport, holds_message, prune, prune_exit_code
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Pair, SasKey
+from sbpair.model.pair import SasKey
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
+from tests.kit.pairs import BACKLOG, UNDER_CONTOSO, BacklogWorld, slip_in, stored
+from tests.kit.waiting import no_wait
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
     from sbpair.emulator.entities.queue import QueueEntity
 
 SECOND_TICKS = 10_000_000
-BACKLOG = QueueDescription(max_size_in_megabytes=5120, max_delivery_count=2**31 - 1)
+SEVENTH = f"{UNDER_CONTOSO}7"
 STEPS = ("get", "set_status", "look", "exact_counts", "delete")
 
 
-class World:
+class World(BacklogWorld):
     """A pair with unexpected backlog queues; `steps` are the calls to the service."""
 
     def __init__(self, emulator: Emulator, count: int) -> None:
-        self.emulator = emulator
-        self.secondary = emulator.namespaces["contoso-dr"]
-        ends = (
-            endpoint_from_connection_string(emulator.namespaces[name].connection_string, name=name)
-            for name in ("contoso", "contoso-dr")
-        )
-        self.pair = Pair("p", *ends, backlog_queues=count)
+        super().__init__(emulator, count)
         self.steps: list[str] = []
         self.before: Callable[[str, int], Any] = lambda _step, _number: None
         self.after: Callable[[str, int], Any] = lambda _step, _number: None
 
-    def queue(self, name: int | str, **changed: Any) -> QueueEntity:
-        return self.secondary.create_queue(f"contoso/x-servicebus-transfer/{name}", replace(BACKLOG, **changed))
-
     def names(self) -> list[str]:
-        return [queue.path.removeprefix("contoso/x-servicebus-transfer/") for queue in self.secondary.queues()]
-
-    async def sleep(self, _seconds: float) -> None:
-        """Return at once."""
+        return [queue.path.removeprefix(UNDER_CONTOSO) for queue in self.secondary.queues()]
 
     async def prune(self, **options: Any) -> QueueReport:
-        return await prune(self.pair, sleep=self.sleep, **{"dry_run": False, **options})
+        return await prune(self.pair, sleep=no_wait, **{"dry_run": False, **options})
 
     async def prune_watched(self) -> QueueReport:
         """Wrap `action` with calls of `before` and `after`, which get the step's number."""
         async with open_atom(self.pair.secondary) as queues:
 
             async def look(path: str) -> bool:
-                return await holds_message(self.pair.secondary, None, self.sleep, path)
+                return await holds_message(self.pair.secondary, None, no_wait, path)
 
             watched = Watched(queues, self)
-            pruner = Pruner(watched, watched.around("look", look), self.pair, self.steps.append, self.sleep)  # type: ignore[arg-type]
+            pruner = Pruner(watched, watched.around("look", look), self.pair, self.steps.append, no_wait)  # type: ignore[arg-type]
             self.steps.clear()
             return await pruner.run(dry_run=False, only=None)
 
@@ -107,21 +95,26 @@ async def world(*extra: int | str, count: int = 1) -> AsyncIterator[World]:
         yield w
 
 
-def message(**changed: Any) -> StoredMessage:
-    return StoredMessage(Sections(body=data_body(b"body")), 100, **changed)
-
-
 def put(queue: QueueEntity) -> None:
-    queue.send([message()])
+    queue.send([stored()])
 
 
-def slip_in(queue: QueueEntity) -> None:
-    """Enqueue a message in any status: it was accepted a moment earlier."""
-    queue.messages.enqueue([message()])
+def set_status(queue: QueueEntity, status: str) -> None:
+    queue.update(replace(queue.description, status=status))
+
+
+def failing(error: type[errors.SbpairError], *steps: str) -> Callable[[str, int], None]:
+    """Return a hook that raises `error` at each of these steps."""
+
+    def fail(step: str, _number: int) -> None:
+        if step in steps:
+            raise error("on purpose")
+
+    return fail
 
 
 def outcomes(report: QueueReport) -> dict[str, str]:
-    return {item.name.removeprefix("contoso/x-servicebus-transfer/"): str(item.outcome) for item in report}
+    return {item.name.removeprefix(UNDER_CONTOSO): str(item.outcome) for item in report}
 
 
 # What goes, and what stays
@@ -168,17 +161,17 @@ def dead(queue: QueueEntity) -> None:
 
 
 def scheduled(queue: QueueEntity) -> None:
-    queue.schedule([message(scheduled_at_ms=2**42)])
+    queue.schedule([stored(scheduled_at_ms=2**42)])
 
 
 def undeliverable(queue: QueueEntity) -> None:
-    queue.transfer_dead_letters.add_dead_letter(message())
+    queue.transfer_dead_letters.add_dead_letter(stored())
 
 
 @pytest.mark.parametrize("fill", [put, locked, deferred, dead, scheduled, undeliverable])
 async def test_a_queue_that_holds_any_kind_of_message_is_kept(fill: Callable[[QueueEntity], object]) -> None:
     async with world("7") as w:
-        queue = w.secondary.queue("contoso/x-servicebus-transfer/7")
+        queue = w.secondary.queue(SEVENTH)
         fill(queue)
         before = queue.description
         report = await w.prune()
@@ -190,7 +183,7 @@ async def test_a_queue_that_holds_any_kind_of_message_is_kept(fill: Callable[[Qu
 
 async def test_where_some_are_kept_the_others_still_go() -> None:
     async with world("7", "8") as w:
-        put(w.secondary.queue("contoso/x-servicebus-transfer/7"))
+        put(w.secondary.queue(SEVENTH))
         report = await w.prune()
         assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept", "8": "removed"}, 3)
 
@@ -252,11 +245,7 @@ async def test_queue_enabled_by_another_client_is_kept() -> None:
     async with world() as w:
         queue = w.queue("7")
 
-        def enable(step: str, _number: int) -> None:
-            if step == "exact_counts":
-                queue.update(replace(queue.description, status="Active"))
-
-        w.after = enable
+        w.after = lambda step, _number: step == "exact_counts" and set_status(queue, "Active")
         [item] = await w.prune_watched()
         assert (item.outcome, item.reason) == (
             Outcome.KEPT,
@@ -271,7 +260,7 @@ async def test_status_set_by_another_client_is_kept() -> None:
 
         def disable(step: str, _number: int) -> None:
             if step == "look":
-                queue.update(replace(queue.description, status="Disabled"))
+                set_status(queue, "Disabled")
                 slip_in(queue)
 
         w.after = disable
@@ -285,7 +274,7 @@ async def test_peek_includes_the_dead_letter_queue() -> None:
             queue = w.queue("7")
             if fill is not None:
                 fill(queue)
-            assert await holds_message(w.pair.secondary, None, w.sleep, queue.path) is found
+            assert await holds_message(w.pair.secondary, None, no_wait, queue.path) is found
             w.secondary.delete_queue(queue.path)
 
 
@@ -295,7 +284,7 @@ async def test_concurrently_deleted_queue_is_gone() -> None:
 
             def delete(step: str, number: int, moment: str = moment, w: World = w) -> None:
                 if (step, number) == (moment, 1):
-                    w.secondary.delete_queue("contoso/x-servicebus-transfer/7")
+                    w.secondary.delete_queue(SEVENTH)
 
             w.before = delete
             report = await w.prune_watched()
@@ -337,11 +326,7 @@ async def test_queue_stays_disabled_while_its_deletion_is_in_doubt() -> None:
     async with world() as w:
         queue = w.queue("7")
 
-        def fail(step: str, _number: int) -> None:
-            if step == "delete":
-                raise errors.TimedOut("on purpose")
-
-        w.before = fail
+        w.before = failing(errors.TimedOut, "delete")
         report = await w.prune_watched()
         assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, 6)
         assert "or left SendDisabled: run sbpair prune again" in report.items[0].reason
@@ -386,10 +371,10 @@ async def test_without_the_listen_claim_nothing_is_removed() -> None:
     async with world("7") as w:
         w.secondary.keys = (AuthorizationRule("manage", "key", "other", frozenset({AccessRight.MANAGE})),)
         w.pair = replace(w.pair, secondary=replace(w.pair.secondary, credential=SasKey("manage", "key")))
-        before = w.secondary.queue("contoso/x-servicebus-transfer/7").description
+        before = w.secondary.queue(SEVENTH).description
         report = await w.prune()
         assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, 5)
-        assert w.secondary.queue("contoso/x-servicebus-transfer/7").description == before
+        assert w.secondary.queue(SEVENTH).description == before
 
 
 # Interrupted
@@ -484,7 +469,7 @@ async def test_restored_queue_has_its_former_description(
         w.secondary.create_queue("elsewhere")
         address = f"sb://{w.pair.secondary.authority}/elsewhere" if forward else None
         described = replace(description, forward_dead_lettered_messages_to=address)
-        queue = w.secondary.create_queue("contoso/x-servicebus-transfer/7", described)
+        queue = w.secondary.create_queue(SEVENTH, described)
         seen = []
 
         def at_the_look(step: str, _number: int) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sbpair.management.toml_positions import Path, key_positions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VALUES = st.sampled_from(
     [
@@ -20,10 +23,7 @@ VALUES = st.sampled_from(
         "{a.b=1, a.c={ d = ',' }}", "[{a = 1}, {a = 2}]", "[ { a = [] } ] # x",
     ]
 )  # fmt: skip
-WORDS = st.one_of(
-    st.text("abc-_0", min_size=1, max_size=3),
-    st.text("ab .\"'#=[]{}\\é\t\u2028\U0001f600", max_size=4),
-)
+WORDS = st.one_of(st.text("abc-_0", min_size=1, max_size=3), st.text("ab .\"'#=[]{}\\é\t\u2028\U0001f600", max_size=4))
 GAPS = st.sampled_from(["", " ", "\t", "  "])
 
 

@@ -13,7 +13,8 @@ from sbpair.cli.options.management import Management, group_of
 from sbpair.cli.options.pairs import selected_pair
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import UsageError
-from sbpair.management.auditing import FAIL_ON, MAX_PEEK, AuditFinding
+from sbpair.management.audit_findings import FAIL_ON, AuditFinding, audit_exit_code
+from sbpair.management.auditing import MAX_PEEK
 
 DEFAULT = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
 ALL, NONE = "all", "none"
@@ -88,7 +89,7 @@ def command(
     screen.result(render.document(found), render.lines(found), render.table(found))
     for each in found.unseen:
         screen.warn(f"skipped {each.name}: {each.reason}")
-    return auditing.audit_exit_code(found, kinds)
+    return audit_exit_code(found, kinds)
 
 
 def _kinds(text: str) -> frozenset[AuditFinding]:
