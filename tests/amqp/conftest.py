@@ -81,23 +81,34 @@ class Pair:
         theirs: Session = self.server.of(SessionBegun)[-1].session
         return ours, theirs
 
-    def sender(self, session: Session | None = None, **terms: Any) -> tuple[SendingLink, ReceivingLink]:
-        """The client's sender and the server's receiver."""
-        link = (session or self.session()[0]).sender("to the server")
-        link.open(source=Source("here"), target=Target("queue"))
+    def opening(self, kind: str, name: str = "x", *, session: Session | None = None, **terms: Any) -> Any:
+        """A link that the client has requested and the server has not answered."""
+        link = getattr(session or self.session()[0], kind)(name)
+        link.open(**{"source": Source("here"), "target": Target("queue"), **terms})
         self.pump()
+        return link
+
+    def sender(
+        self, session: Session | None = None, *, credit: int = 0, **terms: Any
+    ) -> tuple[SendingLink, ReceivingLink]:
+        """The client's sender and the server's receiver."""
+        link = self.opening("sender", "to the server", session=session)
         theirs: ReceivingLink = self.server.of(LinkAttaching)[-1].link
         theirs.accept(**terms)
+        if credit:
+            theirs.grant(credit)
         self.pump()
         return link, theirs
 
-    def receiver(self, session: Session | None = None, **terms: Any) -> tuple[ReceivingLink, SendingLink]:
+    def receiver(
+        self, session: Session | None = None, *, credit: int = 0, **terms: Any
+    ) -> tuple[ReceivingLink, SendingLink]:
         """The client's receiver and the server's sender."""
-        link = (session or self.session()[0]).receiver("from the server")
-        link.open(source=Source("queue"), target=Target("here"), **terms)
-        self.pump()
+        link = self.opening("receiver", "from the server", session=session, source=Source("queue"), **terms)
         theirs: SendingLink = self.server.of(LinkAttaching)[-1].link
         theirs.accept()
+        if credit:
+            link.grant(credit)
         self.pump()
         return link, theirs
 

@@ -104,6 +104,9 @@ def sasl_frame(*bodies: Any) -> bytes:
     return b"".join(frames.frame(body.encode(), kind=frames.SASL_FRAME) for body in bodies)
 
 
+HELLO = frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")) + frames.AMQP_HEADER
+
+
 @pytest.mark.parametrize("offer", [Symbol("PLAIN"), Array([Symbol("PLAIN"), Symbol("EXTERNAL")])])
 def test_a_client_sends_no_response_if_its_mechanism_is_not_offered(offer: Any) -> None:
     client = Connection(SaslClient(response=b"secret"), container_id="c")
@@ -167,7 +170,7 @@ def test_a_connection_that_fails_before_open_sends_no_close(opened: bool) -> Non
 
 def test_a_server_that_fails_after_its_header_opens_to_close(new_pair: Pairs) -> None:
     server = Connection(SaslServer(), container_id="s")
-    server.receive(frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")) + frames.AMQP_HEADER, 0)
+    server.receive(HELLO, 0)
     server.take()
     pair = new_pair()
     pair.server.connection = server
@@ -239,8 +242,7 @@ def test_an_illegal_step_closes_the_connection_with_a_reason(pair: Any, name: st
 )
 def test_a_frame_before_open_is_refused(body: Any) -> None:
     server = Connection(SaslServer(), container_id="s")
-    hello = frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")) + frames.AMQP_HEADER
-    (closed,) = server.receive(hello + frames.frame(body.encode()), 0)
+    (closed,) = server.receive(HELLO + frames.frame(body.encode()), 0)
     assert closed.error.condition == "amqp:illegal-state"
     assert server.take().count(Open("s").PREFIX) == 1
 
@@ -306,9 +308,7 @@ def test_legal_frames_in_any_order_with_any_damage_are_events_or_the_end(
     new_pair: Pairs, bodies: list[Any], data: st.DataObject
 ) -> None:
     pair = new_pair()
-    link, theirs = pair.sender()
-    theirs.grant(5)
-    pair.pump()
+    link, _ = pair.sender(credit=5)
     link.send(b"payload", b"tag")
     pair.pump()
     side = data.draw(st.sampled_from([pair.client, pair.server]))
@@ -322,9 +322,7 @@ def test_legal_frames_in_any_order_with_any_damage_are_events_or_the_end(
 
 
 def test_nothing_is_sent_or_read_after_the_end(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(5)
-    pair.pump()
+    link, theirs = pair.sender(credit=5)
     link.send(b"one", b"1")
     pair.pump()
     pair.client.connection.close()
@@ -416,10 +414,15 @@ def test_frames_for_an_ended_session_are_dropped(pair: Any) -> None:
 # Time.
 
 
-def test_a_heartbeat_is_sent_only_after_silence(new_pair: Pairs) -> None:
+@pytest.fixture
+def timed(new_pair: Pairs) -> Any:
     pair = new_pair(idle_seconds=60.0)
-    client, server = pair.client.connection, pair.server.connection
     pair.session()
+    return pair
+
+
+def test_a_heartbeat_is_sent_only_after_silence(timed: Any) -> None:
+    client, server = timed.client.connection, timed.server.connection
     for side in (client, server):
         side.wrote(0.0)
         assert side.deadline() == 15.0
@@ -433,19 +436,15 @@ def test_a_heartbeat_is_sent_only_after_silence(new_pair: Pairs) -> None:
     assert not server.over
 
 
-def test_a_silent_peer_ends_the_connection(new_pair: Pairs) -> None:
-    pair = new_pair(idle_seconds=60.0)
-    pair.session()
-    (closed,) = pair.server.connection.tick(60.0)
+def test_a_silent_peer_ends_the_connection(timed: Any) -> None:
+    (closed,) = timed.server.connection.tick(60.0)
     assert closed.error.condition == "amqp:resource-limit-exceeded"
-    assert [type(body) for body in pair.answers("server")] == [Close]
+    assert [type(body) for body in timed.answers("server")] == [Close]
 
 
-def test_part_of_a_frame_ends_the_silence(new_pair: Pairs) -> None:
-    pair = new_pair(idle_seconds=60.0)
-    pair.session()
-    pair.server.connection.receive(frames.EMPTY_FRAME[:3], 59.0)
-    assert pair.server.connection.tick(60.0) == []
+def test_part_of_a_frame_ends_the_silence(timed: Any) -> None:
+    timed.server.connection.receive(frames.EMPTY_FRAME[:3], 59.0)
+    assert timed.server.connection.tick(60.0) == []
 
 
 def test_a_client_that_never_signs_in_times_out() -> None:
@@ -464,13 +463,11 @@ def test_without_an_idle_time_there_is_no_deadline(new_pair: Pairs) -> None:
     assert pair.client.connection.tick(1e12) == []
 
 
-def test_an_unanswered_close_does_not_restart_the_timer(new_pair: Pairs) -> None:
-    pair = new_pair(idle_seconds=60.0)
-    pair.session()
-    pair.client.connection.close()
-    pair.client.connection.take()
-    assert pair.client.connection.deadline() == 60.0
-    assert pair.client.connection.tick(59.0) == []
-    assert pair.client.connection.take() == b""
-    (closed,) = pair.client.connection.tick(60.0)
+def test_an_unanswered_close_does_not_restart_the_timer(timed: Any) -> None:
+    timed.client.connection.close()
+    timed.client.connection.take()
+    assert timed.client.connection.deadline() == 60.0
+    assert timed.client.connection.tick(59.0) == []
+    assert timed.client.connection.take() == b""
+    (closed,) = timed.client.connection.tick(60.0)
     assert not closed.by_peer

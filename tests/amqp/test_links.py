@@ -37,6 +37,11 @@ def send(link: Any, *payloads: bytes, **terms: Any) -> None:
         link.send(payload, payload[:8] or b"tag", **terms)
 
 
+def deliver(pair: Any, link: Any, *payloads: bytes) -> None:
+    send(link, *payloads)
+    pair.pump()
+
+
 @given(
     st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=900)), max_size=12),
     st.sampled_from([512, 700, 65_536]),
@@ -51,9 +56,7 @@ def test_sending_all_at_once_is_sending_each(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(session_module, "WINDOW", window)
             pair = new_pair(server={"max_frame_size": frame})
-            sender, theirs = pair.sender()
-            theirs.grant(50)
-            pair.pump()
+            sender, _ = pair.sender(credit=50)
             deliveries = [(bytes([number]) * 16, *each) for number, each in enumerate(parts)]
             if together:
                 sender.send_all(deliveries)
@@ -69,9 +72,7 @@ def test_sending_all_at_once_is_sending_each(
 
 
 def test_sending_all_without_credit_is_refused(pair: Any) -> None:
-    sender, theirs = pair.sender()
-    theirs.grant(1)
-    pair.pump()
+    sender, _ = pair.sender(credit=1)
     with pytest.raises(ValueError, match="no credit"):
         sender.send_all([(b"1", b"", b"one"), (b"2", b"", b"two")])
 
@@ -94,10 +95,9 @@ def test_both_roles_attach_with_the_terms_of_both_sides(pair: Any) -> None:
     assert pair.bodies("server", Attach)[1].initial_delivery_count == 0
 
 
-def test_a_refused_link_is_attached_to_nothing_and_detached_with_the_error(pair: Any) -> None:
-    link = pair.session()[0].sender("x")
-    link.open(source=Source("a"), target=Target("missing"))
-    pair.pump()
+@pytest.mark.parametrize("kind", ["sender", "receiver"])
+def test_a_refused_link_is_attached_to_nothing_and_detached_with_the_error(pair: Any, kind: str) -> None:
+    link = pair.opening(kind)
     pair.server.of(LinkAttaching)[0].link.refuse(NOT_FOUND)
     pair.pump()
     attach = pair.bodies("server", Attach)[0]
@@ -109,19 +109,8 @@ def test_a_refused_link_is_attached_to_nothing_and_detached_with_the_error(pair:
 
 
 def test_a_receiver_that_is_refused_need_not_know_a_delivery_count(pair: Any) -> None:
-    link = pair.session()[0].receiver("x")
-    link.open(source=Source("missing"), target=Target("here"))
-    pair.pump()
+    pair.opening("receiver")
     pair.tell("client", Attach("x", 0, False), Detach(0, True, NOT_FOUND))
-    assert pair.client.of(LinkDetached)[0].error.condition == "amqp:not-found"
-
-
-def test_closing_an_offer_that_was_not_answered_yet_refuses_it(pair: Any) -> None:
-    link = pair.session()[0].receiver("x")
-    link.open(source=Source("a"), target=Target("b"))
-    pair.pump()
-    pair.server.of(LinkAttaching)[0].link.close(NOT_FOUND)
-    pair.pump()
     assert pair.client.of(LinkDetached)[0].error.condition == "amqp:not-found"
 
 
@@ -186,9 +175,7 @@ def test_detaching_what_is_gone_is_no_news(pair: Any) -> None:
 
 
 def test_a_closed_link_sends_no_frames_and_has_no_credit(pair: Any) -> None:
-    receiver, sender = pair.receiver()
-    receiver.grant(3)
-    pair.pump()
+    receiver, sender = pair.receiver(credit=3)
     receiver.close()
     sender.close()
     pair.pump()
@@ -209,10 +196,10 @@ def test_the_links_of_a_session_end_with_it_and_are_reported_before_it(pair: Any
     pair.pump()
     theirs.end(Error("amqp:internal-error", "gone"))
     pair.pump()
-    told = [event for event in pair.client.events if isinstance(event, (LinkDetached, SessionEnded))]
-    assert [type(event) for event in told] == [LinkDetached, LinkDetached, LinkDetached, SessionEnded]
-    assert [event.link for event in told[:3]] == [sender, receiver, unanswered]
-    assert all(event.error.description == "gone" for event in told)
+    reported = [event for event in pair.client.events if isinstance(event, (LinkDetached, SessionEnded))]
+    assert [type(event) for event in reported] == [LinkDetached, LinkDetached, LinkDetached, SessionEnded]
+    assert [event.link for event in reported[:3]] == [sender, receiver, unanswered]
+    assert all(event.error.description == "gone" for event in reported)
     assert all(link.state is EndpointState.CLOSED for link in (sender, receiver, unanswered))
     assert pair.server.of(LinkDetached) == pair.server.of(SessionEnded) == []
     with pytest.raises(ProtocolError):
@@ -223,9 +210,7 @@ def test_the_links_of_a_session_end_with_it_and_are_reported_before_it(pair: Any
 
 
 def test_credit_is_spent_topped_up_and_never_exceeded(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(3)
-    pair.pump()
+    link, theirs = pair.sender(credit=3)
     send(link, b"1", b"2")
     theirs.grant(3)
     assert theirs.credit == 3
@@ -242,9 +227,7 @@ def test_credit_is_spent_topped_up_and_never_exceeded(pair: Any) -> None:
 
 
 def test_a_grant_of_less_than_what_is_under_way_is_no_credit(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(9)
-    pair.pump()
+    link, theirs = pair.sender(credit=9)
     send(link, b"1", b"2", b"3")
     theirs.grant(0)
     pair.pump()
@@ -255,11 +238,8 @@ def test_a_grant_of_less_than_what_is_under_way_is_no_credit(pair: Any) -> None:
 
 
 def test_all_the_credit_that_a_flow_can_name_is_believed(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(0xFFFFFFFF)
-    pair.pump()
-    send(link, b"1", b"2")
-    pair.pump()
+    link, theirs = pair.sender(credit=0xFFFFFFFF)
+    deliver(pair, link, b"1", b"2")
     assert link.credit == theirs.credit == 0xFFFFFFFD
 
 
@@ -275,22 +255,16 @@ def test_credit_granted_before_the_attach_is_answered_counts_from_zero(pair: Any
 
 
 def test_a_flow_without_a_count_counts_from_the_first_delivery(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(5)
-    pair.pump()
-    send(link, b"1", b"2")
-    pair.pump()
+    link, _ = pair.sender(credit=5)
+    deliver(pair, link, b"1", b"2")
     pair.tell("client", Flow(2, 100, 0, 100, 0, None, 5))
     assert link.credit == 3
 
 
 def test_a_peer_that_overruns_its_credit_loses_no_message(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(1)
-    pair.pump()
+    link, theirs = pair.sender(credit=1)
     link.credit = 3
-    send(link, b"1", b"2", b"3")
-    pair.pump()
+    deliver(pair, link, b"1", b"2", b"3")
     assert pair.server.payloads() == [b"1", b"2", b"3"]
     assert theirs.credit == 0
     theirs.grant(2)
@@ -299,9 +273,7 @@ def test_a_peer_that_overruns_its_credit_loses_no_message(pair: Any) -> None:
 
 
 def test_a_drained_sender_gives_its_credit_back(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(10)
-    pair.pump()
+    link, theirs = pair.sender(credit=10)
     send(link, b"1")
     theirs.drain()
     pair.pump()
@@ -312,16 +284,13 @@ def test_a_drained_sender_gives_its_credit_back(pair: Any) -> None:
     assert not link.draining
     theirs.grant(2)
     pair.pump()
-    send(link, b"2", b"3")
-    pair.pump()
+    deliver(pair, link, b"2", b"3")
     assert pair.server.payloads() == [b"1", b"2", b"3"]
     assert theirs.credit == 0
 
 
 def test_a_peer_that_closes_with_credit_0_and_drain_gets_its_answer(pair: Any) -> None:
-    receiver, sender = pair.receiver()
-    receiver.grant(5)
-    pair.pump()
+    receiver, sender = pair.receiver(credit=5)
     receiver.credit = 0
     receiver.drain()
     pair.pump()
@@ -352,9 +321,7 @@ def test_messages_of_any_size_arrive_whole_through_the_smallest_frames(
     new_pair: Pairs, sizes: list[int], piece: int, settled: bool
 ) -> None:
     pair = new_pair(server={"max_frame_size": 512})
-    link, theirs = pair.sender()
-    theirs.grant(10)
-    pair.pump()
+    link, theirs = pair.sender(credit=10)
     payloads = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
     for payload in payloads:
         link.send(payload, b"t" * 32, message_format=0x80013700, settled=settled)
@@ -383,9 +350,7 @@ def frame_sizes(data: bytes) -> list[int]:
 @pytest.mark.parametrize("over", [0, 1])
 def test_the_last_byte_of_a_frame_is_used_and_not_one_more(new_pair: Pairs, over: int) -> None:
     pair = new_pair(server={"max_frame_size": 512})
-    link, theirs = pair.sender()
-    theirs.grant(10)
-    pair.pump()
+    link, _ = pair.sender(credit=10)
     link.send(b"", b"tag")
     room = 512 - len(pair.client.connection.take())
     link.send(b"x" * (room + over), b"tag")
@@ -440,11 +405,8 @@ def test_a_flow_in_the_middle_of_a_delivery_does_not_count_it_twice(pair: Any) -
 
 @pytest.mark.parametrize("size", [1_000, 1_001, 200_000])
 def test_a_message_that_is_too_large_closes_its_link_and_nothing_else(pair: Any, size: int) -> None:
-    link, theirs = pair.sender(max_message_size=1_000)
-    theirs.grant(5)
-    pair.pump()
-    send(link, b"x" * size, b"y")
-    pair.pump()
+    link, _ = pair.sender(max_message_size=1_000, credit=5)
+    deliver(pair, link, b"x" * size, b"y")
     if size == 1_000:
         assert len(pair.server.of(Delivery)) == 2
         return
@@ -456,11 +418,8 @@ def test_a_message_that_is_too_large_closes_its_link_and_nothing_else(pair: Any,
 
 
 def test_a_client_receiver_has_a_limit_of_its_own(pair: Any) -> None:
-    receiver, sender = pair.receiver(max_message_size=10)
-    receiver.grant(5)
-    pair.pump()
-    send(sender, b"x" * 11)
-    pair.pump()
+    _, sender = pair.receiver(max_message_size=10, credit=5)
+    deliver(pair, sender, b"x" * 11)
     assert pair.client.of(Delivery) == []
     assert pair.server.of(LinkDetached)[0].error.condition == "amqp:link:message-size-exceeded"
 
@@ -473,11 +432,8 @@ def test_a_link_closed_in_the_middle_of_a_delivery_leaves_nothing_behind(pair: A
     pair.pump()
     assert pair.server.of(Delivery) == []
     assert theirs.session.received == {}
-    again, receiving = pair.sender(link.session)
-    receiving.grant(1)
-    pair.pump()
-    send(again, b"whole")
-    pair.pump()
+    again, _ = pair.sender(link.session, credit=1)
+    deliver(pair, again, b"whole")
     assert pair.server.payloads() == [b"whole"]
 
 
@@ -504,9 +460,7 @@ def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_window")
 def test_no_more_frames_leave_than_the_window_has_and_the_order_is_kept(new_pair: Pairs) -> None:
     pair = new_pair(server={"max_frame_size": 512})
-    link, theirs = pair.sender()
-    theirs.grant(100)
-    pair.pump()
+    link, theirs = pair.sender(credit=100)
     payloads = [bytes([65 + number]) * (700 * (number % 3)) for number in range(12)]
     for payload in payloads:
         link.send(payload, b"t")
@@ -520,9 +474,7 @@ def test_no_more_frames_leave_than_the_window_has_and_the_order_is_kept(new_pair
 
 def closed_window(pair: Any) -> tuple[Any, Any]:
     """A sender whose two messages left before its peer shut the window; `flow(…)` opens it again."""
-    link, theirs = pair.sender()
-    theirs.grant(100)
-    pair.pump()
+    link, theirs = pair.sender(credit=100)
     send(link, b"left 1", b"left 2")
     pair.tell("client", Flow(0, 2, 0, 5, 0, 0, 100))
     return link, theirs
@@ -542,16 +494,11 @@ def test_a_window_that_shrinks_below_the_transfers_in_flight_is_closed(pair: Any
     assert transfers(pair) == 1
 
 
-def test_a_window_as_wide_as_it_can_be_is_believed(pair: Any) -> None:
+@pytest.mark.parametrize(("counted", "window"), [(2, 0xFFFFFFFF), (50, 3)], ids=["widest", "counts ahead of us"])
+def test_the_window_of_the_peer_is_believed(pair: Any, counted: int, window: int) -> None:
     link, _ = closed_window(pair)
-    pair.tell("client", Flow(2, 0xFFFFFFFF, 0, 5))
-    assert link.session.room == 0xFFFFFFFF
-
-
-def test_a_peer_that_counts_ahead_of_us_does_not_shut_us_out(pair: Any) -> None:
-    link, _ = closed_window(pair)
-    pair.tell("client", Flow(50, 3, 0, 5))
-    assert link.session.room == 3
+    pair.tell("client", Flow(counted, window, 0, 5))
+    assert link.session.room == window
 
 
 def test_credit_accounts_for_what_waits_for_the_window(pair: Any) -> None:
@@ -600,9 +547,7 @@ def test_a_drain_withdrawn_while_its_answer_waits_is_not_answered(pair: Any) -> 
 
 
 def test_a_busy_receiver_opens_its_window_again_by_itself(pair: Any) -> None:
-    _, theirs = pair.sender()
-    theirs.grant(100_000)
-    pair.pump()
+    _, _ = pair.sender(credit=100_000)
     half = session_module.WINDOW // 2
     for number in range(half):
         pair.tell("server", Transfer(0, number, b"t", 0, True))
@@ -626,9 +571,7 @@ def test_an_ended_session_keeps_nothing_that_waits(pair: Any) -> None:
 def exchange(pair: Any, count: int, *, first_id: int = 0) -> tuple[Any, Any]:
     session, _ = pair.session()
     session.numbered = first_id
-    link, theirs = pair.sender(session)
-    theirs.grant(count)
-    pair.pump()
+    link, theirs = pair.sender(session, credit=count)
     for number in range(count):
         link.send(b"x", b"t", context=number)
     pair.pump()
@@ -694,9 +637,7 @@ def test_a_range_of_nothing_that_is_known_is_no_news(pair: Any) -> None:
 
 
 def test_a_message_may_be_sent_settled(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(1)
-    pair.pump()
+    link, theirs = pair.sender(credit=1)
     link.send(b"x", b"t", settled=True)
     pair.pump()
     assert pair.server.of(Delivery)[0].settled
@@ -723,8 +664,7 @@ def test_delivery_counts_wrap(pair: Any) -> None:
     assert theirs.delivery_count == 0xFFFFFFFE
     theirs.grant(5)
     pair.pump()
-    send(link, b"1", b"2", b"3")
-    pair.pump()
+    deliver(pair, link, b"1", b"2", b"3")
     assert link.delivery_count == theirs.delivery_count == 1
     assert link.credit == theirs.credit == 2
     theirs.grant(4)
@@ -735,9 +675,7 @@ def test_delivery_counts_wrap(pair: Any) -> None:
 def test_transfer_ids_wrap_in_the_window(pair: Any) -> None:
     session, theirs = pair.session()
     session._next_outgoing_id = theirs._next_incoming_id = 0xFFFFFFFE
-    link, receiving = pair.sender(session)
-    receiving.grant(10)
-    pair.pump()
+    link, _ = pair.sender(session, credit=10)
     pair.tell("client", Flow(0xFFFFFFFE, 3, 0, 9))
     send(link, b"1", b"2", b"3", b"4")
     pair.tell("client", Flow(0xFFFFFFFF, 2, 0, 9))
@@ -749,9 +687,7 @@ def test_transfer_ids_wrap_in_the_window(pair: Any) -> None:
 
 
 def test_a_tag_that_is_too_long_is_refused_before_anything_is_counted(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(1)
-    pair.pump()
+    link, _ = pair.sender(credit=1)
     with pytest.raises(ValueError, match="at most 32 bytes"):
         link.send(b"x", b"t" * 33)
     assert (link.credit, link.session.sent) == (1, {})
@@ -775,7 +711,6 @@ def test_closing_a_link_twice_leaves_the_new_link_of_its_handle_alone(pair: Any)
     theirs.close()
     receiving.grant(1)
     pair.pump()
-    send(again, b"x")
-    pair.pump()
+    deliver(pair, again, b"x")
     assert pair.server.payloads() == [b"x"]
     assert link.session.links == (again,)

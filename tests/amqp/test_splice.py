@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sbpair.amqp import codec, splice
-from sbpair.amqp.message import APPLICATION_PROPERTIES, PROPERTIES, section
+from sbpair.amqp.message import APPLICATION_PROPERTIES, HEADER, PROPERTIES, section
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, UInt, same
 from sbpair.errors import ProtocolError
 
@@ -100,19 +101,46 @@ def test_fields_of_a_section_that_was_not_there_stand_among_nulls(fields):
     assert same(made, [fields.get(index) for index in range(max(fields) + 1)])
 
 
+ACTS: dict[str, Callable[[bytes], object]] = {
+    "map_pairs": lambda raw: list(splice.map_pairs(raw)),
+    "without": lambda raw: splice.without(raw, is_path),
+    "with_pairs": lambda raw: splice.with_pairs(raw, APPLICATION_PROPERTIES, {"k": Int(1)}),
+    "with_fields": lambda raw: splice.with_fields(raw, HEADER, {2: UInt(5)}),
+}
+
+
 @given(MAPS, st.data())
 def test_damaged_bytes_are_a_protocol_error_and_nothing_else(pairs, data):
     raw = bytearray(section(APPLICATION_PROPERTIES, codec.encode(Map(pairs))))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(3, len(raw) - 1))] = data.draw(st.integers(0, 255))
     broken = bytes(raw[: data.draw(st.integers(4, len(raw)))])
-    for change in (
-        lambda: splice.without(broken, is_path),
-        lambda: splice.with_pairs(broken, APPLICATION_PROPERTIES, {"k": "v"}),
-        lambda: splice.with_fields(broken, PROPERTIES, {3: "v"}),
-    ):
+    for act in ACTS.values():
         with contextlib.suppress(ProtocolError):
-            change()
+            act(broken)
+
+
+MAPPED = b"\x00\x53\x74" + codec.encode(Map([("k", Int(300)), ("other", "x" * 40)]))
+LISTED = b"\x00\x53\x70" + codec.encode([True, None, UInt(70_000)])
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_broken_section_is_a_protocol_error(name: str) -> None:
+    whole = LISTED if name == "with_fields" else MAPPED
+
+    @given(st.binary(max_size=40), st.integers(0, len(whole) - 1), st.integers(0, 255))
+    @settings(deadline=None, max_examples=100)
+    @example(b"\xc0\x00", 0, 0)
+    @example(b"\xc1\x00", 0, 0)
+    @example(b"\xd1\x00\x00\x00\x00", 0, 0)
+    @example(b"\xd0\x00\x00\x00\x04\xff\xff\xff\xff", 0, 0)
+    def refused(behind: bytes, position: int, value: int) -> None:
+        damaged = whole[:position] + bytes((value,)) + whole[position + 1 :]
+        for raw in (whole[:3] + behind, damaged, whole[: position + 1]):
+            with contextlib.suppress(ProtocolError):
+                ACTS[name](raw)
+
+    refused()
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,7 @@ def raw_fields(draw: st.DrawFn) -> list[bytes]:
         draw(raw_flag()),
         draw(st.sampled_from([b"\x40", b"\x43", b"\x50\x00", b"\x50\x01"])),
         draw(null | st.just(Accepted().encode())),
-        draw(raw_flag()),
-        draw(raw_flag()),
-        draw(raw_flag()),
+        *(draw(raw_flag()) for _ in range(3)),
     ]
     return fields[: draw(st.integers(1, 11))]
 
@@ -64,16 +62,8 @@ def raw_transfers(draw: st.DrawFn) -> bytes:
 def generally(raw: bytes, start: int, end: int) -> Any:
     body, length = decode_composite(raw[start:end])
     assert isinstance(body, Transfer)
-    return (
-        body.handle,
-        body.delivery_id,
-        body.delivery_tag,
-        body.message_format or 0,
-        bool(body.settled),
-        bool(body.more),
-        bool(body.aborted),
-        start + length,
-    )
+    flags = bool(body.settled), bool(body.more), bool(body.aborted)
+    return body.handle, body.delivery_id, body.delivery_tag, body.message_format or 0, *flags, start + length
 
 
 @given(raw_transfers(), st.binary(max_size=20), st.binary(max_size=20))
@@ -110,16 +100,8 @@ def test_an_encoded_transfer_has_all_fields(
     assert body == Transfer(handle, delivery_id, tag, message_format, settled, more)
     assert end == len(raw)
     assert len(codec.decode_all(raw).value) == 11
-    assert transfer.decode_transfer(raw, 0, len(raw)) == (
-        handle,
-        delivery_id,
-        tag,
-        message_format,
-        settled,
-        more,
-        False,
-        end,
-    )
+    decoded = (handle, delivery_id, tag, message_format, settled, more, False, end)
+    assert transfer.decode_transfer(raw, 0, len(raw)) == decoded
 
 
 def test_a_transfer_of_something_else_is_refused() -> None:
