@@ -7,6 +7,7 @@ session without messages, state and holder costs nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from sbpair.emulator.entities.message_order import Deadlines
@@ -167,13 +168,8 @@ class SessionMessages(SubQueue):
     def peek_session(self, session_id: str, from_sequence: int, max_messages: int) -> list[StoredMessage]:
         """Peek at one session, held or not."""
         self.advance_if_due()
-        found: list[StoredMessage] = []
-        for message in self._store.read_from(from_sequence):
-            if len(found) >= max_messages:
-                break
-            if message.session_id == session_id:
-                found.append(message)
-        return found
+        found = (message for message in self._store.read_from(from_sequence) if message.session_id == session_id)
+        return list(islice(found, max(0, max_messages)))
 
     def renew(self, token: bytes) -> StoredMessage:
         del token

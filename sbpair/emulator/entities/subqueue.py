@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from sbpair.emulator.clock import NEVER, Clock
@@ -226,24 +227,19 @@ class SubQueue:
     def peek(self, from_sequence: int, max_messages: int) -> list[StoredMessage]:
         """Return up to `max_messages` in order of sequence number, in any state, and change nothing."""
         self.accessed_at_ms = self.read_at_ms = self.advance_if_due()
-        found: list[StoredMessage] = []
-        if max_messages > 0:
-            for message in self._store.read_from(from_sequence):
-                found.append(message)
-                if len(found) == max_messages:
-                    break
-        return found
+        return list(islice(self._store.read_from(from_sequence), max(0, max_messages)))
 
     def delete(self, max_messages: int, before_ms: int, session_id: str | None = None) -> int:
         """Delete up to `max_messages` ready messages that were enqueued before a time; return how many."""
         self.accessed_at_ms = self.read_at_ms = self.advance_if_due()
-        selected: list[StoredMessage] = []
-        for message in self._store.read_from(0):
-            if len(selected) >= max_messages:
-                break
-            of_session = session_id is None or message.session_id == session_id
-            if of_session and message.state == ACTIVE and message.enqueued_at_ms < before_ms:
-                selected.append(message)
+        found = (
+            message
+            for message in self._store.read_from(0)
+            if (session_id is None or message.session_id == session_id)
+            and message.state == ACTIVE
+            and message.enqueued_at_ms < before_ms
+        )
+        selected = list(islice(found, max(0, max_messages)))
         for message in selected:
             self._remove(message)
             self._left_ready_queue(message)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities.description import PARTITIONS
@@ -41,7 +42,7 @@ class Faults:
         self._namespaces = namespaces
         self._advance = advance
         self._active: dict[str, tuple[Fault, Undo | None]] = {}
-        self._last = 0
+        self._ids = (f"fault-{number}" for number in count(1))
 
     def begin(self, fault: Fault) -> str:
         """Begin a fault and return the id that ends it. Raises BadField for a missing, superfluous or wrong field."""
@@ -57,8 +58,7 @@ class Faults:
         check_request(fault)
         check_partition(fault, namespace)
         undo = kind.begin(FaultContext(namespace, self._advance), fault)
-        self._last += 1
-        identity = f"fault-{self._last}"
+        identity = next(self._ids)
         self._active[identity] = (fault, undo)
         return identity
 
@@ -142,7 +142,7 @@ class Faults:
 
 _NUMBERS: Final = frozenset({"partition", "after_frames", "count", "ms", "status", "sub_code", "retry_after_seconds"})
 _NAMES: Final = tuple(field.name for field in fields(Fault))
-_ALWAYS: Final = frozenset({"kind", "namespace"})
+_ALWAYS: Final = ("kind", "namespace")
 
 
 def check_fields(fault: Fault, kind: FaultKind) -> None:
@@ -161,8 +161,7 @@ def check_entity(fault: Fault, namespace: Namespace) -> None:
     try:
         namespace.resolve(fault.entity)
     except EntityNotFound as error:
-        text = f"'{fault.entity[:100]}' is no entity of namespace '{fault.namespace}'"
-        raise BadField("entity", text) from error
+        raise BadField("entity", f"'{fault.entity[:100]}' is no entity of namespace '{fault.namespace}'") from error
 
 
 def check_request(fault: Fault) -> None:
@@ -194,7 +193,7 @@ def read_fault(document: object) -> Fault:
             read_count(name, value)
         elif not isinstance(value, str):
             raise BadField(name, "a string is expected")
-    if missing := [name for name in ("kind", "namespace") if name not in document]:
+    if missing := [name for name in _ALWAYS if name not in document]:
         raise BadField(missing[0], "missing")
     return Fault(**document)
 

@@ -9,7 +9,6 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, cast
 
@@ -226,9 +225,6 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
 
     def write(self, data: Any) -> None:
         self._send(bytes(data))
-
-    def writelines(self, list_of_data: Iterable[Any]) -> None:
-        self._send(b"".join(list_of_data))
 
     def close(self) -> None:
         self._send(None)
