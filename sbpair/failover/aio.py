@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Self
 
 from sbpair.failover import base
 from sbpair.failover.background_syphon import AsyncBackgroundSyphon
-from sbpair.failover.client_kinds import AsyncClosable, awaiting
-from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, drive_async
+from sbpair.failover.side_connections import AsyncClosable
+from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, drive_async
 
 if TYPE_CHECKING:
-    from sbpair.failover.background_syphon import RunSyphon
     from sbpair.failover.pinger import Pinger
     from sbpair.failover.sdk_messages import Messages
 
@@ -59,6 +58,8 @@ class AsyncPairedSender(base.SenderBase, AsyncClosable):
 
 class AsyncPairedClient(base.ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], AsyncClosable):
     __doc__ = base.ClientBase.__doc__
+    _sender_class = AsyncPairedSender
+    _syphon_class = AsyncBackgroundSyphon
     _pinger: Pinger | None = None
     _pinger_task: asyncio.Task[None] | None = None
 
@@ -98,7 +99,4 @@ class AsyncPairedClient(base.ClientBase[AsyncPairedSender, AsyncBackgroundSyphon
 
     def _make_sender(self, entity: str, topic: bool) -> AsyncPairedSender:
         self._start_late_pinger()
-        return AsyncPairedSender(self, entity, topic)
-
-    def _start_syphon(self, run: RunSyphon) -> AsyncBackgroundSyphon:
-        return AsyncBackgroundSyphon(run, self.failover_state.publish)
+        return super()._make_sender(entity, topic)

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.errors import LeaseHeld, SbpairError
@@ -54,9 +55,12 @@ class SyphonSupervisor:
             if time.monotonic() - started > BACKOFF.seconds(failures):
                 failures = 1
             seconds = LEASE_WAIT_SECONDS if isinstance(fault, LeaseHeld) else BACKOFF.seconds(failures)
-            self._publish(SyphonFaulted(_reason(fault), seconds))
-            if await self._stopped_within(seconds):
-                return
+            reason = fault.message if isinstance(fault, SbpairError) else f"unexpected {type(fault).__name__}"
+            self._publish(SyphonFaulted(reason, seconds))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.stop.wait()
+                    return
 
     async def _run_once(self) -> Exception:
         """Run the syphon and return why it has ended."""
@@ -69,13 +73,6 @@ class SyphonSupervisor:
             return error
         failures = self.result.failures
         return failures[0][1] if failures else SbpairError("it has ended")
-
-    async def _stopped_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.stop.wait()
-        except TimeoutError:
-            return False
 
 
 class BackgroundSyphon:
@@ -146,7 +143,3 @@ class AsyncBackgroundSyphon:
             _, unfinished = await asyncio.wait((self._task,), timeout=HURRY_SECONDS)
         for task in unfinished:
             task.cancel()
-
-
-def _reason(error: Exception) -> str:
-    return error.message if isinstance(error, SbpairError) else f"unexpected {type(error).__name__}"

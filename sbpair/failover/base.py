@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover.background_syphon import AsyncBackgroundSyphon, BackgroundSyphon
-from sbpair.failover.client_kinds import ClientFactory, ClientKind
 from sbpair.failover.entity_states import EntityEvent, State
 from sbpair.failover.events import OutboxClosed, SenderEvent
 from sbpair.failover.failover_send import Delivered, FailoverSend, OnFailure, SendPolicy
@@ -25,13 +24,12 @@ from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery
 from sbpair.failover.pinger import DeliverEntity, Pinger
 from sbpair.failover.shared_state import FailoverState
-from sbpair.failover.side_connections import Side, SideConnections, close_quietly
+from sbpair.failover.side_connections import ClientFactory, ClientKind, Side, SideConnections, close_quietly
 from sbpair.failover.simulated_outage import OutageProxy
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from sbpair.failover.background_syphon import RunSyphon
     from sbpair.failover.sdk_messages import Messages, SizedBatch
     from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.failover.steps import Steps
@@ -138,6 +136,8 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
     """
 
     _kind: ClientKind
+    _sender_class: type[SenderT]
+    _syphon_class: type[SyphonT]
     _syphon: SyphonT | None = None
 
     def __init__(
@@ -232,7 +232,7 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
             limits=limits,
             allow_missing=allow_missing,
         )
-        self._syphon = self._start_syphon(run)
+        self._syphon = self._syphon_class(run, self.failover_state.publish)
         return self._syphon
 
     def forget(self, sender: SenderBase) -> None:
@@ -242,11 +242,8 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
     def _wake_pinger(self) -> None:
         """Start the pinger, or interrupt its wait because a timer is now due earlier."""
 
-    @abstractmethod
-    def _make_sender(self, entity: str, topic: bool) -> SenderT: ...
-
-    @abstractmethod
-    def _start_syphon(self, run: RunSyphon) -> SyphonT: ...
+    def _make_sender(self, entity: str, topic: bool) -> SenderT:
+        return self._sender_class(self, entity, topic)
 
     def _get_sender(self, entity: str, *, topic: bool) -> SenderT:
         if self._closed:
@@ -278,9 +275,6 @@ def checked_timeout(seconds: float) -> float:
     if seconds <= 0:
         raise ValueError("the timeout must be greater than 0")
     if seconds <= SHORT_SECONDS:
-        warnings.warn(
-            f"a send has {seconds:g} s; it should have more than {SHORT_SECONDS:g} s, and 60 s is advised",
-            ShortTimeout,
-            4,
-        )
+        text = f"a send has {seconds:g} s; it should have more than {SHORT_SECONDS:g} s, and 60 s is advised"
+        warnings.warn(text, ShortTimeout, 4)
     return seconds

@@ -21,7 +21,7 @@ from azure.core.exceptions import AzureError
 from sbpair.azure.data_plane import open_sender
 from sbpair.errors import AccessError, ExitCode, SbpairError, TimedOut
 from sbpair.failover import sdk_messages
-from sbpair.failover.entity_timers import Deliver, Ping, TimerTask
+from sbpair.failover.entity_states import Deliver, Ping, TimerTask
 
 if TYPE_CHECKING:
     from sbpair.failover.shared_state import FailoverState
@@ -68,15 +68,12 @@ class PingResult:
     error: SbpairError | None = None
 
 
-PingFunction: TypeAlias = Callable[["Endpoint", str, float], Awaitable[None]]
-
-
 async def ping_all(
     primary: Endpoint,
     entities: Sequence[str],
     *,
     seconds: float,
-    ping: PingFunction = send_ping,
+    ping: Callable[[Endpoint, str, float], Awaitable[None]] = send_ping,
     on_event: Callable[[PingResult], object] = lambda _result: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[PingResult, ...]:
@@ -84,30 +81,24 @@ async def ping_all(
     slots = asyncio.Semaphore(MAX_CONCURRENT_PINGS)
 
     async def one(entity: str) -> PingResult:
+        error: SbpairError | None = None
         async with slots:
-            result = await _one(primary, entity, seconds, ping, clock)
+            started = clock()
+            try:
+                async with asyncio.timeout(seconds):
+                    await ping(primary, entity, seconds)
+            except TimeoutError:
+                error = TimedOut(f"no answer within {seconds:g} s", hint="try again later")
+            except SbpairError as caught:
+                error = caught
+        health = Health.UP if error is None else Health.DOWN if error.retriable else Health.BROKEN
+        result = PingResult(entity, health, clock() - started, error)
         on_event(result)
         return result
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(entity), name=f"ping {entity}") for entity in entities]
     return tuple(task.result() for task in tasks)
-
-
-async def _one(
-    primary: Endpoint, entity: str, seconds: float, ping: PingFunction, clock: Callable[[], float]
-) -> PingResult:
-    started = clock()
-    error: SbpairError | None = None
-    try:
-        async with asyncio.timeout(seconds):
-            await ping(primary, entity, seconds)
-    except TimeoutError:
-        error = TimedOut(f"no answer within {seconds:g} s", hint="try again later")
-    except SbpairError as caught:
-        error = caught
-    health = Health.UP if error is None else Health.DOWN if error.retriable else Health.BROKEN
-    return PingResult(entity, health, clock() - started, error)
 
 
 def ping_exit_code(results: Sequence[PingResult]) -> int:

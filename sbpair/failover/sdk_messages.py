@@ -74,7 +74,7 @@ def prepare_one(message: OneMessage) -> Message:
 
 def prepare(messages: Messages) -> tuple[list[Message], Content]:
     """Return the messages, each with an id, and the content to send: the caller's own if nothing changed."""
-    if isinstance(messages, ServiceBusMessage | AmqpAnnotatedMessage):
+    if isinstance(messages, ServiceBusMessage | AmqpAnnotatedMessage | Mapping):
         one = prepare_one(messages)
         return [one], _unchanged(messages, one)
     if isinstance(messages, SizedBatch):
@@ -82,9 +82,6 @@ def prepare(messages: Messages) -> tuple[list[Message], Content]:
     if isinstance(messages, ServiceBusMessageBatch):
         # The messages of a plain sender's batch are not public in the SDK.
         return [prepare_one(each) for each in getattr(messages, "_messages", ())], messages
-    if isinstance(messages, Mapping):
-        one = prepare_one(messages)
-        return [one], one
     given = list(messages)
     prepared = [prepare_one(each) for each in given]
     return prepared, [_unchanged(each, checked) for each, checked in zip(given, prepared, strict=True)]
@@ -158,12 +155,7 @@ def encode(message: Message) -> bytes:
 
 def is_small(message: Message) -> bool:
     """Return whether a backlog queue of any tier accepts it. Everything but the body may have 64 KB on either side."""
-    if message.body_type is not DATA:
-        return False
-    room = SMALL_BODY_BYTES
-    for part in message.body:
-        room -= len(part)
-    return room >= 0
+    return message.body_type is DATA and sum(map(len, message.body)) <= SMALL_BODY_BYTES
 
 
 def message_ids(messages: Iterable[Message]) -> tuple[str, ...]:

@@ -7,14 +7,25 @@ waits for any number of timers.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sbpair.backlog import queue_path
 from sbpair.failover import events
-from sbpair.failover.entity_states import SENDS_TO_BACKLOG, Delays, EntityEvent, EntityStatus, State, next_status
-from sbpair.failover.entity_timers import Deliver, EntityTimers, Ping, Probe, TimerTask
+from sbpair.failover.entity_states import (
+    SENDS_TO_BACKLOG,
+    Delays,
+    Deliver,
+    EntityEvent,
+    EntityStatus,
+    EntityTimers,
+    Ping,
+    Probe,
+    State,
+    TimerTask,
+    next_status,
+)
 from sbpair.failover.events import EventQueue, SenderEvent
 from sbpair.failover.failures import describe_error, is_transient
 
@@ -41,40 +52,6 @@ class _EntityOutbox:
     reason: str | None = None
 
 
-class Rotation:
-    """The backlog queues that may be used, by path. A queue that failed is out until a probe or a message succeeds."""
-
-    def __init__(self, queues: Sequence[str]) -> None:
-        self._queues = tuple(queues)
-        self._out: set[str] = set()
-
-    @property
-    def out(self) -> frozenset[str]:
-        return frozenset(self._out)
-
-    def pick(self, current: str | None, choose: Callable[[Sequence[str]], str]) -> str:
-        """Return `current` while it is in, else a random queue that is in, else any queue."""
-        if current is not None and current not in self._out:
-            return current
-        return choose([queue for queue in self._queues if queue not in self._out] or self._queues)
-
-    def has_alternative(self, queue: str) -> bool:
-        """Return whether another queue than this one is in."""
-        return any(each != queue and each not in self._out for each in self._queues)
-
-    def fail(self, queue: str) -> bool:
-        """Take a queue out. Returns False if it was out."""
-        was_in = queue not in self._out
-        self._out.add(queue)
-        return was_in
-
-    def succeed(self, queue: str) -> bool:
-        """Put a queue back in. Returns False if it was in."""
-        was_out = queue in self._out
-        self._out.discard(queue)
-        return was_out
-
-
 class FailoverState:
     """Every method may be called from any thread, and none waits. Entity names are case-insensitive."""
 
@@ -84,7 +61,9 @@ class FailoverState:
         self._random = chance or random.Random()  # noqa: S311  it spreads load, and guards nothing
         interval = pair.ping_interval
         self._delays = Delays(pair.failover_interval, lambda: interval * self._random.uniform(1 - JITTER, 1 + JITTER))
-        self._rotation = Rotation([queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)])
+        self._queues = [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
+        self.queues_out: set[str] = set()
+        """Queues that failed. All senders leave them until a probe or a message succeeds."""
         self._paths: dict[str, str] = {}
         self._statuses: dict[str, EntityStatus] = {}
         self._outbox: dict[str, _EntityOutbox] = {}
@@ -130,19 +109,24 @@ class FailoverState:
             self._apply(entity, EntityEvent.TIME_UP, now)
 
     def pick_queue(self, current: str | None) -> tuple[str, bool]:
-        """Return the backlog queue to send to, and whether another one could replace it."""
+        """Return the backlog queue to send to, and whether another one could replace it.
+
+        That is `current` while it works, else a random queue that works, else any queue.
+        """
         with self._events.lock:
-            queue = self._rotation.pick(current, self._random.choice)
-            return queue, self._rotation.has_alternative(queue)
+            working = [queue for queue in self._queues if queue not in self.queues_out]
+            queue = current if current in working else self._random.choice(working or self._queues)
+            return queue, any(each != queue for each in working)
 
     def queue_failed(self, queue: str, error: Exception, now: float) -> None:
         with self._events.changing():
-            if self._rotation.fail(queue):
+            if queue not in self.queues_out:
+                self.queues_out.add(queue)
                 self._events.add(events.QueueLeft(queue, describe_error(error)))
                 self._schedule_probe(queue, now)
 
     def queue_accepted(self, queue: str, now: float) -> None:
-        if queue in self._rotation.out:
+        if queue in self.queues_out:
             self.probed(queue, None, now)
 
     def publish(self, event: SenderEvent) -> None:
@@ -157,7 +141,7 @@ class FailoverState:
         if not self.to_backlog(entity, now):
             return SendTarget("primary", self._paths[entity.lower()])
         queue, _ = self.pick_queue(queue)
-        return None if queue in self._rotation.out else SendTarget("backlog", queue)
+        return None if queue in self.queues_out else SendTarget("backlog", queue)
 
     def outbox_stored(self, entity: str, error: Exception | None, now: float) -> None:
         """Record that the outbox has messages of an entity because of `error`, or from an earlier client if None."""
@@ -243,9 +227,10 @@ class FailoverState:
         """Record the result of a probe of a backlog queue."""
         with self._events.changing():
             if error is not None:
-                if queue in self._rotation.out:
+                if queue in self.queues_out:
                     self._schedule_probe(queue, now)
-            elif self._rotation.succeed(queue):
+            elif queue in self.queues_out:
+                self.queues_out.remove(queue)
                 self.timers.cancel(Probe(queue))
                 self._events.add(events.QueueReturned(queue))
                 for key in self._outbox:

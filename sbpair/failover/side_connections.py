@@ -1,20 +1,24 @@
-"""The two connections of one sender: an SDK sender for the primary's entity and one for a backlog queue.
+"""The SDK's clients, sync or async, and the two connections of one sender: to the primary's entity and to the backlog.
 
 Invariant: a sender that failed without an answer is not used again, and closing it never delays a message.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
+from sbpair.azure.data_client import aio_client, signed, sync_client
 from sbpair.azure.data_errors import is_answer
 from sbpair.errors import UsageError
-from sbpair.failover.steps import Call, Steps
+from sbpair.failover.steps import Call, Steps, awaiting, blocking
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Content
+    from sbpair.model.pair import Endpoint
 
 SdkAction: TypeAlias = Callable[[Any, float], Any]
 """A function of an SDK object and a number of seconds."""
@@ -26,10 +30,53 @@ MAX_BROKEN = 4
 
 log = logging.getLogger(__name__)
 
-
 Side: TypeAlias = Literal["primary", "backlog"]
 
 SideT = TypeVar("SideT", bound=str)
+
+
+def _sync_identity() -> Any:
+    from azure.identity import DefaultAzureCredential
+
+    return DefaultAzureCredential()
+
+
+def _async_identity() -> Any:
+    from azure.identity.aio import DefaultAzureCredential
+
+    return DefaultAzureCredential()
+
+
+class ClientKind(NamedTuple):
+    """`client(endpoint, credential, seconds)` returns an SDK client, `identity()` a DefaultAzureCredential."""
+
+    client: Callable[[Endpoint, Any, float], Any]
+    identity: Callable[[], Any]
+    lock: Callable[[], Any]
+
+
+SYNC = ClientKind(sync_client, _sync_identity, threading.RLock)
+ASYNC = ClientKind(aio_client, _async_identity, asyncio.Lock)
+
+
+class ClientFactory:
+    """Creates SDK clients of one kind. All of them share one DefaultAzureCredential, created when first needed."""
+
+    def __init__(self, kind: ClientKind) -> None:
+        self._kind = kind
+        self._identity: Any = None
+
+    def client(self, endpoint: Endpoint, seconds: float) -> Any:
+        """Return a client that is not connected yet. `seconds` limits operations without a limit of their own."""
+        credential = signed(endpoint)
+        if credential is None:
+            credential = self._identity = self._identity or self._kind.identity()
+        return self._kind.client(endpoint, credential, seconds)
+
+    def close(self) -> Steps[None]:
+        if self._identity is not None:
+            identity, self._identity = self._identity, None
+            yield from close_quietly(identity)
 
 
 class SideConnections(Generic[SideT]):
@@ -101,3 +148,42 @@ def _raising(error: BaseException) -> SdkAction:
         raise error
 
     return action
+
+
+class Closable:
+    """An object that closes by steps, in its turn."""
+
+    _turn: Any
+
+    def _closing(self) -> Steps[None]:
+        raise NotImplementedError
+
+    def _close(self) -> Steps[None]:
+        """Close the connections to both sides."""
+        return self._closing()
+
+
+class SyncClosable(Closable):
+    """A context manager of programs that block."""
+
+    _kind = SYNC
+    close = blocking(Closable._close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.close()
+
+
+class AsyncClosable(Closable):
+    """A context manager of asyncio programs."""
+
+    _kind = ASYNC
+    close = awaiting(Closable._close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        await self.close()

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from time import sleep
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
@@ -72,8 +74,9 @@ async def drive_async(steps: Steps[T]) -> T:
         while True:
             try:
                 answer = await _awaited(step)
-                if not answer and isinstance(step, Call):
-                    _raise_swallowed_cancellation(task, cancelled)
+                if not answer and isinstance(step, Call) and task and task.cancelling() > cancelled:
+                    # The SDK swallowed the cancellation, and the canceller would wait forever.
+                    raise asyncio.CancelledError  # noqa: TRY301
             except BaseException as error:  # noqa: BLE001  the procedure decides, a cancellation included
                 step = steps.throw(error)
             else:
@@ -81,6 +84,30 @@ async def drive_async(steps: Steps[T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+def blocking(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that runs a procedure of an object in its turn, and blocks until it ends."""
+
+    @wraps(steps)
+    def method(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
+        with self._turn:
+            return drive(steps(self, *arguments, **options))
+
+    method.__name__ = steps.__name__.removeprefix("_")
+    return method
+
+
+def awaiting(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return an async method that runs a procedure of an object in its turn."""
+
+    @wraps(steps)
+    async def method(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
+        async with self._turn:
+            return await drive_async(steps(self, *arguments, **options))
+
+    method.__name__ = steps.__name__.removeprefix("_")
+    return method
 
 
 def _performed(step: Step) -> Any:
@@ -114,12 +141,6 @@ async def _uninterrupted(working: asyncio.Task[T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait((working,))
         raise
-
-
-def _raise_swallowed_cancellation(task: asyncio.Task[Any] | None, cancelled: int) -> None:
-    """Raise a cancellation that the SDK swallowed: the canceller would wait forever."""
-    if task and task.cancelling() > cancelled:
-        raise asyncio.CancelledError
 
 
 def _in_threads(step: Gather) -> list[Any]:

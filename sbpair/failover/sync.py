@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from sbpair.failover import base
 from sbpair.failover.background_syphon import BackgroundSyphon
-from sbpair.failover.client_kinds import SyncClosable, blocking
 from sbpair.failover.pinger import PingerThread
-from sbpair.failover.steps import drive
+from sbpair.failover.side_connections import SyncClosable
+from sbpair.failover.steps import blocking, drive
 
 if TYPE_CHECKING:
-    from sbpair.failover.background_syphon import RunSyphon
     from sbpair.failover.sdk_messages import Messages
 
 
@@ -47,6 +46,8 @@ class PairedSender(base.SenderBase, SyncClosable):
 
 class PairedClient(base.ClientBase[PairedSender, BackgroundSyphon], SyncClosable):
     __doc__ = base.ClientBase.__doc__
+    _sender_class = PairedSender
+    _syphon_class = BackgroundSyphon
     _pinger: PingerThread | None = None
 
     def close(self) -> None:
@@ -67,9 +68,3 @@ class PairedClient(base.ClientBase[PairedSender, BackgroundSyphon], SyncClosable
         if self._pinger is None:
             self._pinger = PingerThread(self._make_pinger)
         self._pinger.wake()
-
-    def _make_sender(self, entity: str, topic: bool) -> PairedSender:
-        return PairedSender(self, entity, topic)
-
-    def _start_syphon(self, run: RunSyphon) -> BackgroundSyphon:
-        return BackgroundSyphon(run, self.failover_state.publish)

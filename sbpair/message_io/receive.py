@@ -56,6 +56,9 @@ class ReceiveCounts:
 Show = Callable[["Side", dict[str, object]], None]
 """Called with the side of a message and its fields by `render_message`."""
 
+SideOf = Callable[["ServiceBusReceivedMessage"], "Side"]
+ReceiveSource: TypeAlias = "QueueReceiver | _BothSources"
+
 
 async def receive_messages(
     pair: Pair,
@@ -80,11 +83,11 @@ async def receive_messages(
         if on_event is not None:
             on_event(event)
 
-    async with _opened(pair, entity, subscription, dedup, listener) as source:
+    async with _opened(pair, entity, subscription, dedup, listener) as (source, side_of):
         left = limit
         while left > 0 and (found := await source.receive(min(left, MAX_HELD), wait_seconds)):
             left -= len(found)
-            await _show_and_complete(source, found, counts, show)
+            await _show_and_complete(source, side_of, found, counts, show)
 
 
 async def peek_messages(
@@ -124,12 +127,16 @@ async def _peeked(receiver: QueueReceiver) -> AsyncIterator[ServiceBusReceivedMe
 
 
 async def _show_and_complete(
-    source: ReceiveSource, found: Sequence[ServiceBusReceivedMessage], counts: ReceiveCounts, show: Show
+    source: ReceiveSource,
+    side_of: SideOf,
+    found: Sequence[ServiceBusReceivedMessage],
+    counts: ReceiveCounts,
+    show: Show,
 ) -> None:
     held = list(found)
     try:
         while held:
-            show(source.side_of(held[0]), render_message(held[0]))
+            show(side_of(held[0]), render_message(held[0]))
             await _uninterrupted(_completed(source, held.pop(0), counts))
     finally:
         for message in held:
@@ -158,10 +165,10 @@ async def _uninterrupted(settling: Awaitable[None]) -> None:
 @asynccontextmanager
 async def _opened(
     pair: Pair, entity: str, subscription: str | None, dedup: DedupSettings | None, on_event: OnEvent
-) -> AsyncIterator[ReceiveSource]:
+) -> AsyncIterator[tuple[ReceiveSource, SideOf]]:
     if dedup is None:
         async with open_receiver(pair.primary, checked_source(entity, subscription)) as receiver:
-            yield _PrimarySource(receiver)
+            yield receiver, lambda _message: "primary"
         return
     async with AsyncDedupReceiver(
         pair,
@@ -172,23 +179,12 @@ async def _opened(
         window_seconds=dedup.window_seconds,
         on_event=on_event,
     ) as deduplicating:
-        yield _BothSources(deduplicating)
-
-
-class _PrimarySource:
-    def __init__(self, receiver: QueueReceiver) -> None:
-        self.receive = receiver.receive
-        self.complete = receiver.complete
-        self.abandon = receiver.abandon
-
-    def side_of(self, _message: ServiceBusReceivedMessage) -> Side:
-        return "primary"
+        yield _BothSources(deduplicating), deduplicating.side_of
 
 
 class _BothSources:
     def __init__(self, receiver: AsyncDedupReceiver) -> None:
         self._receiver = receiver
-        self.side_of = receiver.side_of
 
     async def receive(self, limit: int, seconds: float) -> Sequence[ServiceBusReceivedMessage]:
         with translate_data_errors(f"receiving from {self._receiver.entity_name!r}"):
@@ -204,6 +200,3 @@ class _BothSources:
 
     def _settling(self) -> AbstractContextManager[None]:
         return translate_data_errors(f"settling in {self._receiver.entity_name!r}")
-
-
-ReceiveSource: TypeAlias = _PrimarySource | _BothSources

@@ -86,17 +86,12 @@ class MemoryStore:
     def mark(self, key: str, status: KeyStatus, now: float) -> None:
         self._seen[key] = now, status
         self._seen.move_to_end(key)
-        while self._is_over_limit(now):
+        limit = math.inf if self._window.count is None else self._window.count
+        while len(self._seen) > limit or _is_past(self._window, next(iter(self._seen.values()))[0], now):
             self._seen.popitem(last=False)
 
     def close(self) -> None:
         self._seen.clear()
-
-    def _is_over_limit(self, now: float) -> bool:
-        if self._window.count is not None and len(self._seen) > self._window.count:
-            return True
-        oldest, _ = next(iter(self._seen.values()))
-        return _is_past(self._window, oldest, now)
 
 
 class KeyStore(SqliteFile):

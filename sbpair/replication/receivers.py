@@ -14,8 +14,8 @@ from azure.servicebus import ServiceBusReceiveMode
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
-from sbpair.failover.client_kinds import AsyncClosable, ClientKind, SyncClosable, awaiting, blocking
-from sbpair.failover.steps import Steps, drive, drive_async
+from sbpair.failover.side_connections import AsyncClosable, ClientKind, SyncClosable
+from sbpair.failover.steps import Steps, awaiting, blocking, drive, drive_async
 from sbpair.replication.dedup_receive import SETTLE_SECONDS, DedupReceive
 from sbpair.replication.events import OnEvent, reporter
 from sbpair.replication.key import KeyOf, KeyRule

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sbpair.failover.client_kinds import ClientFactory, ClientKind
-from sbpair.failover.side_connections import close_quietly
+from sbpair.failover.side_connections import ClientFactory, ClientKind, close_quietly
 from sbpair.replication.roles import SIDES, Side
 
 if TYPE_CHECKING:
     from sbpair.failover.steps import Steps
-    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.model.pair import Pair
 
 SHORTER = "give the queue or topic a shorter name"
 
@@ -19,16 +18,16 @@ class SdkClients:
     """`seconds` limits operations without a limit of their own."""
 
     def __init__(self, pair: Pair, kind: ClientKind, seconds: float) -> None:
-        self._endpoints: dict[Side, Endpoint] = {"primary": pair.primary, "secondary": pair.secondary}
+        self._pair = pair
         self._factory = ClientFactory(kind)
         self._seconds = seconds
         self._clients: dict[Side, Any] = {}
 
     def open(self) -> None:
         """Create both clients before both sides are used concurrently. Connects to nothing."""
-        for side in SIDES:
+        for side, endpoint in zip(SIDES, (self._pair.primary, self._pair.secondary), strict=True):
             if side not in self._clients:
-                self._clients[side] = self._factory.client(self._endpoints[side], self._seconds)
+                self._clients[side] = self._factory.client(endpoint, self._seconds)
 
     def sender(self, side: Side, entity: str) -> Any:
         """Return an SDK sender. Queues and topics are sent to alike."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover.base import checked_timeout
-from sbpair.failover.client_kinds import AsyncClosable, ClientKind, SyncClosable, awaiting, blocking
 from sbpair.failover.failures import FailoverOn, failover_rule
+from sbpair.failover.side_connections import AsyncClosable, ClientKind, SyncClosable
+from sbpair.failover.steps import awaiting, blocking
 from sbpair.replication.events import OnEvent, reporter
 from sbpair.replication.replicated_send import ACTIVE_SHARE, ActiveSend, PassiveSend, ReplicatedSend, SideSend
 from sbpair.replication.roles import SIDES, Side

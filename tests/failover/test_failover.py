@@ -179,7 +179,7 @@ def test_a_failed_backlog_queue_is_left_by_all_senders_and_returns(rig: Rig, kin
             client.get_queue_sender("orders").send_messages(a_message("m2"), timeout=20)
         assert ids(rig.in_queue(rig.backlog[other])) == ["m1", "m2"]
         log.wait_for(lambda event: event == QueueReturned(rig.paths[mine]))
-        assert client.failover_state._rotation.out == set()
+        assert client.failover_state.queues_out == set()
 
 
 def test_with_both_sides_down_the_error_is_raised(rig: Rig) -> None:

@@ -11,8 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sbpair.failover.entity_states import TRANSITIONS, Delays, EntityEvent, EntityStatus, State, next_status
-from sbpair.failover.entity_timers import Deliver, Ping, Probe
+from sbpair.failover.entity_states import (
+    TRANSITIONS,
+    Delays,
+    Deliver,
+    EntityEvent,
+    EntityStatus,
+    Ping,
+    Probe,
+    State,
+    next_status,
+)
 from sbpair.failover.events import EntityChanged, OutboxEmptied, OutboxStuck, QueueLeft, QueueReturned
 from sbpair.failover.shared_state import JITTER, FailoverState
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -241,7 +250,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
             entity: each.state for entity, each in self.model.items()
         }
         assert (not self.real.unhealthy) is all(each.state == "healthy" for each in self.model.values())
-        assert self.real._rotation.out == self.out.keys()
+        assert self.real.queues_out == self.out.keys()
         timers = [each.fails_at if each.state == "failing" else each.pings_at for each in self.model.values()]
         kept = [at for at in self.kept.values() if at != UNDER_WAY]
         due = [at for at in (*timers, *self.out.values(), *kept) if at is not None]
@@ -271,7 +280,7 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
             elif isinstance(event, QueueReturned):
                 out.remove(event.queue)
         assert states == self.real.states()
-        assert out == self.real._rotation.out
+        assert out == self.real.queues_out
 
 
 TestSendersAgainstTheModel = SendersAgainstTheModel.TestCase
