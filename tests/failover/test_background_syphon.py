@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,17 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage
 
+from sbpair import PairedClient
 from sbpair.errors import UsageError
-from sbpair.failover import background_syphon, failover_send
+from sbpair.failover import background_syphon
 from sbpair.failover.events import SyphonFaulted
 from sbpair.model.backoff import Backoff
 from sbpair.move.events import QueueOpened
 from sbpair.runs.lease import Lease
-from sbpair.syphon import runner, worker
+from sbpair.syphon import runner
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PATIENCE_SECONDS, Rig, ids
 
-pytestmark = PAIRED_CLIENTS
+pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
 
 
 class Arrivals:
@@ -41,23 +43,23 @@ class Arrivals:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(failover_send, "PRIMARY_SHARE", 0.3)
     monkeypatch.setattr(background_syphon, "BACKOFF", Backoff(0.05, 300.0))
     monkeypatch.setattr(background_syphon, "LEASE_WAIT_SECONDS", 0.05)
 
 
 def syphon_of(client: Any, **options: Any) -> Any:
     """Start the syphon of a client; of an aio client in its loop."""
-    made = getattr(client, "_wrapped", client)
-    if made is client:
+    if isinstance(client, PairedClient):
         return client.syphon(**options)
-    import asyncio
 
     async def make() -> Any:
-        return made.syphon(**options)
+        return client._wrapped.syphon(**options)
 
     return asyncio.run_coroutine_threadsafe(make(), client._loop).result(PATIENCE_SECONDS)
+
+
+def is_fault(event: Any) -> bool:
+    return isinstance(event, SyphonFaulted)
 
 
 def strand(client: Any, name: str) -> None:
@@ -92,9 +94,9 @@ def test_a_fault_is_an_event_and_sending_goes_on(rig: Rig, kind: str) -> None:
     rig.with_key("secondary", "d3Jvbmc=")
     with rig.client(kind) as (client, log):
         syphon_of(client)
-        first = log.wait_for(lambda event: isinstance(event, SyphonFaulted))
+        first = log.wait_for(is_fault)
         assert "does not accept" in first.reason or "signature" in first.reason
-        log.wait_for(lambda event: isinstance(event, SyphonFaulted) and event is not first)
+        log.wait_for(lambda event: is_fault(event) and event is not first)
         client.get_queue_sender("orders").send_messages(ServiceBusMessage(b"m"))
         arrivals.wait()
 
@@ -106,7 +108,7 @@ def test_an_unexpected_error_is_an_event(rig: Rig, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runner, "run", broken)
     with rig.client() as (client, log):
         syphon_of(client)
-        fault = log.wait_for(lambda event: isinstance(event, SyphonFaulted))
+        fault = log.wait_for(is_fault)
         assert str(fault) == "the syphon is retried after 0.05 s: unexpected ZeroDivisionError"
 
 
@@ -116,7 +118,7 @@ def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_pat
         strand(client, "m")
         with Lease(tmp_path, "another-run"):
             syphon_of(client, state=tmp_path)
-            fault = log.wait_for(lambda event: isinstance(event, SyphonFaulted))
+            fault = log.wait_for(is_fault)
             assert "is moving messages of this pair" in fault.reason
             assert rig.in_queue(rig.orders) == []
         arrivals.wait()

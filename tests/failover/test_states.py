@@ -46,8 +46,8 @@ class Middle(random.Random):
         return seq[0]
 
 
-def an_availability(published: list[Any] | None = None, **terms: Any) -> FailoverState:
-    failover_state = FailoverState(a_pair(**terms), None if published is None else published.append, Middle())
+def new_state(on_event: Any = None, **terms: Any) -> FailoverState:
+    failover_state = FailoverState(a_pair(**terms), on_event, Middle())
     for entity in ENTITIES:
         failover_state.register(entity)
     return failover_state
@@ -74,9 +74,8 @@ class SendersAgainstTheModel(RuleBasedStateMachine):
         super().__init__()
         self.now = 0
         self.events: list[Any] = []
-        self.real = an_availability(
-            self.events, failover_interval=self.FAILOVER, ping_interval=self.PING, backlog_queues=3
-        )
+        terms = {"failover_interval": self.FAILOVER, "ping_interval": self.PING, "backlog_queues": 3}
+        self.real = new_state(self.events.append, **terms)
         self.model = {entity: Believed() for entity in ENTITIES}
         self.out: dict[str, int | None] = {}
         # When what the outbox has of an entity is delivered.
@@ -301,21 +300,21 @@ def test_an_event_outside_of_the_table_changes_no_state(state: State, event: Ent
 
 
 def test_an_interval_of_zero_fails_over_at_the_first_failure() -> None:
-    failover_state = an_availability(failover_interval=0)
+    failover_state = new_state(failover_interval=0)
     failover_state.primary_failed("orders", ValueError("gone"), 5)
     assert failover_state.to_backlog("orders", 5)
     assert not failover_state.to_backlog("news", 5)
 
 
 def test_a_sender_applies_a_due_timer_itself() -> None:
-    failover_state = an_availability(failover_interval=60)
+    failover_state = new_state(failover_interval=60)
     failover_state.primary_failed("orders", ValueError("gone"), 0)
     assert not failover_state.to_backlog("orders", 59.9)
     assert failover_state.to_backlog("orders", 60)
 
 
 def test_a_new_entity_is_forced_while_all_are() -> None:
-    failover_state = an_availability()
+    failover_state = new_state()
     failover_state.command(EntityEvent.FORCE, None, 0)
     failover_state.register("later")
     assert failover_state.to_backlog("later", 0)
@@ -345,7 +344,7 @@ def test_pings_of_ten_thousand_entities_are_spread_at_random() -> None:
 
 
 def test_with_every_queue_out_one_is_still_tried() -> None:
-    failover_state = an_availability(backlog_queues=2)
+    failover_state = new_state(backlog_queues=2)
     first, spare = failover_state.pick_queue(None)
     assert spare
     failover_state.queue_failed(first, ValueError("full"), 0)
@@ -364,8 +363,7 @@ def test_a_failing_listener_receives_the_next_event(caplog: pytest.LogCaptureFix
         published.append(event)
         raise RuntimeError
 
-    failover_state = FailoverState(a_pair(), listen, Middle())
-    failover_state.register("orders")
+    failover_state = new_state(listen)
     failover_state.command(EntityEvent.FORCE, "orders", 0)
     failover_state.command(EntityEvent.FAILBACK, "orders", 0)
     assert [event.after for event in published] == [State.FORCED, State.HEALTHY]
@@ -380,22 +378,21 @@ def test_a_listener_may_force_a_failover() -> None:
         if event.after is State.FORCED:
             failover_state.command(EntityEvent.FAILBACK, event.entity, 0)
 
-    failover_state = FailoverState(a_pair(), listen, Middle())
-    failover_state.register("orders")
+    failover_state = new_state(listen)
     failover_state.command(EntityEvent.FORCE, "orders", 0)
     assert published == [State.FORCED, State.HEALTHY]
 
 
 def test_events_hold_no_secrets_of_an_error() -> None:
     published: list[Any] = []
-    failover_state = an_availability(published)
+    failover_state = new_state(published.append)
     failover_state.primary_failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
     assert "c2VjcmV0" not in published[0].reason
     assert "\n" not in published[0].reason
 
 
 def test_the_outbox_is_delivered_as_soon_as_a_side_returns() -> None:
-    failover_state = an_availability(backlog_queues=1, ping_interval=5)
+    failover_state = new_state(backlog_queues=1, ping_interval=5)
     queue, _ = failover_state.pick_queue(None)
     failover_state.command(EntityEvent.FORCE, "orders", 0)
     failover_state.queue_failed(queue, ValueError("gone"), 0)
@@ -414,7 +411,7 @@ def test_the_outbox_is_delivered_as_soon_as_a_side_returns() -> None:
 
 def test_a_lasting_refusal_is_reported_once_and_kept_as_stuck() -> None:
     published: list[Any] = []
-    failover_state = an_availability(published, ping_interval=5)
+    failover_state = new_state(published.append, ping_interval=5)
     failover_state.outbox_stored("orders", None, 0)
     for now in (0, 5, 10):
         assert failover_state.pop_due(now) == Deliver("orders")

@@ -24,14 +24,9 @@ def all_of(*procedures: Steps[Any]) -> Steps[list[Any]]:
 
 
 async def test_gathered_procedures_return_in_order() -> None:
-    barrier = threading.Barrier(3, timeout=20)
+    barrier, async_barrier = threading.Barrier(3, timeout=20), asyncio.Barrier(3)
     assert drive(all_of(*(meeting(barrier, name) for name in "abc"))) == ["a", "b", "c"]
-
-    async def main() -> list[str]:
-        there = asyncio.Barrier(3)
-        return await drive_async(all_of(*(meeting(there, name) for name in "abc")))
-
-    assert (await main()) == ["a", "b", "c"]
+    assert await drive_async(all_of(*(meeting(async_barrier, name) for name in "abc"))) == ["a", "b", "c"]
     assert drive(all_of(meeting(threading.Barrier(1), "alone"))) == ["alone"]
 
 
@@ -64,14 +59,8 @@ async def test_a_cancellation_swallowed_by_the_sdk_is_raised(answer: Any, notice
     def steps() -> Steps[Any]:
         return (yield Call(keeps_it, None, 3600.0))
 
-    async def main() -> Any:
-        task = asyncio.create_task(drive_async(steps()))
-        await asyncio.sleep(0)
-        task.cancel()
-        return await task
-
-    if noticed:
-        with pytest.raises(asyncio.CancelledError):
-            await main()
-    else:
-        assert (await main()) == answer
+    task = asyncio.create_task(drive_async(steps()))
+    await asyncio.sleep(0)
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(outcome, asyncio.CancelledError) if noticed else outcome == answer

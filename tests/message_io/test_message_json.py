@@ -31,34 +31,26 @@ def test_a_line_is_a_body_byte_for_byte() -> None:
 
 
 def test_every_field_of_an_object_is_in_the_message() -> None:
+    same = {"correlation_id": "c", "to": "t", "reply_to": "r", "reply_to_session_id": "rs", "content_type": "text/x"}
     fields = {
         "body": "grüße",
         "messageId": "1",
         "session-id": "s",
         "PartitionKey": "s",
-        "correlation_id": "c",
         "label": "l",
-        "to": "t",
-        "reply_to": "r",
-        "reply_to_session_id": "rs",
-        "content_type": "text/plain",
         "ttl": "1m",
         "scheduled": "2031-01-01T01:00:00+01:00",
         "properties": {"text": "x", "int": 1, "long": 2**40, "double": 1.5, "yes": True, "nothing": None},
     }
-    message = parse_json(json.dumps(fields).encode())
+    message = parse_json(json.dumps(fields | same).encode())
     plain = ServiceBusMessage(
         "grüße",
         message_id="1",
         session_id="s",
         partition_key="s",
-        correlation_id="c",
         subject="l",
-        to="t",
-        reply_to="r",
-        reply_to_session_id="rs",
-        content_type="text/plain",
         scheduled_enqueue_time_utc=datetime(2031, 1, 1, tzinfo=UTC),
+        **same,
     ).raw_amqp_message
     assert body_of(message) == "grüße".encode()
     assert message.header.time_to_live == 60_000

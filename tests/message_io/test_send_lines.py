@@ -23,7 +23,7 @@ from sbpair.message_io import send_lines
 from sbpair.message_io.line_reader import LineReader
 from sbpair.message_io.message_json import parse_body, parse_json
 from sbpair.model.backoff import Backoff
-from tests.kit.failover_rig import PAIRED_CLIENTS, Rig
+from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig
 
 if TYPE_CHECKING:
     from sbpair.message_io.send_lines import SendResult
@@ -66,6 +66,22 @@ async def send_text(
             os.close(descriptor)
 
 
+def stop_at(event: Any, stop: asyncio.Event, count: int) -> None:
+    if isinstance(event, Delivered) and event.primary + event.backlog >= count:
+        stop.set()
+
+
+async def send_until(rig: Rig, text: bytes, count: int, **options: Any) -> tuple[SendResult, list[Any]]:
+    """Send a stream that does not end, and stop once a side has accepted `count` messages. Returns also all events."""
+    events: list[Any] = []
+
+    def meanwhile(event: Any, stop: asyncio.Event, *_: Any) -> None:
+        events.append(event)
+        stop_at(event, stop, count)
+
+    return await send_text(rig, text, meanwhile=meanwhile, **options), events
+
+
 def bodies(messages: Any) -> list[bytes]:
     """Return short bodies, which follow five bytes of their section."""
     return [each.body[5:] for each in messages]
@@ -92,21 +108,13 @@ async def test_sessions_get_batches_of_their_own(rig: Rig) -> None:
 
 
 async def test_lines_sent_to_the_backlog_are_counted_there(rig: Rig) -> None:
-    events: list[Any] = []
-    with rig.broken("entity_down", "contoso", "orders"):
-        result = await send_text(
-            rig, b"a\nb\nc\n", meanwhile=lambda event, stop, *_: (events.append(event), stop_at(event, stop, 3))
-        )
+    with rig.broken("entity_down", PRIMARY, "orders"):
+        result, events = await send_until(rig, b"a\nb\nc\n", 3)
     assert result.delivered == Delivered(backlog=3)
     assert (result.exit_code, result.next_line) == (0, 4)
     assert balanced(result)
     assert [each.after for each in events if isinstance(each, EntityChanged)] == [State.FAILING, State.FAILED_OVER]
     assert len(rig.in_backlog()) == 3
-
-
-def stop_at(event: Any, stop: asyncio.Event, count: int) -> None:
-    if isinstance(event, Delivered) and event.primary + event.backlog >= count:
-        stop.set()
 
 
 async def test_to_backlog_sends_there_with_a_healthy_primary(rig: Rig) -> None:
@@ -116,7 +124,7 @@ async def test_to_backlog_sends_there_with_a_healthy_primary(rig: Rig) -> None:
 
 async def test_raise_ends_at_the_first_failure_with_its_line(rig: Rig) -> None:
     rig.pair = replace(rig.pair, failover_interval=60)
-    with rig.broken("throttle", "contoso", "orders"):
+    with rig.broken("throttle", PRIMARY, "orders"):
         result = await send_text(rig, b"a\nb\n", on_failure="raise", skip=1)
     assert (result.messages, result.failed, result.in_doubt, result.line, result.next_line) == (1, 1, 0, 2, 2)
     assert (result.exit_code, result.doubtful) == (6, ())
@@ -125,7 +133,7 @@ async def test_raise_ends_at_the_first_failure_with_its_line(rig: Rig) -> None:
 
 async def test_an_unanswered_send_is_in_doubt(rig: Rig) -> None:
     rig.pair = replace(rig.pair, failover_interval=60)
-    with rig.broken("swallow_acks", "contoso", "orders"):
+    with rig.broken("swallow_acks", PRIMARY, "orders"):
         result = await send_text(rig, b"a\n", on_failure="raise", seconds=1.5)
     assert (result.in_doubt, result.failed, result.exit_code) == (1, 0, 6)
     assert balanced(result)
@@ -179,7 +187,7 @@ async def test_hurry_abandons_the_current_send_in_doubt(rig: Rig) -> None:
             hurry.set()
 
     rig.pair = replace(rig.pair, failover_interval=60)
-    with rig.broken("throttle", "contoso", "orders"):
+    with rig.broken("throttle", PRIMARY, "orders"):
         result = await send_text(rig, b"a\nb\n", meanwhile=meanwhile)
     assert (result.messages, result.stopped, result.next_line) == (2, True, 1)
     assert balanced(result)
@@ -188,16 +196,11 @@ async def test_hurry_abandons_the_current_send_in_doubt(rig: Rig) -> None:
 @pytest.mark.slow
 async def test_no_line_is_lost_when_a_backlog_queue_fails(rig: Rig) -> None:
     events: list[Any] = []
-    with rig.broken("entity_down", "contoso-dr", rig.paths[0]):
+    with rig.broken("entity_down", SECONDARY, rig.paths[0]):
         for _ in range(4):
-            assert (
-                await send_text(
-                    rig,
-                    b"a\n",
-                    to_backlog=True,
-                    meanwhile=lambda event, stop, *_: (events.append(event), stop_at(event, stop, 1)),
-                )
-            ).exit_code == 0
+            result, more = await send_until(rig, b"a\n", 1, to_backlog=True)
+            assert result.exit_code == 0
+            events += more
             if any(isinstance(each, QueueLeft) for each in events):
                 break
     assert len(rig.in_backlog()) == len([each for each in events if isinstance(each, Delivered)])
@@ -205,19 +208,8 @@ async def test_no_line_is_lost_when_a_backlog_queue_fails(rig: Rig) -> None:
 
 async def test_the_next_run_delivers_the_outbox(rig: Rig, tmp_path: Path) -> None:
     outbox = tmp_path / "outbox.db"
-    events: list[Any] = []
-    with rig.broken("throttle", "contoso", "orders"), rig.broken("namespace_down", "contoso-dr"):
-        result = await send_text(
-            rig,
-            b"a\nb\n",
-            outbox=outbox,
-            drain_seconds=0.1,
-            seconds=6,
-            meanwhile=lambda event, stop, *_: (
-                events.append(event),
-                stop.set() if isinstance(event, Delivered) else None,
-            ),
-        )
+    with rig.broken("throttle", PRIMARY, "orders"), rig.broken("namespace_down", SECONDARY):
+        result, events = await send_until(rig, b"a\nb\n", 0, outbox=outbox, drain_seconds=0.1, seconds=6)
     assert (result.delivered.outbox, result.failed, result.in_doubt) == (result.messages, 0, 0)
     assert any(isinstance(each, OutboxClosed) for each in events)
     assert (await send_text(rig, b"c\n", outbox=outbox, drain_seconds=5.0)).exit_code == 0
@@ -248,7 +240,7 @@ async def test_the_rate_is_kept(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
 async def test_pings_distinguish_up_down_and_broken(rig: Rig) -> None:
     rig.do(lambda: rig.running.namespace.create_queue("down"))
     rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
-    with rig.broken("entity_down", "contoso", "down"):
+    with rig.broken("entity_down", PRIMARY, "down"):
         names = ["orders", "down", "sessions", "nowhere"]
         answers = await pinger.ping_all(rig.pair.primary, names, seconds=20)
     assert [each.entity for each in answers] == names
@@ -266,6 +258,6 @@ async def test_a_ping_with_a_wrong_key_is_broken_without_access(rig: Rig) -> Non
 
 
 async def test_an_unanswered_ping_is_down(rig: Rig) -> None:
-    with rig.broken("stall", "contoso"):
+    with rig.broken("stall", PRIMARY):
         answers = await pinger.ping_all(rig.pair.primary, ["orders"], seconds=1)
     assert (answers[0].health, pinger.ping_exit_code(answers)) == (Health.DOWN, 6)
