@@ -13,7 +13,7 @@ from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription, validate
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.outcomes import settle_all
+from sbpair.emulator.frontends.amqp.outgoing_link import settle_all
 from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,

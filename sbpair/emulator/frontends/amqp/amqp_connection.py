@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.link import Link, LinkSession
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.frontends.amqp.link_endpoint import Answering, LinkEndpoint, Pullable
+    from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class AmqpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         sasl = SaslServer(self._claims.check_key)
         self._connection = Connection(sasl, container_id=self._namespace.name, now=self._loop.time())
-        self._output = ConnectionOutput(self._connection, transport)
+        self.output = ConnectionOutput(self._connection, transport)
         self._deadline = self._loop.call_later(self._limits.open_seconds, self._on_open_timeout)
         self._namespace.on_outage.add(self._on_outage)
         self._namespace.fault_points.register(self, transport)
@@ -95,7 +95,7 @@ class AmqpConnection(asyncio.Protocol):
         for endpoint in to_flush:
             endpoint.flush()
         to_flush.clear()
-        self._output.flush()
+        self.output.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -103,37 +103,21 @@ class AmqpConnection(asyncio.Protocol):
         self._deadline.cancel()
 
     def pause_writing(self) -> None:
-        self._output.blocked = True
+        self.output.blocked = True
 
     def resume_writing(self) -> None:
-        self._output.unblock()
+        self.output.unblock()
         for session in self._connection.sessions:
             self._pull(session)
-        self._output.flush()
-        self._output.resume_reading()
+        self.output.flush()
+        self.output.resume_reading()
 
     # For endpoints
-
-    @property
-    def blocked(self) -> bool:
-        return self._output.blocked
-
-    def flush_soon(self) -> None:
-        self._output.flush_soon()
-
-    def count_output(self, size: int) -> None:
-        self._output.count(size)
-
-    def pull_soon(self, outgoing: Pullable) -> None:
-        self._output.pull_soon(outgoing)
-
-    def pause_reading_for(self, requests: Answering) -> None:
-        self._output.pause_reading_for(requests)
 
     def close_link(self, link: Link, error: ServiceError) -> None:
         link.close(amqp_error(error))
         self._release_link(link, [], peacefully=False)
-        self.flush_soon()
+        self.output.flush_soon()
 
     def watch_idle(self, link: Link) -> IdleLink:
         return IdleLink(self._namespace.clock, self._namespace.timers, partial(self.close_link, link))
@@ -149,13 +133,13 @@ class AmqpConnection(asyncio.Protocol):
     def _on_heartbeat(self) -> None:
         for event in self._connection.tick(self._loop.time()):
             self._handle(event)
-        self._output.flush()
+        self.output.flush()
         if not self._released:
             self._set_heartbeat()
 
     def _on_open_timeout(self) -> None:
         logger.info("A client did not open its connection within %g seconds.", self._limits.open_seconds)
-        self._output.transport.abort()
+        self.output.transport.abort()
 
     # Events
 
@@ -230,7 +214,7 @@ class AmqpConnection(asyncio.Protocol):
         if event.error is not None:
             logger.info("A connection ends: %s: %s", event.error.condition, event.error.description)
         self._release(peacefully=event.by_peer and event.error is None)
-        self._output.flush()
+        self.output.flush()
         self._close_transport()
 
     # Links
@@ -261,12 +245,12 @@ class AmqpConnection(asyncio.Protocol):
                 self.close_link(link, gone or error)
             except ServiceError as error:
                 self.close_link(link, error)
-        self.flush_soon()
+        self.output.flush_soon()
 
     def _release_link(self, link: Link, unsettled: list[Sent], *, peacefully: bool) -> None:
         endpoint, link.context = link.context, None
         if endpoint is not None:
-            self._output.forget(endpoint)
+            self.output.forget(endpoint)
             endpoint.on_detached(unsettled, released=peacefully)
 
     def _end_session(self, session: LinkSession, *, peacefully: bool) -> None:
@@ -280,14 +264,14 @@ class AmqpConnection(asyncio.Protocol):
 
     @property
     def transport(self) -> asyncio.Transport:
-        return self._output.transport
+        return self.output.transport
 
     @property
     def unread(self) -> bytes:
         return self._connection.unread
 
     def use_transport(self, transport: asyncio.Transport) -> None:
-        self._output.transport = transport
+        self.output.transport = transport
 
     def has_link_to(self, entity: str) -> bool:
         return not entity or any(is_within(link.context.path, entity) for link in self._entity_links())
@@ -298,12 +282,12 @@ class AmqpConnection(asyncio.Protocol):
                 link.close(Error(condition, text, Map()))
                 # Its messages stay locked: the management node can settle them.
                 self._release_link(link, [], peacefully=False)
-        self.flush_soon()
+        self.output.flush_soon()
 
     def resume(self) -> None:
         for session in self._connection.sessions:
             self._pull(session)
-        self.flush_soon()
+        self.output.flush_soon()
 
     # The end
 
@@ -313,13 +297,13 @@ class AmqpConnection(asyncio.Protocol):
     def _fail(self, error: ServiceError) -> None:
         self._connection.fail(amqp_error(error))
         self._release(peacefully=False)
-        self._output.flush()
+        self.output.flush()
         self._close_transport()
 
     def _close_transport(self) -> None:
         """Close after the last output is written, or after a few seconds if the peer does not read."""
-        self._output.transport.close()
-        self._deadline = self._loop.call_later(self._limits.close_seconds, self._output.transport.abort)
+        self.output.transport.close()
+        self._deadline = self._loop.call_later(self._limits.close_seconds, self.output.transport.abort)
 
     def _release(self, *, peacefully: bool) -> None:
         """Release everything held in the namespace. Messages under lock return to their queue."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from sbpair.amqp.connection import Connection
-    from sbpair.emulator.frontends.amqp.link_endpoint import Answering, Pullable
+    from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint
+    from sbpair.emulator.frontends.amqp.request_links import RequestLink
 
 OUTPUT_HIGH: Final = 262_144
 MAX_OUTPUT: Final = 4_194_304
@@ -26,11 +27,12 @@ class ConnectionOutput:
         self._loop = asyncio.get_running_loop()
         self._unwritten = 0
         self._flush_due = False
-        self._to_answer: dict[Answering, None] = {}
-        self._to_pull: dict[Pullable, None] = {}
+        self._to_answer: dict[RequestLink, None] = {}
+        self._to_pull: dict[LinkEndpoint, None] = {}
         transport.set_write_buffer_limits(OUTPUT_HIGH)
 
     def count(self, size: int) -> None:
+        """Count `size` bytes of pending output; write all of it if it is much."""
         self._unwritten += size
         if self._unwritten >= OUTPUT_HIGH:
             self.flush()
@@ -51,16 +53,18 @@ class ConnectionOutput:
             self.transport.pause_reading()
 
     def flush_soon(self) -> None:
+        """Write the pending output at the end of this turn of the event loop."""
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self.flush)
 
-    def pull_soon(self, outgoing: Pullable) -> None:
+    def pull_soon(self, outgoing: LinkEndpoint) -> None:
+        """Call `outgoing.pull` again after other connections had their turn."""
         if not self._to_pull:
             self._loop.call_soon(self._pull_all)
         self._to_pull[outgoing] = None
 
-    def forget(self, outgoing: Pullable) -> None:
+    def forget(self, outgoing: LinkEndpoint) -> None:
         """Cancel `pull_soon`: the link is closed."""
         self._to_pull.pop(outgoing, None)
 
@@ -71,7 +75,8 @@ class ConnectionOutput:
         if outgoing:
             self.flush()
 
-    def pause_reading_for(self, requests: Answering) -> None:
+    def pause_reading_for(self, requests: RequestLink) -> None:
+        """Stop reading until the peer reads again, then call `requests.answer_pending`."""
         self._to_answer[requests] = None
         self.transport.pause_reading()
 

@@ -9,7 +9,7 @@ from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, LinkEndpoint, amqp_error, id_ranges
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import ProtocolError
 
@@ -21,27 +21,21 @@ if TYPE_CHECKING:
     from sbpair.emulator.faults.fault_points import FaultPoints
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
 
+SEND: Final = (AccessRight.SEND,)
 OVERSIZE_FACTOR: Final = 4
 """A message up to this many times the limit is read and rejected; a larger one costs its link."""
 
 _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 
 
-class IncomingLink:
+class IncomingLink(LinkEndpoint):
     """A link into an entity. A delivery is accepted once the entity has its messages."""
 
-    rights: tuple[AccessRight, ...] = (AccessRight.SEND,)
-
     def __init__(
-        self,
-        connection: LinkConnection,
-        link: ReceivingLink,
-        target: AddressTarget,
-        path: str,
-        fault_points: FaultPoints,
+        self, connection: LinkConnection, link: ReceivingLink, target: AddressTarget, path: str, points: FaultPoints
     ) -> None:
-        self.path = path
-        self._fault_points = fault_points
+        super().__init__(path, SEND)
+        self._fault_points = points
         self._link = link
         self._queue = target.entity
         self._with_id = target.entity.description.requires_duplicate_detection

@@ -1,4 +1,4 @@
-"""The interfaces between a connection and the endpoints of its links."""
+"""The interface between a connection and the endpoints of its links."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sbpair.amqp.link import Sent
+    from sbpair.amqp.link import Delivery, Sent
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.entities.idle import IdleLink
+    from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput
 
 CREDIT: Final = 1_000
 """Messages that a client may send before it needs new credit, which it gets at half of this."""
@@ -23,35 +24,10 @@ PRE_SETTLED: Final = 1
 """Settle mode of a sender whose deliveries are settled when sent (2.8.2)."""
 
 
-class Pullable(Protocol):
-    """An endpoint with messages to send."""
-
-    def pull(self) -> None:
-        """Send as far as the peer takes messages."""
-
-
-class Answering(Protocol):
-    """An endpoint with requests to answer."""
-
-    def answer_pending(self) -> None:
-        """Answer while the peer reads the replies."""
-
-
 class LinkConnection(Protocol):
     """The connection, as its endpoints use it."""
 
-    @property
-    def blocked(self) -> bool:
-        """Whether the peer does not read its output."""
-
-    def flush_soon(self) -> None:
-        """Write the pending output at the end of this turn of the event loop."""
-
-    def count_output(self, size: int) -> None:
-        """Count `size` bytes of pending output; write all of it if it is much."""
-
-    def pull_soon(self, outgoing: Pullable) -> None:
-        """Call `outgoing.pull` again after other connections had their turn."""
+    output: ConnectionOutput
 
     def close_link(self, link: Link, error: ServiceError) -> None:
         """Close a link and release its endpoint."""
@@ -59,21 +35,28 @@ class LinkConnection(Protocol):
     def watch_idle(self, link: Link) -> IdleLink:
         """Return a timer that closes the link when it is idle."""
 
-    def pause_reading_for(self, requests: Answering) -> None:
-        """Stop reading until the peer reads again, then call `requests.answer_pending`."""
 
+class LinkEndpoint:
+    """The `context` of a link. It stays open while any of `rights` is granted on `path`, "" for no entity."""
 
-class LinkEndpoint(Protocol):
-    """The `context` of a link. It stays open while any of `rights` is granted on `path`."""
-
-    path: str
-    rights: tuple[AccessRight, ...]
+    def __init__(self, path: str, rights: tuple[AccessRight, ...]) -> None:
+        self.path = path
+        self.rights = rights
 
     def check_open(self) -> None:
-        """Raise EntityDisabled or NotAllowed if such a link could no longer be opened."""
+        """Raise EntityDisabled or NotAllowed if such a link could no longer be opened. Nodes are always open."""
+
+    def receive(self, delivery: Delivery) -> None:
+        """Take a delivery that the peer sent."""
 
     def flush(self) -> None:
         """Send the dispositions of everything received in one read."""
+
+    def pull(self) -> None:
+        """Send as far as the peer takes messages."""
+
+    def on_flow(self) -> None:
+        """React to a change of the credit for sending."""
 
     def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         """Release everything. `released`: the peer closed the link without an error."""
@@ -98,8 +81,7 @@ def id_ranges(deliveries: Iterable[Any]) -> Iterable[tuple[int, int]]:
 
 def address_of(link: Link) -> str:
     """Return the address that a client attaches to: the target it sends to, or the source it receives from."""
-    terminus = link.remote.target if link.IS_RECEIVER else link.remote.source
-    address = terminus_address(terminus)
+    address = terminus_address(link.remote.target if link.IS_RECEIVER else link.remote.source)
     if not address:
         raise ArgumentInvalid("A link needs an address.")
     return address

@@ -9,9 +9,9 @@ from sbpair.amqp.link import Link, ReceivingLink
 from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.frontends.amqp import cbs, management_operations
-from sbpair.emulator.frontends.amqp.incoming_link import IncomingLink
+from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink
 from sbpair.emulator.frontends.amqp.link_endpoint import address_of
-from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
+from sbpair.emulator.frontends.amqp.outgoing_link import LISTEN, OutgoingLink
 from sbpair.emulator.frontends.amqp.request_links import ReplyLink, RequestLink
 from sbpair.emulator.frontends.amqp.request_messages import CBS_KEYS, MANAGEMENT_KEYS, AmqpRequest, Reply, text_at
 from sbpair.emulator.frontends.amqp.session_links import open_session, requests_session
@@ -78,12 +78,12 @@ class LinkOpener:
     def _message_endpoint(self, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
         fault_points = self._namespace.fault_points
         if isinstance(link, ReceivingLink):
-            self._claims.require(IncomingLink.rights, path)
+            self._claims.require(SEND, path)
             if target.is_dead_letters:
                 raise NotAllowed("Nothing can be sent to a dead-letter queue.")
             target.entity.check_send()
             return IncomingLink(self._connection, link, target, path, fault_points)
-        self._claims.require(OutgoingLink.rights, path)
+        self._claims.require(LISTEN, path)
         target.check_receive()
         sending = cast("SendingLink", link)
         if isinstance(target.messages, SessionMessages) or requests_session(link):

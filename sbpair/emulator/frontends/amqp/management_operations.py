@@ -1,6 +1,6 @@
 """The operations of `<entity>/$management`, one function each: (target, arguments) -> Reply.
 
-Arguments and results have the service's names, `defered` included. Independent of links and frames.
+Arguments and results have the service's names, `defered` and `sessions-ids` included. Independent of links and frames.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.namespace import AddressTarget
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
-from sbpair.emulator.frontends.amqp import rule_requests, session_requests
+from sbpair.emulator.frontends.amqp import rule_requests
 from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Reply, text_at
-from sbpair.emulator.frontends.amqp.session_requests import messages_of
-from sbpair.emulator.service_errors import ArgumentInvalid, MessageTooLarge, ServiceError
+from sbpair.emulator.service_errors import ArgumentInvalid, MessageTooLarge, NotAllowed, ServiceError
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -29,8 +28,14 @@ MAX_DELETE: Final = 4_000
 PEEK_BYTES: Final = 1_048_576
 """Limit of one peek's reply: fewer messages are returned than requested."""
 
+MAX_PAGE: Final = 100
+STATE_BYTES: Final = 262_144
+END_OF_TIME_MS: Final = 253_402_300_799_999
+"""`last-updated-time` from here on means any time: .NET's DateTime.MaxValue, however rounded."""
+
 _ARRAY_OF_LONGS = 0x81
 _ARRAY_OF_TIMESTAMPS = 0x83
+_ARRAY_OF_STRINGS = 0xB1
 
 Handler: TypeAlias = Callable[[AddressTarget, Map], Reply]
 
@@ -73,7 +78,7 @@ def update_disposition(target: AddressTarget, arguments: Map) -> Reply:
     settle = DISPOSITIONS.get(status)
     if settle is None:
         raise ArgumentInvalid(f"The disposition-status '{status[:100]}' is not known.")
-    tokens, messages = _tokens(arguments), messages_of(target, arguments)
+    tokens, messages = _tokens(arguments), _messages_of(target, arguments)
     for token in tokens:
         messages.get_locked(token)
     properties = arguments.get("properties-to-modify")
@@ -127,7 +132,7 @@ def _peeked(target: AddressTarget, arguments: Map, first: int, count: int) -> li
 def receive_by_sequence_number(target: AddressTarget, arguments: Map) -> Reply:
     """Receive deferred messages: settle mode 0 deletes them, 1 locks them."""
     target.check_receive()
-    queue = messages_of(target, arguments)
+    queue = _messages_of(target, arguments)
     delete = arguments.get("receiver-settle-mode") == 0
     received: list[Value] = []
     for message in queue.receive_deferred(_numbers(arguments, "sequence-numbers")):
@@ -182,6 +187,53 @@ def cancel_scheduled_message(target: AddressTarget, arguments: Map) -> Reply:
     return Reply()
 
 
+# Sessions
+
+
+def renew_session_lock(target: AddressTarget, arguments: Map) -> Reply:
+    return Reply(body=Map([("expiration", Timestamp(_held_by(target, arguments).renew()))]))
+
+
+def get_session_state(target: AddressTarget, arguments: Map) -> Reply:
+    return Reply(body=Map([("session-state", _held_by(target, arguments).state)]))
+
+
+def set_session_state(target: AddressTarget, arguments: Map) -> Reply:
+    state = arguments.get("session-state")
+    if state is not None and not isinstance(state, bytes):
+        raise ArgumentInvalid("A 'session-state' is binary, or null to clear it.")
+    if len(state or b"") > STATE_BYTES:
+        raise ArgumentInvalid(f"A session state has at most {STATE_BYTES} bytes.")
+    held = _held_by(target, arguments)
+    target.entity.check_quota(len(state or b"") - len(held.state or b""))
+    held.set_state(state)
+    return Reply()
+
+
+def get_message_sessions(target: AddressTarget, arguments: Map) -> Reply:
+    """List a page of ids: sessions with messages or state, or those whose state changed after a time."""
+    after, skip, top = (max(0, _number(arguments, name)) for name in ("last-updated-time", "skip", "top"))
+    found = _with_sessions(target).list_sessions(None if after > END_OF_TIME_MS else after)
+    found = found[skip : skip + min(top, MAX_PAGE)]
+    if not found:
+        return Reply(204, "NoContent", None, "com.microsoft:session-not-found")
+    return Reply(body=Map([("skip", Int(skip + len(found))), ("sessions-ids", Array(found, code=_ARRAY_OF_STRINGS))]))
+
+
+def _with_sessions(target: AddressTarget) -> SessionMessages:
+    if not isinstance(target.messages, SessionMessages):
+        raise NotAllowed("The entity has no sessions.")
+    return target.messages
+
+
+def _held_by(target: AddressTarget, arguments: Map) -> HeldSession:
+    """Return the session that a request names. Raises SessionLockExpired if it is not held."""
+    session_id = text_at(arguments, "session-id")
+    if session_id is None:
+        raise ArgumentInvalid("The request lacks its 'session-id'.")
+    return _with_sessions(target).held_session(session_id)
+
+
 OPERATIONS: Final[dict[str, Operation]] = {
     "com.microsoft:renew-lock": Operation(AccessRight.LISTEN, renew_lock),
     "com.microsoft:update-disposition": Operation(AccessRight.LISTEN, update_disposition),
@@ -190,10 +242,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "com.microsoft:batch-delete-messages": Operation(AccessRight.LISTEN, batch_delete_messages),
     "com.microsoft:schedule-message": Operation(AccessRight.SEND, schedule_message),
     "com.microsoft:cancel-scheduled-message": Operation(AccessRight.SEND, cancel_scheduled_message),
-    "com.microsoft:renew-session-lock": Operation(AccessRight.LISTEN, session_requests.renew_session_lock),
-    "com.microsoft:get-session-state": Operation(AccessRight.LISTEN, session_requests.get_session_state),
-    "com.microsoft:set-session-state": Operation(AccessRight.LISTEN, session_requests.set_session_state),
-    "com.microsoft:get-message-sessions": Operation(AccessRight.LISTEN, session_requests.get_message_sessions),
+    "com.microsoft:renew-session-lock": Operation(AccessRight.LISTEN, renew_session_lock),
+    "com.microsoft:get-session-state": Operation(AccessRight.LISTEN, get_session_state),
+    "com.microsoft:set-session-state": Operation(AccessRight.LISTEN, set_session_state),
+    "com.microsoft:get-message-sessions": Operation(AccessRight.LISTEN, get_message_sessions),
     # Not Manage: a receiver of a subscription may change its rules.
     "com.microsoft:add-rule": Operation(AccessRight.LISTEN, rule_requests.add_rule),
     "com.microsoft:remove-rule": Operation(AccessRight.LISTEN, rule_requests.remove_rule),
@@ -202,6 +254,13 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 # Arguments
+
+
+def _messages_of(target: AddressTarget, arguments: Map) -> SubQueue | HeldSession:
+    """Return the messages that a request is for: those of the session it names, or of the entity."""
+    if isinstance(target.messages, SessionMessages) and text_at(arguments, "session-id") is not None:
+        return _held_by(target, arguments)
+    return target.messages
 
 
 def _longs(numbers: list[int]) -> Array:

@@ -5,14 +5,17 @@ Invariant: a message leaves its queue only if it can be sent at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sbpair.amqp.performatives import Accepted, Outcome, Rejected
+from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released
+from sbpair.amqp.types import Map
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, amqp_error, id_ranges
-from sbpair.emulator.frontends.amqp.outcomes import settle_all
-from sbpair.emulator.service_errors import ServiceError
+from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.request_messages import text_at
+from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
+from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.faults.fault_points import FaultPoints
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
 
+LISTEN: Final = (AccessRight.LISTEN,)
 FIRST_SLICE: Final = 8
 MAX_SLICE: Final = 250
 SLICE_BYTES: Final = 262_144
@@ -34,17 +38,21 @@ The number of messages follows from the size of the last ones.
 """
 
 
-class OutgoingLink:
-    """A link out of an entity. It waits as a Consumer of its queue while it has credit left."""
+Settle: TypeAlias = Callable[[bytes], None]
+REASON: Final = "DeadLetterReason"
+DESCRIPTION: Final = "DeadLetterErrorDescription"
 
-    rights: tuple[AccessRight, ...] = (AccessRight.LISTEN,)
+
+class OutgoingLink(LinkEndpoint):
+    """A link out of an entity. It waits as a Consumer of its queue while it has credit left."""
 
     def __init__(
         self, connection: LinkConnection, link: SendingLink, target: AddressTarget, path: str, fault_points: FaultPoints
     ) -> None:
-        self.path = path
+        super().__init__(path, LISTEN)
         self._fault_points = fault_points
         self._connection = connection
+        self._output = connection.output
         self._link = link
         self._target = target
         self._slice = FIRST_SLICE
@@ -69,7 +77,7 @@ class OutgoingLink:
 
     def wake(self) -> None:
         self.pull()
-        self._connection.flush_soon()
+        self._output.flush_soon()
 
     def pull(self) -> None:
         """Send messages as far as credit, session window and the peer's reading allow."""
@@ -79,10 +87,9 @@ class OutgoingLink:
         messages = self._queue.receive(wanted, self)
         self._send(messages)
         if len(messages) == wanted and self._link.credit:
-            self._connection.pull_soon(self)
+            self._output.pull_soon(self)
 
     def on_flow(self) -> None:
-        """React to a change of credit."""
         if self._link.draining:
             self._queue.remove_consumer(self)
             self._drain()
@@ -101,7 +108,7 @@ class OutgoingLink:
 
     def _wanted(self) -> int:
         link = self._link
-        if self._connection.blocked or not link.is_open:
+        if self._output.blocked or not link.is_open:
             return 0
         wanted = max(0, min(link.credit, link.session.room, self._slice))
         # A link that may take nothing does not wait at the queue: the meter resumes it.
@@ -115,7 +122,7 @@ class OutgoingLink:
         if size:
             self._idle.touch()
             self._slice = max(1, min(MAX_SLICE, SLICE_BYTES * len(messages) // size))
-            self._connection.count_output(size)
+            self._output.count(size)
 
     def _send_locked(self, messages: list[StoredMessage]) -> int:
         parts = [(message.lock_token, *service_envelope.encode_delivery_parts(message)) for message in messages]
@@ -174,3 +181,59 @@ class OutgoingLink:
             except ServiceError:
                 # Its lock has expired, or it was settled by way of the management node.
                 continue
+
+
+def settle_all(
+    queue: SubQueue | HeldSession, tokens: list[bytes], state: Any, *, settled: bool
+) -> dict[bytes, ServiceError] | None:
+    """Apply an outcome to locked messages and return the errors by token, or None if `state` is not an outcome."""
+    if isinstance(state, Accepted):
+        return queue.complete_all(tokens)
+    settle = _settler(queue, state, settled=settled)
+    if settle is None:
+        return None
+    failed: dict[bytes, ServiceError] = {}
+    for token in tokens:
+        try:
+            settle(token)
+        except ServiceError as error:
+            failed[token] = error
+    return failed
+
+
+def _settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Settle | None:
+    """Return the settlement for this outcome, or None if it is not an outcome."""
+    if isinstance(state, Modified):
+        # `delivery_failed` is ignored: the SDK for JavaScript abandons without it.
+        settle = queue.defer if state.undeliverable_here else queue.abandon
+        properties = state.message_annotations
+        return _changing(queue, properties, settle) if isinstance(properties, Map) and properties else settle
+    if isinstance(state, Rejected):
+        return _dead_letterer(queue, state)
+    # A delivery settled without an outcome was not processed.
+    return queue.release if isinstance(state, Released) or (state is None and settled) else None
+
+
+def _dead_letterer(queue: SubQueue | HeldSession, state: Rejected) -> Settle:
+    error = state.error
+    if not isinstance(error, Error):
+        return queue.dead_letter
+    info = error.info if isinstance(error.info, Map) else Map()
+    reason, description = text_at(info, REASON), text_at(info, DESCRIPTION) or error.description or None
+    properties = Map((key, value) for key, value in info.pairs if key not in (REASON, DESCRIPTION))
+    return _changing(queue, properties, lambda token: queue.dead_letter(token, reason, description))
+
+
+def _changing(queue: SubQueue | HeldSession, properties: Map, settle: Settle) -> Settle:
+    """Return `settle`, preceded by a change of the message's application properties."""
+    if not properties:
+        return settle
+
+    def change_and_settle(token: bytes) -> None:
+        try:
+            queue.modify(token, lambda message: service_envelope.modify_properties(message, properties))
+        except ProtocolError as error:
+            raise ArgumentInvalid(f"The properties of the message cannot be changed: {error.message}") from error
+        settle(token)
+
+    return change_and_settle

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sbpair.amqp.link import terminus_address
 from sbpair.amqp.performatives import Accepted, Error, Rejected
 from sbpair.amqp.types import Map
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkEndpoint
 from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Answer, ReplyKeys, read_request, reply_to
 from sbpair.errors import ProtocolError
 
@@ -24,7 +24,7 @@ MAX_PENDING_REPLY_BYTES: Final = 4_194_304
 """Replies that may wait for credit or window of a client that does not take them."""
 
 
-class RequestLink:
+class RequestLink(LinkEndpoint):
     """A link on which a client sends requests to a node. Each is answered at once, on a link for replies."""
 
     def __init__(
@@ -37,9 +37,8 @@ class RequestLink:
         answer: Answer,
         keys: ReplyKeys,
     ) -> None:
-        self.path = path
-        self.rights = rights
-        self._connection = connection
+        super().__init__(path, rights)
+        self._output = connection.output
         self._pending: deque[Delivery] = deque()
         self._link = link
         self._node = node
@@ -48,19 +47,16 @@ class RequestLink:
         link.accept(max_message_size=REQUEST_BYTES)
         link.grant(CREDIT)
 
-    def check_open(self) -> None:
-        """Allow: a node answers whatever the state of its entity."""
-
     def receive(self, delivery: Delivery) -> None:
         self._pending.append(delivery)
         self.answer_pending()
 
     def answer_pending(self) -> None:
         """Answer pending requests while the peer reads the replies."""
-        while self._pending and not self._connection.blocked:
+        while self._pending and not self._output.blocked:
             self._answer_one(self._pending.popleft())
         if self._pending:
-            self._connection.pause_reading_for(self)
+            self._output.pause_reading_for(self)
 
     def _answer_one(self, delivery: Delivery) -> None:
         session = self._link.session
@@ -76,7 +72,7 @@ class RequestLink:
         payload = reply_to(request, self._answer, self._keys)
         if replies is not None:
             replies.send(payload)
-            self._connection.count_output(len(payload))
+            self._output.count(len(payload))
 
     def _replies_to(self, request: AmqpRequest) -> ReplyLink | None:
         """Return the link for the reply: the one that `reply-to` names, else any of this node, own session first."""
@@ -99,21 +95,17 @@ def _reply_links(session: LinkSession) -> list[ReplyLink]:
     return [link.context for link in links if isinstance(link.context, ReplyLink)]
 
 
-class ReplyLink:
+class ReplyLink(LinkEndpoint):
     """A link on which a client receives the replies of a node. Replies beyond its credit wait, up to a bound."""
 
     def __init__(self, link: SendingLink, node: str, path: str, rights: tuple[AccessRight, ...]) -> None:
-        self.path = path
-        self.rights = rights
+        super().__init__(path, rights)
         self.node = node
         self.address = terminus_address(link.remote.target)
         self._link = link
         self._pending: deque[bytes] = deque()
         self._pending_bytes = self._tag = 0
         link.accept(snd_settle_mode=PRE_SETTLED)
-
-    def check_open(self) -> None:
-        """Allow: a node answers whatever the state of its entity."""
 
     def send(self, payload: bytes) -> None:
         self._pending.append(payload)
@@ -130,9 +122,6 @@ class ReplyLink:
             self._pending_bytes -= len(payload)
             self._tag += 1
             link.send(payload, self._tag.to_bytes(4), settled=True)
-
-    def flush(self) -> None:
-        """Do nothing: replies are sent at once."""
 
     def on_flow(self) -> None:
         self.pull()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.performatives import Source
 from sbpair.amqp.types import Described, Long, Map, Symbol
-from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
-from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
+from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint
+from sbpair.emulator.frontends.amqp.outgoing_link import LISTEN, OutgoingLink
 from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, OperationTimedOut
 
 if TYPE_CHECKING:
@@ -119,15 +119,13 @@ class OutgoingSessionLink(OutgoingLink):
         self._held.close(failed=not released)
 
 
-class WaitingSessionLink:
+class WaitingSessionLink(LinkEndpoint):
     """A link that stays unanswered until a session is free or its time is over."""
-
-    rights: tuple[AccessRight, ...] = (AccessRight.LISTEN,)
 
     def __init__(
         self, connection: LinkConnection, link: SendingLink, target: AddressTarget, path: str, namespace: Namespace
     ) -> None:
-        self.path = path
+        super().__init__(path, LISTEN)
         self.due_ms = NEVER
         self._connection = connection
         self._link = link
@@ -158,12 +156,3 @@ class WaitingSessionLink:
         self.due_ms = NEVER
         if isinstance(self._target.messages, SessionMessages):
             self._target.messages.remove_waiter(self)
-
-    def pull(self) -> None:
-        """Do nothing: there is no session to receive from."""
-
-    def on_flow(self) -> None:
-        """Do nothing: the link keeps the credit."""
-
-    def flush(self) -> None:
-        """Do nothing: nothing was received."""
