@@ -191,10 +191,9 @@ def check_requested(namespaces: Sequence[RequestedNamespace]) -> None:
 
 def default_amqp_factory() -> AmqpFactory:
     """Return the AMQP frontend's factory, imported only when an emulator starts."""
-    from sbpair.emulator.frontends.amqp import amqp_connection as module
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
-    factory: AmqpFactory = module.amqp_factory
-    return factory
+    return AmqpConnection
 
 
 async def serve(

@@ -180,9 +180,6 @@ class AmqpConnection(asyncio.Protocol):
             endpoint.on_flow()
         self._pull(event.link.session)
 
-    def _on_window(self, event: WindowOpened) -> None:
-        self._pull(event.session)
-
     def _pull(self, session: LinkSession) -> None:
         for link in session.links:
             if not link.IS_RECEIVER and link.context is not None:
@@ -207,23 +204,16 @@ class AmqpConnection(asyncio.Protocol):
         # The messages of a link that is detached but not closed stay locked: the management node can settle them.
         self._release_link(event.link, event.link.abandoned if event.closed else [], peacefully=True)
 
-    def _on_session_ended(self, event: SessionEnded) -> None:
-        self._end_session(event.session, peacefully=event.error is None)
-
     def _on_closed(self, event: ConnectionClosed) -> None:
         if event.error is not None:
             logger.info("A connection ends: %s: %s", event.error.condition, event.error.description)
-        self._release(peacefully=event.by_peer and event.error is None)
-        self.output.flush()
-        self._close_transport()
+        self._end(peacefully=event.by_peer and event.error is None)
 
     # Links
 
-    def _links(self) -> list[Link]:
-        return [link for session in self._connection.sessions for link in session.links]
-
     def _entity_links(self) -> list[Link]:
-        return [link for link in self._links() if link.context is not None and link.context.path]
+        links = [link for session in self._connection.sessions for link in session.links]
+        return [link for link in links if link.context is not None and link.context.path]
 
     def _watch(self, queue: QueueEntity) -> None:
         if queue not in self._entities:
@@ -296,12 +286,12 @@ class AmqpConnection(asyncio.Protocol):
 
     def _fail(self, error: ServiceError) -> None:
         self._connection.fail(amqp_error(error))
-        self._release(peacefully=False)
-        self.output.flush()
-        self._close_transport()
+        self._end(peacefully=False)
 
-    def _close_transport(self) -> None:
+    def _end(self, *, peacefully: bool) -> None:
         """Close after the last output is written, or after a few seconds if the peer does not read."""
+        self._release(peacefully=peacefully)
+        self.output.flush()
         self.output.transport.close()
         self._deadline = self._loop.call_later(self._limits.close_seconds, self.output.transport.abort)
 
@@ -326,13 +316,9 @@ _HANDLERS: Final[dict[type, Callable[[AmqpConnection, Any], None]]] = {
     ConnectionOpened: AmqpConnection._on_opened,
     LinkAttaching: AmqpConnection._on_attaching,
     CreditChanged: AmqpConnection._on_credit,
-    WindowOpened: AmqpConnection._on_window,
+    WindowOpened: lambda self, event: self._pull(event.session),
     Disposed: AmqpConnection._on_disposed,
     LinkDetached: AmqpConnection._on_detached,
-    SessionEnded: AmqpConnection._on_session_ended,
+    SessionEnded: lambda self, event: self._end_session(event.session, peacefully=event.error is None),
     ConnectionClosed: AmqpConnection._on_closed,
 }
-
-
-def amqp_factory(namespace: Namespace) -> AmqpConnection:
-    return AmqpConnection(namespace)

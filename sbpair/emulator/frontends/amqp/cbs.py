@@ -50,15 +50,12 @@ class Claims:
         if name is None or not isinstance(token, str):
             raise ArgumentInvalid("A token is put with the 'name' of its resource, and its text as the body's value.")
         path = scope_of(name)
-        grant = self._verified(token, path)
+        # By its value, not the declared type: the SDK for Python declares every token "jwt".
+        grant = self._namespace.authenticate(token if token.startswith(SCHEME) else f"{BEARER} {token}", path)
         if path:
             self._namespace.resolve(path)
         self._grants[path] = grant
         self._schedule(grant.expires_at_ms)
-
-    def _verified(self, token: str, path: str) -> Grant:
-        # By its value, not the declared type: the SDK for Python declares every token "jwt".
-        return self._namespace.authenticate(token if token.startswith(SCHEME) else f"{BEARER} {token}", path)
 
     def require(self, rights: tuple[AccessRight, ...], path: str) -> None:
         """Raise Unauthenticated or Unauthorized unless one of `rights` is granted on `path`."""

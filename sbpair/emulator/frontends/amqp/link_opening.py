@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.frontends.amqp.cbs import Claims
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection, LinkEndpoint
+    from sbpair.emulator.frontends.amqp.request_messages import Answer, ReplyKeys
 
 _ANY: Final = (AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE)
 
@@ -44,25 +45,23 @@ class LinkOpener:
         """Accept the link and return its endpoint. Raises ServiceError."""
         path = scope_of(address_of(link))
         if path == cbs.NODE:
-            return self._cbs_endpoint(link)
+            return self._node_endpoint(link, path, "", (), self._claims.put_token, CBS_KEYS)
         # Rights first: a client without any must not learn which entities exist.
         self._claims.require(_ANY, path)
         target = self._namespace.resolve(path)
         self._namespace.fault_points.check(path)
         self._watch(target.entity)
-        make = self._management_endpoint if target.management else self._message_endpoint
-        return make(link, path, target)
-
-    def _cbs_endpoint(self, link: Link) -> LinkEndpoint:
-        if isinstance(link, ReceivingLink):
-            return RequestLink(self._connection, link, cbs.NODE, "", (), self._claims.put_token, CBS_KEYS)
-        return ReplyLink(cast("SendingLink", link), cbs.NODE, "", ())
-
-    def _management_endpoint(self, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
-        if isinstance(link, ReceivingLink):
+        if target.management:
             answer = partial(self._manage, link.session, target, path)
-            return RequestLink(self._connection, link, path, path, _ANY, answer, MANAGEMENT_KEYS)
-        return ReplyLink(cast("SendingLink", link), path, path, _ANY)
+            return self._node_endpoint(link, path, path, _ANY, answer, MANAGEMENT_KEYS)
+        return self._message_endpoint(link, path, target)
+
+    def _node_endpoint(
+        self, link: Link, node: str, path: str, rights: tuple[AccessRight, ...], answer: Answer, keys: ReplyKeys
+    ) -> LinkEndpoint:
+        if isinstance(link, ReceivingLink):
+            return RequestLink(self._connection, link, node, path, rights, answer, keys)
+        return ReplyLink(cast("SendingLink", link), node, path, rights)
 
     def _manage(self, session: LinkSession, target: AddressTarget, path: str, request: AmqpRequest) -> Reply:
         meter = self._namespace.fault_points.meter

@@ -105,10 +105,15 @@ DISPOSITIONS: Final[dict[str, Callable[[SubQueue | HeldSession, bytes, Map], Non
 
 
 def peek_message(target: AddressTarget, arguments: Map) -> Reply:
-    first, count = _number(arguments, "from-sequence-number"), _number(arguments, "message-count")
+    first, count = _number(arguments, "from-sequence-number"), min(_number(arguments, "message-count"), MAX_PEEK)
+    session_id = text_at(arguments, "session-id")
+    if session_id is not None and isinstance(target.messages, SessionMessages):
+        found = target.messages.peek_session(session_id, first, count)
+    else:
+        found = target.messages.peek(first, count)
     peeked: list[Value] = []
     size = 0
-    for message in _peeked(target, arguments, first, min(count, MAX_PEEK)):
+    for message in found:
         payload = service_envelope.encode_peeked(message)
         size += len(payload)
         if peeked and size > PEEK_BYTES:
@@ -117,13 +122,6 @@ def peek_message(target: AddressTarget, arguments: Map) -> Reply:
     if not peeked:
         return Reply(204, "NoContent", None, "com.microsoft:message-not-found")
     return Reply(body=Map([("messages", peeked)]))
-
-
-def _peeked(target: AddressTarget, arguments: Map, first: int, count: int) -> list[StoredMessage]:
-    session_id = text_at(arguments, "session-id")
-    if session_id is not None and isinstance(target.messages, SessionMessages):
-        return target.messages.peek_session(session_id, first, count)
-    return target.messages.peek(first, count)
 
 
 # Deferred messages
@@ -166,8 +164,8 @@ def schedule_message(target: AddressTarget, arguments: Map) -> Reply:
     messages = [_scheduled(target, entry) for entry in entries] if isinstance(entries, list) else []
     if not messages:
         raise ArgumentInvalid("There are no 'messages' to schedule.")
-    numbers = target.entity.schedule(messages)
-    return Reply(body=Map([("sequence-numbers", _longs(numbers))]))
+    numbers = [Long(number) for number in target.entity.schedule(messages)]
+    return Reply(body=Map([("sequence-numbers", Array(numbers, code=_ARRAY_OF_LONGS))]))
 
 
 def _scheduled(target: AddressTarget, entry: Value) -> StoredMessage:
@@ -261,10 +259,6 @@ def _messages_of(target: AddressTarget, arguments: Map) -> SubQueue | HeldSessio
     if isinstance(target.messages, SessionMessages) and text_at(arguments, "session-id") is not None:
         return _held_by(target, arguments)
     return target.messages
-
-
-def _longs(numbers: list[int]) -> Array:
-    return Array([Long(number) for number in numbers], code=_ARRAY_OF_LONGS)
 
 
 def _items(arguments: Map, name: str) -> list[Value]:

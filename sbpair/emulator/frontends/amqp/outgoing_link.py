@@ -37,7 +37,6 @@ SLICE_BYTES: Final = 262_144
 The number of messages follows from the size of the last ones.
 """
 
-
 Settle: TypeAlias = Callable[[bytes], None]
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
@@ -206,8 +205,7 @@ def _settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Set
     if isinstance(state, Modified):
         # `delivery_failed` is ignored: the SDK for JavaScript abandons without it.
         settle = queue.defer if state.undeliverable_here else queue.abandon
-        properties = state.message_annotations
-        return _changing(queue, properties, settle) if isinstance(properties, Map) and properties else settle
+        return _changing(queue, state.message_annotations, settle)
     if isinstance(state, Rejected):
         return _dead_letterer(queue, state)
     # A delivery settled without an outcome was not processed.
@@ -224,9 +222,9 @@ def _dead_letterer(queue: SubQueue | HeldSession, state: Rejected) -> Settle:
     return _changing(queue, properties, lambda token: queue.dead_letter(token, reason, description))
 
 
-def _changing(queue: SubQueue | HeldSession, properties: Map, settle: Settle) -> Settle:
-    """Return `settle`, preceded by a change of the message's application properties."""
-    if not properties:
+def _changing(queue: SubQueue | HeldSession, properties: object, settle: Settle) -> Settle:
+    """Return `settle`, preceded by a change of the message's application properties, if there is one."""
+    if not isinstance(properties, Map) or not properties:
         return settle
 
     def change_and_settle(token: bytes) -> None:

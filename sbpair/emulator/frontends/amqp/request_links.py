@@ -15,7 +15,7 @@ from sbpair.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sbpair.amqp.link import Delivery, LinkSession, ReceivingLink, SendingLink, Sent
+    from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, Sent
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
 
@@ -76,9 +76,10 @@ class RequestLink(LinkEndpoint):
 
     def _replies_to(self, request: AmqpRequest) -> ReplyLink | None:
         """Return the link for the reply: the one that `reply-to` names, else any of this node, own session first."""
-        here = [link.context for link in self._link.session.links if isinstance(link.context, ReplyLink)]
-        everywhere = here + [each for each in _reply_links(self._link.session) if each not in here]
-        candidates = [each for each in everywhere if each.node == self._node]
+        own = self._link.session
+        sessions = sorted(own.connection.sessions, key=lambda session: session is not own)
+        replies = [link.context for session in sessions for link in session.links]
+        candidates = [each for each in replies if isinstance(each, ReplyLink) and each.node == self._node]
         named = next((each for each in candidates if request.reply_to and each.address == request.reply_to), None)
         return named or next(iter(candidates), None)
 
@@ -88,11 +89,6 @@ class RequestLink(LinkEndpoint):
 
     def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:  # noqa: ARG002  # LinkEndpoint's signature
         self._pending.clear()
-
-
-def _reply_links(session: LinkSession) -> list[ReplyLink]:
-    links = [link for other in session.connection.sessions for link in other.links]
-    return [link.context for link in links if isinstance(link.context, ReplyLink)]
 
 
 class ReplyLink(LinkEndpoint):

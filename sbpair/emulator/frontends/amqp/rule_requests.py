@@ -84,13 +84,9 @@ def _read_filter(description: Map) -> Filter:
         return CorrelationRuleFilter(**texts, properties=_named(correlation.get("properties")))
     if "false-filter" in description:
         return FalseRuleFilter()
-    if "true-filter" in description or not _has_filter(description):
+    if "true-filter" in description or not any(str(key).endswith("-filter") for key in description):
         return TrueRuleFilter()
     raise ArgumentInvalid("The filter of a rule is one of sql-filter, correlation-filter, true-filter, false-filter.")
-
-
-def _has_filter(description: Map) -> bool:
-    return any(str(key).endswith("-filter") for key in description)
 
 
 def _read_action(description: Map) -> SqlAction | None:

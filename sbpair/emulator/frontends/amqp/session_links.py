@@ -38,16 +38,18 @@ _TICKS_TO_1970: Final = 621_355_968_000_000_000
 _TICKS_PER_MS: Final = 10_000
 
 
-def requests_session(link: Link) -> bool:
+def _filters(link: Link) -> Map:
     source = link.remote.source
-    filters = source.filter if isinstance(source, Source) else None
-    return isinstance(filters, Map) and FILTER in filters
+    return source.filter if isinstance(source, Source) and isinstance(source.filter, Map) else Map()
+
+
+def requests_session(link: Link) -> bool:
+    return FILTER in _filters(link)
 
 
 def requested_session_id(link: Link) -> str | None:
     """Return the id in the link's filter, or None for any free session."""
-    source = link.remote.source
-    wanted = source.filter.get(FILTER) if isinstance(source, Source) and isinstance(source.filter, Map) else None
+    wanted = _filters(link).get(FILTER)
     if isinstance(wanted, Described):
         wanted = wanted.value
     if wanted is not None and not isinstance(wanted, str):

@@ -23,9 +23,9 @@ from sbpair.emulator.frontends.arm.arm_request import (
     Json,
     arm_page,
     not_found,
+    object_in,
     read_arm_request,
     read_object,
-    read_properties,
     unsupported_method,
 )
 from sbpair.emulator.frontends.arm.arm_resources import Entities, Keys, Resources, Rules
@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOCATION: Final = "This machine"
-_AUTHORIZATION: Final = "authorizationrules"
-_ENTITIES: Final = ("queues", "topics")
 
 _CODES: Final = {
     400: "MessagingGatewayBadRequest",
@@ -170,7 +168,8 @@ def _answer_of_resource(
         case "GET":
             return web.json_response(resources.to_json(within, existing(found, name)))
         case "PUT":
-            return web.json_response(resources.to_json(within, resources.put(name, read_properties(body))))
+            stored = resources.put(name, object_in(read_object(body), "properties"))
+            return web.json_response(resources.to_json(within, stored))
         case "DELETE":
             if found is None:
                 return web.Response(status=204)
@@ -224,12 +223,15 @@ def request_path(parts: tuple[str, ...]) -> str:
     if len(parts) == 1:
         return f"$resources/{parts[0]}"
     head, name, *rest = parts
-    return "/".join([name.replace("~", "/"), *rest]) if head in _ENTITIES else "/".join(parts)
+    return "/".join([name.replace("~", "/"), *rest]) if head in ("queues", "topics") else "/".join(parts)
 
 
 def _types(parts: tuple[str, ...]) -> list[str]:
-    written = {_AUTHORIZATION: "authorizationRules"}
-    return [written.get(part, part) if number % 2 == 0 else part for number, part in enumerate(parts)]
+    """Return the segments with the types as they are written in ids."""
+    return [
+        "authorizationRules" if part == "authorizationrules" and number % 2 == 0 else part
+        for number, part in enumerate(parts)
+    ]
 
 
 def namespace_not_found(request: ArmRequest, name: str) -> ArmError:

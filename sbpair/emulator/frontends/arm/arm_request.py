@@ -131,11 +131,6 @@ def read_object(body: bytes) -> Json:
     return document
 
 
-def read_properties(body: bytes) -> Json:
-    """Return the `properties` in a request's body, {} if absent."""
-    return object_in(read_object(body), "properties")
-
-
 def object_in(within: Json, name: str) -> Json:
     """Return the object `name` in another, {} if absent."""
     found = within.get(name)

@@ -12,14 +12,26 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import check_authorization_rules
 from sbpair.emulator.entities.description_schema import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
 from sbpair.emulator.entities.queue import QueueEntity
-from sbpair.emulator.entities.rules.rule import SubscriptionRule
+from sbpair.emulator.entities.rules.rule import (
+    CORRELATION_FIELDS,
+    CorrelationRuleFilter,
+    Filter,
+    SqlAction,
+    SqlRuleFilter,
+    SubscriptionRule,
+)
+from sbpair.emulator.entities.rules.typed import read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
-from sbpair.emulator.frontends.arm.arm_request import PROVIDER, ArmError, Json
-from sbpair.emulator.frontends.arm.arm_rules import rule_from_json, rule_to_json
-from sbpair.emulator.frontends.http.entity_collections import Queues, Subscriptions, update
-from sbpair.emulator.frontends.http.request_parts import FORWARDS, new_key
+from sbpair.emulator.frontends.arm.arm_request import PROVIDER, ArmError, Json, object_in
+from sbpair.emulator.frontends.http.entity_collections import (
+    Queues,
+    Subscriptions,
+    reported_counts,
+    reported_times,
+    update,
+)
+from sbpair.emulator.frontends.http.request_parts import FORWARDS, new_key, read_rights
 from sbpair.emulator.service_errors import ArgumentInvalid
-from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +53,9 @@ REPORTED: Final = frozenset(
     {"accessedAt", "countDetails", "createdAt", "messageCount", "sizeInBytes", "subscriptionCount", "updatedAt"}
 )
 """Properties that only the service sets; ignored in requests."""
+
+_LEVEL: Final = 20
+_OF_SQL: Final = ("sqlExpression", "compatibilityLevel", "requiresPreprocessing")
 
 
 class Resources(Generic[T]):
@@ -162,9 +177,11 @@ class Keys(Resources[AuthorizationRule]):
         return next((rule for rule in self.all() if rule.key_name.lower() == name.lower()), None)
 
     def put(self, name: str, properties: Json) -> AuthorizationRule:
-        now, before = self._namespace.clock.now_ms(), self.find(name)
+        now, before, names = self._namespace.clock.now_ms(), self.find(name), properties.get("rights")
+        if not isinstance(names, list) or not all(isinstance(right, str) for right in names):
+            raise ArmError("InvalidRequestContent", "The rights are not a list of Manage, Send and Listen.")
         rule = before or AuthorizationRule(name, new_key(), new_key(), created_at_ms=now)
-        return self._store(replace(rule, rights=read_rights(properties), modified_at_ms=now))
+        return self._store(replace(rule, rights=read_rights(names), modified_at_ms=now))
 
     def remove(self, item: AuthorizationRule) -> None:
         if self._entity is None and item == self._namespace.keys[0]:
@@ -212,16 +229,6 @@ class Keys(Resources[AuthorizationRule]):
             self._entity.update(replace(self._entity.description, authorization_rules=rules))
 
 
-def read_rights(properties: Json) -> frozenset[AccessRight]:
-    rights = properties.get("rights")
-    if not isinstance(rights, list) or not all(isinstance(right, str) for right in rights):
-        raise ArmError("InvalidRequestContent", "The rights are not a list of Manage, Send and Listen.")
-    try:
-        return frozenset(AccessRight(right) for right in rights)
-    except ValueError as error:
-        raise ArgumentInvalid("An authorization rule's rights are Manage, Send and Listen.") from error
-
-
 def camel(name: str) -> str:
     return name[0].lower() + name[1:]
 
@@ -261,21 +268,74 @@ def values_json(queue: QueueEntity, settable: Settable) -> Json:
 
 def reported_json(entity: QueueEntity) -> Json:
     """Return the properties that only the service sets."""
-    counts = entity.counts()
-    reported: Json = {
-        "createdAt": instant(entity.created_at_ms),
-        "updatedAt": instant(entity.updated_at_ms),
-        "accessedAt": instant(entity.accessed_at_ms),
-        "countDetails": {
-            "activeMessageCount": counts.active,
-            "deadLetterMessageCount": counts.dead_letter,
-            "scheduledMessageCount": counts.scheduled,
-            "transferMessageCount": counts.transfer,
-            "transferDeadLetterMessageCount": counts.transfer_dead_letter,
-        },
-    }
+    counts = {camel(name): count for name, count in reported_counts(entity).items()}
+    times = {camel(name): time for name, time in reported_times(entity).items()}
+    reported: Json = {**times, "countDetails": counts}
     if isinstance(entity, TopicEntity):
         return {**reported, "subscriptionCount": len(entity.subscriptions), "sizeInBytes": entity.size_bytes}
     if isinstance(entity, SubscriptionEntity):
-        return {**reported, "messageCount": counts.total, "isClientAffine": False}
-    return {**reported, "messageCount": counts.total, "sizeInBytes": entity.size_bytes}
+        return {**reported, "messageCount": entity.counts().total, "isClientAffine": False}
+    return {**reported, "messageCount": entity.counts().total, "sizeInBytes": entity.size_bytes}
+
+
+# Rules
+
+_ARM_NAMES: Final = {field: camel(name) for field, name in CORRELATION_FIELDS.items()}
+
+
+def rule_from_json(name: str, properties: Json) -> SubscriptionRule:
+    """Return the rule with these properties. Resource Manager has SQL and correlation filters only."""
+    _check_names(properties, ("action", "filterType", "sqlFilter", "correlationFilter"))
+    action = _object(properties, "action", _OF_SQL)
+    expression = _string(action, "sqlExpression")
+    return SubscriptionRule(name, _read_filter(properties), SqlAction(expression) if expression else None)
+
+
+def _read_filter(properties: Json) -> Filter:
+    kind = properties.get("filterType", "CorrelationFilter" if properties.get("correlationFilter") else "SqlFilter")
+    if kind == "CorrelationFilter":
+        return _read_correlation(_object(properties, "correlationFilter", (*_ARM_NAMES.values(), "properties")))
+    if kind != "SqlFilter":
+        raise ArmError("InvalidRequestContent", "The filterType is neither SqlFilter nor CorrelationFilter.")
+    return SqlRuleFilter(_string(_object(properties, "sqlFilter", _OF_SQL), "sqlExpression") or "1=1")
+
+
+def _read_correlation(described: Json) -> CorrelationRuleFilter:
+    given = _object(described, "properties")
+    named = tuple((name, read_typed("string", _string(given, name) or "")) for name in given)
+    texts = {field: _string(described, name) for field, name in _ARM_NAMES.items()}
+    return CorrelationRuleFilter(**texts, properties=named)
+
+
+def rule_to_json(rule: SubscriptionRule) -> Json:
+    action = {} if rule.action is None else _sql(rule.action.expression)
+    if not isinstance(rule.filter, CorrelationRuleFilter):
+        return {"action": action, "filterType": "SqlFilter", "sqlFilter": _sql(rule.filter.expression)}
+    texts = {name: getattr(rule.filter, field) for field, name in _ARM_NAMES.items()}
+    correlation: Json = {name: text for name, text in texts.items() if text is not None}
+    correlation["properties"] = {name: typed.text for name, typed in rule.filter.properties}
+    return {"action": action, "filterType": "CorrelationFilter", "correlationFilter": correlation}
+
+
+def _sql(expression: str) -> Json:
+    return {"sqlExpression": expression, "compatibilityLevel": _LEVEL}
+
+
+def _object(within: Json, name: str, known: tuple[str, ...] | None = None) -> Json:
+    found = object_in(within, name)
+    if known is not None:
+        _check_names(found, known)
+    return found
+
+
+def _string(within: Json, name: str) -> str | None:
+    found = within.get(name)
+    if found is not None and not isinstance(found, str):
+        raise ArmError("InvalidRequestContent", f"The value of '{name[:100]}' is not a string.")
+    return found
+
+
+def _check_names(given: Json, known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise ArmError("InvalidRequestContent", f"Could not find member '{name[:100]}' on the object.")

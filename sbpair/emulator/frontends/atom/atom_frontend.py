@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
@@ -29,11 +30,10 @@ from sbpair.emulator.frontends.atom.atom_request import (
     method_not_allowed,
     read_atom_request,
     read_topic_path,
-    with_creation_times,
 )
 from sbpair.emulator.frontends.atom.atom_rules import RULE, read_rule, rule_xml
 from sbpair.emulator.frontends.http.entity_collections import Queues, Subscriptions, Topics, update
-from sbpair.emulator.frontends.http.request_parts import new_key, read_body
+from sbpair.emulator.frontends.http.request_parts import read_body
 from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, Unauthenticated, log_bug
 from sbpair.emulator.timespan import instant
 
@@ -126,10 +126,12 @@ class AtomFrontend:
     def _put(self, request: AtomRequest, entities: Queues, name: str, body: bytes) -> web.Response:
         existing = entities.get(name) if request.if_match else None
         now, description = self._now_ms(), _check_kind(xml.description_in(body), entities.schema.element)
-        names, requested = xml.read_elements(description, new_key, now)
+        names, values, rules = xml.read_elements(description, now)
         entities.schema.check_order(names)
-        rules = with_creation_times(requested.rules, existing.description.authorization_rules if existing else (), now)
-        wanted = entities.describe(requested.values, existing, rules, request.host)
+        before = existing.description.authorization_rules if existing else ()
+        created_ms = {rule.key_name: rule.created_at_ms for rule in before}
+        kept = tuple(replace(rule, created_at_ms=created_ms.get(rule.key_name, now)) for rule in rules)
+        wanted = entities.describe(values, existing, kept, request.host)
         if existing is not None:
             update(existing, wanted)
             return atom_response(self._entry(request, entities, existing))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -14,9 +14,7 @@ from sbpair.emulator.frontends.http.request_parts import read_page, read_query, 
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from sbpair.emulator.access.sas import AuthorizationRule
+    from collections.abc import Callable, Sequence
 
 API_VERSIONS: Final = ("2017-04", "2021-05", "2024-05")
 _PATH: Final = re.compile(
@@ -97,14 +95,6 @@ def atom_page(
 
 def method_not_allowed() -> web.Response:
     return atom_response(xml.error_xml(405, "The specified HTTP verb is not valid here."), 405)
-
-
-def with_creation_times(
-    rules: Iterable[AuthorizationRule], before: Iterable[AuthorizationRule], now_ms: int
-) -> tuple[AuthorizationRule, ...]:
-    """Return `rules` with the creation times that they had in `before`, or now."""
-    created = {rule.key_name: rule.created_at_ms for rule in before}
-    return tuple(replace(rule, created_at_ms=created.get(rule.key_name, now_ms)) for rule in rules)
 
 
 def atom_response(text: str, status: int = 200) -> web.Response:

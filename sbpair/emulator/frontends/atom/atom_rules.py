@@ -63,13 +63,9 @@ def read_filter(described: Element) -> Filter:
     if kind == _FILTER_TYPES[SqlRuleFilter]:
         return SqlRuleFilter(_text(parts, "SqlExpression"), _named(parts.get("Parameters")))
     if kind == _FILTER_TYPES[CorrelationRuleFilter]:
-        return _read_correlation(parts)
+        texts = {field: _text(parts, name) or None for field, name in CORRELATION_FIELDS.items()}
+        return CorrelationRuleFilter(**texts, properties=_named(parts.get("Properties")))
     raise ArgumentInvalid(f"'{kind[:100]}' is not a type of filter.")
-
-
-def _read_correlation(parts: dict[str, Element]) -> CorrelationRuleFilter:
-    texts = {field: _text(parts, name) or None for field, name in CORRELATION_FIELDS.items()}
-    return CorrelationRuleFilter(**texts, properties=_named(parts.get("Properties")))
 
 
 def read_action(described: Element) -> SqlAction | None:

@@ -6,7 +6,6 @@ service does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
@@ -16,11 +15,13 @@ from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.description_schema import DescriptionSchema, format_value
 from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlRuleFilter
 from sbpair.emulator.entities.topic import TopicEntity
+from sbpair.emulator.frontends.http.entity_collections import reported_counts, reported_times
+from sbpair.emulator.frontends.http.request_parts import new_key, read_rights
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
@@ -30,14 +31,6 @@ SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebu
 COUNTS: Final = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
 INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
 _RULE_TYPE: Final = "SharedAccessAuthorizationRule"
-
-
-@dataclass(frozen=True, slots=True)
-class EntityRequest:
-    """A requested description: the text of each element given, and the authorization rules."""
-
-    values: dict[str, str]
-    rules: tuple[AuthorizationRule, ...]
 
 
 class _NoDoctype(TreeBuilder):
@@ -56,23 +49,20 @@ def parse_xml(data: bytes) -> Element:
     return root
 
 
-def read_elements(description: Element, new_key: Callable[[], str], now_ms: int) -> tuple[list[str], EntityRequest]:
-    """Return the names of all elements in their order, and the values.
-
-    `new_key` generates the keys that an authorization rule leaves out.
-    """
+def read_elements(description: Element, now_ms: int) -> tuple[list[str], dict[str, str], list[AuthorizationRule]]:
+    """Return the names of all elements in their order, the texts of those given, and the authorization rules."""
     names, values = [], {}
-    rules: tuple[AuthorizationRule, ...] = ()
+    rules: list[AuthorizationRule] = []
     for child in description:
         name = local_name(child)
         names.append(name)
         if child.get(f"{{{INSTANCE}}}nil") == "true":
             continue
         if name == "AuthorizationRules":
-            rules = tuple(read_access_rule(rule, new_key, now_ms) for rule in child)
+            rules = [read_access_rule(rule, now_ms) for rule in child]
         else:
             values[name] = child.text or ""
-    return names, EntityRequest(values, rules)
+    return names, values, rules
 
 
 def description_in(data: bytes) -> Element:
@@ -97,18 +87,14 @@ def local_name(element: Element) -> str:
     return name
 
 
-def read_access_rule(element: Element, new_key: Callable[[], str], now_ms: int) -> AuthorizationRule:
+def read_access_rule(element: Element, now_ms: int) -> AuthorizationRule:
     texts = {local_name(child): (child.text or "").strip() for child in element}
     rights = [(right.text or "").strip() for right in element.iterfind(f"{{{SERVICE_BUS}}}Rights/")]
-    try:
-        access = frozenset(AccessRight(right) for right in rights)
-    except ValueError as error:
-        raise ArgumentInvalid("An authorization rule's rights are Manage, Send and Listen.") from error
     return AuthorizationRule(
         texts.get("KeyName", ""),
         texts.get("PrimaryKey") or new_key(),
         texts.get("SecondaryKey") or new_key(),
-        access,
+        read_rights(rights),
         texts.get("ClaimType") or "SharedAccessKey",
         texts.get("ClaimValue") or "None",
         created_at_ms=now_ms,
@@ -136,24 +122,10 @@ def access_rule_xml(rule: AuthorizationRule) -> str:
     )
 
 
-def counts_xml(queue: QueueEntity) -> str:
-    counts = queue.counts()
-    return (
-        f'<CountDetails xmlns:d2p1="{COUNTS}">'
-        f"<d2p1:ActiveMessageCount>{counts.active}</d2p1:ActiveMessageCount>"
-        f"<d2p1:DeadLetterMessageCount>{counts.dead_letter}</d2p1:DeadLetterMessageCount>"
-        f"<d2p1:ScheduledMessageCount>{counts.scheduled}</d2p1:ScheduledMessageCount>"
-        f"<d2p1:TransferMessageCount>{counts.transfer}</d2p1:TransferMessageCount>"
-        f"<d2p1:TransferDeadLetterMessageCount>{counts.transfer_dead_letter}</d2p1:TransferDeadLetterMessageCount>"
-        "</CountDetails>"
-    )
-
-
 def reported_elements(entity: QueueEntity) -> dict[str, str]:
     """Return the elements that the service sets, for any kind of description: each has some of them."""
-    times = {"CreatedAt": entity.created_at_ms, "UpdatedAt": entity.updated_at_ms, "AccessedAt": entity.accessed_at_ms}
     texts = {
-        **{name: instant(ms) for name, ms in times.items()},
+        **reported_times(entity),
         "SizeInBytes": str(entity.size_bytes),
         "MessageCount": str(entity.counts().total),
         "IsAnonymousAccessible": "false",
@@ -165,10 +137,11 @@ def reported_elements(entity: QueueEntity) -> dict[str, str]:
         texts["SqlFilterCount"] = str(entity.count_filters(SqlRuleFilter))
         texts["CorrelationFilterCount"] = str(entity.count_filters(CorrelationRuleFilter))
     rules = "".join(access_rule_xml(rule) for rule in entity.description.authorization_rules)
+    counts = "".join(element(f"d2p1:{name}", str(count)) for name, count in reported_counts(entity).items())
     return {
         **{name: element(name, text) for name, text in texts.items()},
         "AuthorizationRules": f"<AuthorizationRules>{rules}</AuthorizationRules>",
-        "CountDetails": counts_xml(entity),
+        "CountDetails": f'<CountDetails xmlns:d2p1="{COUNTS}">{counts}</CountDetails>',
     }
 
 

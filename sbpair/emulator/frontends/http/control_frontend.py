@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.topic import TopicEntity
-    from sbpair.emulator.faults.kinds import Fault
 
 PREFIX: Final = "$control"
 
@@ -62,7 +61,10 @@ class ControlFrontend:
         raise FaultUnknown("The control API has POST faults, DELETE faults/ID, POST clock and GET state.")
 
     def _state(self) -> dict[str, object]:
-        faults = {identity: fault_state(fault) for identity, fault in self._faults.active().items()}
+        faults = {
+            identity: {name: value for name, value in asdict(fault).items() if value is not None}
+            for identity, fault in self._faults.active().items()
+        }
         namespaces = [
             {
                 "name": name,
@@ -73,10 +75,6 @@ class ControlFrontend:
             for name, namespace in self._namespaces.items()
         ]
         return {"now_ms": self._clock.now_ms(), "faults": faults, "namespaces": namespaces}
-
-
-def fault_state(fault: Fault) -> dict[str, object]:
-    return {name: value for name, value in asdict(fault).items() if value is not None}
 
 
 def queue_state(queue: QueueEntity) -> dict[str, object]:

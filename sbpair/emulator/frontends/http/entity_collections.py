@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION, TOPIC, DescriptionSchema, from_elements
 from sbpair.emulator.frontends.http.request_parts import FORWARDS
+from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,6 +94,23 @@ class Subscriptions(Queues):
 
     def create(self, name: str, description: Any, first_rule: SubscriptionRule | None = None) -> SubscriptionEntity:
         return self.topic.create_subscription(name, description, first_rule)
+
+
+def reported_times(entity: QueueEntity) -> dict[str, str]:
+    times = {"CreatedAt": entity.created_at_ms, "UpdatedAt": entity.updated_at_ms, "AccessedAt": entity.accessed_at_ms}
+    return {name: instant(ms) for name, ms in times.items()}
+
+
+def reported_counts(entity: QueueEntity) -> dict[str, int]:
+    """Return the numbers of CountDetails."""
+    counts = entity.counts()
+    return {
+        "ActiveMessageCount": counts.active,
+        "DeadLetterMessageCount": counts.dead_letter,
+        "ScheduledMessageCount": counts.scheduled,
+        "TransferMessageCount": counts.transfer,
+        "TransferDeadLetterMessageCount": counts.transfer_dead_letter,
+    }
 
 
 def update(entity: QueueEntity, description: QueueDescription) -> None:

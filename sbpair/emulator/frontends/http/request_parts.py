@@ -8,10 +8,11 @@ import secrets
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
+from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from aiohttp import web
 
@@ -64,6 +65,13 @@ async def read_body(request: web.BaseRequest, *, seconds: float = MAX_BODY_SECON
     except ConnectionError as error:
         raise ArgumentInvalid("The request ended before its body did.") from error
     return bytes(body)
+
+
+def read_rights(names: Iterable[str]) -> frozenset[AccessRight]:
+    try:
+        return frozenset(AccessRight(name) for name in names)
+    except ValueError as error:
+        raise ArgumentInvalid("An authorization rule's rights are Manage, Send and Listen.") from error
 
 
 def new_key() -> str:
