@@ -15,8 +15,21 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import Faults
+from tests.emulator.peer import open_peer, open_stage
+from tests.kit.async_tests import InLoop
 
 MakeQueue = Callable[..., QueueEntity]
+
+
+@pytest.fixture
+def stage() -> InLoop:
+    return InLoop(open_stage)
+
+
+@pytest.fixture
+def peer() -> InLoop:
+    """Connect a scripted peer to a stage of its own."""
+    return InLoop(open_peer)
 
 
 @pytest.fixture

@@ -27,7 +27,10 @@ ROOT_SIGN_IN = SaslClient("PLAIN", f"\0{ROOT_RULE.key_name}\0{ROOT_RULE.primary_
 class Peer:
     """A client that sends what the test decides and keeps every event."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sasl: SaslClient) -> None:
+    def __init__(
+        self, stage: Stage, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sasl: SaslClient
+    ) -> None:
+        self.stage = stage
         self.connection = Connection(sasl, container_id="peer", hostname="127.0.0.1")
         self.events: list[Any] = []
         self.eof = False
@@ -138,7 +141,7 @@ class Stage:
         """Connect a peer with the namespace's key, or without rights."""
         host, _, port = self.namespace.authority.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        peer = Peer(reader, writer, ROOT_SIGN_IN if signed_in else SaslClient())
+        peer = Peer(self, reader, writer, ROOT_SIGN_IN if signed_in else SaslClient())
         try:
             await peer.wait(ConnectionOpened)
             yield peer
@@ -150,3 +153,9 @@ class Stage:
 async def open_stage(limits: ConnectionLimits = DEFAULT_LIMITS) -> AsyncIterator[Stage]:
     async with Emulator([("contoso", 0)], amqp_factory=partial(AmqpConnection, limits=limits)) as emulator:
         yield Stage(emulator)
+
+
+@asynccontextmanager
+async def open_peer() -> AsyncIterator[Peer]:
+    async with open_stage() as stage, stage.connect() as peer:
+        yield peer

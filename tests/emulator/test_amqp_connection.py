@@ -20,7 +20,7 @@ from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
 from sbpair.emulator.frontends.amqp.request_messages import Reply
-from tests.emulator.peer import open_stage
+from tests.emulator.peer import Peer, Stage, open_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,223 +58,206 @@ def odd_message() -> Sections:
     )
 
 
-async def test_untouched_sections_leave_byte_for_byte() -> None:
-    async with open_stage() as stage:
-        sent = odd_message()
-        async with stage.connect() as peer:
-            await peer.send(await peer.attach_sender("amqps://127.0.0.1:1/Orders"), sent.join())
-            (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
-        got = Sections.split(delivery.payload)
-        for name in ("properties", "application_properties", "body", "footer"):
-            assert getattr(got, name) == getattr(sent, name), name
-        header = got.read_header()
-        assert (header.durable, header.priority, header.ttl) == (True, 7, 60_000)
-        assert (header.first_acquirer, header.delivery_count) == (None, 0)
-        annotations = got.read_message_annotations()
-        assert (annotations["x-opt-partition-key"], annotations["x-mine"]) == ("k", 1)
-        assert type(annotations["x-opt-sequence-number"]) is Long
-        assert type(annotations["x-opt-locked-until"]) is Timestamp
-        (token,) = [value for _, value in got.read_delivery_annotations().pairs]
-        assert token.bytes_le == delivery.tag
+async def test_untouched_sections_leave_byte_for_byte(stage: Stage) -> None:
+    sent = odd_message()
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("amqps://127.0.0.1:1/Orders"), sent.join())
+        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    got = Sections.split(delivery.payload)
+    for name in ("properties", "application_properties", "body", "footer"):
+        assert getattr(got, name) == getattr(sent, name), name
+    header = got.read_header()
+    assert (header.durable, header.priority, header.ttl) == (True, 7, 60_000)
+    assert (header.first_acquirer, header.delivery_count) == (None, 0)
+    annotations = got.read_message_annotations()
+    assert (annotations["x-opt-partition-key"], annotations["x-mine"]) == ("k", 1)
+    assert type(annotations["x-opt-sequence-number"]) is Long
+    assert type(annotations["x-opt-locked-until"]) is Timestamp
+    (token,) = [value for _, value in got.read_delivery_annotations().pairs]
+    assert token.bytes_le == delivery.tag
 
 
-async def test_a_dead_letter_is_spliced_not_reencoded() -> None:
-    async with open_stage() as stage:
-        sent = odd_message()
-        reason = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("DeadLetterErrorDescription"), "d" * 300)])
-        async with stage.connect() as peer:
-            await peer.send(await peer.attach_sender("orders"), sent.join())
-            (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
-            await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
-            dead = await peer.attach_receiver("orders/$DeadLetterQueue")
-            (delivery,) = await peer.take(dead, 1)
-        got = Sections.split(delivery.payload)
-        theirs = codec.encode(ODD_PROPERTIES)[3:]
-        assert got.application_properties[12 : 12 + len(theirs)] == theirs
-        properties = got.read_application_properties()
-        assert (properties["DeadLetterReason"], properties["DeadLetterErrorDescription"]) == ("r", "d" * 300)
-        assert (got.properties, got.body, got.footer) == (sent.properties, sent.body, sent.footer)
-        assert got.read_message_annotations()["x-opt-deadletter-source"] == "orders"
+async def test_a_dead_letter_is_spliced_not_reencoded(stage: Stage) -> None:
+    sent = odd_message()
+    reason = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("DeadLetterErrorDescription"), "d" * 300)])
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), sent.join())
+        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+        await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
+        dead = await peer.attach_receiver("orders/$DeadLetterQueue")
+        (delivery,) = await peer.take(dead, 1)
+    got = Sections.split(delivery.payload)
+    theirs = codec.encode(ODD_PROPERTIES)[3:]
+    assert got.application_properties[12 : 12 + len(theirs)] == theirs
+    properties = got.read_application_properties()
+    assert (properties["DeadLetterReason"], properties["DeadLetterErrorDescription"]) == ("r", "d" * 300)
+    assert (got.properties, got.body, got.footer) == (sent.properties, sent.body, sent.footer)
+    assert got.read_message_annotations()["x-opt-deadletter-source"] == "orders"
 
 
-async def test_a_resent_dead_letter_has_only_its_last_reason() -> None:
-    async with open_stage() as stage:
-        old = Map([("DeadLetterReason", "old"), ("kept", "yes")])
-        payload = Sections(application_properties=encode_map(0x74, old), body=data_body(b"x")).join()
-        reason = Map([(Symbol("DeadLetterReason"), "new")])
-        async with stage.connect() as peer:
-            await peer.send(await peer.attach_sender("orders"), payload)
-            (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
-            await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
-            (delivery,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
-        properties = Sections.split(delivery.payload).read_application_properties()
-        assert properties.pairs == (("kept", "yes"), ("DeadLetterReason", "new"))
+async def test_a_resent_dead_letter_has_only_its_last_reason(stage: Stage) -> None:
+    old = Map([("DeadLetterReason", "old"), ("kept", "yes")])
+    payload = Sections(application_properties=encode_map(0x74, old), body=data_body(b"x")).join()
+    reason = Map([(Symbol("DeadLetterReason"), "new")])
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), payload)
+        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+        await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
+        (delivery,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
+    properties = Sections.split(delivery.payload).read_application_properties()
+    assert properties.pairs == (("kept", "yes"), ("DeadLetterReason", "new"))
 
 
-async def test_each_member_of_a_batch_becomes_a_message() -> None:
-    async with open_stage() as stage:
-        members = [plain(f"{number}", message_id=f"{number}") for number in range(3)]
-        batch = b"".join(map(data_body, members))
-        async with stage.connect() as peer:
-            (answer,) = await peer.send(await peer.attach_sender("orders"), batch, message_format=BATCH_FORMAT)
-            assert isinstance(answer.state, Accepted)
-            got = await peer.take(await peer.attach_receiver("orders"), 3)
-        assert [Sections.split(delivery.payload).body for delivery in got] == [data_body(b"%d" % n) for n in range(3)]
+async def test_each_member_of_a_batch_becomes_a_message(stage: Stage) -> None:
+    members = [plain(f"{number}", message_id=f"{number}") for number in range(3)]
+    batch = b"".join(map(data_body, members))
+    async with stage.connect() as peer:
+        (answer,) = await peer.send(await peer.attach_sender("orders"), batch, message_format=BATCH_FORMAT)
+        assert isinstance(answer.state, Accepted)
+        got = await peer.take(await peer.attach_receiver("orders"), 3)
+    assert [Sections.split(delivery.payload).body for delivery in got] == [data_body(b"%d" % n) for n in range(3)]
 
 
-async def test_an_invalid_message_is_rejected_alone() -> None:
-    async with open_stage() as stage:
-        broken = Sections(properties=section(0x73, codec.encode([UInt(1), "not bytes"])), body=data_body(b"")).join()
-        async with stage.connect() as peer:
-            link = await peer.attach_sender("orders")
-            for payload in (b"\xff\xff", b"\x00\x53\x75\xb0\xff\xff\xff\xff", broken):
-                (answer,) = await peer.send(link, payload)
-                assert isinstance(answer.state, Rejected)
-                assert answer.state.error.condition in ("amqp:decode-error", "amqp:invalid-field")
-            (answer,) = await peer.send(link, plain())
-            assert isinstance(answer.state, Accepted)
-        assert stage.queue.counts().active == 1
+async def test_an_invalid_message_is_rejected_alone(stage: Stage) -> None:
+    broken = Sections(properties=section(0x73, codec.encode([UInt(1), "not bytes"])), body=data_body(b"")).join()
+    async with stage.connect() as peer:
+        link = await peer.attach_sender("orders")
+        for payload in (b"\xff\xff", b"\x00\x53\x75\xb0\xff\xff\xff\xff", broken):
+            (answer,) = await peer.send(link, payload)
+            assert isinstance(answer.state, Rejected)
+            assert answer.state.error.condition in ("amqp:decode-error", "amqp:invalid-field")
+        (answer,) = await peer.send(link, plain())
+        assert isinstance(answer.state, Accepted)
+    assert stage.queue.counts().active == 1
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xff", plain("y" * 300_000)], ids=["broken", "too large"])
-async def test_one_invalid_message_of_a_read_costs_no_other(bad: bytes) -> None:
-    async with open_stage() as stage:
-        good = [plain(str(number), message_id=str(number)) for number in range(6)]
-        async with stage.connect() as peer:
-            answers = await peer.send(await peer.attach_sender("orders"), *good[:3], bad, *good[3:])
-            refused = [answer for answer in answers if isinstance(answer.state, Rejected)]
-            assert [len(answer.deliveries) for answer in refused] == [1]
-            got = await peer.take(await peer.attach_receiver("orders"), 6)
-        assert [Sections.split(delivery.payload).read_properties().message_id for delivery in got] == list("012345")
+async def test_one_invalid_message_of_a_read_costs_no_other(stage: Stage, bad: bytes) -> None:
+    good = [plain(str(number), message_id=str(number)) for number in range(6)]
+    async with stage.connect() as peer:
+        answers = await peer.send(await peer.attach_sender("orders"), *good[:3], bad, *good[3:])
+        refused = [answer for answer in answers if isinstance(answer.state, Rejected)]
+        assert [len(answer.deliveries) for answer in refused] == [1]
+        got = await peer.take(await peer.attach_receiver("orders"), 6)
+    assert [Sections.split(delivery.payload).read_properties().message_id for delivery in got] == list("012345")
 
 
-async def test_a_queue_that_fills_up_within_a_read_accepts_what_fits() -> None:
-    async with open_stage() as stage:
-        one = plain("z" * 1_000)
-        stage.queue._max_bytes = 3 * len(one)
-        async with stage.connect() as peer:
-            answers = await peer.send(await peer.attach_sender("orders"), *[one] * 5)
-        taken = sum(len(answer.deliveries) for answer in answers if isinstance(answer.state, Accepted))
-        assert (taken, stage.queue.counts().active) == (3, 3)
-        full = [answer.state.error.condition for answer in answers if isinstance(answer.state, Rejected)]
-        assert set(full) == {"amqp:resource-limit-exceeded"}
+async def test_a_queue_that_fills_up_within_a_read_accepts_what_fits(stage: Stage) -> None:
+    one = plain("z" * 1_000)
+    stage.queue._max_bytes = 3 * len(one)
+    async with stage.connect() as peer:
+        answers = await peer.send(await peer.attach_sender("orders"), *[one] * 5)
+    taken = sum(len(answer.deliveries) for answer in answers if isinstance(answer.state, Accepted))
+    assert (taken, stage.queue.counts().active) == (3, 3)
+    full = [answer.state.error.condition for answer in answers if isinstance(answer.state, Rejected)]
+    assert set(full) == {"amqp:resource-limit-exceeded"}
 
 
-async def test_a_range_is_settled_at_once_and_confirmed() -> None:
-    async with open_stage() as stage:
-        queue = stage.queue
-        async with stage.connect() as peer:
-            answers = await peer.send(await peer.attach_sender("orders"), *[plain(str(n)) for n in range(300)])
-            assert len(answers) <= 3
-            got = await peer.take(await peer.attach_receiver("orders"), 300)
-            assert queue.messages.locked_count == 300
-            answer = await peer.settle(got[0], last=got[-1])
-            assert isinstance(answer.state, Accepted)
-            assert answer.settled
-            assert len(answer.deliveries) == 300
-        assert queue.counts().total == 0
+async def test_a_range_is_settled_at_once_and_confirmed(stage: Stage) -> None:
+    queue = stage.queue
+    async with stage.connect() as peer:
+        answers = await peer.send(await peer.attach_sender("orders"), *[plain(str(n)) for n in range(300)])
+        assert len(answers) <= 3
+        got = await peer.take(await peer.attach_receiver("orders"), 300)
+        assert queue.messages.locked_count == 300
+        answer = await peer.settle(got[0], last=got[-1])
+        assert isinstance(answer.state, Accepted)
+        assert answer.settled
+        assert len(answer.deliveries) == 300
+    assert queue.counts().total == 0
 
 
-async def test_each_outcome_is_applied_and_confirmed() -> None:
-    async with open_stage() as stage, stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), plain())
-        link = await peer.attach_receiver("orders")
-        for outcome, count in ((Released(), 0), (Modified(delivery_failed=True), 1), (Modified(), 2)):
-            (delivery,) = await peer.take(link, 1)
-            answer = await peer.settle(delivery, outcome)
-            assert (type(answer.state), answer.settled) == (type(outcome), True)
-            (peeked,) = stage.queue.messages.peek(0, 10)
-            assert peeked.delivery_count == count
+async def test_each_outcome_is_applied_and_confirmed(peer: Peer) -> None:
+    await peer.send(await peer.attach_sender("orders"), plain())
+    link = await peer.attach_receiver("orders")
+    for outcome, count in ((Released(), 0), (Modified(delivery_failed=True), 1), (Modified(), 2)):
+        (delivery,) = await peer.take(link, 1)
+        answer = await peer.settle(delivery, outcome)
+        assert (type(answer.state), answer.settled) == (type(outcome), True)
+        (peeked,) = peer.stage.queue.messages.peek(0, 10)
+        assert peeked.delivery_count == count
 
 
-async def test_a_late_settlement_is_rejected() -> None:
-    async with open_stage() as stage, stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), plain("1"), plain("2"))
-        first, second = await peer.take(await peer.attach_receiver("orders"), 2)
-        stage.emulator.advance(61_000)
-        answer = await peer.settle(first, last=second)
-        assert isinstance(answer.state, Rejected)
-        assert answer.state.error.condition == "com.microsoft:message-lock-lost"
+async def test_a_late_settlement_is_rejected(peer: Peer) -> None:
+    await peer.send(await peer.attach_sender("orders"), plain("1"), plain("2"))
+    first, second = await peer.take(await peer.attach_receiver("orders"), 2)
+    peer.stage.emulator.advance(61_000)
+    answer = await peer.settle(first, last=second)
+    assert isinstance(answer.state, Rejected)
+    assert answer.state.error.condition == "com.microsoft:message-lock-lost"
 
 
 @pytest.mark.parametrize("how", ["detach", "end", "close", "break"])
-async def test_messages_of_a_lost_link_return(how: str) -> None:
+async def test_messages_of_a_lost_link_return(stage: Stage, how: str) -> None:
     """A regular close releases held messages; an abrupt one counts as a failed delivery."""
-
-    async with open_stage() as stage:
-        async with stage.connect() as other:
-            await other.send(await other.attach_sender("orders"), plain())
-            waiting = await other.attach_receiver("orders")
-            async with stage.connect() as peer:
-                link = await peer.attach_receiver("orders")
-                await peer.take(link, 1)
-                waiting.grant(1)
-                await other.flush()
-                if how == "break":
-                    peer.writer.transport.abort()
-                else:
-                    {"detach": link.close, "end": link.session.end, "close": peer.connection.close}[how]()
-                    await peer.flush()
-                delivery = await other.wait(Delivery)
-        count = Sections.split(delivery.payload).read_header().delivery_count
-        assert count == (1 if how == "break" else 0)
-
-
-async def test_a_detached_link_keeps_its_locks() -> None:
-    async with open_stage() as stage:
-        queue = stage.queue
+    async with stage.connect() as other:
+        await other.send(await other.attach_sender("orders"), plain())
+        waiting = await other.attach_receiver("orders")
         async with stage.connect() as peer:
-            await peer.send(await peer.attach_sender("orders"), plain())
             link = await peer.attach_receiver("orders")
-            (delivery,) = await peer.take(link, 1)
-            message = queue.messages.get_locked(delivery.tag)
-            peer.connection.put(
-                link.session.channel, b"\x00\x53\x16\xc0\x05\x03\x52" + bytes([link.handle]) + b"\x42\x40"
-            )
-            arguments = Map([("lock-tokens", Array([message.lock_uuid])), ("disposition-status", "completed")])
-            answer = await peer.ask("orders/$management", "com.microsoft:update-disposition", arguments)
-            assert answer["statusCode"] == 200
-        assert queue.counts().total == 0
+            await peer.take(link, 1)
+            waiting.grant(1)
+            await other.flush()
+            if how == "break":
+                peer.writer.transport.abort()
+            else:
+                {"detach": link.close, "end": link.session.end, "close": peer.connection.close}[how]()
+                await peer.flush()
+            delivery = await other.wait(Delivery)
+    count = Sections.split(delivery.payload).read_header().delivery_count
+    assert count == (1 if how == "break" else 0)
 
 
-async def test_a_link_attached_again_replaces_the_first() -> None:
-    async with open_stage() as stage:
-        stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
-        async with stage.connect() as peer:
-            session = await peer.begin()
-            first = await peer.attach_receiver("orders", session=session)
-            first.grant(1)
-            elsewhere = await peer.attach_receiver("orders")
-            second = await peer.attach_receiver("orders", session=session)
-            stolen = await peer.wait(LinkDetached, of=first)
-            assert stolen.error.condition == "amqp:link:stolen"
-            await peer.send(await peer.attach_sender("orders", session=session), plain("a"), plain("b"))
-            (taken,) = await peer.take(second, 1)
-            await peer.settle(taken)
-            assert len(await peer.take(elsewhere, 1)) == 1
-            # The session of the first link is free for the second.
-            wanted = Source("sessions", filter={"com.microsoft:session-filter": "s"})
-            for _ in range(2):
-                holder = session.receiver("holder")
-                holder.open(source=wanted, target=Target("peer"))
-                await peer.wait(LinkAttached, of=holder)
-            assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
-
-
-async def test_draining_returns_the_credit() -> None:
-    async with open_stage() as stage, stage.connect() as peer:
+async def test_a_detached_link_keeps_its_locks(stage: Stage) -> None:
+    queue = stage.queue
+    async with stage.connect() as peer:
         await peer.send(await peer.attach_sender("orders"), plain())
         link = await peer.attach_receiver("orders")
-        link.grant(10)
-        link.drain()
-        await peer.wait(Delivery)
-        await peer.flush()
-        while link.credit:
-            await peer.read()
+        (delivery,) = await peer.take(link, 1)
+        message = queue.messages.get_locked(delivery.tag)
+        peer.connection.put(link.session.channel, b"\x00\x53\x16\xc0\x05\x03\x52" + bytes([link.handle]) + b"\x42\x40")
+        arguments = Map([("lock-tokens", Array([message.lock_uuid])), ("disposition-status", "completed")])
+        answer = await peer.ask("orders/$management", "com.microsoft:update-disposition", arguments)
+        assert answer["statusCode"] == 200
+    assert queue.counts().total == 0
 
 
-async def test_waiting_receivers_take_turns() -> None:
-    async with open_stage() as stage, stage.connect() as one, stage.connect() as two, stage.connect() as sender:
+async def test_a_link_attached_again_replaces_the_first(stage: Stage) -> None:
+    stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
+    async with stage.connect() as peer:
+        session = await peer.begin()
+        first = await peer.attach_receiver("orders", session=session)
+        first.grant(1)
+        elsewhere = await peer.attach_receiver("orders")
+        second = await peer.attach_receiver("orders", session=session)
+        stolen = await peer.wait(LinkDetached, of=first)
+        assert stolen.error.condition == "amqp:link:stolen"
+        await peer.send(await peer.attach_sender("orders", session=session), plain("a"), plain("b"))
+        (taken,) = await peer.take(second, 1)
+        await peer.settle(taken)
+        assert len(await peer.take(elsewhere, 1)) == 1
+        # The session of the first link is free for the second.
+        wanted = Source("sessions", filter={"com.microsoft:session-filter": "s"})
+        for _ in range(2):
+            holder = session.receiver("holder")
+            holder.open(source=wanted, target=Target("peer"))
+            await peer.wait(LinkAttached, of=holder)
+        assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
+
+
+async def test_draining_returns_the_credit(peer: Peer) -> None:
+    await peer.send(await peer.attach_sender("orders"), plain())
+    link = await peer.attach_receiver("orders")
+    link.grant(10)
+    link.drain()
+    await peer.wait(Delivery)
+    await peer.flush()
+    while link.credit:
+        await peer.read()
+
+
+async def test_waiting_receivers_take_turns(stage: Stage) -> None:
+    async with stage.connect() as one, stage.connect() as two, stage.connect() as sender:
         links = [await one.attach_receiver("orders"), await two.attach_receiver("orders")]
         for peer, link in zip((one, two), links, strict=True):
             link.grant(1)
@@ -285,24 +268,23 @@ async def test_waiting_receivers_take_turns() -> None:
         await two.wait(Delivery)
 
 
-async def test_messages_for_a_slow_reader_stay_in_the_queue() -> None:
-    async with open_stage() as stage:
-        queue = stage.queue
-        async with stage.connect() as sender, stage.connect() as peer:
-            out = await sender.attach_sender("orders")
-            for _ in range(10):
-                await sender.send(out, *[plain("x" * 100_000)] * 20)
-            link = await peer.attach_receiver("orders")
-            peer.writer.transport.pause_reading()
-            link.grant(1_000)
-            peer.connection.put(link.session.channel, b"")  # an empty frame
-            peer.writer.write(peer.connection.take())
-            await sender.send(out, plain("after the frontend had its turn"))
-            held = queue.messages.locked_count
-            assert 0 < held < 150
-            peer.writer.transport.resume_reading()
-            for _ in range(201):
-                await peer.wait(Delivery)
+async def test_messages_for_a_slow_reader_stay_in_the_queue(stage: Stage) -> None:
+    queue = stage.queue
+    async with stage.connect() as sender, stage.connect() as peer:
+        out = await sender.attach_sender("orders")
+        for _ in range(10):
+            await sender.send(out, *[plain("x" * 100_000)] * 20)
+        link = await peer.attach_receiver("orders")
+        peer.writer.transport.pause_reading()
+        link.grant(1_000)
+        peer.connection.put(link.session.channel, b"")  # an empty frame
+        peer.writer.write(peer.connection.take())
+        await sender.send(out, plain("after the frontend had its turn"))
+        held = queue.messages.locked_count
+        assert 0 < held < 150
+        peer.writer.transport.resume_reading()
+        for _ in range(201):
+            await peer.wait(Delivery)
 
 
 async def test_no_message_leaves_beyond_the_session_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,28 +306,26 @@ async def test_no_message_leaves_beyond_the_session_window(monkeypatch: pytest.M
 # Rights
 
 
-async def test_a_wrong_key_does_not_sign_in() -> None:
-    async with open_stage() as stage:
-        stage.namespace.keys = (AuthorizationRule("RootManageSharedAccessKey", "other", "another"),)
-        with pytest.raises(AssertionError, match="ended"):
-            async with stage.connect():
-                pass
+async def test_a_wrong_key_does_not_sign_in(stage: Stage) -> None:
+    stage.namespace.keys = (AuthorizationRule("RootManageSharedAccessKey", "other", "another"),)
+    with pytest.raises(AssertionError, match="ended"):
+        async with stage.connect():
+            pass
 
 
 @pytest.mark.parametrize("address", ["orders", "orders/$management", "nowhere"])
-async def test_without_a_token_every_link_is_refused(address: str) -> None:
-    async with open_stage() as stage, stage.connect(signed_in=False) as peer:
+async def test_without_a_token_every_link_is_refused(stage: Stage, address: str) -> None:
+    async with stage.connect(signed_in=False) as peer:
         error = await peer.refusal_of(peer.attach_receiver(address))
         assert error.condition == "amqp:unauthorized-access"
 
 
-async def test_a_missing_entity_is_not_found() -> None:
-    async with open_stage() as stage, stage.connect() as peer:
-        for address in ("nowhere", "nowhere/$management", "orders/$deadletterqueue/further"):
-            error = await peer.refusal_of(peer.attach_receiver(address))
-            assert error.condition == "amqp:not-found"
-        error = await peer.refusal_of(peer.attach_sender("orders/$deadletterqueue"))
-        assert error.condition == "amqp:not-allowed"
+async def test_a_missing_entity_is_not_found(peer: Peer) -> None:
+    for address in ("nowhere", "nowhere/$management", "orders/$deadletterqueue/further"):
+        error = await peer.refusal_of(peer.attach_receiver(address))
+        assert error.condition == "amqp:not-found"
+    error = await peer.refusal_of(peer.attach_sender("orders/$deadletterqueue"))
+    assert error.condition == "amqp:not-allowed"
 
 
 @pytest.mark.parametrize(
@@ -359,63 +339,61 @@ async def test_a_missing_entity_is_not_found() -> None:
         (lambda _: "eyJ0eXAiOiJKV1QifQ.e30.x", 401),
     ],
 )
-async def test_a_token_is_read_by_its_value(token: Callable[[AuthorizationRule], str], status: int) -> None:
-    async with open_stage() as stage:
-        rule = stage.namespace.keys[0]
-        async with stage.connect(signed_in=False) as peer:
-            name = "sb://127.0.0.1:5672/orders"
-            answer = await peer.ask("$cbs", "put-token", token(rule), name=name, type="jwt")
-            assert answer["status-code"] == status
-            assert "error-condition" not in answer
-            if status == 202:
-                await peer.attach_receiver("orders")
-                assert not any(isinstance(event, LinkDetached) for event in peer.events)
-
-
-async def test_links_end_with_their_token_unless_it_was_renewed() -> None:
-    async with open_stage() as stage:
-        namespace = stage.namespace
-        namespace.create_queue("other")
-        now = namespace.clock.now_ms() // 1000
-        async with stage.connect(signed_in=False) as peer:
-            for entity in ("orders", "other", "orders"):
-                name = f"sb://h/{entity}"
-                lasts = 600 if entity == "orders" else 300
-                answer = await peer.ask("$cbs", "put-token", sign(namespace.keys[0], name, now + lasts), name=name)
-                assert answer["status-code"] == 202
-            kept, lost = await peer.attach_sender("orders"), await peer.attach_sender("other")
-            stage.emulator.advance(301_000)
-            detached = await peer.wait(LinkDetached)
-            assert detached.link is lost
-            assert detached.error.condition == "amqp:unauthorized-access"
-            await peer.send(kept, plain())
-
-
-async def test_a_right_allows_only_its_operations() -> None:
-    async with open_stage() as stage:
-        namespace = stage.namespace
-        rule = AuthorizationRule("listener", "k", "k2", frozenset({AccessRight.LISTEN}))
-        namespace.keys = (rule,)
-        name = "sb://h/orders"
-        async with stage.connect(signed_in=False) as peer:
-            await peer.ask("$cbs", "put-token", sign(rule, name, 1 << 40), name=name)
-            error = await peer.refusal_of(peer.attach_sender("orders"))
-            assert error.condition == "amqp:unauthorized-access"
-            body = Map([("messages", [Map([("message", plain())])])])
-            answer = await peer.ask("orders/$management", "com.microsoft:schedule-message", body)
-            assert (answer["statusCode"], answer["errorCondition"]) == (401, "amqp:unauthorized-access")
+async def test_a_token_is_read_by_its_value(
+    stage: Stage, token: Callable[[AuthorizationRule], str], status: int
+) -> None:
+    rule = stage.namespace.keys[0]
+    async with stage.connect(signed_in=False) as peer:
+        name = "sb://127.0.0.1:5672/orders"
+        answer = await peer.ask("$cbs", "put-token", token(rule), name=name, type="jwt")
+        assert answer["status-code"] == status
+        assert "error-condition" not in answer
+        if status == 202:
             await peer.attach_receiver("orders")
+            assert not any(isinstance(event, LinkDetached) for event in peer.events)
+
+
+async def test_links_end_with_their_token_unless_it_was_renewed(stage: Stage) -> None:
+    namespace = stage.namespace
+    namespace.create_queue("other")
+    now = namespace.clock.now_ms() // 1000
+    async with stage.connect(signed_in=False) as peer:
+        for entity in ("orders", "other", "orders"):
+            name = f"sb://h/{entity}"
+            lasts = 600 if entity == "orders" else 300
+            answer = await peer.ask("$cbs", "put-token", sign(namespace.keys[0], name, now + lasts), name=name)
+            assert answer["status-code"] == 202
+        kept, lost = await peer.attach_sender("orders"), await peer.attach_sender("other")
+        stage.emulator.advance(301_000)
+        detached = await peer.wait(LinkDetached)
+        assert detached.link is lost
+        assert detached.error.condition == "amqp:unauthorized-access"
+        await peer.send(kept, plain())
+
+
+async def test_a_right_allows_only_its_operations(stage: Stage) -> None:
+    namespace = stage.namespace
+    rule = AuthorizationRule("listener", "k", "k2", frozenset({AccessRight.LISTEN}))
+    namespace.keys = (rule,)
+    name = "sb://h/orders"
+    async with stage.connect(signed_in=False) as peer:
+        await peer.ask("$cbs", "put-token", sign(rule, name, 1 << 40), name=name)
+        error = await peer.refusal_of(peer.attach_sender("orders"))
+        assert error.condition == "amqp:unauthorized-access"
+        body = Map([("messages", [Map([("message", plain())])])])
+        answer = await peer.ask("orders/$management", "com.microsoft:schedule-message", body)
+        assert (answer["statusCode"], answer["errorCondition"]) == (401, "amqp:unauthorized-access")
+        await peer.attach_receiver("orders")
 
 
 # The management node
 
 
-async def test_an_unknown_operation_is_not_implemented() -> None:
-    async with open_stage() as stage, stage.connect() as peer:
-        answer = await peer.ask("orders/$management", "com.microsoft:make-coffee", Map())
-        assert (answer["statusCode"], answer["errorCondition"]) == (501, "amqp:not-implemented")
-        answer = await peer.ask("orders/$management", "com.microsoft:peek-message", "no map")
-        assert (answer["statusCode"], answer["errorCondition"]) == (400, "com.microsoft:argument-error")
+async def test_an_unknown_operation_is_not_implemented(peer: Peer) -> None:
+    answer = await peer.ask("orders/$management", "com.microsoft:make-coffee", Map())
+    assert (answer["statusCode"], answer["errorCondition"]) == (501, "amqp:not-implemented")
+    answer = await peer.ask("orders/$management", "com.microsoft:peek-message", "no map")
+    assert (answer["statusCode"], answer["errorCondition"]) == (400, "com.microsoft:argument-error")
 
 
 KEPT = "SharedAccessKey=secret"
@@ -461,38 +439,33 @@ async def test_a_bug_in_checking_a_token_is_answered(
     assert "SharedAccessSignature" not in caplog.text
 
 
-async def test_a_peek_without_messages_is_no_content() -> None:
-    async with open_stage() as stage:
-        body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
-        async with stage.connect() as peer:
-            answer = await peer.ask("orders/$management", "com.microsoft:peek-message", body)
-            assert answer["statusCode"] == 204
+async def test_a_peek_without_messages_is_no_content(stage: Stage) -> None:
+    body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
+    async with stage.connect() as peer:
+        answer = await peer.ask("orders/$management", "com.microsoft:peek-message", body)
+        assert answer["statusCode"] == 204
 
 
-async def test_replies_go_to_the_requested_address() -> None:
+async def test_replies_go_to_the_requested_address(peer: Peer) -> None:
     """Two pairs of links to one node on one connection have their own reply addresses."""
-
-    async with open_stage() as stage, stage.connect() as peer:
-        session = await peer.begin()
-        requests = await peer.attach_sender("orders/$management", session=session)
-        replies = []
-        for name in ("first", "second"):
-            link = session.receiver(name)
-            link.open(source=Source("orders/$management"), target=Target(name))
-            link.grant(5) if link.is_open else None
-            replies.append(link)
-        await peer.flush()
-        while not all(link.is_open for link in replies):
-            await peer.read()
-        for link in replies:
-            link.grant(5)
-        for name, link in (("second", replies[1]), ("first", replies[0])):
-            request = Sections(
-                properties=Properties(message_id=ULong(7), reply_to=name).encode(), body=value_body(Map())
-            )
-            await peer.send(requests, request.join())
-            reply = Sections.split((await peer.wait(Delivery, of=link)).payload)
-            assert type(reply.read_properties().correlation_id) is ULong
+    session = await peer.begin()
+    requests = await peer.attach_sender("orders/$management", session=session)
+    replies = []
+    for name in ("first", "second"):
+        link = session.receiver(name)
+        link.open(source=Source("orders/$management"), target=Target(name))
+        link.grant(5) if link.is_open else None
+        replies.append(link)
+    await peer.flush()
+    while not all(link.is_open for link in replies):
+        await peer.read()
+    for link in replies:
+        link.grant(5)
+    for name, link in (("second", replies[1]), ("first", replies[0])):
+        request = Sections(properties=Properties(message_id=ULong(7), reply_to=name).encode(), body=value_body(Map()))
+        await peer.send(requests, request.join())
+        reply = Sections.split((await peer.wait(Delivery, of=link)).payload)
+        assert type(reply.read_properties().correlation_id) is ULong
 
 
 # Time
@@ -510,13 +483,12 @@ async def test_a_slow_handshake_is_cut_off() -> None:
         writer.close()
 
 
-async def test_an_outage_breaks_every_connection() -> None:
-    async with open_stage() as stage:
-        async with stage.connect() as peer:
-            fault = stage.emulator.faults.namespace_down("contoso")
-            with pytest.raises((AssertionError, ConnectionResetError)):
-                await peer.wait(CreditChanged)
-            stage.emulator.faults.end(fault)
-        async with stage.connect() as peer:
-            answers = await peer.send(await peer.attach_sender("orders"), plain())
-            assert isinstance(answers[0], Disposed)
+async def test_an_outage_breaks_every_connection(stage: Stage) -> None:
+    async with stage.connect() as peer:
+        fault = stage.emulator.faults.namespace_down("contoso")
+        with pytest.raises((AssertionError, ConnectionResetError)):
+            await peer.wait(CreditChanged)
+        stage.emulator.faults.end(fault)
+    async with stage.connect() as peer:
+        answers = await peer.send(await peer.attach_sender("orders"), plain())
+        assert isinstance(answers[0], Disposed)

@@ -14,6 +14,7 @@ from yarl import URL
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
 from sbpair.emulator.access.sas import sign
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.async_tests import InLoop
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/any/providers/Microsoft.ServiceBus"
@@ -56,6 +57,11 @@ async def open_manager(**options: Any) -> AsyncIterator[Manager]:
         yield Manager(emulator, session)
 
 
+@pytest.fixture
+def manager() -> InLoop:
+    return InLoop(open_manager)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "query", "status", "code"),
     [
@@ -85,11 +91,12 @@ async def open_manager(**options: Any) -> AsyncIterator[Manager]:
         ("DELETE", CONTOSO, VERSION, 409, "OperationNotAllowed"),
     ],
 )
-async def test_unsupported_requests_have_a_code(method: str, path: str, query: str, status: int, code: str) -> None:
-    async with open_manager() as manager:
-        answered, document = await manager.ask(method, path, query=query)
-        assert (answered, document["error"]["code"]) == (status, code)
-        assert document["error"]["message"]
+async def test_unsupported_requests_have_a_code(
+    manager: Manager, method: str, path: str, query: str, status: int, code: str
+) -> None:
+    answered, document = await manager.ask(method, path, query=query)
+    assert (answered, document["error"]["code"]) == (status, code)
+    assert document["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -125,37 +132,34 @@ async def test_unsupported_requests_have_a_code(method: str, path: str, query: s
         ("authorizationRules/r", {"properties": {"rights": ["Send"]}}, 200, ""),
     ],
 )
-async def test_an_invalid_body_is_refused(path: str, body: object, status: int, says: str) -> None:
-    async with open_manager() as manager:
-        answered, document = await manager.ask("PUT", f"{CONTOSO}/{path}", body)
-        assert answered == status, document
-        if status == 200:
-            assert document["id"] == f"{CONTOSO}/{path}"
-            assert await manager.ask("GET", f"{CONTOSO}/{path}") == (200, document)
-        else:
-            assert says in document["error"]["message"]
+async def test_an_invalid_body_is_refused(manager: Manager, path: str, body: object, status: int, says: str) -> None:
+    answered, document = await manager.ask("PUT", f"{CONTOSO}/{path}", body)
+    assert answered == status, document
+    if status == 200:
+        assert document["id"] == f"{CONTOSO}/{path}"
+        assert await manager.ask("GET", f"{CONTOSO}/{path}") == (200, document)
+    else:
+        assert says in document["error"]["message"]
 
 
-async def test_only_bearer_tokens_are_accepted() -> None:
-    async with open_manager() as manager:
-        signed = sign(manager.namespace.keys[0], f"https://{manager.namespace.authority}", 2**33)
-        for token, code in {
-            "": "AuthenticationFailed",
-            signed: "AuthenticationFailed",
-            "Bearer ": "InvalidAuthenticationToken",
-            f"{manager.token}x": "InvalidAuthenticationToken",
-        }.items():
-            status, document = await manager.ask("GET", f"{CONTOSO}/queues", token=token)
-            assert (status, document["error"]["code"]) == (401, code)
-            assert "SAS_KEY" not in document["error"]["message"]
+async def test_only_bearer_tokens_are_accepted(manager: Manager) -> None:
+    signed = sign(manager.namespace.keys[0], f"https://{manager.namespace.authority}", 2**33)
+    for token, code in {
+        "": "AuthenticationFailed",
+        signed: "AuthenticationFailed",
+        "Bearer ": "InvalidAuthenticationToken",
+        f"{manager.token}x": "InvalidAuthenticationToken",
+    }.items():
+        status, document = await manager.ask("GET", f"{CONTOSO}/queues", token=token)
+        assert (status, document["error"]["code"]) == (401, code)
+        assert "SAS_KEY" not in document["error"]["message"]
 
 
-async def test_a_token_for_resource_manager_is_not_valid_for_the_namespace() -> None:
-    async with open_manager() as manager:
-        url = f"http://{manager.namespace.authority}/a/b"
-        async with ClientSession() as session, session.get(url, headers={"Authorization": manager.token}) as answer:
-            assert answer.status == 401
-            assert "InvalidAudience" in await answer.text()
+async def test_a_token_for_resource_manager_is_not_valid_for_the_namespace(manager: Manager) -> None:
+    url = f"http://{manager.namespace.authority}/a/b"
+    async with ClientSession() as session, session.get(url, headers={"Authorization": manager.token}) as answer:
+        assert answer.status == 401
+        assert "InvalidAudience" in await answer.text()
 
 
 async def test_any_well_formed_token_can_be_accepted() -> None:
@@ -164,13 +168,12 @@ async def test_any_well_formed_token_can_be_accepted() -> None:
         assert (await manager.ask("GET", f"{CONTOSO}/queues", token=foreign))[0] == 200
 
 
-async def test_types_ignore_case_and_the_resource_group_is_optional() -> None:
-    async with open_manager() as manager:
-        path = f"/SUBSCRIPTIONS/{SUBSCRIPTION}/RESOURCEGROUPS/X/PROVIDERS/microsoft.servicebus/NAMESPACES/Contoso"
-        status, document = await manager.ask("GET", f"{path}/QUEUES/A~B")
-        assert (status, document["name"]) == (200, "a~b")
-        status, document = await manager.ask("GET", CONTOSO.replace("/resourceGroups/any", ""))
-        assert (status, document["name"]) == (200, "contoso")
+async def test_types_ignore_case_and_the_resource_group_is_optional(manager: Manager) -> None:
+    path = f"/SUBSCRIPTIONS/{SUBSCRIPTION}/RESOURCEGROUPS/X/PROVIDERS/microsoft.servicebus/NAMESPACES/Contoso"
+    status, document = await manager.ask("GET", f"{path}/QUEUES/A~B")
+    assert (status, document["name"]) == (200, "a~b")
+    status, document = await manager.ask("GET", CONTOSO.replace("/resourceGroups/any", ""))
+    assert (status, document["name"]) == (200, "contoso")
 
 
 async def test_management_requests_cost_credits() -> None:

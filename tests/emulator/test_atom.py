@@ -11,58 +11,62 @@ from aiohttp import ClientSession
 from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.stored_message import StoredMessage
-from tests.emulator.atom_client import ATOM, elements_of, entry, open_manager, read, sub_code
+from tests.emulator.atom_client import ATOM, Manager, elements_of, entry, open_manager, read, sub_code
+from tests.kit.async_tests import InLoop
 
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 BACKLOG = "contoso%2Fx-servicebus-transfer%2F0"
 
 
-async def test_a_backlog_queue_reads_back_element_for_element() -> None:
-    async with open_manager() as manager:
-        status, text = await manager.put(
-            BACKLOG,
-            "<LockDuration>PT1M</LockDuration><MaxSizeInMegabytes>5120</MaxSizeInMegabytes>"
-            f"<DefaultMessageTimeToLive>{FOR_EVER}</DefaultMessageTimeToLive>"
-            "<DeadLetteringOnMessageExpiration>true</DeadLetteringOnMessageExpiration>"
-            "<MaxDeliveryCount>2147483647</MaxDeliveryCount><EnableBatchedOperations>true</EnableBatchedOperations>"
-            f"<AutoDeleteOnIdle>{FOR_EVER}</AutoDeleteOnIdle>",
-        )
-        assert status == 201
-        found = elements_of(text)
-        times = [found.pop(name) for name in ("CreatedAt", "UpdatedAt", "AccessedAt")]
-        assert times[0] == times[1] != times[2] == "0001-01-01T00:00:00Z"
-        assert list(found.items()) == [
-            ("LockDuration", "PT1M"),
-            ("MaxSizeInMegabytes", "5120"),
-            ("RequiresDuplicateDetection", "false"),
-            ("RequiresSession", "false"),
-            ("DefaultMessageTimeToLive", FOR_EVER),
-            ("DeadLetteringOnMessageExpiration", "true"),
-            ("DuplicateDetectionHistoryTimeWindow", "PT10M"),
-            ("MaxDeliveryCount", "2147483647"),
-            ("EnableBatchedOperations", "true"),
-            ("SizeInBytes", "0"),
-            ("MessageCount", "0"),
-            ("IsAnonymousAccessible", "false"),
-            ("AuthorizationRules", ""),
-            ("Status", "Active"),
-            ("SupportOrdering", "true"),
-            ("CountDetails", ""),
-            ("AutoDeleteOnIdle", FOR_EVER),
-            ("EnablePartitioning", "false"),
-            ("EntityAvailabilityStatus", "Available"),
-            ("EnableExpress", "false"),
-            ("MaxMessageSizeInKilobytes", "256"),
-        ]
-        assert read(text).findtext(f"{ATOM}title") == "contoso/x-servicebus-transfer/0"
-        assert elements_of((await manager.ask("GET", BACKLOG + "?enrich=true"))[1]) == elements_of(text)
+@pytest.fixture
+def manager() -> InLoop:
+    return InLoop(open_manager)
 
 
-async def test_old_api_versions_get_no_message_size() -> None:
-    async with open_manager() as manager:
-        _, text = await manager.put("orders?api-version=2017-04")
-        assert "MaxMessageSizeInKilobytes" not in elements_of(text)
-        assert "MaxMessageSizeInKilobytes" in elements_of((await manager.ask("GET", "orders?api-version=2021-05"))[1])
+async def test_a_backlog_queue_reads_back_element_for_element(manager: Manager) -> None:
+    status, text = await manager.put(
+        BACKLOG,
+        "<LockDuration>PT1M</LockDuration><MaxSizeInMegabytes>5120</MaxSizeInMegabytes>"
+        f"<DefaultMessageTimeToLive>{FOR_EVER}</DefaultMessageTimeToLive>"
+        "<DeadLetteringOnMessageExpiration>true</DeadLetteringOnMessageExpiration>"
+        "<MaxDeliveryCount>2147483647</MaxDeliveryCount><EnableBatchedOperations>true</EnableBatchedOperations>"
+        f"<AutoDeleteOnIdle>{FOR_EVER}</AutoDeleteOnIdle>",
+    )
+    assert status == 201
+    found = elements_of(text)
+    times = [found.pop(name) for name in ("CreatedAt", "UpdatedAt", "AccessedAt")]
+    assert times[0] == times[1] != times[2] == "0001-01-01T00:00:00Z"
+    assert list(found.items()) == [
+        ("LockDuration", "PT1M"),
+        ("MaxSizeInMegabytes", "5120"),
+        ("RequiresDuplicateDetection", "false"),
+        ("RequiresSession", "false"),
+        ("DefaultMessageTimeToLive", FOR_EVER),
+        ("DeadLetteringOnMessageExpiration", "true"),
+        ("DuplicateDetectionHistoryTimeWindow", "PT10M"),
+        ("MaxDeliveryCount", "2147483647"),
+        ("EnableBatchedOperations", "true"),
+        ("SizeInBytes", "0"),
+        ("MessageCount", "0"),
+        ("IsAnonymousAccessible", "false"),
+        ("AuthorizationRules", ""),
+        ("Status", "Active"),
+        ("SupportOrdering", "true"),
+        ("CountDetails", ""),
+        ("AutoDeleteOnIdle", FOR_EVER),
+        ("EnablePartitioning", "false"),
+        ("EntityAvailabilityStatus", "Available"),
+        ("EnableExpress", "false"),
+        ("MaxMessageSizeInKilobytes", "256"),
+    ]
+    assert read(text).findtext(f"{ATOM}title") == "contoso/x-servicebus-transfer/0"
+    assert elements_of((await manager.ask("GET", BACKLOG + "?enrich=true"))[1]) == elements_of(text)
+
+
+async def test_old_api_versions_get_no_message_size(manager: Manager) -> None:
+    _, text = await manager.put("orders?api-version=2017-04")
+    assert "MaxMessageSizeInKilobytes" not in elements_of(text)
+    assert "MaxMessageSizeInKilobytes" in elements_of((await manager.ask("GET", "orders?api-version=2021-05"))[1])
 
 
 @pytest.mark.parametrize(
@@ -90,116 +94,107 @@ async def test_old_api_versions_get_no_message_size() -> None:
               "</AuthorizationRule></AuthorizationRules>"),
     ],
 )  # fmt: skip
-async def test_an_invalid_description_creates_nothing(body) -> None:
-    async with open_manager() as manager:
-        status, text = await manager.ask("PUT", "orders", body)
+async def test_an_invalid_description_creates_nothing(manager: Manager, body) -> None:
+    status, text = await manager.ask("PUT", "orders", body)
+    assert (status, sub_code(text)) == (400, 40000)
+    assert read(text).findtext("Code") == "400"
+    assert manager.namespace.queues() == []
+
+
+async def test_an_invalid_name_is_refused(manager: Manager) -> None:
+    for path in ("contoso~x", "a%20b", "x" * 261, "gr%C3%B6sse", "a%2F%2Fb", "%24cbs"):
+        status, text = await manager.put(path)
         assert (status, sub_code(text)) == (400, 40000)
-        assert read(text).findtext("Code") == "400"
-        assert manager.namespace.queues() == []
 
 
-async def test_an_invalid_name_is_refused() -> None:
-    async with open_manager() as manager:
-        for path in ("contoso~x", "a%20b", "x" * 261, "gr%C3%B6sse", "a%2F%2Fb", "%24cbs"):
-            status, text = await manager.put(path)
-            assert (status, sub_code(text)) == (400, 40000)
+async def test_existing_and_missing_entities_have_the_services_codes(manager: Manager) -> None:
+    await manager.put("orders")
+    status, text = await manager.put("ORDERS")
+    assert (status, sub_code(text)) == (409, 40900)
+    status, text = await manager.put("nothing", If_Match="*")
+    assert (status, sub_code(text)) == (404, 40400)
+    status, text = await manager.ask("DELETE", "nothing")
+    assert (status, sub_code(text)) == (404, 40400)
+    status, text = await manager.ask("GET", "nothing")
+    assert status == 200
+    assert read(text).tag == f"{ATOM}feed"
+    assert read(text).find(f"{ATOM}entry") is None
+    assert (await manager.ask("DELETE", "orders"))[0] == 200
+    assert manager.namespace.queues() == []
 
 
-async def test_existing_and_missing_entities_have_the_services_codes() -> None:
-    async with open_manager() as manager:
-        await manager.put("orders")
-        status, text = await manager.put("ORDERS")
-        assert (status, sub_code(text)) == (409, 40900)
-        status, text = await manager.put("nothing", If_Match="*")
-        assert (status, sub_code(text)) == (404, 40400)
-        status, text = await manager.ask("DELETE", "nothing")
-        assert (status, sub_code(text)) == (404, 40400)
-        status, text = await manager.ask("GET", "nothing")
+async def test_an_update_replaces_the_description_and_keeps_the_messages(manager: Manager) -> None:
+    await manager.put("orders", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>")
+    manager.namespace.queue("orders").send([StoredMessage(Sections(), 100, session_id="s")])
+    status, text = await manager.put("orders", "<LockDuration>PT30S</LockDuration>", If_Match="*")
+    assert status == 200
+    found = elements_of(text)
+    assert (found["LockDuration"], found["MaxDeliveryCount"], found["RequiresSession"]) == ("PT30S", "10", "true")
+    assert (found["MessageCount"], found["SizeInBytes"]) == ("1", "100")
+    status, text = await manager.put("orders", "<RequiresSession>false</RequiresSession>", If_Match="*")
+    assert (status, sub_code(text)) == (400, 40000)
+    assert "RequiresSession" in text
+
+
+async def test_each_count_is_reported(manager: Manager) -> None:
+    await manager.put("orders")
+    queue = manager.namespace.queue("orders")
+    queue.send([StoredMessage(Sections(), 10) for _ in range(4)])
+    queue.send([StoredMessage(Sections(), 10, scheduled_at_ms=manager.emulator.clock.now_ms() + 60_000)])
+    queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
+    _, text = await manager.ask("GET", "orders")
+    counts = dict(re.findall(r"<d2p1:(\w+)>(\d+)<", text))
+    assert counts == {
+        "ActiveMessageCount": "3",
+        "DeadLetterMessageCount": "1",
+        "ScheduledMessageCount": "1",
+        "TransferMessageCount": "0",
+        "TransferDeadLetterMessageCount": "0",
+    }
+    assert elements_of(text)["MessageCount"] == "5"
+    assert elements_of(text)["AccessedAt"] > "2026"
+
+
+async def test_a_list_has_pages_with_links(manager: Manager) -> None:
+    for index in range(250):
+        manager.namespace.create_queue(f"q{index:03}")
+    seen: list[str] = []
+    path = "$Resources/queues?$skip=0&$top=500&api-version=2021-05"
+    while path:
+        status, text = await manager.ask("GET", path)
         assert status == 200
-        assert read(text).tag == f"{ATOM}feed"
-        assert read(text).find(f"{ATOM}entry") is None
-        assert (await manager.ask("DELETE", "orders"))[0] == 200
-        assert manager.namespace.queues() == []
-
-
-async def test_an_update_replaces_the_description_and_keeps_the_messages() -> None:
-    async with open_manager() as manager:
-        await manager.put("orders", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>")
-        manager.namespace.queue("orders").send([StoredMessage(Sections(), 100, session_id="s")])
-        status, text = await manager.put("orders", "<LockDuration>PT30S</LockDuration>", If_Match="*")
-        assert status == 200
-        found = elements_of(text)
-        assert (found["LockDuration"], found["MaxDeliveryCount"], found["RequiresSession"]) == ("PT30S", "10", "true")
-        assert (found["MessageCount"], found["SizeInBytes"]) == ("1", "100")
-        status, text = await manager.put("orders", "<RequiresSession>false</RequiresSession>", If_Match="*")
-        assert (status, sub_code(text)) == (400, 40000)
-        assert "RequiresSession" in text
-
-
-async def test_each_count_is_reported() -> None:
-    async with open_manager() as manager:
-        await manager.put("orders")
-        queue = manager.namespace.queue("orders")
-        queue.send([StoredMessage(Sections(), 10) for _ in range(4)])
-        queue.send([StoredMessage(Sections(), 10, scheduled_at_ms=manager.emulator.clock.now_ms() + 60_000)])
-        queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
-        _, text = await manager.ask("GET", "orders")
-        counts = dict(re.findall(r"<d2p1:(\w+)>(\d+)<", text))
-        assert counts == {
-            "ActiveMessageCount": "3",
-            "DeadLetterMessageCount": "1",
-            "ScheduledMessageCount": "1",
-            "TransferMessageCount": "0",
-            "TransferDeadLetterMessageCount": "0",
-        }
-        assert elements_of(text)["MessageCount"] == "5"
-        assert elements_of(text)["AccessedAt"] > "2026"
-
-
-async def test_a_list_has_pages_with_links() -> None:
-    async with open_manager() as manager:
-        for index in range(250):
-            manager.namespace.create_queue(f"q{index:03}")
-        seen: list[str] = []
-        path = "$Resources/queues?$skip=0&$top=500&api-version=2021-05"
-        while path:
-            status, text = await manager.ask("GET", path)
-            assert status == 200
-            feed = read(text)
-            seen += [title.text for title in feed.iterfind(f"{ATOM}entry/{ATOM}title")]
-            links = {link.get("rel"): link.get("href") for link in feed.iterfind(f"{ATOM}link")}
-            path = links.get("next", "").partition(manager.namespace.authority + "/")[2]
-        assert seen == [f"q{index:03}" for index in range(250)]
+        feed = read(text)
+        seen += [title.text for title in feed.iterfind(f"{ATOM}entry/{ATOM}title")]
+        links = {link.get("rel"): link.get("href") for link in feed.iterfind(f"{ATOM}link")}
+        path = links.get("next", "").partition(manager.namespace.authority + "/")[2]
+    assert seen == [f"q{index:03}" for index in range(250)]
 
 
 @pytest.mark.parametrize("path", ["$Resources/topics", "orders/subscriptions", "$resources/queues?$skip=7"])
-async def test_an_empty_list_is_an_empty_feed(path) -> None:
-    async with open_manager() as manager:
-        status, text = await manager.ask("GET", path)
-        assert status == 200
-        assert read(text).find(f"{ATOM}entry") is None
+async def test_an_empty_list_is_an_empty_feed(manager: Manager, path) -> None:
+    status, text = await manager.ask("GET", path)
+    assert status == 200
+    assert read(text).find(f"{ATOM}entry") is None
 
 
 @pytest.mark.parametrize("query", ["$skip=-1", "$top=x", "$top=" + "9" * 5000, "api-version=1999-01"])
-async def test_an_invalid_query_is_refused(query) -> None:
-    async with open_manager() as manager:
-        status, text = await manager.ask("GET", f"$Resources/queues?{query}")
-        assert (status, sub_code(text)) == (400, 40000)
+async def test_an_invalid_query_is_refused(manager: Manager, query) -> None:
+    status, text = await manager.ask("GET", f"$Resources/queues?{query}")
+    assert (status, sub_code(text)) == (400, 40000)
 
 
-async def test_only_a_valid_token_with_manage_is_accepted() -> None:
-    async with open_manager() as manager:
-        listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
-        manager.namespace.keys += (listener,)
-        wrong = AuthorizationRule("RootManageSharedAccessKey", "wrong", "wrong")
-        bad = ["", manager.token(wrong), manager.token(seconds=-1), manager.token(path="/other"), "Bearer eyJ"]
-        for token in [*bad, manager.token(listener)]:
-            for method, path in (("GET", "orders"), ("PUT", "orders"), ("GET", "$Resources/queues")):
-                status, text = await manager.ask(method, path, entry(""), token=token)
-                assert (status, sub_code(text)) == (401, 40100)
-        assert manager.namespace.queues() == []
-        status, _ = await manager.ask("PUT", "orders", entry(""), token=manager.token(path="/orders"))
-        assert status == 201
+async def test_only_a_valid_token_with_manage_is_accepted(manager: Manager) -> None:
+    listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
+    manager.namespace.keys += (listener,)
+    wrong = AuthorizationRule("RootManageSharedAccessKey", "wrong", "wrong")
+    bad = ["", manager.token(wrong), manager.token(seconds=-1), manager.token(path="/other"), "Bearer eyJ"]
+    for token in [*bad, manager.token(listener)]:
+        for method, path in (("GET", "orders"), ("PUT", "orders"), ("GET", "$Resources/queues")):
+            status, text = await manager.ask(method, path, entry(""), token=token)
+            assert (status, sub_code(text)) == (401, 40100)
+    assert manager.namespace.queues() == []
+    status, _ = await manager.ask("PUT", "orders", entry(""), token=manager.token(path="/orders"))
+    assert status == 201
 
 
 async def test_an_entitys_rules_are_kept_and_sign_tokens() -> None:
@@ -226,19 +221,17 @@ async def test_an_entitys_rules_are_kept_and_sign_tokens() -> None:
         assert (kept.created_at_ms, kept.modified_at_ms > rule.modified_at_ms) == (rule.created_at_ms, True)
 
 
-async def test_a_forwarding_target_reads_back_as_a_whole_address() -> None:
-    async with open_manager() as manager:
-        whole = f"sb://{manager.namespace.authority}/target"
-        for name, given in (("bare", "target"), ("whole", whole)):
-            _, text = await manager.put(name, f"<ForwardTo>{given}</ForwardTo>")
-            assert elements_of(text)["ForwardTo"] == whole
+async def test_a_forwarding_target_reads_back_as_a_whole_address(manager: Manager) -> None:
+    whole = f"sb://{manager.namespace.authority}/target"
+    for name, given in (("bare", "target"), ("whole", whole)):
+        _, text = await manager.put(name, f"<ForwardTo>{given}</ForwardTo>")
+        assert elements_of(text)["ForwardTo"] == whole
 
 
-async def test_other_methods_are_not_allowed() -> None:
-    async with open_manager() as manager:
-        for path in ("orders/messages", "$Resources/queues"):
-            status, text = await manager.ask("POST", path)
-            assert (status, read(text).findtext("Code")) == (405, "405")
+async def test_other_methods_are_not_allowed(manager: Manager) -> None:
+    for path in ("orders/messages", "$Resources/queues"):
+        status, text = await manager.ask("POST", path)
+        assert (status, read(text).findtext("Code")) == (405, "405")
 
 
 async def test_a_bug_is_answered_with_the_services_text(monkeypatch, caplog) -> None:
@@ -259,17 +252,16 @@ async def test_a_bug_is_answered_with_the_services_text(monkeypatch, caplog) -> 
 
 
 @pytest.mark.parametrize("path", ["/[", "/orders", "//["])
-async def test_two_leading_slashes_are_no_host(path) -> None:
-    async with open_manager() as manager:
-        await manager.put("orders")
-        host, _, port = manager.namespace.authority.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        ask = f"GET /{path}?api-version=2021-05 HTTP/1.1\r\nHost: {host}\r\nAuthorization: {manager.token()}\r\n"
-        writer.write(f"{ask}Connection: close\r\n\r\n".encode())
-        answer = (await reader.read()).decode()
-        writer.close()
-        assert answer.startswith("HTTP/1.1 200")
-        assert ("QueueDescription" in answer) is (path == "/orders")
+async def test_two_leading_slashes_are_no_host(manager: Manager, path) -> None:
+    await manager.put("orders")
+    host, _, port = manager.namespace.authority.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    ask = f"GET /{path}?api-version=2021-05 HTTP/1.1\r\nHost: {host}\r\nAuthorization: {manager.token()}\r\n"
+    writer.write(f"{ask}Connection: close\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    assert answer.startswith("HTTP/1.1 200")
+    assert ("QueueDescription" in answer) is (path == "/orders")
 
 
 @pytest.mark.parametrize(
@@ -283,36 +275,33 @@ async def test_two_leading_slashes_are_no_host(path) -> None:
         (503, "SubCode=50300. "),
     ],
 )
-async def test_count_requests_are_refused_with_the_services_text(status: int, begins: str) -> None:
-    async with open_manager() as manager:
-        manager.emulator.faults.refuse_requests("contoso", status, count=2)
-        for _ in range(2):
-            answered, text = await manager.ask("GET", "$Resources/queues")
-            assert answered == status
-            assert read(text).findtext("Code") == str(status)
-            assert read(text).findtext("Detail").startswith(begins)
-        assert (await manager.ask("GET", "$Resources/queues"))[0] == 200
+async def test_count_requests_are_refused_with_the_services_text(manager: Manager, status: int, begins: str) -> None:
+    manager.emulator.faults.refuse_requests("contoso", status, count=2)
+    for _ in range(2):
+        answered, text = await manager.ask("GET", "$Resources/queues")
+        assert answered == status
+        assert read(text).findtext("Code") == str(status)
+        assert read(text).findtext("Detail").startswith(begins)
+    assert (await manager.ask("GET", "$Resources/queues"))[0] == 200
 
 
-async def test_only_one_entity_or_method_is_refused() -> None:
-    async with open_manager() as manager:
-        faults = manager.emulator.faults
-        fault = faults.refuse_requests("contoso", 409, "Orders", method="PUT", sub_code=40900)
-        for _ in range(3):
-            status, text = await manager.put("orders")
-            assert (status, sub_code(text)) == (409, 40900)
-        assert (await manager.ask("GET", "orders"))[0] == 200
-        assert (await manager.put("orders2"))[0] == 201
-        faults.end(fault)
-        assert (await manager.put("orders"))[0] == 201
+async def test_only_one_entity_or_method_is_refused(manager: Manager) -> None:
+    faults = manager.emulator.faults
+    fault = faults.refuse_requests("contoso", 409, "Orders", method="PUT", sub_code=40900)
+    for _ in range(3):
+        status, text = await manager.put("orders")
+        assert (status, sub_code(text)) == (409, 40900)
+    assert (await manager.ask("GET", "orders"))[0] == 200
+    assert (await manager.put("orders2"))[0] == 201
+    faults.end(fault)
+    assert (await manager.put("orders"))[0] == 201
 
 
-async def test_a_refusal_can_have_a_retry_after_header() -> None:
-    async with open_manager() as manager:
-        url = f"http://{manager.namespace.authority}/"
-        fault = {"kind": "refuse-requests", "namespace": "contoso", "status": 429, "retry_after_seconds": 7}
-        async with ClientSession() as session:
-            async with session.post(f"{url}$control/faults", json=fault) as begun:
-                assert begun.status == 201
-            async with session.get(f"{url}orders") as refused:
-                assert (refused.status, refused.headers["Retry-After"]) == (429, "7")
+async def test_a_refusal_can_have_a_retry_after_header(manager: Manager) -> None:
+    url = f"http://{manager.namespace.authority}/"
+    fault = {"kind": "refuse-requests", "namespace": "contoso", "status": 429, "retry_after_seconds": 7}
+    async with ClientSession() as session:
+        async with session.post(f"{url}$control/faults", json=fault) as begun:
+            assert begun.status == 201
+        async with session.get(f"{url}orders") as refused:
+            assert (refused.status, refused.headers["Retry-After"]) == (429, "7")

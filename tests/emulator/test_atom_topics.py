@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -14,53 +15,57 @@ from sbpair.emulator.frontends.atom import atom_xml
 from sbpair.emulator.frontends.atom.atom_request import read_topic_path
 from sbpair.emulator.frontends.atom.atom_rules import read_rule, rule_xml
 from sbpair.emulator.service_errors import ArgumentInvalid
-from tests.emulator.atom_client import elements_of, entry, open_manager, sub_code
+from tests.emulator.atom_client import Manager, elements_of, entry, open_manager, sub_code
+from tests.kit.async_tests import InLoop
 
 SCHEMA = "http://www.w3.org/2001/XMLSchema"
 API_VERSION = "2021-05"
 
 
-async def test_a_topic_has_the_services_order_of_elements() -> None:
-    async with open_manager(API_VERSION) as manager:
-        wanted = "<FilteringMessagesBeforePublishing>true</FilteringMessagesBeforePublishing>"
-        status, text = await manager.put("a%2FTopic", wanted, "TopicDescription")
-        assert status == 201
-        found = elements_of(text, "TopicDescription")
-        assert list(found) == [
-            "DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection",
-            "DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes",
-            "FilteringMessagesBeforePublishing", "IsAnonymousAccessible", "AuthorizationRules", "Status", "CreatedAt",
-            "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails", "SubscriptionCount", "SqlFilterCount",
-            "CorrelationFilterCount", "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus",
-            "EnableSubscriptionPartitioning", "EnableExpress", "MaxMessageSizeInKilobytes",
-        ]  # fmt: skip
-        assert found["FilteringMessagesBeforePublishing"] == "true"
-        topic = manager.namespace.topic("a/topic")
-        assert topic.description.filtering_messages_before_publishing
-        topic.create_subscription("s").add_rule(SubscriptionRule("sql", SqlRuleFilter("a = 1")))
-        topic.subscription("s").add_rule(SubscriptionRule("like", CorrelationRuleFilter(label="l")))
-        status, text = await manager.ask("GET", "a/topic")
-        found = elements_of(text, "TopicDescription")
-        assert [found[f"{name}Count"] for name in ("Subscription", "SqlFilter", "CorrelationFilter")] == ["1", "1", "1"]
+@pytest.fixture
+def manager() -> InLoop:
+    return InLoop(partial(open_manager, API_VERSION))
 
 
-async def test_a_subscription_is_created_with_its_first_rule() -> None:
-    async with open_manager(API_VERSION) as manager:
-        manager.namespace.create_topic("t")
-        rule = (
-            '<DefaultRuleDescription><Filter i:type="SqlFilter"><SqlExpression>a = 1</SqlExpression></Filter>'
-            '<Action i:type="EmptyRuleAction"/><Name>mine</Name></DefaultRuleDescription>'
-        )
-        status, text = await manager.put("t/Subscriptions/s", rule, "SubscriptionDescription")
-        assert status == 201
-        assert list(elements_of(text, "SubscriptionDescription")) == [
-            "LockDuration", "RequiresSession", "DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration",
-            "DeadLetteringOnFilterEvaluationExceptions", "MessageCount", "MaxDeliveryCount", "EnableBatchedOperations",
-            "Status", "CreatedAt", "UpdatedAt", "AccessedAt", "CountDetails", "AutoDeleteOnIdle",
-            "EntityAvailabilityStatus",
-        ]  # fmt: skip
-        rules = manager.namespace.topic("t").subscription("s").rules
-        assert [(rule.name, rule.filter) for rule in rules] == [("mine", SqlRuleFilter("a = 1"))]
+async def test_a_topic_has_the_services_order_of_elements(manager: Manager) -> None:
+    wanted = "<FilteringMessagesBeforePublishing>true</FilteringMessagesBeforePublishing>"
+    status, text = await manager.put("a%2FTopic", wanted, "TopicDescription")
+    assert status == 201
+    found = elements_of(text, "TopicDescription")
+    assert list(found) == [
+        "DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection",
+        "DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes",
+        "FilteringMessagesBeforePublishing", "IsAnonymousAccessible", "AuthorizationRules", "Status", "CreatedAt",
+        "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails", "SubscriptionCount", "SqlFilterCount",
+        "CorrelationFilterCount", "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus",
+        "EnableSubscriptionPartitioning", "EnableExpress", "MaxMessageSizeInKilobytes",
+    ]  # fmt: skip
+    assert found["FilteringMessagesBeforePublishing"] == "true"
+    topic = manager.namespace.topic("a/topic")
+    assert topic.description.filtering_messages_before_publishing
+    topic.create_subscription("s").add_rule(SubscriptionRule("sql", SqlRuleFilter("a = 1")))
+    topic.subscription("s").add_rule(SubscriptionRule("like", CorrelationRuleFilter(label="l")))
+    status, text = await manager.ask("GET", "a/topic")
+    found = elements_of(text, "TopicDescription")
+    assert [found[f"{name}Count"] for name in ("Subscription", "SqlFilter", "CorrelationFilter")] == ["1", "1", "1"]
+
+
+async def test_a_subscription_is_created_with_its_first_rule(manager: Manager) -> None:
+    manager.namespace.create_topic("t")
+    rule = (
+        '<DefaultRuleDescription><Filter i:type="SqlFilter"><SqlExpression>a = 1</SqlExpression></Filter>'
+        '<Action i:type="EmptyRuleAction"/><Name>mine</Name></DefaultRuleDescription>'
+    )
+    status, text = await manager.put("t/Subscriptions/s", rule, "SubscriptionDescription")
+    assert status == 201
+    assert list(elements_of(text, "SubscriptionDescription")) == [
+        "LockDuration", "RequiresSession", "DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration",
+        "DeadLetteringOnFilterEvaluationExceptions", "MessageCount", "MaxDeliveryCount", "EnableBatchedOperations",
+        "Status", "CreatedAt", "UpdatedAt", "AccessedAt", "CountDetails", "AutoDeleteOnIdle",
+        "EntityAvailabilityStatus",
+    ]  # fmt: skip
+    rules = manager.namespace.topic("t").subscription("s").rules
+    assert [(rule.name, rule.filter) for rule in rules] == [("mine", SqlRuleFilter("a = 1"))]
 
 
 REFUSED = [
@@ -87,33 +92,31 @@ REFUSED = [
 ]
 
 
-async def test_invalid_requests_have_the_services_errors() -> None:
-    async with open_manager(API_VERSION) as manager:
-        manager.namespace.create_queue("q")
-        manager.namespace.create_topic("t").create_subscription("s")
-        for method, path, body, headers, status, code in REFUSED:
-            answered, text = await manager.ask(method, path, body, **headers)
-            assert (answered, sub_code(text)) == (status, code), (method, path, body)
-        for path in (
-            "t",
-            "t/subscriptions",
-            "t/subscriptions/s",
-            "t/subscriptions/s/rules",
-            "t/subscriptions/s/rules/r",
-        ):
-            assert (await manager.ask("POST", path))[0] == 405, path
+async def test_invalid_requests_have_the_services_errors(manager: Manager) -> None:
+    manager.namespace.create_queue("q")
+    manager.namespace.create_topic("t").create_subscription("s")
+    for method, path, body, headers, status, code in REFUSED:
+        answered, text = await manager.ask(method, path, body, **headers)
+        assert (answered, sub_code(text)) == (status, code), (method, path, body)
+    for path in (
+        "t",
+        "t/subscriptions",
+        "t/subscriptions/s",
+        "t/subscriptions/s/rules",
+        "t/subscriptions/s/rules/r",
+    ):
+        assert (await manager.ask("POST", path))[0] == 405, path
 
 
 @pytest.mark.parametrize(
     "path", ["t/subscriptions/n", "n/subscriptions", "n/subscriptions/s/rules", "t/subscriptions/s/rules/n"]
 )
-async def test_a_missing_entity_is_an_empty_feed(path: str) -> None:
-    async with open_manager(API_VERSION) as manager:
-        manager.namespace.create_topic("t").create_subscription("s")
-        status, text = await manager.ask("GET", path)
-        assert status == 200
-        assert "<feed" in text
-        assert "<entry" not in text
+async def test_a_missing_entity_is_an_empty_feed(manager: Manager, path: str) -> None:
+    manager.namespace.create_topic("t").create_subscription("s")
+    status, text = await manager.ask("GET", path)
+    assert status == 200
+    assert "<feed" in text
+    assert "<entry" not in text
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.errors import EntityMissing, InDoubt, Throttled, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator
+from tests.kit.async_tests import InLoop
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
@@ -44,19 +45,23 @@ async def open_scene() -> AsyncIterator[Scene]:
         yield Scene(emulator, emulator.namespaces["contoso"].create_queue("orders"))
 
 
+@pytest.fixture
+def scene() -> InLoop:
+    return InLoop(open_scene)
+
+
 @pytest.mark.parametrize("kind", ["drop", "reset"])
 @pytest.mark.parametrize("frames", [0, 1, 2])
-async def test_a_connection_breaks_after_the_given_frames(kind, frames) -> None:
-    async with open_scene() as scene:
-        async with scene.wire() as wire:
-            sender = await scene_sender(wire)
-            getattr(scene.faults, kind)("contoso", frames)
-            for _ in range(frames):
-                await sender.send(MESSAGE, seconds=SECONDS)
-            with pytest.raises((InDoubt, Unreachable)):
-                await sender.send(MESSAGE, seconds=SECONDS)
-            assert wire.error is not None
-        assert scene.queue.counts().active == frames
+async def test_a_connection_breaks_after_the_given_frames(scene: Scene, kind, frames) -> None:
+    async with scene.wire() as wire:
+        sender = await scene_sender(wire)
+        getattr(scene.faults, kind)("contoso", frames)
+        for _ in range(frames):
+            await sender.send(MESSAGE, seconds=SECONDS)
+        with pytest.raises((InDoubt, Unreachable)):
+            await sender.send(MESSAGE, seconds=SECONDS)
+        assert wire.error is not None
+    assert scene.queue.counts().active == frames
 
 
 async def scene_sender(wire: AmqpClient):
@@ -65,72 +70,67 @@ async def scene_sender(wire: AmqpClient):
     return sender
 
 
-async def test_count_connections_break() -> None:
-    async with open_scene() as scene:
-        scene.faults.reset("contoso", 3, count=1)
-        with pytest.raises(Unavailable):
-            async with scene.wire() as wire:
-                await scene_sender(wire)
+async def test_count_connections_break(scene: Scene) -> None:
+    scene.faults.reset("contoso", 3, count=1)
+    with pytest.raises(Unavailable):
         async with scene.wire() as wire:
-            await (await scene_sender(wire)).send(MESSAGE)
+            await scene_sender(wire)
+    async with scene.wire() as wire:
+        await (await scene_sender(wire)).send(MESSAGE)
 
 
-async def test_a_connection_without_the_entity_continues() -> None:
-    async with open_scene() as scene:
-        scene.emulator.namespaces["contoso"].create_queue("invoices")
-        async with scene.wire() as wire, scene.wire() as other:
-            orders, invoices = await wire.sender("orders"), await other.sender("invoices")
-            with scene.faults.during("reset", "contoso", entity="orders"):
-                await invoices.send(MESSAGE)
-                with pytest.raises(Unavailable):
-                    await orders.send(MESSAGE)
+async def test_a_connection_without_the_entity_continues(scene: Scene) -> None:
+    scene.emulator.namespaces["contoso"].create_queue("invoices")
+    async with scene.wire() as wire, scene.wire() as other:
+        orders, invoices = await wire.sender("orders"), await other.sender("invoices")
+        with scene.faults.during("reset", "contoso", entity="orders"):
+            await invoices.send(MESSAGE)
+            with pytest.raises(Unavailable):
+                await orders.send(MESSAGE)
 
 
-async def test_a_stalled_connection_continues_where_it_stopped() -> None:
-    async with open_scene() as scene:
-        async with scene.wire() as wire, scene.wire() as other:
-            sender, unharmed = await scene_sender(wire), await scene_sender(other)
-            stall = scene.faults.stall("contoso", 1, count=1)
+async def test_a_stalled_connection_continues_where_it_stopped(scene: Scene) -> None:
+    async with scene.wire() as wire, scene.wire() as other:
+        sender, unharmed = await scene_sender(wire), await scene_sender(other)
+        stall = scene.faults.stall("contoso", 1, count=1)
+        await sender.send(MESSAGE)
+        sending = [asyncio.create_task(sender.send(MESSAGE), name=f"send-{number}") for number in range(2)]
+        await asyncio.sleep(0)
+        for _ in range(3):
+            await unharmed.send(MESSAGE)
+        assert not any(task.done() for task in sending)
+        assert scene.queue.counts().active == 4
+        scene.faults.end(stall)
+        await asyncio.gather(*sending)
+    assert scene.queue.counts().active == 6
+
+
+async def test_latency_delays_answers_in_order(scene: Scene) -> None:
+    loop = asyncio.get_running_loop()
+    async with scene.wire() as wire:
+        sender = await scene_sender(wire)
+        with scene.faults.during("latency", "contoso", ms=100):
+            started = loop.time()
+            await asyncio.gather(*(sender.send(MESSAGE) for _ in range(5)))
+            assert loop.time() - started >= 0.1
+            async with scene.wire() as another:
+                await another.receiver("orders")
+        await sender.send(MESSAGE)
+    assert scene.emulator.namespaces["contoso"].fault_points.faulty == {}
+
+
+async def test_an_accepted_send_is_never_acknowledged(scene: Scene) -> None:
+    async with scene.wire() as wire:
+        sender = await scene_sender(wire)
+        with scene.faults.during("swallow-acks", "contoso", entity="orders", count=1):
+            with pytest.raises(InDoubt):
+                await sender.send(MESSAGE, seconds=0.05)
             await sender.send(MESSAGE)
-            sending = [asyncio.create_task(sender.send(MESSAGE), name=f"send-{number}") for number in range(2)]
-            await asyncio.sleep(0)
-            for _ in range(3):
-                await unharmed.send(MESSAGE)
-            assert not any(task.done() for task in sending)
-            assert scene.queue.counts().active == 4
-            scene.faults.end(stall)
-            await asyncio.gather(*sending)
-        assert scene.queue.counts().active == 6
+    assert scene.queue.counts().active == 2
 
 
-async def test_latency_delays_answers_in_order() -> None:
-    async with open_scene() as scene:
-        loop = asyncio.get_running_loop()
-        async with scene.wire() as wire:
-            sender = await scene_sender(wire)
-            with scene.faults.during("latency", "contoso", ms=100):
-                started = loop.time()
-                await asyncio.gather(*(sender.send(MESSAGE) for _ in range(5)))
-                assert loop.time() - started >= 0.1
-                async with scene.wire() as another:
-                    await another.receiver("orders")
-            await sender.send(MESSAGE)
-        assert scene.emulator.namespaces["contoso"].fault_points.faulty == {}
-
-
-async def test_an_accepted_send_is_never_acknowledged() -> None:
-    async with open_scene() as scene:
-        async with scene.wire() as wire:
-            sender = await scene_sender(wire)
-            with scene.faults.during("swallow-acks", "contoso", entity="orders", count=1):
-                with pytest.raises(InDoubt):
-                    await sender.send(MESSAGE, seconds=0.05)
-                await sender.send(MESSAGE)
-        assert scene.queue.counts().active == 2
-
-
-async def test_detached_links_can_be_attached_again() -> None:
-    async with open_scene() as scene, scene.wire() as wire:
+async def test_detached_links_can_be_attached_again(scene: Scene) -> None:
+    async with scene.wire() as wire:
         sender, receiver = await scene_sender(wire), await wire.receiver("orders")
         await sender.send(MESSAGE)
         receiver.grant(1)
@@ -144,27 +144,26 @@ async def test_detached_links_can_be_attached_again() -> None:
         assert delivery is not None
 
 
-async def test_an_entity_that_is_down_refuses_links() -> None:
-    async with open_scene() as scene:
-        scene.emulator.namespaces["contoso"].create_queue("orders/other")
-        async with scene.wire() as wire:
-            sender, other = await scene_sender(wire), await wire.sender("orders/other")
-            down = scene.faults.entity_down("contoso", "orders")
-            with pytest.raises(Unavailable):
-                await sender.send(MESSAGE)
-            with pytest.raises(Unreachable, match="not available"):
-                await wire.sender("orders")
-            with pytest.raises(Unreachable):
-                await wire.receiver("orders/$deadletterqueue")
-            with pytest.raises(EntityMissing):
-                await wire.sender("nowhere")
-            await other.send(MESSAGE)
-            scene.faults.end(down)
-            await (await scene_sender(wire)).send(MESSAGE)
+async def test_an_entity_that_is_down_refuses_links(scene: Scene) -> None:
+    scene.emulator.namespaces["contoso"].create_queue("orders/other")
+    async with scene.wire() as wire:
+        sender, other = await scene_sender(wire), await wire.sender("orders/other")
+        down = scene.faults.entity_down("contoso", "orders")
+        with pytest.raises(Unavailable):
+            await sender.send(MESSAGE)
+        with pytest.raises(Unreachable, match="not available"):
+            await wire.sender("orders")
+        with pytest.raises(Unreachable):
+            await wire.receiver("orders/$deadletterqueue")
+        with pytest.raises(EntityMissing):
+            await wire.sender("nowhere")
+        await other.send(MESSAGE)
+        scene.faults.end(down)
+        await (await scene_sender(wire)).send(MESSAGE)
 
 
-async def test_a_throttled_namespace_is_busy_and_holds_deliveries() -> None:
-    async with open_scene() as scene, scene.wire() as wire:
+async def test_a_throttled_namespace_is_busy_and_holds_deliveries(scene: Scene) -> None:
+    async with scene.wire() as wire:
         sender, receiver = await scene_sender(wire), await wire.receiver("orders")
         await sender.send(MESSAGE)
         throttle = scene.faults.throttle("contoso")
@@ -180,15 +179,14 @@ async def test_a_throttled_namespace_is_busy_and_holds_deliveries() -> None:
         assert len(await receiver.take(1, seconds=SECONDS)) == 1
 
 
-async def test_the_control_api_begins_and_ends_faults() -> None:
-    async with open_scene() as scene:
-        url = f"http://{scene.emulator.namespaces['contoso'].authority}/$control/faults"
-        asked = {"kind": "entity-down", "namespace": "contoso", "entity": "orders"}
-        async with ClientSession() as session, scene.wire() as wire:
-            async with session.post(url, data=json.dumps(asked)) as answer:
-                identity = (await answer.json())["id"]
-            with pytest.raises(Unreachable):
-                await wire.sender("orders")
-            async with session.delete(f"{url}/{identity}") as answer:
-                assert answer.status == 200
+async def test_the_control_api_begins_and_ends_faults(scene: Scene) -> None:
+    url = f"http://{scene.emulator.namespaces['contoso'].authority}/$control/faults"
+    asked = {"kind": "entity-down", "namespace": "contoso", "entity": "orders"}
+    async with ClientSession() as session, scene.wire() as wire:
+        async with session.post(url, data=json.dumps(asked)) as answer:
+            identity = (await answer.json())["id"]
+        with pytest.raises(Unreachable):
             await wire.sender("orders")
+        async with session.delete(f"{url}/{identity}") as answer:
+            assert answer.status == 200
+        await wire.sender("orders")

@@ -59,58 +59,16 @@ QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_exa
 LONG = settings(QUICK, max_examples=20_000)
 
 INTERESTING = [
-    None,
-    True,
-    False,
-    Int(0),
-    Int(-1),
-    UByte(255),
-    Byte(-128),
-    UShort(65535),
-    UInt(0),
-    UInt(1),
-    UInt(2**32 - 1),
-    Int(2**31 - 1),
-    Int(-(2**31)),
-    Long(2**63 - 1),
-    Long(-(2**63)),
-    ULong(2**64 - 1),
-    Timestamp(-(2**63)),
-    Timestamp(2**63 - 1),
-    Float(float("inf")),
-    float("nan"),
-    1e308,
-    "",
-    "x" * 300,
-    "\x00\ud7ff\U0010ffff",
-    QUEUE,
-    f"{QUEUE}/$management",
-    f"{QUEUE}/$deadletterqueue",
-    f"{TOPIC}/subscriptions/all",
-    "/" * 50,
-    Symbol(""),
-    Symbol("com.microsoft:session-filter"),
-    Symbol("x" * 300),
-    b"",
-    b"\xff" * 16,
-    b"\x00Su\xa0\x01x",
-    Char("x"),
-    [],
-    [[]],
-    [None] * 200,
-    Map(),
-    Map([(None, None)]),
-    Map([(Symbol("com.microsoft:session-filter"), None)]),
-    Map([(b"operation", "com.microsoft:peek-message")]),
-    Array([Long(0), Long(1)], code=0x81),
-    Array([], code=0x98),
-    Described(Symbol("amqp:accepted:list"), []),
-    Described(ULong(0x24), []),
-    Described(ULong(0x26), []),
-    Described(ULong(0x27), [True, True, Map()]),
-    Described(ULong(0x25), [None]),
-    Described(ULong(2**64 - 1), None),
-]
+    None, True, False, Int(0), Int(-1), UByte(255), Byte(-128), UShort(65535), UInt(0), UInt(1), UInt(2**32 - 1),
+    Int(2**31 - 1), Int(-(2**31)), Long(2**63 - 1), Long(-(2**63)), ULong(2**64 - 1), Timestamp(-(2**63)),
+    Timestamp(2**63 - 1), Float(float("inf")), float("nan"), 1e308, "", "x" * 300, "\x00\ud7ff\U0010ffff", QUEUE,
+    f"{QUEUE}/$management", f"{QUEUE}/$deadletterqueue", f"{TOPIC}/subscriptions/all", "/" * 50, Symbol(""),
+    Symbol("com.microsoft:session-filter"), Symbol("x" * 300), b"", b"\xff" * 16, b"\x00Su\xa0\x01x", Char("x"), [],
+    [[]], [None] * 200, Map(), Map([(None, None)]), Map([(Symbol("com.microsoft:session-filter"), None)]),
+    Map([(b"operation", "com.microsoft:peek-message")]), Array([Long(0), Long(1)], code=0x81), Array([], code=0x98),
+    Described(Symbol("amqp:accepted:list"), []), Described(ULong(0x24), []), Described(ULong(0x26), []),
+    Described(ULong(0x27), [True, True, Map()]), Described(ULong(0x25), [None]), Described(ULong(2**64 - 1), None),
+]  # fmt: skip
 
 
 class Memory(asyncio.Transport):
@@ -383,6 +341,10 @@ def scheduled(number: int) -> Map:
 TOKEN = uuid.UUID(int=1)
 ONE = Array([Long(1)], code=0x81)
 SESSION = {"session_id": "s"}
+SQL_RULE = Map(
+    [("sql-filter", Map([("expression", "a = 1")])), ("sql-rule-action", Map([("expression", "SET b = 2")]))]
+)
+CORRELATION_RULE = Map([("correlation-filter", Map([("correlation-id", "x"), ("properties", Map([("n", Int(1))]))]))])
 CONVERSATIONS: dict[str, Callable[[Client], Any]] = {
     "a queue": lambda client: sends_and_settles(client, QUEUE, QUEUE),
     "a topic": lambda client: sends_and_settles(client, TOPIC, f"{TOPIC}/subscriptions/all"),
@@ -395,9 +357,7 @@ CONVERSATIONS: dict[str, Callable[[Client], Any]] = {
         request("cancel-scheduled-message", sequence_numbers=Array([Long(2)], code=0x81)),
         request("renew-lock", lock_tokens=Array([TOKEN], code=0x98)),
         request("update-disposition", disposition_status="completed", lock_tokens=Array([TOKEN], code=0x98)),
-        request(
-            "receive-by-sequence-number", sequence_numbers=Array([Long(1)], code=0x81), receiver_settle_mode=UInt(1)
-        ),
+        request("receive-by-sequence-number", sequence_numbers=ONE, receiver_settle_mode=UInt(1)),
         request("batch-delete-messages", message_count=Int(3), enqueued_time_utc=Timestamp(2**42)),
     ),
     "requests of sessions": lambda client: asks(
@@ -412,25 +372,8 @@ CONVERSATIONS: dict[str, Callable[[Client], Any]] = {
     "requests of rules": lambda client: asks(
         client,
         f"{TOPIC}/subscriptions/all",
-        request(
-            "add-rule",
-            rule_name="r",
-            rule_description=Map(
-                [
-                    ("sql-filter", Map([("expression", "a = 1")])),
-                    ("sql-rule-action", Map([("expression", "SET b = 2")])),
-                ]
-            ),
-        ),
-        request(
-            "add-rule",
-            rule_name="c",
-            rule_description=Map(
-                [
-                    ("correlation-filter", Map([("correlation-id", "x"), ("properties", Map([("n", Int(1))]))])),
-                ]
-            ),
-        ),
+        request("add-rule", rule_name="r", rule_description=SQL_RULE),
+        request("add-rule", rule_name="c", rule_description=CORRELATION_RULE),
         request("enumerate-rules", top=Int(10), skip=Int(0)),
         request("remove-rule", rule_name="r"),
     ),
@@ -521,12 +464,14 @@ def test_the_unbroken_inputs_are_valid(name: str, caplog: pytest.LogCaptureFixtu
     survive(caplog, recorded(name))
 
 
-@QUICK
-@given(broken_conversations())
-def test_broken_conversations_harm_no_other_client(
-    caplog: pytest.LogCaptureFixture, conversation: tuple[str, list[bytes]]
-) -> None:
-    survive(caplog, conversation[1])
+@pytest.mark.parametrize("effort", [QUICK, pytest.param(LONG, marks=pytest.mark.slow)])
+def test_broken_conversations_harm_no_other_client(caplog: pytest.LogCaptureFixture, effort: settings) -> None:
+    @effort
+    @given(broken_conversations())
+    def attack(conversation: tuple[str, list[bytes]]) -> None:
+        survive(caplog, conversation[1])
+
+    attack()
 
 
 @settings(QUICK, max_examples=60)
@@ -541,12 +486,3 @@ def test_broken_conversations_take_little_memory(
     finally:
         tracemalloc.stop()
     assert peak < MEMORY_BOUND
-
-
-@pytest.mark.slow
-@LONG
-@given(broken_conversations())
-def test_many_broken_conversations_harm_no_other_client(
-    caplog: pytest.LogCaptureFixture, conversation: tuple[str, list[bytes]]
-) -> None:
-    survive(caplog, conversation[1])

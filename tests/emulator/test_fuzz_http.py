@@ -76,15 +76,8 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "an end": ("DELETE", "/fuzzed", b""),
 }
 QUERIES = [
-    "api-version=2021-05",
-    "api-version=2017-04",
-    "",
-    "api-version=",
-    "$skip=0&$top=5",
-    "$skip=-1",
-    "$top=x",
-    "%",
-]
+    "api-version=2021-05", "api-version=2017-04", "", "api-version=", "$skip=0&$top=5", "$skip=-1", "$top=x", "%",
+]  # fmt: skip
 HEADERS = ["", "If-Match: *", "If-Match: \x01", "Content-Length: 5", "Transfer-Encoding: chunked", "Expect: nothing"]
 TEXTS = [
     "", " ", "true", "-1", "0", "9" * 400, "PT0S", "P10675199DT2H48M5.4775807S", "P99999999999D", "PT" + "9" * 50 + "S",
@@ -92,17 +85,8 @@ TEXTS = [
     "Disabled", "d:int", "SqlFilter", "2026-01-01T00:00:00Z",
 ]  # fmt: skip
 ANYWHERE = [
-    "/",
-    "//",
-    "/%00",
-    "/%2f%2F",
-    "/" + "a/" * 200,
-    "/" + "x" * 300,
-    "/%ff",
-    "/topic/rules",
-    "/$x",
-    "/topic/$x",
-]
+    "/", "//", "/%00", "/%2f%2F", "/" + "a/" * 200, "/" + "x" * 300, "/%ff", "/topic/rules", "/$x", "/topic/$x",
+]  # fmt: skip
 
 
 def broken_tree(draw: Draw, data: bytes) -> bytes:

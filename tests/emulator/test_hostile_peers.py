@@ -116,15 +116,14 @@ async def until_cut_off(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_protocol_error_costs_its_own_connection(name: str) -> None:
-    async with open_stage() as stage:
+async def test_a_protocol_error_costs_its_own_connection(stage: Stage, name: str) -> None:
 
-        async def attack() -> None:
-            reader, writer = await raw(stage)
-            writer.write(HOSTILE[name])
-            await until_cut_off(reader, writer)
+    async def attack() -> None:
+        reader, writer = await raw(stage)
+        writer.write(HOSTILE[name])
+        await until_cut_off(reader, writer)
 
-        await Good(stage).during(attack())
+    await Good(stage).during(attack())
 
 
 async def test_incomplete_handshakes_are_cut_off() -> None:
@@ -173,23 +172,22 @@ async def test_too_many_links_are_cut_off() -> None:
         await Good(stage).during(attack())
 
 
-async def test_a_message_in_endless_parts_costs_its_link() -> None:
-    async with open_stage() as stage:
+async def test_a_message_in_endless_parts_costs_its_link(stage: Stage) -> None:
 
-        async def attack() -> None:
-            async with stage.connect() as peer:
-                link = await peer.attach_sender("orders")
-                part = transfer.encode_transfer(link.handle, 0, b"t", 0, settled=False, more=True) + bytes(60_000)
-                for _ in range(OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
-                    peer.connection.put(link.session.channel, part)
-                detached = await peer.wait(LinkDetached)
-                assert detached.error.condition == "amqp:link:message-size-exceeded"
+    async def attack() -> None:
+        async with stage.connect() as peer:
+            link = await peer.attach_sender("orders")
+            part = transfer.encode_transfer(link.handle, 0, b"t", 0, settled=False, more=True) + bytes(60_000)
+            for _ in range(OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
+                peer.connection.put(link.session.channel, part)
+            detached = await peer.wait(LinkDetached)
+            assert detached.error.condition == "amqp:link:message-size-exceeded"
 
-        await Good(stage).during(attack())
+    await Good(stage).during(attack())
 
 
-async def test_empty_parts_use_no_memory() -> None:
-    async with open_stage() as stage, stage.connect() as peer, stage.connect() as other:
+async def test_empty_parts_use_no_memory(stage: Stage) -> None:
+    async with stage.connect() as peer, stage.connect() as other:
         out = await other.attach_sender("orders")
         link = await peer.attach_sender("orders")
         part = transfer.encode_transfer(link.handle, 0, b"t", 0, settled=False, more=True)
@@ -213,38 +211,36 @@ async def test_empty_parts_use_no_memory() -> None:
 
 
 @pytest.mark.parametrize("how", ["does not read", "goes away", "closes its window"])
-async def test_a_flood_of_requests_is_answered_as_replies_are_read(how: str) -> None:
+async def test_a_flood_of_requests_is_answered_as_replies_are_read(stage: Stage, how: str) -> None:
     """Each small request has a reply of 200 KB; without a reader, requests are no longer read."""
+    stage.namespace.create_queue("large")
 
-    async with open_stage() as stage:
-        stage.namespace.create_queue("large")
+    async def attack() -> None:
+        body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
+        operation = encode_map(0x74, Map([("operation", "com.microsoft:peek-message")]))
+        request = Sections(application_properties=operation, body=value_body(body)).join()
+        async with stage.connect() as peer:
+            await peer.send(await peer.attach_sender("large"), data_body(bytes(200_000)))
+            session = await peer.begin()
+            requests = await peer.attach_sender("large/$management", session=session)
+            replies = await peer.attach_receiver("large/$management", session=session)
+            replies.grant(100_000)
+            if how == "does not read":
+                peer.writer.transport.pause_reading()
+            if how == "closes its window":
+                peer.connection.put(session.channel, Flow(0, 0, 0, 5_000).encode())
+            for number in range(4_000):
+                requests.credit = 1
+                requests.send(request, b"%d" % number, settled=True)
+            peer.writer.write(peer.connection.take())
+            if how != "goes away":
+                async with stage.connect() as other:
+                    await other.attach_receiver("orders")
 
-        async def attack() -> None:
-            body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
-            operation = encode_map(0x74, Map([("operation", "com.microsoft:peek-message")]))
-            request = Sections(application_properties=operation, body=value_body(body)).join()
-            async with stage.connect() as peer:
-                await peer.send(await peer.attach_sender("large"), data_body(bytes(200_000)))
-                session = await peer.begin()
-                requests = await peer.attach_sender("large/$management", session=session)
-                replies = await peer.attach_receiver("large/$management", session=session)
-                replies.grant(100_000)
-                if how == "does not read":
-                    peer.writer.transport.pause_reading()
-                if how == "closes its window":
-                    peer.connection.put(session.channel, Flow(0, 0, 0, 5_000).encode())
-                for number in range(4_000):
-                    requests.credit = 1
-                    requests.send(request, b"%d" % number, settled=True)
-                peer.writer.write(peer.connection.take())
-                if how != "goes away":
-                    async with stage.connect() as other:
-                        await other.attach_receiver("orders")
-
-        tracemalloc.start()
-        try:
-            await Good(stage).during(attack())
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert peak < 30_000_000
+    tracemalloc.start()
+    try:
+        await Good(stage).during(attack())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 30_000_000

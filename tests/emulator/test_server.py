@@ -23,6 +23,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 from sbpair.testing import Emulator
+from tests.kit.async_tests import InLoop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +65,11 @@ def parrot_emulator(*names: str) -> Emulator:
     return Emulator([(name, 0) for name in names or ("contoso",)], amqp_factory=parrot)
 
 
+@pytest.fixture
+def emulator() -> InLoop:
+    return InLoop(parrot_emulator)
+
+
 async def eof(reader: asyncio.StreamReader) -> bool:
     """Return whether the other side closes the connection without output."""
     try:
@@ -95,37 +101,34 @@ async def namespace_info(emulator: Emulator) -> int:
         return answer.status
 
 
-async def test_one_port_serves_both_protocols() -> None:
-    async with parrot_emulator() as emulator:
-        async with connected(emulator) as (reader, writer):
-            writer.write(b"AMQP\x00\x01\x00\x00 and more")
-            assert await reader.readexactly(17) == b"AMQP\x00\x01\x00\x00 and more"
-        assert await namespace_info(emulator) == 200
+async def test_one_port_serves_both_protocols(emulator: Emulator) -> None:
+    async with connected(emulator) as (reader, writer):
+        writer.write(b"AMQP\x00\x01\x00\x00 and more")
+        assert await reader.readexactly(17) == b"AMQP\x00\x01\x00\x00 and more"
+    assert await namespace_info(emulator) == 200
 
 
-async def test_first_bytes_may_come_one_by_one() -> None:
-    async with parrot_emulator() as emulator:
-        async with connected(emulator) as (reader, writer):
-            for byte in b"AMQP\x00":
-                writer.write(bytes([byte]))
-                await writer.drain()
-                await asyncio.sleep(0)
-            assert await reader.readexactly(5) == b"AMQP\x00"
-        async with connected(emulator) as (reader, writer):
-            for byte in b"GET /$control/state HTTP/1.1\r\nHost: here\r\n\r\n":
-                writer.write(bytes([byte]))
-                await writer.drain()
-                await asyncio.sleep(0)
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+async def test_first_bytes_may_come_one_by_one(emulator: Emulator) -> None:
+    async with connected(emulator) as (reader, writer):
+        for byte in b"AMQP\x00":
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert await reader.readexactly(5) == b"AMQP\x00"
+    async with connected(emulator) as (reader, writer):
+        for byte in b"GET /$control/state HTTP/1.1\r\nHost: here\r\n\r\n":
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("garbage", [b"\x00", b"\x16\x03\x01\x02\x00", b"AMQQ", b"GETX", b"A" * 100_000])
-async def test_unknown_first_bytes_end_the_connection(garbage) -> None:
-    async with parrot_emulator() as emulator:
-        async with connected(emulator) as (reader, writer):
-            writer.write(garbage)
-            assert await eof(reader)
-        assert await namespace_info(emulator) == 200
+async def test_unknown_first_bytes_end_the_connection(emulator: Emulator, garbage) -> None:
+    async with connected(emulator) as (reader, writer):
+        writer.write(garbage)
+        assert await eof(reader)
+    assert await namespace_info(emulator) == 200
 
 
 @pytest.mark.parametrize("said", [b"", b"AM"])
@@ -272,17 +275,16 @@ async def test_an_outage_breaks_connections_but_not_the_control_api() -> None:
         assert (await call(emulator, "DELETE", f"faults/{answer['id']}"))[0] == 404
 
 
-async def test_advancing_the_clock_runs_due_timers() -> None:
-    async with parrot_emulator() as emulator:
-        queue = emulator.namespaces["contoso"].create_queue("orders")
-        queue.send([StoredMessage(Sections(), 10)])
-        queue.messages.receive(1)
-        before = emulator.clock.now_ms()
-        _, answer = await post(emulator, "clock", {"advance_ms": 60_000})
-        assert answer["now_ms"] >= before + 60_000
-        _, state = await call(emulator, "GET", "state")
-        expected = {"path": "orders", "active": 1, "locked": 0, "scheduled": 0, "dead_letter": 0, "size_bytes": 10}
-        assert state["namespaces"][0]["queues"] == [expected]
+async def test_advancing_the_clock_runs_due_timers(emulator: Emulator) -> None:
+    queue = emulator.namespaces["contoso"].create_queue("orders")
+    queue.send([StoredMessage(Sections(), 10)])
+    queue.messages.receive(1)
+    before = emulator.clock.now_ms()
+    _, answer = await post(emulator, "clock", {"advance_ms": 60_000})
+    assert answer["now_ms"] >= before + 60_000
+    _, state = await call(emulator, "GET", "state")
+    expected = {"path": "orders", "active": 1, "locked": 0, "scheduled": 0, "dead_letter": 0, "size_bytes": 10}
+    assert state["namespaces"][0]["queues"] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -304,11 +306,10 @@ async def test_advancing_the_clock_runs_due_timers() -> None:
         ("clock", {"advance": 1}, "body"),
     ],
 )
-async def test_the_answer_to_a_bad_control_request_names_the_field(path, document, where) -> None:
-    async with parrot_emulator() as emulator:
-        status, answer = await post(emulator, path, document)
-        assert (status, answer["error"]["where"]) == (400, where)
-        assert not emulator.namespaces["contoso"].is_down
+async def test_the_answer_to_a_bad_control_request_names_the_field(emulator: Emulator, path, document, where) -> None:
+    status, answer = await post(emulator, path, document)
+    assert (status, answer["error"]["where"]) == (400, where)
+    assert not emulator.namespaces["contoso"].is_down
 
 
 async def test_a_missing_body_times_out() -> None:
@@ -346,23 +347,21 @@ async def test_a_bug_of_the_control_api_is_logged_without_values(monkeypatch, ca
     assert kept not in caplog.text
 
 
-async def test_an_unknown_path_of_the_control_api_is_not_found() -> None:
-    async with parrot_emulator() as emulator:
-        assert (await call(emulator, "GET", "nothing"))[0] == 404
+async def test_an_unknown_path_of_the_control_api_is_not_found(emulator: Emulator) -> None:
+    assert (await call(emulator, "GET", "nothing"))[0] == 404
 
 
-async def test_the_timer_expires_locks_by_itself() -> None:
-    async with parrot_emulator() as emulator:
-        description = QueueDescription(lock_duration=20 * TICKS_PER_MS)
-        queue = emulator.namespaces["contoso"].create_queue("orders", description)
-        queue.send([StoredMessage(Sections(), 10)])
-        queue.messages.receive(1)
-        woken = asyncio.Event()
+async def test_the_timer_expires_locks_by_itself(emulator: Emulator) -> None:
+    description = QueueDescription(lock_duration=20 * TICKS_PER_MS)
+    queue = emulator.namespaces["contoso"].create_queue("orders", description)
+    queue.send([StoredMessage(Sections(), 10)])
+    queue.messages.receive(1)
+    woken = asyncio.Event()
 
-        class Waiter:
-            def wake(self) -> None:
-                woken.set()
+    class Waiter:
+        def wake(self) -> None:
+            woken.set()
 
-        queue.messages.receive(1, Waiter())
-        await woken.wait()
-        assert queue.messages.receive(1)[0].delivery_count == 1
+    queue.messages.receive(1, Waiter())
+    await woken.wait()
+    assert queue.messages.receive(1)[0].delivery_count == 1

@@ -23,6 +23,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.errors import MachineLacks, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.async_tests import InLoop
 
 MESSAGE = bytes.fromhex("005375a0026869")
 LARGE = bytes.fromhex("005375b0000186a0") + bytes(100_000)
@@ -105,6 +106,11 @@ async def tls_emulator(ca_file: Path | None = None) -> AsyncIterator[Emulator]:
         yield emulator
 
 
+@pytest.fixture
+def emulator() -> InLoop:
+    return InLoop(tls_emulator)
+
+
 def tls_endpoint(emulator: Emulator, ca_file: str | None = None):
     ready = emulator.ready
     return endpoint_from_connection_string(
@@ -112,45 +118,43 @@ def tls_endpoint(emulator: Emulator, ca_file: str | None = None):
     )
 
 
-async def test_one_port_serves_tls_and_plain_amqp() -> None:
-    async with tls_emulator() as emulator:
-        plain = endpoint_from_connection_string(emulator.ready.namespaces[0].connection_string)
-        secure = tls_endpoint(emulator)
-        assert (plain.port, plain.tls, secure.tls) == (secure.port, False, True)
-        async with connect(plain) as first, connect(secure) as second:
-            await (await first.sender("orders")).send(MESSAGE)
-            await (await second.sender("orders")).send(LARGE)
-            receiver = await second.receiver("orders")
-            receiver.grant(2)
-            sizes = [len(each.payload) for _ in range(2) for each in await receiver.take(1, seconds=10)]
-            assert sizes[1] > 100_000 > sizes[0]
+async def test_one_port_serves_tls_and_plain_amqp(emulator: Emulator) -> None:
+    plain = endpoint_from_connection_string(emulator.ready.namespaces[0].connection_string)
+    secure = tls_endpoint(emulator)
+    assert (plain.port, plain.tls, secure.tls) == (secure.port, False, True)
+    async with connect(plain) as first, connect(secure) as second:
+        await (await first.sender("orders")).send(MESSAGE)
+        await (await second.sender("orders")).send(LARGE)
+        receiver = await second.receiver("orders")
+        receiver.grant(2)
+        sizes = [len(each.payload) for _ in range(2) for each in await receiver.take(1, seconds=10)]
+        assert sizes[1] > 100_000 > sizes[0]
 
 
-async def test_another_authority_is_not_trusted() -> None:
-    async with tls_emulator() as emulator, Emulator([("fabrikam", 0)], options=EmulatorOptions(tls=True)) as other:
+async def test_another_authority_is_not_trusted(emulator: Emulator) -> None:
+    async with Emulator([("fabrikam", 0)], options=EmulatorOptions(tls=True)) as other:
         with pytest.raises(Unreachable, match="not trusted"):
             async with connect(tls_endpoint(emulator, other.ready.ca_file)):
                 pass
 
 
-async def test_an_outage_begun_over_tls_is_answered() -> None:
-    async with tls_emulator() as emulator:
-        url = f"https://{emulator.namespaces['contoso'].authority}/$control/faults"
-        trust = ssl.create_default_context(cafile=emulator.ready.ca_file)
-        async with ClientSession() as session, connect(tls_endpoint(emulator)) as wire:
-            sender = await wire.sender("orders")
-            asked = json.dumps({"kind": "namespace-down", "namespace": "contoso"})
-            async with session.post(url, data=asked, ssl=trust) as answer:
-                assert answer.status == 201
-            with pytest.raises(Unavailable):
-                await sender.send(MESSAGE)
-            with pytest.raises(Unreachable):
-                async with connect(tls_endpoint(emulator)):
-                    pass
+async def test_an_outage_begun_over_tls_is_answered(emulator: Emulator) -> None:
+    url = f"https://{emulator.namespaces['contoso'].authority}/$control/faults"
+    trust = ssl.create_default_context(cafile=emulator.ready.ca_file)
+    async with ClientSession() as session, connect(tls_endpoint(emulator)) as wire:
+        sender = await wire.sender("orders")
+        asked = json.dumps({"kind": "namespace-down", "namespace": "contoso"})
+        async with session.post(url, data=asked, ssl=trust) as answer:
+            assert answer.status == 201
+        with pytest.raises(Unavailable):
+            await sender.send(MESSAGE)
+        with pytest.raises(Unreachable):
+            async with connect(tls_endpoint(emulator)):
+                pass
 
 
-async def test_a_connection_breaks_under_tls() -> None:
-    async with tls_emulator() as emulator, connect(tls_endpoint(emulator)) as wire:
+async def test_a_connection_breaks_under_tls(emulator: Emulator) -> None:
+    async with connect(tls_endpoint(emulator)) as wire:
         sender = await wire.sender("orders")
         await sender.ready()
         emulator.faults.reset("contoso", 1)
@@ -160,16 +164,15 @@ async def test_a_connection_breaks_under_tls() -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x00\x05hello", b"\x16\x03" + b"\xff" * 100_000])
-async def test_invalid_tls_costs_its_own_connection(garbage: bytes) -> None:
-    async with tls_emulator() as emulator:
-        host, _, port = emulator.namespaces["contoso"].authority.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(garbage)
-        with suppress(ConnectionError):
-            await reader.read()
-        writer.close()
-        async with connect(tls_endpoint(emulator)) as wire:
-            await (await wire.sender("orders")).send(MESSAGE)
+async def test_invalid_tls_costs_its_own_connection(emulator: Emulator, garbage: bytes) -> None:
+    host, _, port = emulator.namespaces["contoso"].authority.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(garbage)
+    with suppress(ConnectionError):
+        await reader.read()
+    writer.close()
+    async with connect(tls_endpoint(emulator)) as wire:
+        await (await wire.sender("orders")).send(MESSAGE)
 
 
 async def test_without_tls_a_handshake_ends_the_connection() -> None:

@@ -1,7 +1,8 @@
 """The hook that runs `async def` tests.
 
 Each test, and each example of a property, runs in an event loop of its own. It fails if it takes too long, leaves a
-task behind, or causes an error that reaches only the loop's exception handler.
+task behind, or causes an error that reaches only the loop's exception handler. A fixture that returns InLoop is opened
+in that loop before the test, and closed after it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import functools
 import gc
 import inspect
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,6 +23,13 @@ LAST_TURNS = 20
 """Turns of the loop in which a closed connection's tasks may end."""
 
 AsyncTest = Callable[..., Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True)
+class InLoop:
+    """The value of a fixture whose asynchronous context the test enters; the test gets what that yields."""
+
+    open: Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @pytest.hookimpl(trylast=True)
@@ -67,8 +76,12 @@ def _in_a_loop(test: AsyncTest, seconds: float, unheard: list[str]) -> Callable[
         __tracebackhide__ = True
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(_described(context)))
         try:
-            async with asyncio.timeout(seconds) as limit:
-                await test(*arguments, **keywords)
+            async with asyncio.timeout(seconds) as limit, AsyncExitStack() as stack:
+                opened = {
+                    name: await stack.enter_async_context(value.open()) if isinstance(value, InLoop) else value
+                    for name, value in keywords.items()
+                }
+                await test(*arguments, **opened)
         except TimeoutError:
             if limit.expired():
                 pytest.fail(f"the test took longer than {seconds} s")
