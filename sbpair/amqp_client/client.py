@@ -95,7 +95,7 @@ class AmqpClient:
 
     def __init__(self, stream: Stream, endpoint: Endpoint, tokens: TokenSource, now: Now) -> None:
         self._stream = stream
-        self.endpoint = endpoint
+        self._endpoint = endpoint
         self._tokens = tokens
         self._now = now
         self._nodes: dict[str, RequestClient] = {}
@@ -103,6 +103,10 @@ class AmqpClient:
         self._claimed = asyncio.Event()
         self._opening = asyncio.Lock()
         self._sending: Session | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
 
     @property
     def error(self) -> errors.SbpairError | None:
@@ -213,7 +217,7 @@ class AmqpClient:
         try:
             return self._stream.connection.begin()
         except errors.ProtocolError as error:
-            raise errors.Unreachable(f"no session with {self.endpoint.authority}: {error.message}") from error
+            raise errors.Unreachable(f"no session with {self._endpoint.authority}: {error.message}") from error
 
     # Called with `_opening` held.
 
@@ -229,7 +233,7 @@ class AmqpClient:
     async def _put_token(self, audience: str) -> None:
         token = await self._tokens(audience, self._now())
         entity = audience.split("/", 3)[3]
-        doing = f"signing in to {self.endpoint.authority} for {entity!r}"
+        doing = f"signing in to {self._endpoint.authority} for {entity!r}"
         try:
             cbs = await self._node("$cbs")
             answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
@@ -254,7 +258,7 @@ class AmqpClient:
     # Called without it.
 
     async def _authorize(self, address: str) -> None:
-        audience = f"sb://{self.endpoint.authority}/{address}"
+        audience = f"sb://{self._endpoint.authority}/{address}"
         if self._is_claimed(audience):
             return
         async with self._opening:
