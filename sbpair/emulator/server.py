@@ -8,14 +8,13 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
 from sbpair.emulator.access.bearer import Bearers
-from sbpair.emulator.clock import AdjustableClock, SystemClock
+from sbpair.emulator.clock import AdjustableClock, SystemClock, Timers
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.meters import CreditBudget
 from sbpair.emulator.options import DEFAULT_OPTIONS, EmulatorOptions, RequestedNamespace
 from sbpair.emulator.port import EVERY_ADDRESS, Port, bind_ports, local_authority
 from sbpair.emulator.ready import Ready, ReadyNamespace, remove_ready_file, write_ready_file
-from sbpair.emulator.timers import Timers
 from sbpair.errors import NameInvalid, UsageError
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from sbpair.emulator.access.sas import sign
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.http.request_parts import read_body
-from sbpair.emulator.port import bind_port
-from sbpair.emulator.protocol_sniffer import ProtocolSniffer
+from sbpair.emulator.port import ProtocolSniffer, bind_port
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError

@@ -13,8 +13,7 @@ from sbpair.emulator.service_errors import LinkIdle, ServiceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sbpair.emulator.clock import Clock
-    from sbpair.emulator.timers import Timers
+    from sbpair.emulator.clock import Clock, Timers
 
 LINK_IDLE_MS: Final = 600_000
 

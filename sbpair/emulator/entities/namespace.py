@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers, parse_token, scope_of, verify_token
+from sbpair.emulator.clock import Timers
 from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.description import (
     STANDARD,
@@ -24,7 +25,6 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity
 from sbpair.emulator.faults.fault_points import FaultPoints
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, EntityNotFound
-from sbpair.emulator.timers import Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -31,8 +31,7 @@ from sbpair.emulator.service_errors import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.clock import Clock
-    from sbpair.emulator.timers import Timers
+    from sbpair.emulator.clock import Clock, Timers
 
 MAX_BATCH_MESSAGES: Final = 4500
 MAX_BATCH_BYTES: Final = 1_048_576

@@ -20,7 +20,7 @@ from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, RE
 from sbpair.emulator.service_errors import MessageLockExpired, MessageNotFound, NotAllowed, ServiceError
 
 if TYPE_CHECKING:
-    from sbpair.emulator.timers import Timers
+    from sbpair.emulator.clock import Timers
 
 OnDeadLettered = Callable[[StoredMessage, str | None, str | None], None]
 """Takes over a message that has left for the dead letters, with the reason and its description."""

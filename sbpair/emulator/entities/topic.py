@@ -31,10 +31,9 @@ from sbpair.emulator.service_errors import EntityExists, EntityFull, EntityNotFo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sbpair.emulator.clock import Clock
+    from sbpair.emulator.clock import Clock, Timers
     from sbpair.emulator.entities.description import QueueDescription
     from sbpair.emulator.entities.stored_message import StoredMessage
-    from sbpair.emulator.timers import Timers
 
 MAX_RULES: Final = 2_000
 MAX_SUBSCRIPTIONS: Final = 2_000

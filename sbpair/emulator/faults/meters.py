@@ -11,9 +11,8 @@ from sbpair.emulator.service_errors import RequestThrottled, ServerBusy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sbpair.emulator.clock import Clock
+    from sbpair.emulator.clock import Clock, Timers
     from sbpair.emulator.faults.fault_points import FaultPoints
-    from sbpair.emulator.timers import Timers
 
 PERIOD_MS: Final = 1_000
 MANAGEMENT_CREDITS: Final = 10

@@ -20,11 +20,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from sbpair import errors
+from sbpair.emulator.clock import Timers
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.emulator.server import LoopTimer
-from sbpair.emulator.timers import Timers
 from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 

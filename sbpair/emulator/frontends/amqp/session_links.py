@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sbpair.amqp.link import Link, SendingLink, Sent
+    from sbpair.emulator.clock import Timers
     from sbpair.emulator.entities.namespace import AddressTarget, Namespace
     from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.faults.fault_points import FaultPoints
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
     from sbpair.emulator.service_errors import ServiceError
-    from sbpair.emulator.timers import Timers
 
 FILTER: Final = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
