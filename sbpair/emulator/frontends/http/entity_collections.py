@@ -114,6 +114,6 @@ def reported_counts(entity: QueueEntity) -> dict[str, int]:
 
 
 def update(entity: QueueEntity, description: QueueDescription) -> None:
-    """Change an entity. Raises OperationTimedOut if one of its partitions is down."""
+    """Update an entity. Raises OperationTimedOut if one of its partitions is down."""
     entity.check_all_partitions()
     entity.update(description)
