@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
+from inspect import signature
 from time import sleep
 from types import TracebackType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -94,7 +95,7 @@ def blocking(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Callable[Concate
         with self._turn:
             return drive(steps(self, *arguments, **options))
 
-    method.__name__ = steps.__name__.removeprefix("_")
+    _describe(method, steps)
     return method
 
 
@@ -106,8 +107,15 @@ def awaiting(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Callable[Concate
         async with self._turn:
             return await drive_async(steps(self, *arguments, **options))
 
-    method.__name__ = steps.__name__.removeprefix("_")
+    _describe(method, steps)
     return method
+
+
+def _describe(method: Any, steps: Callable[..., Steps[Any]]) -> None:
+    """Give a method the public name of its procedure, and a signature with the result instead of the steps."""
+    method.__name__ = method.__qualname__ = steps.__name__.removeprefix("_")
+    result = str(steps.__annotations__["return"]).removeprefix("Steps[").removesuffix("]")
+    method.__signature__ = signature(steps).replace(return_annotation=result)
 
 
 def _performed(step: Step) -> Any:

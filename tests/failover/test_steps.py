@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from sbpair.failover.aio import AsyncPairedSender
 from sbpair.failover.steps import Call, Gather, Pause, Steps, drive, drive_async
+from sbpair.failover.sync import PairedSender
 
 
 def meeting(barrier: Any, name: str) -> Steps[str]:
@@ -21,6 +24,13 @@ def meeting(barrier: Any, name: str) -> Steps[str]:
 def all_of(*procedures: Steps[Any]) -> Steps[list[Any]]:
     found: list[Any] = yield Gather(procedures)
     return found
+
+
+def test_methods_are_described_by_their_procedure() -> None:
+    for method in (PairedSender.schedule_messages, AsyncPairedSender.schedule_messages):
+        assert (method.__name__, inspect.signature(method).return_annotation) == ("schedule_messages", "list[int]")
+        assert inspect.getdoc(method).startswith("Schedule messages.")
+    assert inspect.iscoroutinefunction(AsyncPairedSender.schedule_messages)
 
 
 async def test_gathered_procedures_return_in_order() -> None:
