@@ -30,10 +30,7 @@ class Checks:
     fail_on: Annotated[
         str,
         typer.Option(
-            "--fail-on",
-            metavar="KIND[,KIND]",
-            help=f"Findings that exit 3: {CHOICES}",
-            autocompletion=findings,
+            "--fail-on", metavar="KIND[,KIND]", help=f"Findings that exit 3: {CHOICES}", autocompletion=findings
         ),
     ] = DEFAULT
     idle: Annotated[

@@ -40,8 +40,7 @@ class Listener:
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on")] = "127.0.0.1"
     expose: Annotated[bool, typer.Option("--expose", help="Allow a non-loopback --host; the key is public")] = False
     ready_file: Annotated[
-        Path | None,
-        typer.Option("--ready-file", metavar="FILE", help="Write connection details here when ready"),
+        Path | None, typer.Option("--ready-file", metavar="FILE", help="Write connection details here when ready")
     ] = None
 
 

@@ -18,8 +18,7 @@ from sbpair.errors import UsageError
 def command(
     *,
     topic: Annotated[
-        str | None,
-        typer.Argument(metavar="[TOPIC]", help="Topic, such as runbook or syphon", autocompletion=topics),
+        str | None, typer.Argument(metavar="[TOPIC]", help="Topic, such as runbook or syphon", autocompletion=topics)
     ] = None,
     display: Display,
 ) -> int:

@@ -32,18 +32,14 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the entity")]
 SizeGb = Annotated[
     int,
     typer.Option(
-        "--size-gb",
-        metavar="N",
-        help="Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80",
+        "--size-gb", metavar="N", help="Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80"
     ),
 ]
 Window = Annotated[
-    str | None,
-    typer.Option("--duplicate-detection", metavar="WINDOW", help="Detect duplicates within 20s to 7d"),
+    str | None, typer.Option("--duplicate-detection", metavar="WINDOW", help="Detect duplicates within 20s to 7d")
 ]
 OneSide = Annotated[
-    SideOption | None,
-    typer.Option("--side", metavar="SIDE", help="primary or secondary [default: primary]"),
+    SideOption | None, typer.Option("--side", metavar="SIDE", help="primary or secondary [default: primary]")
 ]
 Both = Annotated[bool, typer.Option("--both", help="Create it in both namespaces")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be created")]
@@ -140,8 +136,7 @@ def topic(
 def list_entities(
     *,
     side: Annotated[
-        SideOption | None,
-        typer.Option("--side", metavar="SIDE", help="primary or secondary [default: both]"),
+        SideOption | None, typer.Option("--side", metavar="SIDE", help="primary or secondary [default: both]")
     ] = None,
     management: Management,
     connection: PairSelection,

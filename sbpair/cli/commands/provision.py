@@ -20,14 +20,7 @@ if TYPE_CHECKING:
     from sbpair.management.provisioning import EntitiesDocument, EntityItem, EntityReport
 
 SCHEMA = "sbpair/provision/1"
-LISTS = (
-    Outcome.CREATED,
-    Outcome.EXISTING,
-    Outcome.DRIFTED,
-    Outcome.FAILED,
-    Outcome.NOT_TRIED,
-    Outcome.WOULD_CREATE,
-)
+LISTS = (Outcome.CREATED, Outcome.EXISTING, Outcome.DRIFTED, Outcome.FAILED, Outcome.NOT_TRIED, Outcome.WOULD_CREATE)
 
 
 @options

@@ -69,8 +69,7 @@ class Cluster:
     """The Spark that runs a replay."""
 
     master: Annotated[
-        str | None,
-        typer.Option("--master", metavar="URL", help="Spark master [default: local, cores + 2 tasks]"),
+        str | None, typer.Option("--master", metavar="URL", help="Spark master [default: local, cores + 2 tasks]")
     ] = None
     parallelism: Annotated[
         int | None,
@@ -80,12 +79,10 @@ class Cluster:
         bool, typer.Option("--shared-archive", help="The archive directory is mounted on every worker")
     ] = False
     conf: Annotated[
-        list[str] | None,
-        typer.Option("--conf", metavar="KEY=VALUE", help="Spark setting, never a secret; repeatable"),
+        list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Spark setting, never a secret; repeatable")
     ] = None
     package: Annotated[
-        str | None,
-        typer.Option("--package", metavar="FILE", help="Zip from sbpair replay package, for bare workers"),
+        str | None, typer.Option("--package", metavar="FILE", help="Zip from sbpair replay package, for bare workers")
     ] = None
     print_submit: PrintSubmit = False
 
@@ -107,8 +104,7 @@ class Choice:
 
     destination: Destinations = None
     where: Annotated[
-        str | None,
-        typer.Option("--where", metavar="SQL", help="Send only messages matching this SQL condition"),
+        str | None, typer.Option("--where", metavar="SQL", help="Send only messages matching this SQL condition")
     ] = None
 
 
@@ -127,8 +123,7 @@ class ReplayDelivery:
     """How messages are sent."""
 
     mode: Annotated[
-        ModeOption,
-        typer.Option("--mode", metavar="MODE", help="archive stores first; direct keeps no bodies"),
+        ModeOption, typer.Option("--mode", metavar="MODE", help="archive stores first; direct keeps no bodies")
     ] = ModeOption.ARCHIVE
     dedup: Dedup = DedupOption.KEY
     ttl: TimeToLive = Ttl.ORIGINAL

@@ -17,8 +17,7 @@ def command(
     run_id: RunId,
     archive: ArchiveUrl,
     include_unsent: Annotated[
-        bool,
-        typer.Option("--include-unsent", help="Also delete expired, quarantined and deduplicated messages"),
+        bool, typer.Option("--include-unsent", help="Also delete expired, quarantined and deduplicated messages")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking")] = False,
     display: Display,

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from sbpair.runs.run_log import RunRecord
 
 SCHEMA = "sbpair/runs/1"
-SHOWN = (
-    *("id", "command", "started", "ended", "took", "outcome", "exit_code", "error"),
-    *("received", *BUCKETS),
-)
+SHOWN = (*("id", "command", "started", "ended", "took", "outcome", "exit_code", "error"), *("received", *BUCKETS))
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
 

@@ -145,11 +145,7 @@ def _entity(entity: "DestinationStatus") -> Document:
 
 
 def _answered(seconds: float, error: "SbpairError | None") -> Document:
-    return {
-        "seconds": round(seconds, 3),
-        "reason": error.message if error else "",
-        "hint": error.hint if error else "",
-    }
+    return {"seconds": round(seconds, 3), "reason": error.message if error else "", "hint": error.hint if error else ""}
 
 
 def _health(side: "SideStatus") -> str:

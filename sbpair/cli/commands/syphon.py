@@ -64,9 +64,7 @@ class Limits:
     order: Annotated[
         BacklogOrder,
         typer.Option(
-            "--order",
-            metavar="ORDER",
-            help="backlog keeps each queue's order per destination; none is faster",
+            "--order", metavar="ORDER", help="backlog keeps each queue's order per destination; none is faster"
         ),
     ] = BacklogOrder.BACKLOG
     rate: Rate = None

@@ -46,10 +46,7 @@ class PairSelection:
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config",
-            metavar="FILE",
-            help="Configuration file [env: SBPAIR_CONFIG]",
-            rich_help_panel=CONNECTION,
+            "--config", metavar="FILE", help="Configuration file [env: SBPAIR_CONFIG]", rich_help_panel=CONNECTION
         ),
     ] = None
     primary: Annotated[
@@ -79,16 +76,11 @@ class Display:
     output: Annotated[
         Output,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="FORMAT",
-            help="Output format: table, json or jsonl",
-            rich_help_panel=DISPLAY,
+            "--output", "-o", metavar="FORMAT", help="Output format: table, json or jsonl", rich_help_panel=DISPLAY
         ),
     ] = Output.TABLE
     quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Print only results, warnings and errors", rich_help_panel=DISPLAY),
+        bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors", rich_help_panel=DISPLAY)
     ] = False
     verbose: Annotated[
         int,
@@ -106,33 +98,17 @@ class Display:
 
 
 Count = Annotated[
-    int | None,
-    typer.Option(
-        "--count",
-        "-n",
-        metavar="N",
-        help="Number of backlog queues [default: the file's, or 10]",
-    ),
+    int | None, typer.Option("--count", "-n", metavar="N", help="Number of backlog queues [default: the file's, or 10]")
 ]
 
 
 StateDirectory = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="State directory [default: ~/.local/state/sbpair/PAIR]",
-    ),
+    Path | None, typer.Option("--state", metavar="DIR", help="State directory [default: ~/.local/state/sbpair/PAIR]")
 ]
 
 
 LeaseQueue = Annotated[
-    str | None,
-    typer.Option(
-        "--lease",
-        metavar="QUEUE",
-        help="Lock the pair across machines, with this session queue",
-    ),
+    str | None, typer.Option("--lease", metavar="QUEUE", help="Lock the pair across machines, with this session queue")
 ]
 
 
@@ -150,8 +126,7 @@ class Ttl(StrEnum):
 # Limits of a move. `move.rate_limit` parses their texts.
 
 Rate = Annotated[
-    str | None,
-    typer.Option("--rate", metavar="N[/s|/m|/h]", help="Send at most N messages a second, minute or hour"),
+    str | None, typer.Option("--rate", metavar="N[/s|/m|/h]", help="Send at most N messages a second, minute or hour")
 ]
 
 Credits = Annotated[
@@ -167,9 +142,7 @@ Credits = Annotated[
 TimeToLive = Annotated[
     Ttl,
     typer.Option(
-        "--ttl",
-        metavar="MODE",
-        help="original restarts the time to live; remaining counts time in the backlog, too",
+        "--ttl", metavar="MODE", help="original restarts the time to live; remaining counts time in the backlog, too"
     ),
 ]
 

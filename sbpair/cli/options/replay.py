@@ -22,8 +22,7 @@ class DedupOption(StrEnum):
 
 
 ArchiveUrl = Annotated[
-    str,
-    typer.Option("--archive", metavar="PATH|URL", help="Directory or URL (s3://…) of the archive"),
+    str, typer.Option("--archive", metavar="PATH|URL", help="Directory or URL (s3://…) of the archive")
 ]
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run")]

@@ -64,8 +64,7 @@ SYPHON = forms(
             "run": text("Id of the run"),
             **_RECEIPT,
             "failures": array(
-                "Queues that failed",
-                record("One queue", {"queue": text("Its path"), "reason": text("Why it failed")}),
+                "Queues that failed", record("One queue", {"queue": text("Its path"), "reason": text("Why it failed")})
             ),
             "seconds": number("Duration of the run"),
             "stopped": flag("Whether a signal ended the run"),

@@ -206,8 +206,7 @@ ANSWER: dict[str, Schema | Optional] = {
     "hint": text("What to do about it; may be empty"),
 }
 _SIDE = record(
-    "One namespace",
-    {"namespace": text("Its name"), "health": choice("Whether it answers", "up", "down"), **ANSWER},
+    "One namespace", {"namespace": text("Its name"), "health": choice("Whether it answers", "up", "down"), **ANSWER}
 )
 _WAITING: dict[str, Schema | Optional] = {
     "messages": nullable(count("Messages, or the number of peeked ones if exact is false; null if unknown")),

@@ -28,10 +28,7 @@ CONFIG = forms(
     "The effective configuration. JSON Lines have one setting each.",
     record("The document", {"settings": array("Settings", record("One setting", _SETTING))}),
     record("The line of a setting", _SETTING),
-    record(
-        "With --path",
-        {"path": text("Path of the configuration file"), "exists": flag("Whether the file exists")},
-    ),
+    record("With --path", {"path": text("Path of the configuration file"), "exists": flag("Whether the file exists")}),
     record("With --example", {"example": text("An example configuration file")}),
 )
 
