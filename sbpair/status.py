@@ -182,8 +182,8 @@ async def _peek_backlog(pair: Pair, why: str) -> _Backlog:
     queues = tuple(
         QueueStatus(
             path,
-            None if path in unseen or denied else fill.looked_at,
-            exact=fill.saw_all,
+            None if path in unseen or denied else fill.peeked,
+            exact=fill.complete,
             oldest_seconds=fill.oldest_seconds,
             note=unseen.pop(path, ""),
         )

@@ -105,7 +105,7 @@ def audit_exit_code(audit: Audit, fail_on: Collection[AuditFinding] = FAIL_ON) -
 
 def is_full(fill: Utilisation) -> bool:
     soon = fill.full_in_seconds is not None and fill.full_in_seconds < FULL_SOON_SECONDS
-    return soon or (fill.share is not None and fill.share >= FULL_SHARE)
+    return soon or (fill.fill_ratio is not None and fill.fill_ratio >= FULL_SHARE)
 
 
 def own_items(plan: Plan, count: int, fills: Mapping[str, Utilisation]) -> list[QueueItem]:

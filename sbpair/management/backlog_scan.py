@@ -110,8 +110,8 @@ class BacklogScan:
                 self._unseen[path] = "the messages behind an unreadable one"
         return replace(
             fill,
-            looked_at=position.messages,
-            saw_all=position.ended,
+            peeked=position.messages,
+            complete=position.ended,
             oldest_seconds=None if oldest_ms is None else max(0.0, now - oldest_ms / 1000),
         )
 

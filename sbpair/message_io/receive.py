@@ -49,7 +49,7 @@ class ReceiveCounts:
     """Messages shown and removed; shown and not removed, so that they come again; further copies removed."""
 
     received: int = 0
-    kept: int = 0
+    not_removed: int = 0
     duplicates: int = 0
 
 
@@ -149,7 +149,7 @@ async def _completed(source: ReceiveSource, message: ServiceBusReceivedMessage, 
         await source.complete(message)
         counts.received += 1
     except (MessageLockLost, Unavailable):
-        counts.kept += 1
+        counts.not_removed += 1
 
 
 async def _uninterrupted(settling: Awaitable[None]) -> None:

@@ -92,8 +92,8 @@ class Difference:
 class Utilisation:
     """The size, age and growth of a queue; None for unknown values.
 
-    `max_bytes` is the capacity of all its partitions. `idle`: `idle_seconds` exceeds the limit. `looked_at` is the
-    number of messages peeked, `saw_all` whether those were all, `oldest_seconds` the age of the oldest of them.
+    `max_bytes` is the capacity of all its partitions. `idle`: `idle_seconds` exceeds the limit. `peeked` is the
+    number of messages peeked, `complete` whether those were all, `oldest_seconds` the age of the oldest of them.
     `full_in_seconds` is None for a queue that does not grow.
     """
 
@@ -101,13 +101,13 @@ class Utilisation:
     size_bytes: int | None = None
     idle_seconds: float | None = None
     idle: bool = False
-    looked_at: int | None = None
-    saw_all: bool = False
+    peeked: int | None = None
+    complete: bool = False
     oldest_seconds: float | None = None
     bytes_per_second: float | None = None
 
     @property
-    def share(self) -> float | None:
+    def fill_ratio(self) -> float | None:
         """From 0, empty, to 1, full."""
         return None if self.size_bytes is None or not self.max_bytes else self.size_bytes / self.max_bytes
 

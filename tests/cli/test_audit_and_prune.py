@@ -109,7 +109,7 @@ async def test_a_document_has_all_findings_and_the_exit_code_obeys_fail_on() -> 
         assert [len(told[each]) for each in ("missing", "extra", "drifted", "ok", "foreign")] == [0, 1, 0, 1, 1]
         [right] = told["ok"]
         assert right["counts"]["active"] == 2
-        assert (right["fill"]["looked_at"], right["fill"]["saw_all"]) == (2, True)
+        assert (right["fill"]["peeked"], right["fill"]["complete"]) == (2, True)
         assert right["fill"]["effective_max_size_mb"] == 5120
         assert {each["name"]: (each["messages"], each["found"]) for each in told["destinations"]} == {
             "": (1, None),
@@ -128,7 +128,7 @@ async def test_each_finding_is_one_line_and_warnings_name_skipped_destinations()
         w.emulator.faults.namespace_down("contoso")
         code, out, err = await w.sbpair("audit", "--output", "jsonl", "--sample", "0", "--fail-on", "unseen")
         kinds = [json.loads(line)["outcome"] for line in out.splitlines()]
-        assert (code, kinds) == (3, ["ok", "extra", "destination", "not_looked_at"])
+        assert (code, kinds) == (3, ["ok", "extra", "destination", "skipped"])
         assert err.startswith("warning: skipped contoso: the destinations: ")
 
 

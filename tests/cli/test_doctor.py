@@ -21,7 +21,7 @@ from tests.kit import command
 
 Here = Callable[..., tuple[int, str, str]]
 KEY = "a-key-that-nobody-may-see"
-EXPECTED = {"name", "outcome", "what", "hint", "exit_code"}
+EXPECTED = {"name", "outcome", "reason", "hint", "exit_code"}
 
 
 @pytest.fixture

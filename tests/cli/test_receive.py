@@ -118,7 +118,7 @@ async def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed
             "schema": "sbpair/receive/1",
             "entity": "orders",
             "received": 3,
-            "kept": 0,
+            "not_removed": 0,
             "duplicates": 1,
             "removed": True,
         }

@@ -163,7 +163,7 @@ async def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> No
         code, told = await terminal.document("status")
         assert (code, told["backlog"]["messages"], told["backlog"]["exact"]) == (0, 1, True)
         assert [each["dead_letters"] for each in told["queues"]] == [None, None]
-        assert [each["name"] for each in told["not_looked_at"]] == ["contoso-dr"]
+        assert [each["name"] for each in told["skipped"]] == ["contoso-dr"]
 
 
 WRONG = [

@@ -116,7 +116,7 @@ async def test_peeked_messages_and_destinations_are_reported() -> None:
         w.strand(6, "no//where", index=1)
         w.secondary.queue(queue_path("contoso", 1)).send([stored()])
         made = await w.audit()
-        assert [(fill_of(made, index).looked_at, fill_of(made, index).saw_all) for index in (0, 1)] == [
+        assert [(fill_of(made, index).peeked, fill_of(made, index).complete) for index in (0, 1)] == [
             (3, True),
             (5, True),
         ]
@@ -136,15 +136,15 @@ async def test_peeked_messages_and_destinations_are_reported() -> None:
         assert made.unseen == ()
 
 
-@pytest.mark.parametrize(("limit", "looked_at", "saw_all"), [(10, 10, False), (25, 25, True), (26, 25, True)])
-async def test_no_more_messages_are_peeked_than_requested(limit: int, looked_at: int, saw_all: bool) -> None:
+@pytest.mark.parametrize(("limit", "peeked", "complete"), [(10, 10, False), (25, 25, True), (26, 25, True)])
+async def test_no_more_messages_are_peeked_than_requested(limit: int, peeked: int, complete: bool) -> None:
     async with world(1, "orders") as w:
         for number in range(25):
             w.strand(number)
         made = await w.audit(max_peek=limit)
-        assert (fill_of(made).looked_at, fill_of(made).saw_all) == (looked_at, saw_all)
+        assert (fill_of(made).peeked, fill_of(made).complete) == (peeked, complete)
         assert made.destinations == (
-            DestinationSummary("orders", looked_at, found=True, topic=False, detects_duplicates=False),
+            DestinationSummary("orders", peeked, found=True, topic=False, detects_duplicates=False),
         )
 
 
@@ -152,7 +152,7 @@ async def test_peek_of_zero_peeks_nothing() -> None:
     async with world(1, "orders") as w:
         w.strand(1)
         made = await w.audit(max_peek=0)
-        assert (fill_of(made).looked_at, made.destinations, made.unseen) == (None, (), ())
+        assert (fill_of(made).peeked, made.destinations, made.unseen) == (None, (), ())
 
 
 async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them() -> None:
@@ -163,7 +163,7 @@ async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them(
             w.strand(number)
         made = await w.audit()
         fill = fill_of(made)
-        assert (made.items[0].outcome, fill.looked_at, fill.saw_all) == (Outcome.OK, 300, True)
+        assert (made.items[0].outcome, fill.peeked, fill.complete) == (Outcome.OK, 300, True)
         assert fill.max_bytes == 81_920 * MEGABYTE
 
 
@@ -354,6 +354,6 @@ async def test_a_queue_that_is_away_hides_no_other() -> None:
         slip_in(w.secondary.queue("contoso/x-servicebus-transfer/7"))
         w.emulator.faults.entity_down("contoso-dr", queue_path("contoso", 1))
         made = await w.audit(sample_seconds=0)
-        assert fill_of(made, 0).looked_at == 1
-        assert not fill_of(made, 1).saw_all
-        assert len(made.unseen) == 1 + (not fill_of(made, 7).saw_all)
+        assert fill_of(made, 0).peeked == 1
+        assert not fill_of(made, 1).complete
+        assert len(made.unseen) == 1 + (not fill_of(made, 7).complete)

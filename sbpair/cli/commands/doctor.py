@@ -136,7 +136,7 @@ def entry(check: "Check") -> Document:
         "name": check.name,
         "outcome": str(check.outcome),
         **compared,
-        "what": check.reason,
+        "reason": check.reason,
         "hint": detail.hint if detail else "",
         "exit_code": check.exit_code,
     }

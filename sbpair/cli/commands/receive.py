@@ -122,7 +122,7 @@ def command(
 
     with printer:
         run(main)
-    return ExitCode.PARTIAL_OR_FINDINGS if counted.kept else 0
+    return ExitCode.PARTIAL_OR_FINDINGS if counted.not_removed else 0
 
 
 class MessagePrinter:
@@ -197,8 +197,8 @@ def summary(counted: "ReceiveCounts", *, removed: bool) -> list[str]:
             f"{counted.duplicates} further {'copy' if counted.duplicates == 1 else 'copies'}"
             f" {'removed' if removed else 'skipped'}"
         )
-    if counted.kept:
-        lines.append(f"{_messages(counted.kept)} printed but not removed: they will be delivered again")
+    if counted.not_removed:
+        lines.append(f"{_messages(counted.not_removed)} printed but not removed: they will be delivered again")
     return lines
 
 

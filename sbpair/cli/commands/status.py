@@ -84,7 +84,7 @@ def document(status: "Status") -> Document:
         ],
         "entities": [_entity(each) for each in status.entities],
         "outbox": _outbox(status.outbox),
-        "not_looked_at": [{"name": name, "reason": reason} for name, reason in status.unseen],
+        "skipped": [{"name": name, "reason": reason} for name, reason in status.unseen],
     }
 
 

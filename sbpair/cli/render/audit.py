@@ -45,7 +45,7 @@ def document(audit: Audit) -> dict[str, object]:
         "schema": SCHEMA,
         **{str(each): [_entry(item) for item in audit.of(each)] for each in LISTS},
         "destinations": [asdict(each) for each in audit.destinations],
-        "not_looked_at": [asdict(each) for each in audit.unseen],
+        "skipped": [asdict(each) for each in audit.unseen],
         "findings": sorted(audit.findings),
     }
 
@@ -54,7 +54,7 @@ def lines(audit: Audit) -> list[Document]:
     """Return one object for each queue, destination and skipped item."""
     whole: tuple[tuple[str, tuple[DestinationSummary | Unseen, ...]], ...] = (
         ("destination", audit.destinations),
-        ("not_looked_at", audit.unseen),
+        ("skipped", audit.unseen),
     )
     return [
         *({"schema": SCHEMA, "outcome": str(item.outcome), **_entry(item)} for item in audit),
@@ -84,11 +84,11 @@ def _fill(fill: Utilisation) -> dict[str, object]:
     return {
         "size_bytes": fill.size_bytes,
         "effective_max_size_mb": fill.max_bytes // MEGABYTE,
-        "share": None if fill.share is None else round(fill.share, 6),
+        "fill_ratio": None if fill.fill_ratio is None else round(fill.fill_ratio, 6),
         "idle_seconds": _rounded(fill.idle_seconds),
         "idle": fill.idle,
-        "looked_at": fill.looked_at,
-        "saw_all": fill.saw_all,
+        "peeked": fill.peeked,
+        "complete": fill.complete,
         "oldest_seconds": _rounded(fill.oldest_seconds),
         "bytes_per_second": _rounded(fill.bytes_per_second),
         "full_in_seconds": _rounded(fill.full_in_seconds),
@@ -109,9 +109,9 @@ def _row(item: QueueItem) -> list[object]:
 
 
 def _share(fill: Utilisation) -> str:
-    if fill.share is None:
+    if fill.fill_ratio is None:
         return ""
-    return "<1%" if 0 < fill.share < 0.01 else f"{fill.share:.0%}"
+    return "<1%" if 0 < fill.fill_ratio < 0.01 else f"{fill.fill_ratio:.0%}"
 
 
 def _notes(fill: Utilisation) -> Iterator[str]:
@@ -121,8 +121,8 @@ def _notes(fill: Utilisation) -> Iterator[str]:
         yield f"full in {spoken(fill.full_in_seconds)} at this rate{': move it now' if is_full(fill) else ''}"
     elif fill.bytes_per_second is not None:
         yield "not growing"
-    if fill.looked_at is not None and not fill.saw_all:
-        yield f"peeked only the first {fill.looked_at}"
+    if fill.peeked is not None and not fill.complete:
+        yield f"peeked only the first {fill.peeked}"
 
 
 def _destination_row(each: DestinationSummary) -> tuple[object, ...]:

@@ -57,11 +57,11 @@ _FILL = record(
     {
         "size_bytes": nullable(count("Bytes in use")),
         "effective_max_size_mb": count("Size of all partitions, in MB"),
-        "share": nullable(number("Used share of the size, from 0 to 1")),
+        "fill_ratio": nullable(number("Used share of the size, from 0 to 1")),
         "idle_seconds": nullable(number("Time since the queue was last used")),
         "idle": flag("Whether it was unused longer than --idle"),
-        "looked_at": nullable(count("Number of peeked messages")),
-        "saw_all": flag("Whether all messages were peeked"),
+        "peeked": nullable(count("Number of peeked messages")),
+        "complete": flag("Whether all messages were peeked"),
         "oldest_seconds": nullable(number("Age of the oldest peeked message")),
         "bytes_per_second": nullable(number("Growth between two samples")),
         "full_in_seconds": nullable(number("Time until it is full at this rate; null if it does not grow")),
@@ -92,13 +92,13 @@ AUDIT = forms(
         {
             **{name: array(what, record("One queue", _AUDITED)) for name, what in _AUDIT_LISTS.items()},
             "destinations": array("Destinations of the peeked messages", record("One destination", _DESTINATION)),
-            "not_looked_at": array("Queues and namespaces that could not be read", record("One item", _SKIPPED)),
+            "skipped": array("Queues and namespaces that could not be read", record("One item", _SKIPPED)),
             "findings": array("Kinds of findings", text("Kind, as in --fail-on")),
         },
     ),
     record("The line of a queue", {"outcome": choice("Its list", *_AUDIT_LISTS), **_AUDITED}),
     record("The line of a destination", {"outcome": choice("Kind of line", "destination"), **_DESTINATION}),
-    record("The line of a skipped item", {"outcome": choice("Kind of line", "not_looked_at"), **_SKIPPED}),
+    record("The line of a skipped item", {"outcome": choice("Kind of line", "skipped"), **_SKIPPED}),
 )
 
 _PRUNE_LISTS = {
@@ -259,7 +259,7 @@ STATUS = forms(
                     },
                 )
             ),
-            "not_looked_at": array("Queues and namespaces that could not be read", record("One item", _SKIPPED)),
+            "skipped": array("Queues and namespaces that could not be read", record("One item", _SKIPPED)),
         },
     ),
 )

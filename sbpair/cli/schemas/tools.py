@@ -37,7 +37,7 @@ _CHECK: dict[str, Schema | Optional] = {
     "outcome": choice("Outcome", "ok", "failed", "note", "unknown"),
     "assumed": optional(text("Assumed behaviour, of a live test")),
     "observed": optional(text("Observed behaviour, of a live test")),
-    "what": text("What was found"),
+    "reason": text("What was found"),
     "hint": text("What to do about it; may be empty"),
     "exit_code": count("Exit code of the problem; 0 for none"),
 }
@@ -106,7 +106,7 @@ RECEIVE = forms(
             "entity": text("Queue, or topic with subscription"),
             "messages": array("Messages", record("One message", _MESSAGE)),
             "received": count("Received or peeked messages"),
-            "kept": count("Messages that were printed but not removed"),
+            "not_removed": count("Messages that were printed but not removed"),
             "duplicates": count("Copies that were not printed"),
             "removed": flag("Whether messages are removed, so without --peek"),
         },
