@@ -18,12 +18,7 @@ from azure.core.exceptions import (
     ServiceRequestError,
     ServiceResponseError,
 )
-from azure.servicebus.management import (
-    AccessRights,
-    ApiVersion,
-    AuthorizationRule,
-    QueueProperties,
-)
+from azure.servicebus.management import AccessRights, ApiVersion, AuthorizationRule, QueueProperties
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.stored_message import StoredMessage

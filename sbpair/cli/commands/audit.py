@@ -3,14 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import findings
-from sbpair.cli.options.common import Count, Display, PairSelection, options
-from sbpair.cli.options.durations import positive_seconds_of, seconds_of
-from sbpair.cli.options.management import Management, group_of
-from sbpair.cli.options.pairs import selected_pair
+from sbpair.cli.options.common import Count, Display, PairSelection, option, options
+from sbpair.cli.options.values import Management, group_of, positive_seconds_of, seconds_of, selected_pair
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import UsageError
 from sbpair.management.audit_findings import FAIL_ON, AuditFinding, audit_exit_code
@@ -27,24 +23,15 @@ MAX_SAMPLE_SECONDS = 3_600
 class Checks:
     """The checks of an audit."""
 
-    fail_on: Annotated[
-        str,
-        typer.Option(
-            "--fail-on", metavar="KIND[,KIND]", help=f"Findings that exit 3: {CHOICES}", autocompletion=findings
-        ),
-    ] = DEFAULT
-    idle: Annotated[
-        str | None, typer.Option("--idle", metavar="DURATION", help="Report queues unused for this long, as in 30d")
-    ] = None
-    peek: Annotated[
-        int,
-        typer.Option("--peek", metavar="N", min=0, max=PEEK_LIMIT, help="Messages to peek in each queue; 0 for none"),
-    ] = MAX_PEEK
+    fail_on: Annotated[str, option("--fail-on KIND[,KIND]", f"Findings that exit 3: {CHOICES}", complete=findings)] = (
+        DEFAULT
+    )
+    idle: Annotated[str | None, option("--idle DURATION", "Report queues unused for this long, as in 30d")] = None
+    peek: Annotated[int, option("--peek N", "Messages to peek in each queue; 0 for none", min=0, max=PEEK_LIMIT)] = (
+        MAX_PEEK
+    )
     sample: Annotated[
-        str,
-        typer.Option(
-            "--sample", metavar="DURATION", help="Time between two samples of a queue's growth; 0 for one sample"
-        ),
+        str, option("--sample DURATION", "Time between two samples of a queue's growth; 0 for one sample")
     ] = "5s"
 
 

@@ -4,11 +4,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sbpair import config
-from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, options
-from sbpair.cli.options.pairs import flags_of
+from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
+from sbpair.cli.options.values import flags_of
 from sbpair.cli.render.screen import Screen, columns
 from sbpair.config.effective import effective
 from sbpair.errors import UsageError
@@ -32,8 +30,8 @@ connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=
 @options
 def command(
     *,
-    path: Annotated[bool, typer.Option("--path", help="Print the path of the configuration file")] = False,
-    example: Annotated[bool, typer.Option("--example", help="Print an example configuration file")] = False,
+    path: Annotated[bool, option("--path", "Print the path of the configuration file")] = False,
+    example: Annotated[bool, option("--example", "Print an example configuration file")] = False,
     count: Count = None,
     state: StateDirectory = None,
     connection: PairSelection,

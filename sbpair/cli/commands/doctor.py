@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair import config
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
-from sbpair.cli.options.common import Display, PairSelection, StateDirectory, options
-from sbpair.cli.options.durations import positive_seconds_of
-from sbpair.cli.options.pairs import flags_of
+from sbpair.cli.options.common import Display, PairSelection, StateDirectory, option, options
+from sbpair.cli.options.values import flags_of, positive_seconds_of
 from sbpair.cli.render.screen import Document, Screen, columns, spoken
 from sbpair.errors import UsageError
 from sbpair.model.report import Outcome, Report
@@ -30,34 +27,28 @@ MAX_SECONDS = 600.0
 class LiveTests:
     """Tests with queues of their own in both namespaces."""
 
-    live: Annotated[
-        bool, typer.Option("--live", help="Also test assumptions about Service Bus, on temporary queues")
-    ] = False
+    live: Annotated[bool, option("--live", "Also test assumptions about Service Bus, on temporary queues")] = False
     include_idle_test: Annotated[
-        bool, typer.Option("--include-idle-test", help="With --live: also test an idle link, which takes 10 minutes")
+        bool, option("--include-idle-test", "With --live: also test an idle link, which takes 10 minutes")
     ] = False
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --live: create and delete its queues without asking")
-    ] = False
+    yes: Annotated[bool, option("--yes -y", "With --live: create and delete its queues without asking")] = False
 
 
 @options
 def command(
     *,
     destination: Annotated[
-        str | None,
-        typer.Option("--destination", metavar="PATH", help="Queue or topic of the primary to test claims on"),
+        str | None, option("--destination PATH", "Queue or topic of the primary to test claims on")
     ] = None,
     queue: Annotated[
         str | None,
-        typer.Option(
-            "--queue",
-            metavar="PATH",
-            help="Queue of the secondary to test claims on [default: backlog queue 0]",
-            autocompletion=backlog_queues,
+        option(
+            "--queue PATH",
+            "Queue of the secondary to test claims on [default: backlog queue 0]",
+            complete=backlog_queues,
         ),
     ] = None,
-    timeout: Annotated[str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each check")] = "15s",
+    timeout: Annotated[str, option("--timeout DURATION", "Time limit of each check")] = "15s",
     tests: LiveTests,
     state: StateDirectory = None,
     connection: PairSelection,

@@ -6,13 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import pairs
-from sbpair.cli.options.common import Display, PairSelection, options
-from sbpair.cli.options.durations import seconds_of
-from sbpair.cli.options.pairs import selected_pair
+from sbpair.cli.options.common import Display, PairSelection, option, options
+from sbpair.cli.options.values import seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean, columns
 from sbpair.errors import UsageError
 
@@ -28,17 +25,12 @@ MESSAGES, QUEUES = 1_000, 10
 class Workload:
     """The messages of a drill."""
 
-    messages: Annotated[
-        int | None, typer.Option("--messages", metavar="N", help="Number of stranded messages [default: 1000]")
-    ] = None
-    count: Annotated[
-        int | None,
-        typer.Option("--count", "-n", metavar="N", help="Number of backlog queues [default: 10; 2 with --against]"),
-    ] = None
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the messages")] = 0
-    rate: Annotated[
-        int, typer.Option("--rate", metavar="N", min=1, max=1000, help="Messages a second of the application")
-    ] = 50
+    messages: Annotated[int | None, option("--messages N", "Number of stranded messages [default: 1000]")] = None
+    count: Annotated[int | None, option("--count -n N", "Number of backlog queues [default: 10; 2 with --against]")] = (
+        None
+    )
+    seed: Annotated[int, option("--seed N", "Seed of the messages")] = 0
+    rate: Annotated[int, option("--rate N", "Messages a second of the application", min=1, max=1000)] = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +38,9 @@ class Timings:
     """When the paired client of a drill fails over and back."""
 
     failover_interval: Annotated[
-        str, typer.Option("--failover-interval", metavar="DURATION", help="Failure time before failover; 0: at once")
+        str, option("--failover-interval DURATION", "Failure time before failover; 0: at once")
     ] = "500ms"
-    ping_interval: Annotated[
-        str, typer.Option("--ping-interval", metavar="DURATION", help="Interval of pings to the primary")
-    ] = "1s"
+    ping_interval: Annotated[str, option("--ping-interval DURATION", "Interval of pings to the primary")] = "1s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +48,12 @@ class DrillTarget:
     """The user's own pair, if the drill is not to run on the emulator."""
 
     against: Annotated[
-        str | None,
-        typer.Option(
-            "--against", metavar="PAIR", help="Simulate an outage on this configured pair", autocompletion=pairs
-        ),
+        str | None, option("--against PAIR", "Simulate an outage on this configured pair", complete=pairs)
     ] = None
     config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="FILE", help="Configuration file, with --against [env: SBPAIR_CONFIG]"),
+        Path | None, option("--config FILE", "Configuration file, with --against [env: SBPAIR_CONFIG]")
     ] = None
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Create and delete the queues of --against without asking")
-    ] = False
+    yes: Annotated[bool, option("--yes -y", "Create and delete the queues of --against without asking")] = False
 
 
 @options

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Display, Output, options
+from sbpair.cli.options.common import Display, Output, option, options
 from sbpair.cli.render.screen import Screen, clean
 from sbpair.errors import UsageError
 from sbpair.model.pair import is_loopback
@@ -30,33 +28,29 @@ class Listener:
 
     namespace: Annotated[
         list[str] | None,
-        typer.Option(
-            "--namespace",
-            metavar="NAME=PORT[,TIER]",
-            help="Namespace and port; repeatable; port 0 is any free port; TIER is basic, standard, premium, premium,2"
+        option(
+            "--namespace NAME=PORT[,TIER]",
+            "Namespace and port; repeatable; port 0 is any free port; TIER is basic, standard, premium, premium,2"
             f" or premium,4 [default: {' and '.join(DEFAULT)}, standard]",
         ),
     ] = None
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on")] = "127.0.0.1"
-    expose: Annotated[bool, typer.Option("--expose", help="Allow a non-loopback --host; the key is public")] = False
-    ready_file: Annotated[
-        Path | None, typer.Option("--ready-file", metavar="FILE", help="Write connection details here when ready")
-    ] = None
+    host: Annotated[str, option("--host ADDRESS", "Address to listen on")] = "127.0.0.1"
+    expose: Annotated[bool, option("--expose", "Allow a non-loopback --host; the key is public")] = False
+    ready_file: Annotated[Path | None, option("--ready-file FILE", "Write connection details here when ready")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
     """TLS and sign-in of the emulator."""
 
-    tls: Annotated[bool, typer.Option("--tls", help="Also accept TLS, with a new certificate")] = False
+    tls: Annotated[bool, option("--tls", "Also accept TLS, with a new certificate")] = False
     ca_file: Annotated[
-        Path | None,
-        typer.Option("--ca-file", metavar="FILE", help="Write the CA here, with --tls [default: a temporary file]"),
+        Path | None, option("--ca-file FILE", "Write the CA here, with --tls [default: a temporary file]")
     ] = None
-    identity: Annotated[bool, typer.Option("--identity", help="Act as a managed identity, and for --via arm")] = False
-    accept_any_token: Annotated[
-        bool, typer.Option("--accept-any-token", help="Accept any bearer token that is not expired")
-    ] = False
+    identity: Annotated[bool, option("--identity", "Act as a managed identity, and for --via arm")] = False
+    accept_any_token: Annotated[bool, option("--accept-any-token", "Accept any bearer token that is not expired")] = (
+        False
+    )
 
 
 @options
@@ -65,8 +59,7 @@ def command(
     listener: Listener,
     security: Security,
     credits_a_second: Annotated[
-        int | None,
-        typer.Option("--credits", metavar="N", min=1, help="Throttle to N credits a second [default: no limit]"),
+        int | None, option("--credits N", "Throttle to N credits a second [default: no limit]", min=1)
     ] = None,
     display: Display,
 ) -> int:

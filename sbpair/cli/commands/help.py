@@ -4,12 +4,10 @@ import os
 import sys
 from typing import Annotated
 
-import typer
-
 from sbpair.cli import documents
 from sbpair.cli.app import COMMANDS, PROGRAM
 from sbpair.cli.completion import topics
-from sbpair.cli.options.common import Display, options
+from sbpair.cli.options.common import Display, argument, options
 from sbpair.cli.render.screen import Screen, columns
 from sbpair.errors import UsageError
 
@@ -17,9 +15,7 @@ from sbpair.errors import UsageError
 @options
 def command(
     *,
-    topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="Topic, such as runbook or syphon", autocompletion=topics)
-    ] = None,
+    topic: Annotated[str | None, argument("[TOPIC]", "Topic, such as runbook or syphon", complete=topics)] = None,
     display: Display,
 ) -> int:
     """Show a document: the runbook, the architecture or a topic.

@@ -8,9 +8,8 @@ import typer
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.help import Command, CommandGroup
-from sbpair.cli.options.common import Display, PairSelection, options
-from sbpair.cli.options.management import Management, group_of
-from sbpair.cli.options.pairs import selected_pair
+from sbpair.cli.options.common import Display, PairSelection, argument, option, options
+from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render import partitions
 from sbpair.cli.render.queues import progress
 from sbpair.cli.render.screen import Screen
@@ -28,21 +27,14 @@ class SideOption(StrEnum):
     SECONDARY = "secondary"
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the entity")]
+Name = Annotated[str, argument("NAME", "Name of the entity")]
 SizeGb = Annotated[
-    int,
-    typer.Option(
-        "--size-gb", metavar="N", help="Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80"
-    ),
+    int, option("--size-gb N", "Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80")
 ]
-Window = Annotated[
-    str | None, typer.Option("--duplicate-detection", metavar="WINDOW", help="Detect duplicates within 20s to 7d")
-]
-OneSide = Annotated[
-    SideOption | None, typer.Option("--side", metavar="SIDE", help="primary or secondary [default: primary]")
-]
-Both = Annotated[bool, typer.Option("--both", help="Create it in both namespaces")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be created")]
+Window = Annotated[str | None, option("--duplicate-detection WINDOW", "Detect duplicates within 20s to 7d")]
+OneSide = Annotated[SideOption | None, option("--side SIDE", "primary or secondary [default: primary]")]
+Both = Annotated[bool, option("--both", "Create it in both namespaces")]
+DryRun = Annotated[bool, option("--dry-run", "Only print what would be created")]
 
 
 @app.callback()
@@ -75,11 +67,9 @@ def queue(
     *,
     name: Name,
     size_gb: SizeGb,
-    sessions: Annotated[bool, typer.Option("--sessions", help="Require sessions")] = False,
+    sessions: Annotated[bool, option("--sessions", "Require sessions")] = False,
     duplicate_detection: Window = None,
-    forward_to: Annotated[
-        str, typer.Option("--forward-to", metavar="NAME", help="Forward all messages to this queue or topic")
-    ] = "",
+    forward_to: Annotated[str, option("--forward-to NAME", "Forward all messages to this queue or topic")] = "",
     request: Request,
     management: Management,
     connection: PairSelection,
@@ -135,9 +125,7 @@ def topic(
 @options
 def list_entities(
     *,
-    side: Annotated[
-        SideOption | None, typer.Option("--side", metavar="SIDE", help="primary or secondary [default: both]")
-    ] = None,
+    side: Annotated[SideOption | None, option("--side SIDE", "primary or secondary [default: both]")] = None,
     management: Management,
     connection: PairSelection,
     display: Display,

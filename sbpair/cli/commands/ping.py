@@ -3,12 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Display, PairSelection, options
-from sbpair.cli.options.durations import seconds_of
-from sbpair.cli.options.pairs import selected_pair
+from sbpair.cli.options.common import Display, PairSelection, argument, option, options
+from sbpair.cli.options.values import seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, columns
 
 if TYPE_CHECKING:
@@ -20,10 +17,8 @@ SCHEMA = "sbpair/ping/1"
 @options
 def command(
     *,
-    entities: Annotated[
-        list[str], typer.Argument(metavar="QUEUE|TOPIC…", help="Queues and topics of the primary to ping")
-    ],
-    timeout: Annotated[str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each answer")] = "30s",
+    entities: Annotated[list[str], argument("QUEUE|TOPIC…", "Queues and topics of the primary to ping")],
+    timeout: Annotated[str, option("--timeout DURATION", "Time limit of each answer")] = "30s",
     connection: PairSelection,
     display: Display,
 ) -> int:

@@ -5,12 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run_gracefully
-from sbpair.cli.options.common import Count, Display, PairSelection, options
-from sbpair.cli.options.management import Management, group_of
-from sbpair.cli.options.pairs import selected_pair
+from sbpair.cli.options.common import Count, Display, PairSelection, option, options
+from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Document, Screen, columns
 from sbpair.errors import MachineLacks, UsageError
@@ -28,13 +25,10 @@ def command(
     *,
     count: Count = None,
     entities: Annotated[
-        Path | None,
-        typer.Option(
-            "--entities", metavar="FILE", help="Also create the entities of this TOML file in both namespaces"
-        ),
+        Path | None, option("--entities FILE", "Also create the entities of this TOML file in both namespaces")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be created")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 3 if an existing entity differs")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only print what would be created")] = False,
+    strict: Annotated[bool, option("--strict", "Exit 3 if an existing entity differs")] = False,
     management: Management,
     connection: PairSelection,
     display: Display,

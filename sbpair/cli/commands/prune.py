@@ -3,11 +3,9 @@
 import sys
 from typing import Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Count, Display, PairSelection, options
-from sbpair.cli.options.pairs import selected_pair
+from sbpair.cli.options.common import Count, Display, PairSelection, option, options
+from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import UsageError
@@ -23,8 +21,8 @@ LISTS = (Outcome.WOULD_REMOVE, Outcome.REMOVED, Outcome.KEPT, Outcome.GONE, Outc
 def command(
     *,
     count: Count = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the queues that would be deleted")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only print the queues that would be deleted")] = False,
+    yes: Annotated[bool, option("--yes -y", "Delete without asking")] = False,
     connection: PairSelection,
     display: Display,
 ) -> int:

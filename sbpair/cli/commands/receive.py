@@ -4,12 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Display, Output, PairSelection, options
-from sbpair.cli.options.durations import positive_seconds_of
-from sbpair.cli.options.pairs import selected_pair
+from sbpair.cli.options.common import Display, Output, PairSelection, argument, option, options
+from sbpair.cli.options.values import positive_seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean
 from sbpair.errors import ExitCode, UsageError
 
@@ -27,24 +24,15 @@ BODY_SHOWN = 60
 class Deduplication:
     """How copies from both namespaces are recognised."""
 
-    dedup: Annotated[
-        bool, typer.Option("--dedup", help="Receive from both namespaces; print the first copy, remove all")
-    ] = False
+    dedup: Annotated[bool, option("--dedup", "Receive from both namespaces; print the first copy, remove all")] = False
     key: Annotated[
-        str | None,
-        typer.Option(
-            "--key", metavar="KEY", help="Key of copies: id, subject or property:NAME, with --dedup [default: id]"
-        ),
+        str | None, option("--key KEY", "Key of copies: id, subject or property:NAME, with --dedup [default: id]")
     ] = None
     store: Annotated[
-        str | None,
-        typer.Option(
-            "--store", metavar="memory|PATH", help="Where received keys are remembered, with --dedup [default: memory]"
-        ),
+        str | None, option("--store memory|PATH", "Where received keys are remembered, with --dedup [default: memory]")
     ] = None
     window: Annotated[
-        str | None,
-        typer.Option("--window", metavar="DURATION", help="How long keys are remembered, with --dedup [default: 24h]"),
+        str | None, option("--window DURATION", "How long keys are remembered, with --dedup [default: 24h]")
     ] = None
 
 
@@ -52,20 +40,16 @@ class Deduplication:
 class Reception:
     """Which messages are received, and for how long."""
 
-    subscription: Annotated[
-        str | None, typer.Option("--subscription", metavar="NAME", help="Subscription of a topic")
-    ] = None
-    limit: Annotated[int, typer.Option("--max", metavar="N", help="Number of messages at most")] = 10
-    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="Exit after this time without a message")] = (
-        "5s"
-    )
-    peek: Annotated[bool, typer.Option("--peek", help="Only peek: remove and lock nothing")] = False
+    subscription: Annotated[str | None, option("--subscription NAME", "Subscription of a topic")] = None
+    limit: Annotated[int, option("--max N", "Number of messages at most")] = 10
+    wait: Annotated[str, option("--wait DURATION", "Exit after this time without a message")] = "5s"
+    peek: Annotated[bool, option("--peek", "Only peek: remove and lock nothing")] = False
 
 
 @options
 def command(
     *,
-    entity: Annotated[str, typer.Argument(metavar="QUEUE|TOPIC", help="Queue or topic to receive from")],
+    entity: Annotated[str, argument("QUEUE|TOPIC", "Queue or topic to receive from")],
     reception: Reception,
     deduplication: Deduplication,
     connection: PairSelection,

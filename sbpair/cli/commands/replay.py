@@ -22,9 +22,9 @@ from sbpair.cli.options.common import (
     StateDirectory,
     TimeToLive,
     Ttl,
+    option,
     options,
 )
-from sbpair.cli.options.pairs import selected_profile
 from sbpair.cli.options.replay import (
     AllowMissing,
     ArchiveUrl,
@@ -37,6 +37,7 @@ from sbpair.cli.options.replay import (
     backlog_paths,
     open_archive,
 )
+from sbpair.cli.options.values import selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
 from sbpair.cli.render.screen import Document, Screen, clean, columns
 from sbpair.errors import ExitCode, UsageError
@@ -68,22 +69,15 @@ class SessionOrder(StrEnum):
 class Cluster:
     """The Spark that runs a replay."""
 
-    master: Annotated[
-        str | None, typer.Option("--master", metavar="URL", help="Spark master [default: local, cores + 2 tasks]")
-    ] = None
+    master: Annotated[str | None, option("--master URL", "Spark master [default: local, cores + 2 tasks]")] = None
     parallelism: Annotated[
-        int | None,
-        typer.Option("--parallelism", metavar="N", help="Tasks at once [default: those of a local master, or 2]"),
+        int | None, option("--parallelism N", "Tasks at once [default: those of a local master, or 2]")
     ] = None
-    shared_archive: Annotated[
-        bool, typer.Option("--shared-archive", help="The archive directory is mounted on every worker")
-    ] = False
-    conf: Annotated[
-        list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Spark setting, never a secret; repeatable")
-    ] = None
-    package: Annotated[
-        str | None, typer.Option("--package", metavar="FILE", help="Zip from sbpair replay package, for bare workers")
-    ] = None
+    shared_archive: Annotated[bool, option("--shared-archive", "The archive directory is mounted on every worker")] = (
+        False
+    )
+    conf: Annotated[list[str] | None, option("--conf KEY=VALUE", "Spark setting, never a secret; repeatable")] = None
+    package: Annotated[str | None, option("--package FILE", "Zip from sbpair replay package, for bare workers")] = None
     print_submit: PrintSubmit = False
 
 
@@ -93,9 +87,7 @@ class ReplaySafeguards:
 
     state: StateDirectory = None
     lease: LeaseQueue = None
-    no_lease: Annotated[bool, typer.Option("--no-lease", help="Ignore another mover of the pair on this machine")] = (
-        False
-    )
+    no_lease: Annotated[bool, option("--no-lease", "Ignore another mover of the pair on this machine")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +95,7 @@ class Choice:
     """Which messages are sent."""
 
     destination: Destinations = None
-    where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="Send only messages matching this SQL condition")
-    ] = None
+    where: Annotated[str | None, option("--where SQL", "Send only messages matching this SQL condition")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +112,13 @@ class ReplaySource:
 class ReplayDelivery:
     """How messages are sent."""
 
-    mode: Annotated[
-        ModeOption, typer.Option("--mode", metavar="MODE", help="archive stores first; direct keeps no bodies")
-    ] = ModeOption.ARCHIVE
+    mode: Annotated[ModeOption, option("--mode MODE", "archive stores first; direct keeps no bodies")] = (
+        ModeOption.ARCHIVE
+    )
     dedup: Dedup = DedupOption.KEY
     ttl: TimeToLive = Ttl.ORIGINAL
     order: Annotated[
-        SessionOrder,
-        typer.Option("--order", metavar="ORDER", help="session keeps the order of each session; none is faster"),
+        SessionOrder, option("--order ORDER", "session keeps the order of each session; none is faster")
     ] = SessionOrder.SESSION
     rate: Rate = None
     allow_missing: AllowMissing = False
@@ -207,9 +196,7 @@ def resume_command(
     *,
     run_id: RunId,
     archive: ArchiveUrl,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Send the messages that --destination and --where excluded")
-    ] = False,
+    everything: Annotated[bool, option("--all", "Send the messages that --destination and --where excluded")] = False,
     choice: Choice,
     safeguards: ReplaySafeguards,
     cluster: Cluster,

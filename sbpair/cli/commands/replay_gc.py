@@ -2,9 +2,7 @@
 
 from typing import Annotated
 
-import typer
-
-from sbpair.cli.options.common import Display, options
+from sbpair.cli.options.common import Display, option, options
 from sbpair.cli.options.replay import ArchiveUrl, RunId, open_archive
 from sbpair.cli.render.screen import Screen, size
 
@@ -17,9 +15,9 @@ def command(
     run_id: RunId,
     archive: ArchiveUrl,
     include_unsent: Annotated[
-        bool, typer.Option("--include-unsent", help="Also delete expired, quarantined and deduplicated messages")
+        bool, option("--include-unsent", "Also delete expired, quarantined and deduplicated messages")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking")] = False,
+    yes: Annotated[bool, option("--yes -y", "Delete without asking")] = False,
     display: Display,
 ) -> int:
     """Delete the messages of a finished and proved run from the archive.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.syphon import limits_of
 from sbpair.cli.options.common import Count, Display, PairSelection, Rate, StateDirectory, TimeToLive, Ttl, options
-from sbpair.cli.options.pairs import selected_profile
 from sbpair.cli.options.replay import (
     AllowMissing,
     DeadLetters,
@@ -18,6 +17,7 @@ from sbpair.cli.options.replay import (
     OnlyQueues,
     backlog_paths,
 )
+from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import ExitCode
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sbpair.cli.options.common import Display, options
+from sbpair.cli.options.common import Display, argument, options
 from sbpair.cli.render.screen import Screen, columns, size
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ PrintSubmit = Annotated[bool, typer.Option(FLAG, help="Only print the spark-subm
 
 @options
 def package_command(
-    *,
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The zip to write")] = Path("sbpair.zip"),
-    display: Display,
+    *, file: Annotated[Path, argument("[FILE]", "The zip to write")] = Path("sbpair.zip"), display: Display
 ) -> int:
     """Write a zip of sbpair and its dependencies for bare Spark workers.
 

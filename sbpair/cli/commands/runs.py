@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sbpair.cli.help import Command, CommandGroup
-from sbpair.cli.options.common import Display, PairSelection, StateDirectory, options
-from sbpair.cli.options.pairs import selected_profile
+from sbpair.cli.options.common import Display, PairSelection, StateDirectory, argument, options
+from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Document, Screen, clean, columns, spoken
 from sbpair.move.receipt import BUCKETS
@@ -65,7 +65,7 @@ def list_runs(*, state: StateDirectory = None, connection: PairSelection, displa
 @options
 def show_run(
     *,
-    run_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the run, or its beginning")],
+    run_id: Annotated[str, argument("ID", "Id of the run, or its beginning")],
     state: StateDirectory = None,
     connection: PairSelection,
     display: Display,

@@ -3,9 +3,7 @@
 import json
 from typing import Annotated
 
-import typer
-
-from sbpair.cli.options.common import Display, options
+from sbpair.cli.options.common import Display, argument, options
 from sbpair.cli.render.screen import Screen, columns
 from sbpair.errors import UsageError
 
@@ -16,9 +14,7 @@ SCHEMA = "sbpair/schemas/1"
 @options
 def command(
     *,
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Name of a schema, such as sbpair/audit/1 or audit")
-    ] = None,
+    name: Annotated[str | None, argument("[NAME]", "Name of a schema, such as sbpair/audit/1 or audit")] = None,
     display: Display,
 ) -> int:
     """Print the JSON Schema of an output document or event line.

@@ -11,12 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run_gracefully
-from sbpair.cli.options.common import Display, OutboxFile, PairSelection, Rate, options
-from sbpair.cli.options.durations import seconds_of
-from sbpair.cli.options.pairs import selected_pair
+from sbpair.cli.options.common import Display, OutboxFile, PairSelection, Rate, argument, option, options
+from sbpair.cli.options.values import seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean, columns
 from sbpair.errors import ExitCode, MachineLacks, UsageError
 
@@ -50,13 +47,11 @@ class Input:
 
     format: Annotated[
         Format | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="lines: each line is a body; jsonl: an object [default: jsonl for *.jsonl and *.ndjson]",
+        option(
+            "--format FORMAT", "lines: each line is a body; jsonl: an object [default: jsonl for *.jsonl and *.ndjson]"
         ),
     ] = None
-    skip: Annotated[int, typer.Option("--skip", metavar="N", min=0, help="Skip the first N lines")] = 0
+    skip: Annotated[int, option("--skip N", "Skip the first N lines", min=0)] = 0
     rate: Rate = None
 
 
@@ -66,33 +61,24 @@ class Failover:
 
     on_failure: Annotated[
         OnFailure,
-        typer.Option(
-            "--on-failure",
-            metavar="ACTION",
-            help="Until failover: wait and retry, raise, or go to the backlog now (backlog-now)",
-        ),
+        option("--on-failure ACTION", "Until failover: wait and retry, raise, or go to the backlog now (backlog-now)"),
     ] = OnFailure.WAIT
     failover_interval: Annotated[
         str | None,
-        typer.Option(
-            "--failover-interval",
-            metavar="DURATION",
-            help="Failure time before failover; 0: at once [default: the file's, or 1m]",
-        ),
+        option("--failover-interval DURATION", "Failure time before failover; 0: at once [default: the file's, or 1m]"),
     ] = None
     timeout: Annotated[
-        str | None,
-        typer.Option("--timeout", metavar="DURATION", help="Time limit of one send [default: failover interval + 1m]"),
+        str | None, option("--timeout DURATION", "Time limit of one send [default: failover interval + 1m]")
     ] = None
-    to_backlog: Annotated[bool, typer.Option("--to-backlog", help="Send everything to the backlog")] = False
+    to_backlog: Annotated[bool, option("--to-backlog", "Send everything to the backlog")] = False
     outbox: OutboxFile = None
 
 
 @options
 def command(
     *,
-    entity: Annotated[str, typer.Argument(metavar="QUEUE|TOPIC", help="Destination in the primary namespace")],
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="File with one message a line; - is stdin")] = STDIN,
+    entity: Annotated[str, argument("QUEUE|TOPIC", "Destination in the primary namespace")],
+    file: Annotated[str, argument("[FILE]", "File with one message a line; - is stdin")] = STDIN,
     source: Input,
     failover: Failover,
     connection: PairSelection,

@@ -4,12 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Count, Display, PairSelection, options
-from sbpair.cli.options.durations import seconds_of
-from sbpair.cli.options.pairs import selected_pair
+from sbpair.cli.options.common import Count, Display, PairSelection, argument, option, options
+from sbpair.cli.options.values import seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, columns, spoken
 
 if TYPE_CHECKING:
@@ -23,13 +20,10 @@ SCHEMA = "sbpair/status/1"
 def command(
     *,
     entities: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[QUEUE|TOPIC…]", help="More queues and topics of the primary to check"),
+        list[str] | None, argument("[QUEUE|TOPIC…]", "More queues and topics of the primary to check")
     ] = None,
-    timeout: Annotated[str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each answer")] = "10s",
-    outbox: Annotated[
-        Path | None, typer.Option("--outbox", metavar="FILE", help="Also count the messages of this outbox file")
-    ] = None,
+    timeout: Annotated[str, option("--timeout DURATION", "Time limit of each answer")] = "10s",
+    outbox: Annotated[Path | None, option("--outbox FILE", "Also count the messages of this outbox file")] = None,
     count: Count = None,
     connection: PairSelection,
     display: Display,

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.options.common import (
     Count,
@@ -19,9 +17,10 @@ from sbpair.cli.options.common import (
     StateDirectory,
     TimeToLive,
     Ttl,
+    option,
     options,
 )
-from sbpair.cli.options.pairs import selected_profile
+from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Screen, clean, columns
 from sbpair.errors import ExitCode, UsageError
@@ -50,11 +49,9 @@ USAGE = "(--once | --watch | --dry-run) [OPTIONS]"
 class RunMode:
     """When a run ends, and whether it moves anything."""
 
-    once: Annotated[bool, typer.Option("--once", help="Move the messages that are there now, then exit")] = False
-    watch: Annotated[bool, typer.Option("--watch", help="Keep moving until interrupted")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Move nothing; preview outcomes, duration and cost")] = (
-        False
-    )
+    once: Annotated[bool, option("--once", "Move the messages that are there now, then exit")] = False
+    watch: Annotated[bool, option("--watch", "Keep moving until interrupted")] = False
+    dry_run: Annotated[bool, option("--dry-run", "Move nothing; preview outcomes, duration and cost")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +59,13 @@ class Limits:
     """The order and the speed of a move."""
 
     order: Annotated[
-        BacklogOrder,
-        typer.Option(
-            "--order", metavar="ORDER", help="backlog keeps each queue's order per destination; none is faster"
-        ),
+        BacklogOrder, option("--order ORDER", "backlog keeps each queue's order per destination; none is faster")
     ] = BacklogOrder.BACKLOG
     rate: Rate = None
     credits: Credits = None
     ttl: TimeToLive = Ttl.ORIGINAL
     max_held: Annotated[
-        int,
-        typer.Option(
-            "--max-held", metavar="N", help="Messages to hold in memory per queue for destinations that are down"
-        ),
+        int, option("--max-held N", "Messages to hold in memory per queue for destinations that are down")
     ] = 1_000
 
 
@@ -83,15 +74,13 @@ class SyphonSafeguards:
     """Protection against concurrent runs, lost connections and a wrong primary."""
 
     lease: LeaseQueue = None
-    no_lease: Annotated[bool, typer.Option("--no-lease", help="Ignore another mover of the pair on this machine")] = (
+    no_lease: Annotated[bool, option("--no-lease", "Ignore another mover of the pair on this machine")] = False
+    no_reconnect: Annotated[bool, option("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting")] = (
         False
     )
-    no_reconnect: Annotated[
-        bool, typer.Option("--no-reconnect", help="Exit 6 on a lost connection instead of reconnecting")
-    ] = False
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Dead-letter messages even if no destination exists")
-    ] = False
+    allow_missing: Annotated[bool, option("--allow-missing", "Dead-letter messages even if no destination exists")] = (
+        False
+    )
 
 
 @options

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -14,8 +15,21 @@ import typer
 
 from sbpair.cli.completion import pairs
 
-CONNECTION = "Pair"
-DISPLAY = "Output"
+
+def option(declaration: str, text: str, *, panel: str | None = None, complete: Any = None, **more: Any) -> Any:
+    """Return an option declared as in its help, such as `--count -n N`."""
+    words = declaration.split()
+    names = [word for word in words if word.startswith("-")]
+    metavar = words[-1] if len(words) > len(names) else None
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, autocompletion=complete, **more)
+
+
+def argument(metavar: str, text: str, *, complete: Any = None) -> Any:
+    return typer.Argument(metavar=metavar, help=text, autocompletion=complete)
+
+
+_connection = partial(option, panel="Pair")
+_display = partial(option, panel="Output")
 
 
 class Output(StrEnum):
@@ -34,38 +48,14 @@ class PairSelection:
     """The pair that a command works on."""
 
     pair: Annotated[
-        str | None,
-        typer.Option(
-            "--pair",
-            metavar="NAME",
-            help="Pair in the configuration file [env: SBPAIR_PAIR]",
-            rich_help_panel=CONNECTION,
-            autocompletion=pairs,
-        ),
+        str | None, _connection("--pair NAME", "Pair in the configuration file [env: SBPAIR_PAIR]", complete=pairs)
     ] = None
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="Configuration file [env: SBPAIR_CONFIG]", rich_help_panel=CONNECTION
-        ),
-    ] = None
+    config: Annotated[Path | None, _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")] = None
     primary: Annotated[
-        str | None,
-        typer.Option(
-            "--primary",
-            metavar="NAMESPACE",
-            help="Primary namespace [env: SBPAIR_PRIMARY_NAMESPACE]",
-            rich_help_panel=CONNECTION,
-        ),
+        str | None, _connection("--primary NAMESPACE", "Primary namespace [env: SBPAIR_PRIMARY_NAMESPACE]")
     ] = None
     secondary: Annotated[
-        str | None,
-        typer.Option(
-            "--secondary",
-            metavar="NAMESPACE",
-            help="Secondary namespace [env: SBPAIR_SECONDARY_NAMESPACE]",
-            rich_help_panel=CONNECTION,
-        ),
+        str | None, _connection("--secondary NAMESPACE", "Secondary namespace [env: SBPAIR_SECONDARY_NAMESPACE]")
     ] = None
 
 
@@ -73,49 +63,25 @@ class PairSelection:
 class Display:
     """The form of results on stdout and of logs on stderr."""
 
-    output: Annotated[
-        Output,
-        typer.Option(
-            "--output", "-o", metavar="FORMAT", help="Output format: table, json or jsonl", rich_help_panel=DISPLAY
-        ),
-    ] = Output.TABLE
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors", rich_help_panel=DISPLAY)
-    ] = False
-    verbose: Annotated[
-        int,
-        typer.Option("--verbose", "-v", count=True, help="Print more; -vv for debug messages", rich_help_panel=DISPLAY),
-    ] = 0
-    log_format: Annotated[
-        LogFormat,
-        typer.Option(
-            "--log-format", metavar="FORMAT", help="Log format on stderr: text or json", rich_help_panel=DISPLAY
-        ),
-    ] = LogFormat.TEXT
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error", rich_help_panel=DISPLAY)] = (
-        False
+    output: Annotated[Output, _display("--output -o FORMAT", "Output format: table, json or jsonl")] = Output.TABLE
+    quiet: Annotated[bool, _display("--quiet -q", "Print only results, warnings and errors")] = False
+    verbose: Annotated[int, _display("--verbose -v", "Print more; -vv for debug messages", count=True)] = 0
+    log_format: Annotated[LogFormat, _display("--log-format FORMAT", "Log format on stderr: text or json")] = (
+        LogFormat.TEXT
     )
+    debug: Annotated[bool, _display("--debug", "Show the traceback of an error")] = False
 
 
-Count = Annotated[
-    int | None, typer.Option("--count", "-n", metavar="N", help="Number of backlog queues [default: the file's, or 10]")
-]
+Count = Annotated[int | None, option("--count -n N", "Number of backlog queues [default: the file's, or 10]")]
 
 
-StateDirectory = Annotated[
-    Path | None, typer.Option("--state", metavar="DIR", help="State directory [default: ~/.local/state/sbpair/PAIR]")
-]
+StateDirectory = Annotated[Path | None, option("--state DIR", "State directory [default: ~/.local/state/sbpair/PAIR]")]
 
 
-LeaseQueue = Annotated[
-    str | None, typer.Option("--lease", metavar="QUEUE", help="Lock the pair across machines, with this session queue")
-]
+LeaseQueue = Annotated[str | None, option("--lease QUEUE", "Lock the pair across machines, with this session queue")]
 
 
-OutboxFile = Annotated[
-    Path | None,
-    typer.Option("--outbox", metavar="FILE", help="Store messages here while neither namespace accepts them"),
-]
+OutboxFile = Annotated[Path | None, option("--outbox FILE", "Store messages here while neither namespace accepts them")]
 
 
 class Ttl(StrEnum):
@@ -125,25 +91,18 @@ class Ttl(StrEnum):
 
 # Limits of a move. `move.rate_limit` parses their texts.
 
-Rate = Annotated[
-    str | None, typer.Option("--rate", metavar="N[/s|/m|/h]", help="Send at most N messages a second, minute or hour")
-]
+Rate = Annotated[str | None, option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour")]
 
 Credits = Annotated[
     str | None,
-    typer.Option(
-        "--credits",
-        metavar="SHARE",
-        help="Share of a Standard namespace's 1000 credits a second, or a number, or none"
-        " [default: 50%; Premium: none]",
+    option(
+        "--credits SHARE",
+        "Share of a Standard namespace's 1000 credits a second, or a number, or none [default: 50%; Premium: none]",
     ),
 ]
 
 TimeToLive = Annotated[
-    Ttl,
-    typer.Option(
-        "--ttl", metavar="MODE", help="original restarts the time to live; remaining counts time in the backlog, too"
-    ),
+    Ttl, option("--ttl MODE", "original restarts the time to live; remaining counts time in the backlog, too")
 ]
 
 

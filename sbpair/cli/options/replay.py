@@ -3,9 +3,8 @@
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from sbpair.cli.command_loop import run
+from sbpair.cli.options.common import argument, option
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,36 +20,29 @@ class DedupOption(StrEnum):
     REPORT = "report"
 
 
-ArchiveUrl = Annotated[
-    str, typer.Option("--archive", metavar="PATH|URL", help="Directory or URL (s3://…) of the archive")
-]
+ArchiveUrl = Annotated[str, option("--archive PATH|URL", "Directory or URL (s3://…) of the archive")]
 
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run")]
+RunId = Annotated[str, argument("RUN", "Id of the run")]
 
 OnlyQueues = Annotated[
-    list[str] | None,
-    typer.Option("--queue", metavar="NAME|INDEX", help="Only this backlog queue; repeatable [default: all]"),
+    list[str] | None, option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]")
 ]
 
-DeadLetters = Annotated[bool, typer.Option("--dead-letters", help="Also move the dead letters of the backlog queues")]
+DeadLetters = Annotated[bool, option("--dead-letters", "Also move the dead letters of the backlog queues")]
 
 Destinations = Annotated[
-    list[str] | None,
-    typer.Option("--destination", metavar="NAME", help="Send only messages for this destination; repeatable"),
+    list[str] | None, option("--destination NAME", "Send only messages for this destination; repeatable")
 ]
 
 Dedup = Annotated[
     DedupOption,
-    typer.Option(
-        "--dedup",
-        metavar="MODE",
-        help="key sends each message once; message-id also drops repeated ids per destination; report only counts them",
+    option(
+        "--dedup MODE",
+        "key sends each message once; message-id also drops repeated ids per destination; report only counts them",
     ),
 ]
 
-AllowMissing = Annotated[
-    bool, typer.Option("--allow-missing", help="Quarantine messages for missing queues and topics")
-]
+AllowMissing = Annotated[bool, option("--allow-missing", "Quarantine messages for missing queues and topics")]
 
 
 def open_archive(url: str, run_id: str) -> "Archive":

@@ -1,0 +1,115 @@
+"""Values of options: durations, the selected pair, and the management API with the place of the namespaces."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from sbpair import config
+from sbpair.cli.options.common import PairSelection, option
+from sbpair.cli.render.screen import Screen, clean
+from sbpair.errors import UsageError
+from sbpair.model.durations import TICKS_PER_SECOND, ticks
+from sbpair.model.pair import Pair, ResourceGroup
+
+_management = partial(option, panel="Management")
+
+
+def selected_pair(connection: PairSelection, screen: Screen, *, count: int | None = None) -> Pair:
+    """Return the selected pair. Raises UsageError if the configuration is wrong."""
+    return selected_profile(connection, screen, count=count).pair
+
+
+def selected_profile(
+    connection: PairSelection, screen: Screen, *, count: int | None = None, state: Path | None = None
+) -> config.Profile:
+    """Return the selected pair with its state directory; with -v, print the source of each value."""
+    found = config.load(flags_of(connection, count=count, state=state), os.environ)
+    for key, setting in sorted(found.settings.items()):
+        screen.detail(f"{key} from {setting.source or 'default'}")
+    return found
+
+
+def flags_of(connection: PairSelection, *, count: int | None = None, state: Path | None = None) -> config.Flags:
+    """Return the options of the command line as the configuration takes them."""
+    return config.Flags(
+        pair=connection.pair,
+        config=connection.config,
+        state=state,
+        primary=connection.primary,
+        secondary=connection.secondary,
+        backlog_queues=count,
+    )
+
+
+def seconds_of(
+    option: str,
+    text: str,
+    *,
+    minimum: float = 0.0,
+    limit: float | None = None,
+    hint: str = "leave it out for the default",
+) -> float:
+    """Return the seconds of `90s`, `1m` or `PT1M`. Raises UsageError if `text` is no duration or out of bounds."""
+    try:
+        seconds = ticks(text) / TICKS_PER_SECOND
+    except UsageError as error:
+        raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
+    if seconds < minimum or (limit is not None and seconds > limit):
+        bounds = f"from {minimum:g} s" if limit is None else f"from {minimum:g} s to {limit:g} s"
+        raise UsageError(f"{option} is {clean(text)}, and must be {bounds}", hint=hint)
+    return seconds
+
+
+def positive_seconds_of(
+    option: str, text: str, *, limit: float | None = None, hint: str = "write a duration, as in 30s"
+) -> float:
+    """Return the seconds of a duration. Raises UsageError if it is 0, too."""
+    seconds = seconds_of(option, text, limit=limit, hint=hint)
+    if not seconds:
+        raise UsageError(f"{option} must be greater than 0", hint=hint)
+    return seconds
+
+
+class Via(StrEnum):
+    ATOM = "atom"
+    ARM = "arm"
+
+
+@dataclass(frozen=True, slots=True)
+class Management:
+    """The management API of a command."""
+
+    via: Annotated[Via, _management("--via API", "atom: the namespace's own API; arm: Azure Resource Manager")] = (
+        Via.ATOM
+    )
+    subscription: Annotated[
+        str | None, _management("--subscription ID", "Subscription id, with --via arm [env: AZURE_SUBSCRIPTION_ID]")
+    ] = None
+    resource_group: Annotated[
+        str | None, _management("--resource-group NAME", "Resource group, with --via arm [env: AZURE_RESOURCE_GROUP]")
+    ] = None
+
+
+def group_of(management: Management, environ: Mapping[str, str] = os.environ) -> ResourceGroup | None:
+    """Return where Resource Manager finds the namespaces; None for `--via atom`. Raises UsageError."""
+    given = {"--subscription": management.subscription, "--resource-group": management.resource_group}
+    if management.via is Via.ATOM:
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"{name} is for Azure Resource Manager", hint="add --via arm, or leave it out")
+        return None
+    subscription = _found(management.subscription, "--subscription", "AZURE_SUBSCRIPTION_ID", environ)
+    return ResourceGroup(
+        subscription, _found(management.resource_group, "--resource-group", "AZURE_RESOURCE_GROUP", environ)
+    )
+
+
+def _found(flag: str | None, option: str, variable: str, environ: Mapping[str, str]) -> str:
+    found = environ.get(variable) if flag is None else flag
+    if not found:
+        raise UsageError(f"--via arm needs {option}", hint=f"give it, or set {variable}")
+    return found
