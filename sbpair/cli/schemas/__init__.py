@@ -8,7 +8,7 @@ from sbpair.cli.schemas.builders import Schema
 @cache
 def all_schemas() -> dict[str, Schema]:
     """Return every schema by its name, such as `sbpair/audit/1`."""
-    from sbpair.cli.schemas import events, moves, namespaces, replays, tools
+    from sbpair.cli.schemas import moves, other_commands
 
-    parts = (namespaces.SCHEMAS, moves.SCHEMAS, replays.SCHEMAS, events.SCHEMAS, tools.SCHEMAS)
-    return {schema["title"]: schema for part in parts for schema in part}
+    values = [*vars(moves).values(), *vars(other_commands).values()]
+    return {each["title"]: each for each in values if isinstance(each, dict) and "$schema" in each}

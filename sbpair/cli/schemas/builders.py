@@ -60,11 +60,16 @@ def mapping(description: str, value: Schema) -> Schema:
     return {"type": "object", "description": description, "additionalProperties": value}
 
 
-def record(description: str, properties: dict[str, Schema | Optional]) -> Schema:
+def fields(**properties: Schema | Optional) -> dict[str, Schema | Optional]:
+    """Return keys that several objects share."""
+    return properties
+
+
+def record(summary: str, /, **properties: Schema | Optional) -> Schema:
     """Return the schema of an object with exactly these keys."""
     return {
         "type": "object",
-        "description": description,
+        "description": summary,
         "properties": {key: each.schema if isinstance(each, Optional) else each for key, each in properties.items()},
         "required": [key for key, each in properties.items() if not isinstance(each, Optional)],
         "additionalProperties": False,
@@ -80,6 +85,17 @@ def nullable(schema: Schema) -> Schema:
 
 def optional(schema: Schema) -> Optional:
     return Optional(schema)
+
+
+def event(kind: str, severity: str = "info", /, **properties: Schema | Optional) -> Schema:
+    """Return the schema of an event line."""
+    level, name = choice("Level", severity), choice("Kind of event", kind)
+    return record(f"The event {kind}", time=time("Time of the line"), level=level, event=name, **properties)
+
+
+def document(title: str, summary: str, /, *lines: Schema, **properties: Schema | Optional) -> Schema:
+    """Return the schema of a document with these keys, and of its JSON Lines where they differ from it."""
+    return forms(title, summary, record("The document", **properties), *lines)
 
 
 def forms(name: str, description: str, *records: Schema) -> Schema:

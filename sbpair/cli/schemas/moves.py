@@ -1,11 +1,13 @@
-"""Schemas of the output of syphon, drill and runs."""
+"""Schemas of the output of syphon, replay, runs and drill, and of event lines."""
 
 from sbpair.cli.schemas.builders import (
-    Optional,
     Schema,
     array,
     choice,
     count,
+    document,
+    event,
+    fields,
     flag,
     forms,
     mapping,
@@ -18,13 +20,13 @@ from sbpair.cli.schemas.builders import (
     time,
 )
 
-NAMED: dict[str, Schema | Optional] = {
-    "queue": text("Backlog queue it came from"),
-    "sequence_number": {"type": "integer", "description": "Its sequence number in that queue"},
-    "message_id": nullable(text("Its message id")),
-    "destination": nullable(text("Queue or topic it is for")),
-}
-_NAMED_WITH_REASON = record("One message", {**NAMED, "reason": text("Why it is named")})
+NAMED = fields(
+    queue=text("Backlog queue it came from"),
+    sequence_number={"type": "integer", "description": "Its sequence number in that queue"},
+    message_id=nullable(text("Its message id")),
+    destination=nullable(text("Queue or topic it is for")),
+)
+_NAMED_WITH_REASON = record("One message", **NAMED, reason=text("Why it is named"))
 _BUCKETS = {
     "received": "Deliveries from the backlog; equals the sum of the next six",
     "sent": "Accepted by the primary and completed in the backlog",
@@ -34,123 +36,104 @@ _BUCKETS = {
     "released": "Returned to the backlog",
     "in_doubt": "Sent, without an answer",
 }
-_COUNTED: dict[str, Schema | Optional] = {name: count(what) for name, what in _BUCKETS.items()}
-OPERATIONS: dict[str, Schema | Optional] = {
-    "received": count("Operations to receive and settle"),
-    "sent": count("Operations to send"),
-    "renewals": count("Lock renewals"),
-    "empty_receives": count("Receives without a message"),
-    "management_calls": count("Counts and peeks"),
-    "by_sbpair": count("All operations of sbpair"),
-}
-_RECEIPT: dict[str, Schema | Optional] = {
+_COUNTED = fields(**{name: count(what) for name, what in _BUCKETS.items()})
+OPERATIONS = fields(
+    received=count("Operations to receive and settle"),
+    sent=count("Operations to send"),
+    renewals=count("Lock renewals"),
+    empty_receives=count("Receives without a message"),
+    management_calls=count("Counts and peeks"),
+    by_sbpair=count("All operations of sbpair"),
+)
+_RECEIPT = fields(
     **_COUNTED,
-    "distinct": count("Different messages among the deliveries"),
-    "bytes_sent": count("Bytes of the sent messages"),
-    "balanced": flag("Whether the counts add up"),
-    "queues": mapping("Counts of each backlog queue", record("Counts of one queue", _COUNTED)),
-    "destinations": mapping("Sent messages of each destination", count("Sent messages")),
-    "dead_letters": array("Dead-lettered messages, at most 1000", _NAMED_WITH_REASON),
-    "doubtful": array("Possible duplicates, at most 1000", _NAMED_WITH_REASON),
-    "operations": record("Billable operations of the run", OPERATIONS),
-}
-RECEIPT = record("The receipt of a move", _RECEIPT)
-SYPHON = forms(
+    distinct=count("Different messages among the deliveries"),
+    bytes_sent=count("Bytes of the sent messages"),
+    balanced=flag("Whether the counts add up"),
+    queues=mapping("Counts of each backlog queue", record("Counts of one queue", **_COUNTED)),
+    destinations=mapping("Sent messages of each destination", count("Sent messages")),
+    dead_letters=array("Dead-lettered messages, at most 1000", _NAMED_WITH_REASON),
+    doubtful=array("Possible duplicates, at most 1000", _NAMED_WITH_REASON),
+    operations=record("Billable operations of the run", **OPERATIONS),
+)
+RECEIPT = record("The receipt of a move", **_RECEIPT)
+SYPHON = document(
     "sbpair/syphon/1",
     "The receipt of sbpair syphon.",
-    record(
-        "The document",
-        {
-            "run": text("Id of the run"),
-            **_RECEIPT,
-            "failures": array(
-                "Queues that failed", record("One queue", {"queue": text("Its path"), "reason": text("Why it failed")})
-            ),
-            "seconds": number("Duration of the run"),
-            "stopped": flag("Whether a signal ended the run"),
-        },
-    ),
+    run=text("Id of the run"),
+    **_RECEIPT,
+    failures=array("Queues that failed", record("One queue", queue=text("Its path"), reason=text("Why it failed"))),
+    seconds=number("Duration of the run"),
+    stopped=flag("Whether a signal ended the run"),
 )
 
-_SECONDS_OF_AGE: dict[str, Schema | Optional] = {
-    "overdue": count("Messages past their time to live if the time in the backlog counts"),
-    "scheduled_in_future": count("Messages scheduled for a time in the future"),
-    "oldest_seconds": nullable(number("Age of the oldest message")),
-    "newest_seconds": nullable(number("Age of the newest message")),
-}
+_SECONDS_OF_AGE = fields(
+    overdue=count("Messages past their time to live if the time in the backlog counts"),
+    scheduled_in_future=count("Messages scheduled for a time in the future"),
+    oldest_seconds=nullable(number("Age of the oldest message")),
+    newest_seconds=nullable(number("Age of the newest message")),
+)
 
 
 def forecast(name: str, description: str, outcomes: dict[str, str], doomed: tuple[str, str]) -> Schema:
     """Return the schema of a forecast: `outcomes` by key, and the key and description of its undeliverable groups."""
-    sums: dict[str, Schema | Optional] = {
-        "messages": count("All peeked messages; equals the sum of the outcomes"),
-        "bytes": count("Their bytes"),
+    sums = fields(
+        messages=count("All peeked messages; equals the sum of the outcomes"),
+        bytes=count("Their bytes"),
         **{key: count(what) for key, what in outcomes.items()},
         **_SECONDS_OF_AGE,
-    }
+    )
     found = record(
         "The destination in the primary; null if unknown or missing",
-        {"topic": flag("Whether it is a topic"), "filters": count("Filters a message meets there")},
+        topic=flag("Whether it is a topic"),
+        filters=count("Filters a message meets there"),
     )
-    money = record("Bounds of a cost", {"minimum": number("Lower bound"), "maximum": number("Upper bound")})
+    money = record("Bounds of a cost", minimum=number("Lower bound"), maximum=number("Upper bound"))
     group = record(
         "Messages with one reason",
-        {
-            "reason": text("The reason"),
-            "description": text("Its description"),
-            "messages": count("Number of messages"),
-            "examples": array("The first messages", _NAMED_WITH_REASON),
-        },
+        reason=text("The reason"),
+        description=text("Its description"),
+        messages=count("Number of messages"),
+        examples=array("The first messages", _NAMED_WITH_REASON),
     )
     flow = {"queue": text("Backlog queue"), "destination": nullable(text("Destination; null if none, * for others"))}
-    return forms(
+    return document(
         name,
         description,
-        record(
-            "The document",
-            {
-                **sums,
-                "queues": array("By backlog queue", record("One queue", {"queue": text("Its path"), **sums})),
-                "destinations": array(
-                    "By destination",
-                    record("One destination", {"destination": text("Its path"), "found": nullable(found), **sums}),
-                ),
-                "flows": array("By queue and destination", record("One flow", {**flow, **sums})),
-                doomed[0]: array(doomed[1], group),
-                "ttl": choice("Rule of the time to live", "original", "remaining"),
-                "tiers": record(
-                    "Tiers of the namespaces; null if unknown",
-                    {"primary": nullable(text("Primary")), "secondary": nullable(text("Secondary"))},
-                ),
-                "limits": record(
-                    "Limits of the run; null is no limit",
-                    {
-                        "rate": nullable(number("Messages a second")),
-                        "primary_credits": nullable(number("Credits a second of the primary")),
-                        "secondary_credits": nullable(number("Credits a second of the secondary")),
-                    },
-                ),
-                "seconds": nullable(number("Lower bound of the duration; null if nothing limits it")),
-                "operations": record(
-                    "Billable operations of the run",
-                    {
-                        "stranded": count("Operations already spent to strand the messages"),
-                        "delivered": count("Operations of the receivers in the primary"),
-                        **OPERATIONS,
-                    },
-                ),
-                "cost": record(
-                    "Cost of the operations",
-                    {
-                        "by_sbpair": nullable(money),
-                        "delivered": nullable(money),
-                        "currency": text("Currency"),
-                        "dated": text("Date of the prices"),
-                    },
-                ),
-                "notes": array("Remarks", text("One remark")),
-            },
+        **sums,
+        queues=array("By backlog queue", record("One queue", queue=text("Its path"), **sums)),
+        destinations=array(
+            "By destination", record("One destination", destination=text("Its path"), found=nullable(found), **sums)
         ),
+        flows=array("By queue and destination", record("One flow", **flow, **sums)),
+        **{doomed[0]: array(doomed[1], group)},
+        ttl=choice("Rule of the time to live", "original", "remaining"),
+        tiers=record(
+            "Tiers of the namespaces; null if unknown",
+            primary=nullable(text("Primary")),
+            secondary=nullable(text("Secondary")),
+        ),
+        limits=record(
+            "Limits of the run; null is no limit",
+            rate=nullable(number("Messages a second")),
+            primary_credits=nullable(number("Credits a second of the primary")),
+            secondary_credits=nullable(number("Credits a second of the secondary")),
+        ),
+        seconds=nullable(number("Lower bound of the duration; null if nothing limits it")),
+        operations=record(
+            "Billable operations of the run",
+            stranded=count("Operations already spent to strand the messages"),
+            delivered=count("Operations of the receivers in the primary"),
+            **OPERATIONS,
+        ),
+        cost=record(
+            "Cost of the operations",
+            by_sbpair=nullable(money),
+            delivered=nullable(money),
+            currency=text("Currency"),
+            dated=text("Date of the prices"),
+        ),
+        notes=array("Remarks", text("One remark")),
     )
 
 
@@ -167,69 +150,228 @@ PREVIEW = forecast(
     ("dead_letters", "Messages that would be dead-lettered, by reason"),
 )
 
-_RUN: dict[str, Schema | Optional] = {
-    "id": text("Id of the run"),
-    "command": text("Command that ran"),
-    "started": time("Start"),
-    "ended": nullable(time("End; null for a running or crashed run")),
-    "outcome": choice("How it ended", "running", "done", "stopped", "failed", "crashed"),
-    "exit_code": nullable(count("Exit code; null for a running or crashed run")),
-    "error": text("Error; empty for none"),
-    "in_doubt": count("Messages sent without an answer"),
-    "receipt": optional(nullable(RECEIPT)),
-    "doubtful": optional(array("Messages in doubt", record("One message", NAMED))),
-}
-RUNS = forms(
+_RUN = fields(
+    id=text("Id of the run"),
+    command=text("Command that ran"),
+    started=time("Start"),
+    ended=nullable(time("End; null for a running or crashed run")),
+    outcome=choice("How it ended", "running", "done", "stopped", "failed", "crashed"),
+    exit_code=nullable(count("Exit code; null for a running or crashed run")),
+    error=text("Error; empty for none"),
+    in_doubt=count("Messages sent without an answer"),
+    receipt=optional(nullable(RECEIPT)),
+    doubtful=optional(array("Messages in doubt", record("One message", **NAMED))),
+)
+RUNS = document(
     "sbpair/runs/1",
     "Earlier runs; receipt and doubtful are present with sbpair runs show. JSON Lines have one run each.",
-    record("The document", {"runs": array("Runs, the latest first", record("One run", _RUN))}),
-    record("The line of a run", _RUN),
+    record("The line of a run", **_RUN),
+    runs=array("Runs, the latest first", record("One run", **_RUN)),
 )
 
-_COMPARED: dict[str, Schema | Optional] = {
-    "sent": count("Sent messages"),
-    "received": count("Received messages"),
-    "lost": count("Messages that did not arrive"),
-    "duplicated": count("Messages that arrived more than once"),
-    "altered": count("Messages that changed"),
-    "receipt": RECEIPT,
-    "alterations": array("Changes", pair_of("One change", text("Message id"), text("Difference"))),
-    "lost_ids": array("Ids of lost messages", text("Message id")),
-}
-DRILL = forms(
+_COMPARED = fields(
+    sent=count("Sent messages"),
+    received=count("Received messages"),
+    lost=count("Messages that did not arrive"),
+    duplicated=count("Messages that arrived more than once"),
+    altered=count("Messages that changed"),
+    receipt=RECEIPT,
+    alterations=array("Changes", pair_of("One change", text("Message id"), text("Difference"))),
+    lost_ids=array("Ids of lost messages", text("Message id")),
+)
+DRILL = document(
     "sbpair/drill/1",
     "The verdict of sbpair drill; its counts are those of the stranded messages.",
-    record(
-        "The document",
-        {
-            **_COMPARED,
-            "seconds": number("Duration"),
-            "sending": record(
-                "Messages of the application that sends during the outage",
-                {
-                    "entity": text("Queue they were sent to"),
-                    **_COMPARED,
-                    "primary": count("Sent to the primary"),
-                    "backlog": count("Sent to the backlog"),
-                    "refused": count("Sends that raised an error"),
-                    "doubtful": count("Messages that the client named as in doubt"),
-                    "unexplained": count("Duplicates that the client did not name"),
-                },
-            ),
-            "timeline": array(
-                "Steps",
-                record(
-                    "One step",
-                    {
-                        "name": text("Its name"),
-                        "text": text("Its description"),
-                        "seconds": number("Time since the start"),
-                    },
-                ),
-            ),
-            "against": nullable(text("Pair of --against; null on the emulator")),
-        },
+    **_COMPARED,
+    seconds=number("Duration"),
+    sending=record(
+        "Messages of the application that sends during the outage",
+        entity=text("Queue they were sent to"),
+        **_COMPARED,
+        primary=count("Sent to the primary"),
+        backlog=count("Sent to the backlog"),
+        refused=count("Sends that raised an error"),
+        doubtful=count("Messages that the client named as in doubt"),
+        unexplained=count("Duplicates that the client did not name"),
     ),
+    timeline=array(
+        "Steps",
+        record("One step", name=text("Its name"), text=text("Its description"), seconds=number("Time since the start")),
+    ),
+    against=nullable(text("Pair of --against; null on the emulator")),
 )
 
-SCHEMAS = (DRILL, RUNS, SYPHON, PREVIEW)
+_MODE = choice("Mode of the run", "archive", "direct")
+REPLAY = document(
+    "sbpair/replay/1",
+    "The proof of a replay. In archive mode archived = acknowledged + expired + quarantined + deduplicated + unsent; in"
+    " direct mode received = acknowledged + expired + quarantined + in_doubt.",
+    run=text("Id of the run"),
+    mode=_MODE,
+    archived=nullable(count("Archived messages; null in direct mode")),
+    acknowledged=count("Messages accepted by the primary"),
+    expired=count("Messages past their time to live, kept in the archive"),
+    quarantined=count("Messages without a destination, kept in the archive"),
+    deduplicated=count("Messages not sent since another has the same id"),
+    unsent=nullable(count("Messages still to be sent; null in direct mode")),
+    received=optional(count("Received messages, in direct mode")),
+    in_doubt=optional(count("Messages without a known outcome, in direct mode")),
+    copies=count("Archived copies beyond the first of each message"),
+    balanced=flag("Whether the counts add up"),
+    contradictions=count("Messages with more than one outcome"),
+    unknown=count("Outcomes of messages that were not archived"),
+    segments=count("Files of messages"),
+    queues=mapping("Counts of each queue", mapping("Counts by outcome", count("Messages"))),
+    destinations=mapping("Accepted messages of each destination", count("Messages")),
+    reasons=mapping("Messages that were not sent, by reason", count("Messages")),
+    doubtful=array("Possible duplicates, the first ones", record("One message", **NAMED)),
+    doubtful_total=count("Number of possible duplicates"),
+    remaining_in_queues=mapping("Messages left in each queue", count("Messages")),
+    unreadable=array("Files that cannot be read", text("Path")),
+    seconds=optional(number("Duration")),
+    stopped=optional(flag("Whether the run was stopped")),
+)
+
+PLAN = forecast(
+    "sbpair/replay-plan/1",
+    "The preview of sbpair replay plan.",
+    {
+        "sent": "Messages that would be sent",
+        "already_sent": "Messages that the syphon's journal records as accepted",
+        "deduplicated": "Messages that repeat an id, with --dedup message-id",
+        "expired": "Messages that would expire",
+        "quarantined": "Messages that would be quarantined",
+        "unsent": "Messages that --destination excludes",
+        "deferred": "Deferred messages, which stay",
+        "scheduled": "Scheduled messages, which stay",
+        "duplicates": "Messages that repeat the id of another for the same destination; also counted above",
+    },
+    ("unroutable", "Messages that would be quarantined, by reason"),
+)
+
+REPLAY_STATUS = document(
+    "sbpair/replay-status/1",
+    "The progress of a replay, from its files.",
+    run=text("Id of the run"),
+    pair=mapping("Names of the namespaces", text("Name")),
+    mode=_MODE,
+    phase=choice("Current phase", "drain", "drained", "send", "proved", "removed", "move", "moved"),
+    stopped=flag("Whether it was stopped"),
+    archived_rows=count("Archived rows, copies included"),
+    segments=count("Files of messages"),
+    acknowledged_rows=count("Rows of accepted messages"),
+    queues=mapping("Rows of each queue", count("Rows")),
+)
+
+GC = document(
+    "sbpair/replay-gc/1",
+    "The messages that sbpair replay gc deletes.",
+    run=text("Id of the run"),
+    removed=flag("Whether they were deleted"),
+    files=count("Files"),
+    bytes=count("Their bytes"),
+    kept=count("Unsent messages that stay"),
+)
+
+PACKAGE = document(
+    "sbpair/replay-package/1",
+    "The zip that sbpair replay package writes.",
+    file=text("Path of the zip"),
+    bytes=count("Its size"),
+    packed=mapping("Versions of the packed packages", text("Version")),
+    native=mapping("Versions of the packages with native code, not packed", text("Version")),
+)
+
+SUBMIT = document(
+    "sbpair/replay-submit/1",
+    "The command that --print-submit prints.",
+    command=array("Words of the command", text("Word")),
+    environment=array("Variables that it and the workers need", text("Name")),
+)
+
+_QUEUE = text("Path of the backlog queue")
+_DESTINATION = text("Path of the destination")
+_ETA = nullable(count("Seconds until it is done at this rate; null if unknown"))
+_PER_SECOND = number("Messages a second, over the last 10 s")
+SYPHON_EVENT = forms(
+    "sbpair/syphon-event/1",
+    "One line of sbpair syphon --watch, off a terminal or with --log-format json.",
+    event(
+        "progress",
+        queue=_QUEUE,
+        remaining=nullable(count("Messages in the queue; null if unknown")),
+        counted=flag("Whether remaining was counted, not estimated"),
+        received=count("Received messages"),
+        sent=count("Sent messages"),
+        held=count("Messages held under lock"),
+        per_second=_PER_SECOND,
+        eta_seconds=_ETA,
+        oldest_seconds=nullable(count("Age of the oldest message; null if unknown")),
+    ),
+    event(
+        "destination-progress",
+        destination=_DESTINATION,
+        sent=count("Sent messages"),
+        per_second=_PER_SECOND,
+        waiting=count("Messages that wait for it"),
+        backing_off=nullable(text("Why it is unavailable; null if it is not")),
+    ),
+    event(
+        "queues-found",
+        queues=array("Backlog queues", _QUEUE),
+        stranded=array("Backlog queues beyond the count", _QUEUE),
+        managed=flag("Whether they were listed with the Manage claim"),
+    ),
+    event("queue-opened", queue=_QUEUE),
+    event("queue-blocked", "warning", queue=_QUEUE, destinations=array("Unavailable destinations", _DESTINATION)),
+    event("queue-done", queue=_QUEUE),
+    event(
+        "queue-failed",
+        "warning",
+        queue=_QUEUE,
+        reason=text("Why it failed"),
+        retry_seconds=nullable(number("Time until the next attempt; null for none")),
+    ),
+    event(
+        "destination-backing-off",
+        "warning",
+        queue=_QUEUE,
+        destination=_DESTINATION,
+        reason=text("Why it is unavailable"),
+        seconds=number("Time until the next attempt"),
+        waiting=count("Messages that wait for it"),
+    ),
+    event("destination-recovered", queue=_QUEUE, destination=_DESTINATION),
+    event(
+        "dead-lettered",
+        "warning",
+        queue=_QUEUE,
+        sequence_number=count("Sequence number of the first one"),
+        message_id=nullable(text("Message id of the first one")),
+        reason=text("Dead-letter reason"),
+        description=text("Description of the first one"),
+        messages=count("Messages since the last such line"),
+    ),
+    event("events-dropped", "warning", events=count("Lines that were not written")),
+)
+_REPLAY_PROGRESS = fields(
+    phase=text("Name of the phase", example="drain"),
+    queue=optional(nullable(text("Queue; null for the total"))),
+    destination=optional(nullable(text("Destination; null for the total"))),
+    messages=count("Messages done"),
+    of=nullable(count("All messages; null if unknown")),
+    per_second=_PER_SECOND,
+    eta_seconds=_ETA,
+)
+
+REPLAY_EVENT = forms(
+    "sbpair/replay-event/1",
+    "One line of a replay, off a terminal or with --log-format json.",
+    event(
+        "phase",
+        phase=text("Name of the phase"),
+        text=text("Its description"),
+        run=nullable(text("Id of the run; null before it has one")),
+    ),
+    event("progress", **_REPLAY_PROGRESS),
+)

@@ -1,0 +1,342 @@
+"""Schemas of the output of the other commands."""
+
+from sbpair.cli.schemas.builders import (
+    anything,
+    array,
+    choice,
+    count,
+    document,
+    fields,
+    flag,
+    forms,
+    nullable,
+    number,
+    optional,
+    record,
+    scalar,
+    text,
+)
+
+HEALTH = ("up", "down", "broken")
+_REASON = optional(text("Why the outcome is what it is"))
+_PARTITIONED = optional({"const": True, "description": "Present if the entity is partitioned"})
+_DIFFERENCES = optional(
+    array(
+        "Properties that differ from the expected description",
+        record(
+            "One property",
+            property=text("Service Bus's name of the property", example="LockDuration"),
+            expected=scalar("Expected value"),
+            actual=scalar("Actual value"),
+        ),
+    )
+)
+_COUNTS = record(
+    "Messages of a queue",
+    active=count("Active messages"),
+    dead_letter=count("Dead-lettered messages"),
+    scheduled=count("Scheduled messages"),
+    total=count("All messages, including deferred ones"),
+    transfer=count("Messages to be forwarded"),
+    transfer_dead_letter=count("Messages that could not be forwarded"),
+)
+_QUEUE = fields(
+    name=text("Path of the queue", example="contoso/x-servicebus-transfer/0"),
+    reason=_REASON,
+    index=optional(nullable(count("Index of the backlog queue; null if the name has none"))),
+    partitioned=_PARTITIONED,
+    counts=optional(_COUNTS),
+    differences=_DIFFERENCES,
+)
+_FILL = record(
+    "Utilisation and age of a queue; null where not measured",
+    size_bytes=nullable(count("Bytes in use")),
+    effective_max_size_mb=count("Size of all partitions, in MB"),
+    fill_ratio=nullable(number("Used share of the size, from 0 to 1")),
+    idle_seconds=nullable(number("Time since the queue was last used")),
+    idle=flag("Whether it was unused longer than --idle"),
+    peeked=nullable(count("Number of peeked messages")),
+    complete=flag("Whether all messages were peeked"),
+    oldest_seconds=nullable(number("Age of the oldest peeked message")),
+    bytes_per_second=nullable(number("Growth between two samples")),
+    full_in_seconds=nullable(number("Time until it is full at this rate; null if it does not grow")),
+)
+_AUDITED = fields(**_QUEUE, fill=optional(_FILL))
+_DESTINATION = fields(
+    name=text("Destination that peeked messages name; empty for none, * for others"),
+    messages=count("Peeked messages for it"),
+    found=nullable(flag("Whether it exists in the primary")),
+    topic=nullable(flag("Whether it is a topic")),
+    detects_duplicates=nullable(flag("Whether it detects duplicates")),
+    reason=text("Why it is unknown or missing"),
+)
+_SKIPPED = fields(name=text("What was skipped"), reason=text("Why"))
+_AUDIT_LISTS = {
+    "missing": "Expected queues that do not exist",
+    "extra": "Queues beyond the count",
+    "drifted": "Queues that differ from their description",
+    "ok": "Queues as expected",
+    "foreign": "Backlog queues of another primary",
+}
+AUDIT = document(
+    "sbpair/audit/1",
+    "The audit of a pair's backlog queues. JSON Lines have one queue, destination or skipped item each.",
+    record("The line of a queue", outcome=choice("Its list", *_AUDIT_LISTS), **_AUDITED),
+    record("The line of a destination", outcome=choice("Kind of line", "destination"), **_DESTINATION),
+    record("The line of a skipped item", outcome=choice("Kind of line", "skipped"), **_SKIPPED),
+    **{name: array(what, record("One queue", **_AUDITED)) for name, what in _AUDIT_LISTS.items()},
+    destinations=array("Destinations of the peeked messages", record("One destination", **_DESTINATION)),
+    skipped=array("Queues and namespaces that could not be read", record("One item", **_SKIPPED)),
+    findings=array("Kinds of findings", text("Kind, as in --fail-on")),
+)
+
+_PRUNE_LISTS = {
+    "would_remove": "Queues that a run with --yes would delete",
+    "removed": "Deleted queues",
+    "kept": "Queues that hold messages",
+    "gone": "Queues that another process deleted meanwhile",
+    "failed": "Queues that could not be deleted",
+}
+PRUNE = document(
+    "sbpair/prune/1",
+    "Backlog queues beyond the count. JSON Lines have one queue each.",
+    record("The line of a queue", outcome=choice("Its list", *_PRUNE_LISTS), **_QUEUE),
+    dry_run=flag("Whether nothing was deleted"),
+    **{name: array(what, record("One queue", **_QUEUE)) for name, what in _PRUNE_LISTS.items()},
+)
+
+_PROVISION_LISTS = {
+    "created": "Created entities",
+    "existing": "Entities that exist as described",
+    "drifted": "Entities that exist and differ",
+    "failed": "Entities that could not be created",
+    "not_tried": "Entities not tried after a failure or an interruption",
+    "would_create": "Entities that a run without --dry-run would create",
+}
+_ENTITY = fields(
+    name=text("Path of the entity"),
+    reason=_REASON,
+    namespace=optional(text("Name of the namespace")),
+    kind=optional(text("Kind of entity: queue, topic, subscription or rule")),
+    index=optional(count("Index of a backlog queue")),
+    partitioned=_PARTITIONED,
+    differences=_DIFFERENCES,
+)
+PROVISION = document(
+    "sbpair/provision/1",
+    "The entities that provision created or found. JSON Lines have one entity each.",
+    record("The line of an entity", outcome=choice("Its list", *_PROVISION_LISTS), **_ENTITY),
+    dry_run=flag("Whether nothing was created"),
+    **{name: array(what, record("One entity", **_ENTITY)) for name, what in _PROVISION_LISTS.items()},
+)
+
+_PLACED = fields(
+    name=text("Name of the entity"),
+    namespace=text("Name of the namespace"),
+    kind=choice("Kind of entity", "queue", "topic"),
+    tier=text("Tier of the namespace", example="Standard"),
+    partitions=nullable(count("Number of partitions; null if only the possible numbers are known")),
+    partitions_possible=optional(array("Possible numbers of partitions", count("A number"))),
+    max_size_mb=count("Chosen size, in MB"),
+    effective_max_size_mb=count("Size of all partitions, in MB"),
+)
+_CREATED = fields(
+    **_PLACED,
+    outcome=choice("Outcome", "created", "existing", "would_create", "failed"),
+    created=flag("Whether it was created now"),
+    reason=_REASON,
+)
+PARTITION = forms(
+    "sbpair/partition/1",
+    "A created or existing partitioned entity. JSON Lines have one namespace each.",
+    record(
+        "The document: the first namespace without a failure, then all",
+        **_CREATED,
+        dry_run=flag("Whether nothing was created"),
+        namespaces=array("One entry for each namespace", record("The entity in one namespace", **_CREATED)),
+    ),
+    record("The line of a namespace", **_CREATED),
+)
+
+_LISTED = fields(
+    **_PLACED,
+    size_bytes=nullable(count("Bytes in use")),
+    fill_ratio=nullable(number("Used share of the size, from 0 to 1")),
+)
+_UNREAD = fields(namespace=text("Name of the namespace"), reason=text("Why"))
+PARTITION_LIST = document(
+    "sbpair/partition-list/1",
+    "Queues and topics with their partitions. JSON Lines have one entity or unread namespace each.",
+    record("The line of an entity", **_LISTED),
+    record("The line of an unread namespace", **_UNREAD),
+    entities=array("Queues and topics", record("One entity", **_LISTED)),
+    failed=array("Namespaces that could not be read", record("One namespace", **_UNREAD)),
+)
+
+ANSWER = fields(
+    seconds=number("Time to the answer"),
+    reason=text("Why it is not up; empty if it is"),
+    hint=text("What to do about it; may be empty"),
+)
+_SIDE = record("One namespace", namespace=text("Its name"), health=choice("Whether it answers", "up", "down"), **ANSWER)
+_WAITING = fields(
+    messages=nullable(count("Messages, or the number of peeked ones if exact is false; null if unknown")),
+    exact=flag("Whether messages is exact"),
+    dead_letters=nullable(count("Dead-lettered messages; null if unknown")),
+    oldest_seconds=nullable(number("Age of the oldest message; null if unknown or none")),
+)
+STATUS = document(
+    "sbpair/status/1",
+    "The health of a pair and the size of its backlog.",
+    primary=_SIDE,
+    secondary=_SIDE,
+    backlog=record("All backlog queues together", **_WAITING),
+    queues=array(
+        "Backlog queues", record("One queue", name=text("Its path"), **_WAITING, note=text("Remark; may be empty"))
+    ),
+    entities=array(
+        "Checked queues and topics of the primary",
+        record(
+            "One entity",
+            name=text("Its path"),
+            health=choice("Whether a link could be opened", *HEALTH),
+            waiting=count("Messages for it in the backlog"),
+            **ANSWER,
+        ),
+    ),
+    outbox=nullable(
+        record(
+            "The file of --outbox; null without it",
+            path=text("Its path"),
+            messages=count("Messages in it"),
+            entities=array(
+                "Its destinations",
+                record(
+                    "One destination",
+                    name=text("Its path"),
+                    messages=count("Messages for it"),
+                    oldest_seconds=number("Age of the oldest"),
+                ),
+            ),
+        )
+    ),
+    skipped=array("Queues and namespaces that could not be read", record("One item", **_SKIPPED)),
+)
+
+_PINGED = fields(name=text("Path of the entity"), health=choice("Whether it accepted the ping", *HEALTH), **ANSWER)
+PING = document(
+    "sbpair/ping/1",
+    "Answers to pings. JSON Lines have one entity each.",
+    record("The line of an entity", **_PINGED),
+    namespace=text("Name of the primary namespace"),
+    entities=array("Pinged entities", record("One entity", **_PINGED)),
+)
+
+_SETTING = fields(
+    key=text("Name of the setting", example="primary.namespace"),
+    value=scalar("Its value; intervals are in seconds, secrets are masked"),
+    source=text("Option, variable, file or setting it comes from; empty for a default"),
+    origin=choice("Kind of source", "flag", "environment", "file", "default", "derived"),
+)
+CONFIG = document(
+    "sbpair/config/1",
+    "The effective configuration. JSON Lines have one setting each.",
+    record("The line of a setting", **_SETTING),
+    record("With --path", path=text("Path of the configuration file"), exists=flag("Whether the file exists")),
+    record("With --example", example=text("An example configuration file")),
+    settings=array("Settings", record("One setting", **_SETTING)),
+)
+
+_CHECK = fields(
+    name=text("Name of the check", example="primary.sign_in"),
+    outcome=choice("Outcome", "ok", "failed", "note", "unknown"),
+    assumed=optional(text("Assumed behaviour, of a live test")),
+    observed=optional(text("Observed behaviour, of a live test")),
+    reason=text("What was found"),
+    hint=text("What to do about it; may be empty"),
+    exit_code=count("Exit code of the problem; 0 for none"),
+)
+DOCTOR = document(
+    "sbpair/doctor/1",
+    "The checks of sbpair doctor. JSON Lines have one check each.",
+    record("The line of a check", **_CHECK),
+    checks=array("Checks", record("One check", **_CHECK)),
+    live=array("Live tests; empty without --live", record("One test", **_CHECK)),
+)
+
+EMULATOR = document(
+    "sbpair/emulator/1",
+    "How to connect to the emulator, on one line.",
+    namespaces=array(
+        "Namespaces",
+        record(
+            "One namespace",
+            name=text("Its name"),
+            endpoint=text("Host and port"),
+            connection_string=text("Connection string"),
+            tls_connection_string=optional(text("Connection string for TLS, with --tls")),
+        ),
+    ),
+    ca_file=optional(text("File with the CA, with --tls")),
+    identity=optional(
+        record("Managed identity, with --identity", endpoint=text("IDENTITY_ENDPOINT"), header=text("IDENTITY_HEADER"))
+    ),
+)
+
+_MESSAGE = fields(
+    **{"from": choice("Namespace it came from", "primary", "secondary")},
+    message_id=nullable(text("Message id")),
+    sequence_number=nullable(count("Sequence number")),
+    enqueued_at=nullable(text("Enqueued time, with its UTC offset")),
+    delivery_count=nullable(count("Delivery count")),
+    session_id=nullable(text("Session id")),
+    subject=nullable(text("Subject")),
+    content_type=nullable(text("Content type")),
+    correlation_id=nullable(text("Correlation id")),
+    properties={"type": "object", "description": "Application properties"},
+    body=anything("Body: text, or an AMQP value; null if body_base64 is present"),
+    body_base64=optional(text("Body that is not UTF-8, in base64")),
+)
+RECEIVE = document(
+    "sbpair/receive/1",
+    "Received messages. JSON Lines have one message each.",
+    record("The line of a message", **_MESSAGE),
+    entity=text("Queue, or topic with subscription"),
+    messages=array("Messages", record("One message", **_MESSAGE)),
+    received=count("Received or peeked messages"),
+    not_removed=count("Messages that were printed but not removed"),
+    duplicates=count("Copies that were not printed"),
+    removed=flag("Whether messages are removed, so without --peek"),
+)
+
+SEND = document(
+    "sbpair/send/1",
+    "The receipt of sbpair send: messages = primary + backlog + outbox + in_doubt + failed.",
+    entity=text("Queue or topic"),
+    messages=count("Messages that were tried"),
+    primary=count("Accepted by the primary"),
+    backlog=count("Accepted by the backlog"),
+    outbox=count("Stored in the outbox"),
+    in_doubt=count("Sent last, without an answer"),
+    failed=count("Refused"),
+    next_line=count("First line that is not accepted yet"),
+    doubtful=array("Ids of possible duplicates", text("Message id")),
+    failure=nullable(
+        record(
+            "Why it ended early; null if it did not",
+            line=nullable(count("Line of the message")),
+            reason=text("What happened"),
+            hint=text("What to do about it"),
+        )
+    ),
+    seconds=number("Duration"),
+    stopped=flag("Whether a signal ended it"),
+)
+
+_NAME = fields(name=text("Name of the schema"), description=text("Its description"))
+SCHEMA_LIST = document(
+    "sbpair/schemas/1",
+    "The schemas that sbpair schema prints. JSON Lines have one schema each.",
+    record("The line of a schema", **_NAME),
+    schemas=array("Schemas", record("One schema", **_NAME)),
+)
