@@ -43,6 +43,6 @@ def findings(incomplete: str) -> list[str]:
 
 def topics() -> list[str]:
     """Return the topics of `sbpair help`."""
-    from sbpair.cli.documents import all_documents
+    from sbpair.cli.commands.help import all_documents
 
     return list(all_documents())

@@ -9,14 +9,14 @@ import logging
 import time
 
 from sbpair.cli.options.common import Display, LogFormat
+from sbpair.cli.render.screen import utc
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 def line(level: str, logger: str, message: str, *, at: float | None = None, **more: object) -> str:
     """Return one line of JSON. `at` is in seconds since 1970; the default is now."""
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-    return json.dumps({"time": moment, "level": level, "logger": logger, "message": message, **more})
+    return json.dumps({"time": utc(at), "level": level, "logger": logger, "message": message, **more})
 
 
 class JsonLines(logging.Formatter):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.cli import documents
 from sbpair.cli.commands import help as help_command
 from sbpair.cli.options.common import Display
 from sbpair.errors import UsageError
@@ -23,15 +22,15 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "syphon" / "README.md").write_text("\n## Moving messages\n")
     (tmp_path / "amqp").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(documents, "files", lambda _name: tmp_path)
+        patch.setattr(help_command, "files", lambda _name: tmp_path)
         yield
 
 
 def test_topics_are_the_documents_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with package(tmp_path, monkeypatch):
-        found = documents.all_documents()
+        found = help_command.all_documents()
     assert list(found) == ["runbook", "syphon"]
-    assert [documents.title_of(each) for each in found.values()] == ["The runbook", "Moving messages"]
+    assert [help_command.title_of(each) for each in found.values()] == ["The runbook", "Moving messages"]
 
 
 def test_a_topic_is_plain_markdown_off_a_terminal(
@@ -59,7 +58,7 @@ def test_a_command_without_a_document_is_named(tmp_path: Path, monkeypatch: pyte
 
 def test_the_list_has_a_line_for_each_document() -> None:
     lines = sbpair("help").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["TOPIC", *documents.all_documents()]
+    assert [line.split()[0] for line in lines] == ["TOPIC", *help_command.all_documents()]
 
 
 def vars_of(display: Display) -> dict[str, object]:

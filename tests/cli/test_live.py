@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sbpair.cli.progress.live_table import draw, fit, number, rate
+from sbpair.cli.progress.live_table import draw_board, fit, number, rate
 from sbpair.cli.progress.move_board import BoardView, DestinationRow, QueueRow
 
 DRAWINGS = Path(__file__).parent / "drawings"
@@ -60,7 +60,7 @@ def drawn(name: str) -> str:
     view, width, lines = CASES[name]
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(draw(view, width, lines))
+        console.print(draw_board(view, width, lines))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 

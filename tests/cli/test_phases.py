@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from sbpair.cli.options.common import Display, LogFormat
-from sbpair.cli.progress.phase_board import PhaseBoard, PhaseRow, PhaseView
-from sbpair.cli.progress.phase_table import draw
-from sbpair.cli.progress.replay_progress import JsonReplayProgress, ReplayProgress
+from sbpair.cli.progress.live_table import draw_phase
+from sbpair.cli.progress.replay_progress import JsonReplayProgress, PhaseBoard, PhaseRow, PhaseView, ReplayProgress
 from sbpair.cli.render.screen import Screen
 from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
 
@@ -25,7 +24,7 @@ DRAIN = ReplayPhase("drain", "draining")
 def drawn(view: PhaseView, width: int = 80, lines: int = 24) -> list[str]:
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(draw(view, width, lines))
+        console.print(draw_phase(view, width, lines))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 

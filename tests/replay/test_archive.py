@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.cli.commands.replay import table
+from sbpair.cli.commands.replay_archive import table
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey
 from sbpair.replay import driver, gc
 from sbpair.replay import run as runs

@@ -1,17 +1,33 @@
 """`sbpair audit`: runs `sbpair.management.auditing` and prints its findings."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import findings
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
 from sbpair.cli.options.values import Management, group_of, positive_seconds_of, seconds_of, selected_pair
-from sbpair.cli.render.screen import Screen
+from sbpair.cli.render import queues
+from sbpair.cli.render.screen import Document, Screen, columns, rounded, spoken
 from sbpair.errors import UsageError
-from sbpair.management.audit_findings import FAIL_ON, AuditFinding, audit_exit_code
+from sbpair.management.audit_findings import (
+    FAIL_ON,
+    Audit,
+    AuditFinding,
+    DestinationSummary,
+    QueueItem,
+    audit_exit_code,
+    is_full,
+)
 from sbpair.management.auditing import MAX_PEEK
+from sbpair.model.queues import Utilisation
+from sbpair.model.report import Outcome
 
+SCHEMA = "sbpair/audit/1"
+LISTS = (Outcome.MISSING, Outcome.EXTRA, Outcome.DRIFTED, Outcome.OK, Outcome.FOREIGN)
+DESTINATIONS_SHOWN = 40
+MIN_NOTED_IDLE_SECONDS = 86_400
 DEFAULT = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
 ALL, NONE = "all", "none"
 CHOICES = ", ".join((*AuditFinding, ALL, NONE))
@@ -56,10 +72,10 @@ def command(
     screen = Screen(display)
     group = group_of(management)
     pair = selected_pair(connection, screen, count=count)
-    from sbpair.cli.render import audit as render
+    from sbpair.cli.progress.line_progress import PeekProgress
     from sbpair.management import auditing
 
-    with render.AuditProgress(screen) as progress:
+    with PeekProgress(screen) as progress:
         found = run(
             lambda _stop: auditing.audit(
                 pair,
@@ -70,7 +86,7 @@ def command(
                 on_event=progress,
             )
         )
-    screen.result(render.document(found), render.lines(found), render.table(found))
+    screen.result(SCHEMA, document(found), table(found), lines(found))
     for each in found.unseen:
         screen.warn(f"skipped {each.name}: {each.reason}")
     return audit_exit_code(found, kinds)
@@ -95,3 +111,88 @@ def _idle(text: str | None) -> float | None:
 
 def _sample(text: str) -> float:
     return seconds_of("--sample", text, limit=MAX_SAMPLE_SECONDS, hint="a minute or two are enough")
+
+
+def document(audit: Audit) -> Document:
+    """Return the audit as JSON."""
+    return {
+        **queues.document(audit, LISTS, _entry),
+        "destinations": [asdict(each) for each in audit.destinations],
+        "skipped": [asdict(each) for each in audit.unseen],
+        "findings": sorted(audit.findings),
+    }
+
+
+def lines(audit: Audit) -> list[Document]:
+    """Return one object for each queue, destination and skipped item."""
+    return [
+        *queues.lines(audit, _entry),
+        *({"outcome": "destination", **asdict(each)} for each in audit.destinations),
+        *({"outcome": "skipped", **asdict(each)} for each in audit.unseen),
+    ]
+
+
+def table(audit: Audit) -> Iterator[str]:
+    """Yield the audit as text."""
+    if audit.items:
+        heading = ("QUEUE", "OUTCOME", "ACTIVE", "DEAD", "SCHEDULED", "TOTAL", "OLDEST", "FULL", "NOTE")
+        yield from columns([heading, *map(_row, audit)])
+    if audit.destinations:
+        yield ""
+        rows = [_destination_row(each) for each in audit.destinations[:DESTINATIONS_SHOWN]]
+        yield from columns([("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "NOTE"), *rows])
+        if len(audit.destinations) > DESTINATIONS_SHOWN:
+            yield f"… and {len(audit.destinations) - DESTINATIONS_SHOWN} more: --output json has all of them"
+
+
+def _entry(item: QueueItem) -> dict[str, object]:
+    fill = item.detail.fill if item.detail else None
+    return queues.entry(item) | ({"fill": _fill(fill)} if fill else {})
+
+
+def _fill(fill: Utilisation) -> dict[str, object]:
+    return {
+        "size_bytes": fill.size_bytes,
+        "effective_max_size_mb": fill.max_bytes // 1024 // 1024,
+        "fill_ratio": None if fill.fill_ratio is None else round(fill.fill_ratio, 6),
+        "idle_seconds": rounded(fill.idle_seconds),
+        "idle": fill.idle,
+        "peeked": fill.peeked,
+        "complete": fill.complete,
+        "oldest_seconds": rounded(fill.oldest_seconds),
+        "bytes_per_second": rounded(fill.bytes_per_second),
+        "full_in_seconds": rounded(fill.full_in_seconds),
+    }
+
+
+def _row(item: QueueItem) -> list[object]:
+    *cells, note = queues.row(item, counted=True)
+    fill = item.detail.fill if item.detail else None
+    if fill is None:
+        return [*cells, "", "", note]
+    oldest = "" if fill.oldest_seconds is None else spoken(fill.oldest_seconds)
+    return [*cells, oldest, _share(fill), "; ".join(filter(None, (str(note), *_notes(fill))))]
+
+
+def _share(fill: Utilisation) -> str:
+    if fill.fill_ratio is None:
+        return ""
+    return "<1%" if 0 < fill.fill_ratio < 0.01 else f"{fill.fill_ratio:.0%}"
+
+
+def _notes(fill: Utilisation) -> Iterator[str]:
+    if fill.idle or (fill.idle_seconds or 0) >= MIN_NOTED_IDLE_SECONDS:
+        yield f"unused for {spoken(fill.idle_seconds or 0)}"
+    if fill.full_in_seconds is not None:
+        yield f"full in {spoken(fill.full_in_seconds)} at this rate{': move it now' if is_full(fill) else ''}"
+    elif fill.bytes_per_second is not None:
+        yield "not growing"
+    if fill.peeked is not None and not fill.complete:
+        yield f"peeked only the first {fill.peeked}"
+
+
+def _destination_row(each: DestinationSummary) -> tuple[object, ...]:
+    found = {True: "topic" if each.topic else "yes", False: "no", None: "?"}[each.found]
+    duplicates = {True: "detected", False: "not detected", None: "?" if each.found else ""}[each.detects_duplicates]
+    name = {"": "(none)", "*": "(others)"}.get(each.name, each.name)
+    return (name, each.messages, found, duplicates, each.reason)

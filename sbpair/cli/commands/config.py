@@ -52,8 +52,7 @@ def command(
     file = Path(str(config.file_setting(flags, os.environ).value))
     if path or example:
         shown = {"path": str(file), "exists": file.exists()} if path else {"example": EXAMPLE}
-        document = {"schema": SCHEMA, **shown}
-        screen.result(document, [document], [str(file)] if path else [EXAMPLE.rstrip()])
+        screen.result(SCHEMA, shown, [str(file)] if path else [EXAMPLE.rstrip()])
         return 0
     _require_some(flags, file)
     found = effective(config.load(flags, os.environ))
@@ -62,8 +61,7 @@ def command(
         for key, setting in found.items()
     ]
     rows = [(key, _shown(setting.value), _from(setting)) for key, setting in found.items()]
-    lines = [{"schema": SCHEMA, **entry} for entry in entries]
-    screen.result({"schema": SCHEMA, "settings": entries}, lines, columns([("SETTING", "VALUE", "FROM"), *rows]))
+    screen.result(SCHEMA, {"settings": entries}, columns([("SETTING", "VALUE", "FROM"), *rows]), entries)
     return 0
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.options.common import Display, PairSelection, StateDirectory, option, options
 from sbpair.cli.options.values import flags_of, positive_seconds_of
-from sbpair.cli.render.screen import Document, Screen, columns, spoken
+from sbpair.cli.render.screen import Document, Screen, columns, plural, spoken
 from sbpair.errors import UsageError
 from sbpair.model.report import Outcome, Report
 
@@ -88,21 +89,16 @@ def command(
         {side: path for side, path in (("primary", destination), ("secondary", queue)) if path},
     )
     screen.say(f"checking {_named(survey)}, at most {seconds:g} s each")
-    diagnosis = run(lambda _stop: diagnose(subject, seconds=seconds, on_event=lambda event: _show(screen, event)))
+    on_event = partial(_show, screen)
+    diagnosis = run(lambda _stop: diagnose(subject, seconds=seconds, on_event=on_event))
     diagnosis = Report((*configuration(survey), *diagnosis))
     if tests.live:
-        answers = run(
-            lambda _stop: questions.ask_live(
-                survey.endpoints,
-                tag,
-                seconds=seconds,
-                slow=tests.include_idle_test,
-                on_event=lambda event: _show(screen, event),
-            )
-        )
-        diagnosis = Report((*diagnosis, *answers))
+        asked = partial(questions.ask_live, survey.endpoints, tag, seconds=seconds, slow=tests.include_idle_test)
+        diagnosis = Report((*diagnosis, *run(lambda _stop: asked(on_event=on_event))))
     entries = [entry(check) for check in diagnosis]
-    screen.result(document(entries), [{"schema": SCHEMA, **each} for each in entries], table(diagnosis))
+    live = [each for each in entries if str(each["name"]).startswith("live.")]
+    checks = [each for each in entries if each not in live]
+    screen.result(SCHEMA, {"checks": checks, "live": live}, table(diagnosis), entries)
     return diagnosis_exit_code(diagnosis)
 
 
@@ -133,26 +129,20 @@ def entry(check: "Check") -> Document:
     }
 
 
-def document(entries: list[Document]) -> Document:
-    """Return the checks as JSON, live tests apart."""
-    live = [each for each in entries if str(each["name"]).startswith("live.")]
-    return {"schema": SCHEMA, "checks": [each for each in entries if each not in live], "live": live}
-
-
 def table(diagnosis: "Diagnosis") -> Iterator[str]:
     """Yield one line for each check, and one for its hint."""
     compared = [check for check in diagnosis if check.detail and check.detail.assumed]
     checked = [check for check in diagnosis if check not in compared]
     yield from _with_hints(
-        checked, [("CHECK", "OUTCOME", "WHAT"), *((_title_of(c), c.outcome, c.reason) for c in checked)]
+        checked, [("CHECK", "OUTCOME", "WHAT"), *((_as_words(c.name), c.outcome, c.reason) for c in checked)]
     )
     if compared:
         yield ""
-        rows = [(_title_of(c), c.outcome, c.detail.assumed, c.detail.observed) for c in compared if c.detail]
+        rows = [(_as_words(c.name), c.outcome, c.detail.assumed, c.detail.observed) for c in compared if c.detail]
         yield from _with_hints(compared, [("QUESTION", "OUTCOME", "ASSUMED", "OBSERVED"), *rows])
     failed, unknown = len(diagnosis.of(Outcome.FAILED)), len(diagnosis.of(Outcome.UNKNOWN))
     yield ""
-    problems = f"{failed} problem{'s' if failed != 1 else ''}" if failed else "no problems"
+    problems = plural(failed, "problem") if failed else "no problems"
     yield problems + (f"; {unknown} unknown" if unknown else "")
 
 
@@ -163,10 +153,6 @@ def _with_hints(checks: list["Check"], rows: list[tuple[object, ...]]) -> Iterat
         yield text
         if check.detail and check.detail.hint:
             yield columns([(f"  -> {check.detail.hint}",)])[0]
-
-
-def _title_of(check: "Check") -> str:
-    return _as_words(check.name)
 
 
 def _as_words(name: str) -> str:
@@ -182,7 +168,7 @@ def _show(screen: Screen, event: "CheckResult | LiveEvent") -> None:
         case QuestionPending(name, seconds):
             screen.say(f"waiting for {_as_words(name)}, about {spoken(seconds)}")
         case _:
-            screen.detail(f"{_title_of(event.check)}: {event.check.outcome}, {event.check.reason}")
+            screen.detail(f"{_as_words(event.check.name)}: {event.check.outcome}, {event.check.reason}")
 
 
 def _named(survey: config.Survey) -> str:

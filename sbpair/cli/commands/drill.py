@@ -117,21 +117,18 @@ def command(*, workload: Workload, timings: Timings, target: DrillTarget, displa
                 pair, tag, queues=queues, seed=workload.seed, intervals=intervals, on_event=on_event
             )
         )
-    verdict = document(result, pair)
-    screen.result(verdict, [verdict], table(result, stranded=pair is None))
+    screen.result(SCHEMA, document(result, pair), table(result, stranded=pair is None))
     return result.exit_code
 
 
 def document(result: "drill.DrillResult", pair: "Pair | None") -> Document:
     """Return the verdict as JSON."""
-    against = pair.name if pair else None
     return {
-        "schema": SCHEMA,
         **asdict(result),
         "receipt": result.receipt.document(),
         "sending": {**asdict(result.sending), "receipt": result.sending.receipt.document()},
         "seconds": round(result.seconds, 3),
-        "against": against,
+        "against": pair.name if pair else None,
     }
 
 

@@ -1,15 +1,19 @@
-"""`sbpair help`: shows a document of the package."""
+"""`sbpair help`: shows a document of the package: a README.md in a folder, or an upper-case file at the top."""
 
 import os
 import sys
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Annotated
 
-from sbpair.cli import documents
 from sbpair.cli.app import COMMANDS, PROGRAM
 from sbpair.cli.completion import topics
 from sbpair.cli.options.common import Display, argument, options
 from sbpair.cli.render.screen import Screen, columns
 from sbpair.errors import UsageError
+
+FIRST = ("runbook", "architecture")
 
 
 @options
@@ -27,9 +31,9 @@ def command(
       sbpair help runbook
     """
     screen = Screen(display)
-    known = documents.all_documents()
+    known = all_documents()
     if topic is None:
-        rows = [(name, documents.title_of(document)) for name, document in known.items()]
+        rows = [(name, title_of(document)) for name, document in known.items()]
         for line in columns([("TOPIC", "TITLE"), *rows]):
             screen.write(line)
         screen.say(f"show one with {PROGRAM} help TOPIC; for options see {PROGRAM} COMMAND --help")
@@ -52,3 +56,25 @@ def _print(screen: Screen, text: str) -> None:
     from rich.markdown import Markdown
 
     Console().print(Markdown(text))
+
+
+def all_documents() -> dict[str, Traversable]:
+    """Return the documents by topic, the runbook and the architecture first."""
+    found = dict(_documents())
+    return {
+        topic: found[topic] for topic in sorted(found, key=lambda topic: (topic not in FIRST, topic != FIRST[0], topic))
+    }
+
+
+def title_of(document: Traversable) -> str:
+    """Return the first line, without its heading marks."""
+    lines = (line.lstrip("# ").strip() for line in document.read_text("utf-8").splitlines())
+    return next((line for line in lines if line), "")
+
+
+def _documents() -> Iterator[tuple[str, Traversable]]:
+    for each in files("sbpair").iterdir():
+        if each.is_dir() and (readme := each / "README.md").is_file():
+            yield each.name, readme
+        elif each.name.endswith(".md"):
+            yield each.name.removesuffix(".md").lower(), each

@@ -1,5 +1,6 @@
 """`sbpair partition`: runs `sbpair.management.partitioning` and prints the result."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -10,14 +11,18 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.help import Command, CommandGroup
 from sbpair.cli.options.common import Display, PairSelection, argument, option, options
 from sbpair.cli.options.values import Management, group_of, selected_pair
-from sbpair.cli.render import partitions
 from sbpair.cli.render.queues import progress
-from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.screen import Document, Screen, columns, size
 from sbpair.errors import UsageError
+from sbpair.model.report import Outcome
+from sbpair.model.tiers import MEGABYTES
 
 if TYPE_CHECKING:
     from sbpair.management.partitioned import QueueOrTopic
+    from sbpair.management.partitioning import PartitionedEntityState, PartitionItem, PartitionReport
     from sbpair.model.pair import Endpoint
+
+SCHEMA, LIST_SCHEMA = "sbpair/partition/1", "sbpair/partition-list/1"
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
 
@@ -150,10 +155,11 @@ def list_entities(
             endpoints, group=group, on_event=lambda event: progress(screen, event)
         )
     )
-    partitions.warn(screen, report)
+    warn(screen, report)
     if not report.items:
         screen.say("no queues and no topics")
-    screen.result(partitions.listed(report), partitions.listed_lines(report), partitions.list_table(report))
+    found, unread = list(_found(report)), list(_failed(report))
+    screen.result(LIST_SCHEMA, {"entities": found, "failed": unread}, list_table(report), found + unread)
     return partitioning.partition_exit_code(report)
 
 
@@ -177,11 +183,9 @@ def _create(wanted: "QueueOrTopic", where: _Where, management: Management, displ
             endpoints, wanted, group=group, dry_run=dry_run, on_event=lambda event: progress(screen, event)
         )
     )
-    partitions.warn(screen, report)
-    partitions.print_doubts(screen, report)
-    screen.result(
-        partitions.created(report, dry_run=dry_run), partitions.created_lines(report), partitions.table(report)
-    )
+    warn(screen, report)
+    print_doubts(screen, report)
+    screen.result(SCHEMA, created(report, dry_run=dry_run), table(report), _made(report))
     return partitioning.partition_exit_code(report)
 
 
@@ -192,3 +196,87 @@ def _endpoints(where: _Where, screen: Screen) -> "list[Endpoint]":
     if where.both:
         return [pair.primary, pair.secondary]
     return [pair.secondary if where.side is SideOption.SECONDARY else pair.primary]
+
+
+def created(report: "PartitionReport", *, dry_run: bool) -> Document:
+    """Return a creation as JSON: the first namespace without a failure, and all namespaces."""
+    entries = list(_made(report))
+    first = next(entry for entry in entries if entry["outcome"] != Outcome.FAILED)
+    anywhere = any(entry["created"] for entry in entries)
+    return {**first, "created": anywhere, "dry_run": dry_run, "namespaces": entries}
+
+
+def table(report: "PartitionReport") -> list[str]:
+    """Return lines of text."""
+    rows = [(item.name, *_room(placed), item.outcome.replace("_", " ")) for item, placed in _details(report)]
+    return columns([("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "OUTCOME"), *rows])
+
+
+def list_table(report: "PartitionReport") -> list[str]:
+    """Return lines of text."""
+    rows = [(item.name, *_room(placed), *_taken(placed)) for item, placed in _details(report)]
+    heading = ("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "HOLDS", "FULL")
+    return columns([heading, *rows]) if rows else []
+
+
+def warn(screen: Screen, report: "PartitionReport") -> None:
+    """Print the failures of one of several namespaces."""
+    for item in report.of(Outcome.FAILED):
+        screen.warn(item.reason)
+
+
+def print_doubts(screen: Screen, report: "PartitionReport") -> None:
+    """Name the namespaces whose partitioning is unknown before the creation."""
+    for item, placed in _details(report):
+        if item.outcome is Outcome.WOULD_CREATE and 1 in placed.partitions:
+            screen.say(f"{placed.namespace} may not be partitioned; if so, it refuses this")
+
+
+def _details(report: "PartitionReport") -> "Iterator[tuple[PartitionItem, PartitionedEntityState]]":
+    return ((item, item.detail) for item in report if item.detail)
+
+
+def _made(report: "PartitionReport") -> Iterator[dict[str, object]]:
+    for item, placed in _details(report):
+        outcome: dict[str, object] = {"outcome": item.outcome, "created": item.outcome is Outcome.CREATED}
+        yield {"name": item.name} | _entry(placed) | outcome | ({"reason": item.reason} if item.reason else {})
+
+
+def _found(report: "PartitionReport") -> Iterator[dict[str, object]]:
+    for item, placed in _details(report):
+        fill_ratio = None if placed.fill_ratio is None else round(placed.fill_ratio, 6)
+        yield {"name": item.name} | _entry(placed) | {"size_bytes": placed.size_bytes, "fill_ratio": fill_ratio}
+
+
+def _failed(report: "PartitionReport") -> Iterator[dict[str, object]]:
+    return ({"namespace": item.name, "reason": item.reason} for item in report.of(Outcome.FAILED))
+
+
+def _entry(placed: "PartitionedEntityState") -> dict[str, object]:
+    possible = placed.partitions
+    return {
+        "namespace": placed.namespace,
+        "kind": placed.kind,
+        "tier": placed.tier,
+        "partitions": possible[0] if len(possible) == 1 else None,
+        **({} if len(possible) == 1 else {"partitions_possible": list(possible)}),
+        "max_size_mb": placed.max_size_mb,
+        "effective_max_size_mb": placed.effective_max_size_mb,
+    }
+
+
+def _room(placed: "PartitionedEntityState") -> tuple[object, ...]:
+    possible = placed.partitions
+    count = possible[0] if len(possible) == 1 else " or ".join(map(str, possible))
+    sizes = (_gigabytes(placed.max_size_mb), _gigabytes(placed.effective_max_size_mb))
+    return placed.kind, placed.namespace, count, *sizes
+
+
+def _taken(placed: "PartitionedEntityState") -> tuple[str, str]:
+    if placed.size_bytes is None or placed.fill_ratio is None:
+        return "", ""
+    return size(placed.size_bytes), f"{placed.fill_ratio:.1%}"
+
+
+def _gigabytes(megabytes: int) -> str:
+    return f"{megabytes // MEGABYTES} GB" if megabytes % MEGABYTES == 0 else f"{megabytes} MB"

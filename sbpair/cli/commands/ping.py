@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import Display, PairSelection, argument, option, options
-from sbpair.cli.options.values import seconds_of, selected_pair
+from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, columns
 
 if TYPE_CHECKING:
+    from sbpair.errors import SbpairError
     from sbpair.failover.pinger import PingResult
 
 SCHEMA = "sbpair/ping/1"
@@ -36,32 +37,34 @@ def command(
     screen = Screen(display)
     seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
     pair = selected_pair(connection, screen)
-    names = list(dict.fromkeys(entities))
-    from sbpair.backlog import check_path
-
-    for name in names:
-        check_path(name, shorten="give the name of a queue or topic")
-    from sbpair.failover.pinger import ping_all, ping_exit_code
+    names = entity_names(entities)
+    from sbpair.failover import pinger
 
     answers = run(
-        lambda _stop: ping_all(pair.primary, names, seconds=seconds, on_event=lambda each: _print(screen, each))
+        lambda _stop: pinger.ping_all(
+            pair.primary,
+            names,
+            seconds=seconds,
+            on_event=lambda each: screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s"),
+        )
     )
     entries = [entry(each) for each in answers]
-    document = {"schema": SCHEMA, "namespace": pair.primary.name, "entities": entries}
-    screen.result(document, [{"schema": SCHEMA, **each} for each in entries], table(answers))
-    return ping_exit_code(answers)
+    screen.result(SCHEMA, {"namespace": pair.primary.name, "entities": entries}, table(answers), entries)
+    return pinger.ping_exit_code(answers)
 
 
 def entry(pinged: "PingResult") -> Document:
     """Return one entity as JSON."""
-    error = pinged.error
     return {
         "name": pinged.entity,
         "health": str(pinged.health),
-        "seconds": round(pinged.seconds, 3),
-        "reason": error.message if error else "",
-        "hint": error.hint if error else "",
+        **answered(pinged.seconds, pinged.error),
     }
+
+
+def answered(seconds: float, error: "SbpairError | None") -> Document:
+    """Return when an answer came, and why it is a failure, as JSON."""
+    return {"seconds": round(seconds, 3), "reason": error.message if error else "", "hint": error.hint if error else ""}
 
 
 def table(answers: "Iterable[PingResult]") -> Iterator[str]:
@@ -71,7 +74,3 @@ def table(answers: "Iterable[PingResult]") -> Iterator[str]:
         for each in answers
     ]
     yield from columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows])
-
-
-def _print(screen: Screen, pinged: "PingResult") -> None:
-    screen.detail(f"{pinged.entity} is {pinged.health} after {pinged.seconds:.2f} s")

@@ -9,7 +9,7 @@ from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
 from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render import queues
-from sbpair.cli.render.screen import Document, Screen, columns
+from sbpair.cli.render.screen import Screen, columns
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.report import Outcome
 
@@ -65,7 +65,8 @@ def command(
         return report, stop.is_set()
 
     report, stopped = run_gracefully(main)
-    screen.result(document(report) | {"dry_run": dry_run}, lines(report), table(report))
+    document = queues.document(report, LISTS, _entry) | {"dry_run": dry_run}
+    screen.result(SCHEMA, document, table(report), queues.lines(report, _entry))
     for item in report.of(Outcome.DRIFTED):
         screen.warn(f"{_title_of(item)} differs: {item.reason}")
     for item in report.of(Outcome.FAILED):
@@ -75,16 +76,6 @@ def command(
     if stopped and report.of(Outcome.NOT_TRIED, Outcome.FAILED):
         raise KeyboardInterrupt
     return provisioning.provision_exit_code(report, strict=strict)
-
-
-def document(report: "EntityReport") -> dict[str, object]:
-    """Return the report as JSON, with one list for each outcome."""
-    return {"schema": SCHEMA, **{str(each): [_entry(item) for item in report.of(each)] for each in LISTS}}
-
-
-def lines(report: "EntityReport") -> list[Document]:
-    """Return one object for each entity."""
-    return [{"schema": SCHEMA, "outcome": str(item.outcome), **_entry(item)} for item in report]
 
 
 def table(report: "EntityReport") -> list[str]:

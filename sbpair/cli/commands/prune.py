@@ -7,7 +7,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render import queues
-from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.screen import Screen, plural
 from sbpair.errors import UsageError
 from sbpair.model.pair import Pair
 from sbpair.model.queues import ControlEvent, QueueProvisioned
@@ -52,8 +52,9 @@ def command(
     planned = [item.name for item in report.of(Outcome.WOULD_REMOVE)]
     if not planned:
         return 0
-    number = f"{len(planned)} queue{'s' if len(planned) != 1 else ''}"
-    if not dry_run and _can_ask(screen) and screen.asks(f"Delete {number}?"):
+    number = plural(len(planned), "queue")
+    can_ask = screen.can_ask and sys.stdout is not None and sys.stdout.isatty()
+    if not dry_run and can_ask and screen.asks(f"Delete {number}?"):
         return _remove(pair, screen, planned)
     screen.say(f"nothing was deleted: confirm {number} with sbpair prune --yes")
     return 0
@@ -82,11 +83,7 @@ def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
 
 
 def _show(screen: Screen, report: queues.QueueReport, *, dry_run: bool) -> None:
-    document = queues.document(SCHEMA, report, LISTS) | {"dry_run": dry_run}
-    screen.result(document, queues.lines(SCHEMA, report), queues.table(report, counted=True))
+    document = queues.document(report, LISTS, queues.entry) | {"dry_run": dry_run}
+    screen.result(SCHEMA, document, queues.table(report, counted=True), queues.lines(report, queues.entry))
     if not report.items:
         screen.say("nothing to delete: no backlog queue beyond --count")
-
-
-def _can_ask(screen: Screen) -> bool:
-    return screen.can_ask and sys.stdout is not None and sys.stdout.isatty()

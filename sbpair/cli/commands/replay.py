@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbpair.cli.commands import replay_gc, replay_plan, replay_submit
+from sbpair.cli.commands import replay_archive, replay_plan, replay_submit
 from sbpair.cli.commands.replay_submit import PrintSubmit
 from sbpair.cli.help import Command, CommandGroup
 from sbpair.cli.options.common import (
@@ -35,11 +34,10 @@ from sbpair.cli.options.replay import (
     OnlyQueues,
     RunId,
     backlog_paths,
-    open_archive,
 )
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
-from sbpair.cli.render.screen import Document, Screen, clean, columns
+from sbpair.cli.render.screen import Screen
 from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -47,9 +45,6 @@ if TYPE_CHECKING:
     from sbpair.replay.driver import ReplayResult
     from sbpair.replay.request import ReplayRequest
     from sbpair.replay.selection import Selection
-
-SCHEMA, STATUS_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1"
-BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
 app.command("plan", cls=Command)(replay_plan.command)
@@ -229,116 +224,9 @@ def resume_command(
     return _run(screen, lambda report: driver.resume_run(request, run_id, report, wanted))
 
 
-@app.command("verify", cls=Command)
-@options
-def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
-    """Prove from the files alone that each archived message has one outcome.
-
-    Contacts no namespace and needs no Java.
-
-    Examples:
-      sbpair replay verify 20261122-101500-3f2a --archive /mnt/archive
-      sbpair replay verify 20261122-101500-3f2a --archive s3://bucket/dir -o json
-
-    Exit codes: 0 all were sent; 1 the files contradict each other; 3 some expired, were quarantined or are unsent; 4 a
-    file is broken
-    """
-    screen = Screen(display)
-    place = open_archive(archive, run_id)
-    from sbpair.replay import run_status
-
-    run, proof = run_status.prove_run(place)
-    proof_ = {"schema": SCHEMA, "run": run_id, **proof.document(run)}
-    screen.result(proof_, [proof_], table(proof_))
-    return proof.exit_code
-
-
-@app.command("status", cls=Command)
-@options
-def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
-    """Show how far a run is, from its files alone.
-
-    Contacts no namespace and changes nothing.
-
-    Examples:
-      sbpair replay status 20261122-101500-3f2a --archive /mnt/archive
-      sbpair replay status 20261122-101500-3f2a --archive /mnt/archive -o json
-    """
-    screen = Screen(display)
-    place = open_archive(archive, run_id)
-    from sbpair.replay import run_status
-
-    found = {"schema": STATUS_SCHEMA, **run_status.run_status(place)}
-    shown = [(name.replace("_", " "), str(found[name])) for name in found if name not in ("schema", "pair", "queues")]
-    screen.result(found, [found], columns(shown))
-    return 0
-
-
-@app.command("stop", cls=Command)
-@options
-def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
-    """Ask a run on any machine to stop after the messages in flight.
-
-    Examples:
-      sbpair replay stop 20261122-101500-3f2a --archive /mnt/archive
-      sbpair replay stop 20261122-101500-3f2a --archive s3://bucket/dir
-    """
-    screen = Screen(display)
-    place = open_archive(archive, run_id)
-    from sbpair.replay import run_status
-
-    run_status.request_stop(place)
-    screen.say(f"run {run_id} will stop; sbpair replay resume {run_id} continues it")
-    return 0
-
-
-app.command("gc", cls=Command)(replay_gc.command)
+for _name, _command in replay_archive.COMMANDS.items():
+    app.command(_name, cls=Command)(_command)
 app.command("package", cls=Command)(replay_submit.package_command)
-
-
-def table(proof: Document) -> Iterator[str]:
-    """Yield the proof as text, the equation first."""
-    yield f"run {proof['run']}"
-    whole, rest = ("archived", "unsent") if proof["mode"] == "archive" else ("received", "in_doubt")
-    yield (
-        f"{whole} {proof[whole]} = "
-        + " + ".join(f"{proof[bucket]} {bucket}" for bucket in BUCKETS)
-        + (f" + {proof[rest]} {rest.replace('_', ' ')}" if proof[rest] else "")
-    )
-    yield from _counted("QUEUE", proof["queues"])
-    yield from _counted(
-        "DESTINATION", {name: {"acknowledged": n} for name, n in _mapping(proof["destinations"]).items()}
-    )
-    for reason, number in _mapping(proof["reasons"]).items():
-        yield clean(f"{number} not sent: {reason}")
-    named: Any = proof["doubtful"]
-    if named:
-        some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
-        count: Any = proof["doubtful_total"]
-        yield clean(f"possible duplicates: {count} ({some}{', …' if count > 3 else ''})")
-    for queue, number in _mapping(proof["remaining_in_queues"]).items():
-        yield clean(f"{number} remain in {queue}: locked by another receiver, or deferred")
-    for path in _list(proof["unreadable"]):
-        yield f"{path} cannot be read: it would name possible duplicates"
-    if proof["contradictions"] or proof["unknown"]:
-        yield "the files contradict each other: please report this"
-
-
-def _counted(heading: str, rows: Any) -> Iterator[str]:
-    shown = {name: counts for name, counts in rows.items() if any(counts.values())}
-    if shown:
-        names = [name for name in next(iter(shown.values())) if any(counts[name] for counts in shown.values())]
-        yield ""
-        head = (heading, *(name.upper().replace("_", " ") for name in names))
-        yield from columns([head, *((key, *(counts[name] for name in names)) for key, counts in shown.items())])
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value)
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return dict(value)
 
 
 def _check_machine() -> None:
@@ -404,8 +292,8 @@ def _run(screen: Screen, act: Any) -> int:
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with replay_progress(screen) as progress:
         result: ReplayResult = act(progress)
-    proof = {"schema": SCHEMA, **result.document()}
-    screen.result(proof, [proof], table(proof))
+    proof = result.document()
+    screen.result(replay_archive.SCHEMA, proof, replay_archive.table(proof))
     code = result.proof.exit_code
     if result.stopped and code in (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS):
         screen.say(f"stopped; sbpair replay resume {result.run.id} continues it")

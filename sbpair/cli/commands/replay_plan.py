@@ -74,6 +74,7 @@ def command(
     screen = Screen(display)
     limits = limits_of(delivery.rate, None, delivery.ttl)
     found = selected_profile(connection, screen, count=selection.count, state=state)
+    from sbpair.cli.progress.line_progress import PeekProgress
     from sbpair.cli.render import forecast
     from sbpair.replay.plan_preview import PlanPreview, normalize_destinations
     from sbpair.syphon import preview
@@ -87,7 +88,7 @@ def command(
     queues = backlog_paths(found.pair, selection.queue, dead_letters=selection.dead_letters)
 
     async def peek(_stop: asyncio.Event) -> "Forecast":
-        with forecast.ForecastProgress(screen) as progress:
+        with PeekProgress(screen) as progress:
             return await preview.make_forecast(
                 found.pair,
                 limits,
@@ -101,7 +102,7 @@ def command(
     result = run(peek)
     notes = [*result.notes, *_notes(result, outlook, allow_missing=delivery.allow_missing)]
     plan = {**forecast.document(result, forecast.REPLAY), "notes": notes}
-    screen.result(plan, [plan], forecast.table(result, forecast.REPLAY))
+    screen.result(forecast.REPLAY.schema, plan, forecast.table(result, forecast.REPLAY))
     for note in notes:
         screen.warn(note)
     unsent = any(flow.outcomes["unsent"] for flow in result.flows)

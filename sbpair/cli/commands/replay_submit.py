@@ -38,11 +38,10 @@ def package_command(
     from sbpair.replay import package
 
     contents, written = package.build_package(file)
-    document = {"schema": SCHEMA, "file": str(file), "bytes": written}
-    document |= {"packed": contents.packed, "native": contents.native}
+    document = {"file": str(file), "bytes": written, "packed": contents.packed, "native": contents.native}
     rows = [(name, version, "packed") for name, version in contents.packed.items()]
     rows += [(name, version, "native: not packed") for name, version in contents.native.items()]
-    screen.result(document, [document], [f"{file}, {size(written)}", "", *columns([("PACKAGE", "VERSION", ""), *rows])])
+    screen.result(SCHEMA, document, [f"{file}, {size(written)}", "", *columns([("PACKAGE", "VERSION", ""), *rows])])
     return 0
 
 
@@ -50,8 +49,7 @@ def show(screen: Screen, request: "ReplayRequest") -> int:
     """Print the command and the names of the environment variables it needs."""
     command = submission(request, sys.argv[1:])
     variables = [each for each in request.variables if each is not None]
-    document = {"schema": SUBMIT_SCHEMA, "command": command, "environment": variables}
-    screen.result(document, [document], [shlex.join(command)])
+    screen.result(SUBMIT_SCHEMA, {"command": command, "environment": variables}, [shlex.join(command)])
     if variables:
         screen.say(f"set {' and '.join(variables)} in its environment and in that of the workers")
     return 0

@@ -1,6 +1,5 @@
 """`sbpair runs list` and `sbpair runs show`: print the records of earlier runs."""
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from sbpair.cli.help import Command, CommandGroup
 from sbpair.cli.options.common import Display, PairSelection, StateDirectory, argument, options
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
-from sbpair.cli.render.screen import Document, Screen, clean, columns, spoken
+from sbpair.cli.render.screen import Document, Screen, clean, columns, spoken, utc
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
@@ -56,8 +55,7 @@ def list_runs(*, state: StateDirectory = None, connection: PairSelection, displa
         kept = _kept(stack, state, connection, screen)
         found = all_runs(kept) if kept else []
     entries = [entry(run) for run in found]
-    lines = [{"schema": SCHEMA, **each} for each in entries]
-    screen.result({"schema": SCHEMA, "runs": entries}, lines, table(found))
+    screen.result(SCHEMA, {"runs": entries}, table(found), entries)
     return 0
 
 
@@ -85,7 +83,7 @@ def show_run(
     with ExitStack() as stack:
         run = find_run(_kept(stack, state, connection, screen), run_id)
     found = full(run)
-    screen.result({"schema": SCHEMA, "runs": [found]}, [{"schema": SCHEMA, **found}], page(run))
+    screen.result(SCHEMA, {"runs": [found]}, page(run), [found])
     return 0
 
 
@@ -94,8 +92,8 @@ def entry(run: "RunRecord") -> dict[str, object]:
     return {
         "id": run.id,
         "command": run.command,
-        "started": _time(run.started_ms),
-        "ended": None if run.ended_ms is None else _time(run.ended_ms),
+        "started": utc(run.started_ms / 1000),
+        "ended": None if run.ended_ms is None else utc(run.ended_ms / 1000),
         "outcome": run.outcome,
         "exit_code": run.exit_code,
         "error": run.error,
@@ -120,7 +118,7 @@ def table(runs: "list[RunRecord]") -> list[str]:
 def _row(run: "RunRecord") -> list[object]:
     receipt = run.receipt or {}
     counts = [receipt.get("received", ""), receipt.get("sent", ""), len(run.doubts)]
-    return [run.id, run.command, _time(run.started_ms), _took(run), run.outcome, *counts]
+    return [run.id, run.command, utc(run.started_ms / 1000), _took(run), run.outcome, *counts]
 
 
 def page(run: "RunRecord") -> Iterator[str]:
@@ -143,10 +141,6 @@ def _kept(stack: ExitStack, state: Path | None, connection: PairSelection, scree
         screen.say(f"no runs yet: {found.state_directory} has no state")
         return None
     return stack.enter_context(kept)
-
-
-def _time(ms: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ms / 1000))
 
 
 def _took(run: "RunRecord") -> str:

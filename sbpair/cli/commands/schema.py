@@ -32,8 +32,7 @@ def command(
     if name is None:
         entries = [{"name": each, "description": known[each]["description"]} for each in sorted(known)]
         rows = [(entry["name"], entry["description"].partition(". ")[0]) for entry in entries]
-        lines = [{"schema": SCHEMA, **entry} for entry in entries]
-        screen.result({"schema": SCHEMA, "schemas": entries}, lines, columns([("NAME", "DESCRIPTION"), *rows]))
+        screen.result(SCHEMA, {"schemas": entries}, columns([("NAME", "DESCRIPTION"), *rows]), entries)
         return 0
     full = name if name in known else f"{PREFIX}{name}{VERSION}"
     if full not in known:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.options.common import Display, OutboxFile, PairSelection, Rate, argument, option, options
-from sbpair.cli.options.values import seconds_of, selected_pair
+from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean, columns
 from sbpair.errors import ExitCode, MachineLacks, UsageError
 
@@ -104,12 +104,11 @@ def command(
     seconds = None if timeout is None else seconds_of("--timeout", timeout, minimum=1, limit=3600)
     if seconds is not None and seconds <= SHORT_SECONDS:
         screen.warn(f"--timeout {seconds:g}s is too short for a partitioned entity to try another partition")
-    from sbpair.backlog import check_path
+    entity_names([entity])
     from sbpair.move.rate_limit import parse_rate
 
-    check_path(entity, shorten="give the name of a queue or topic")
     limit = None if source.rate is None else parse_rate(source.rate)
-    from sbpair.cli.progress.send_progress import SendProgress
+    from sbpair.cli.progress.line_progress import SendProgress
     from sbpair.message_io import line_reader, message_json, send_lines
 
     parse = message_json.parse_json if _is_json(source.format, file) else message_json.parse_body
@@ -140,8 +139,7 @@ def command(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = run_gracefully(send)
-    receipt = document(result, entity)
-    screen.result(receipt, [receipt], table(result))
+    screen.result(SCHEMA, document(result, entity), table(result))
     _print_next_command(screen, result, entity, file)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
 
@@ -150,7 +148,6 @@ def document(result: "SendResult", entity: str) -> Document:
     """Return the receipt as JSON."""
     error = result.error
     return {
-        "schema": SCHEMA,
         "entity": entity,
         "messages": result.messages,
         **asdict(result.delivered),

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run
+from sbpair.cli.commands.ping import answered
 from sbpair.cli.options.common import Count, Display, PairSelection, argument, option, options
-from sbpair.cli.options.values import seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen, columns, spoken
+from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
+from sbpair.cli.render.screen import Document, Screen, columns, rounded, spoken
 
 if TYPE_CHECKING:
-    from sbpair.errors import SbpairError
     from sbpair.status import DestinationStatus, OutboxStatus, QueueStatus, SideStatus, Status
 
 SCHEMA = "sbpair/status/1"
@@ -43,16 +43,11 @@ def command(
     screen = Screen(display)
     seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
     pair = selected_pair(connection, screen, count=count)
-    names = list(dict.fromkeys(entities or ()))
-    from sbpair.backlog import check_path
-
-    for name in names:
-        check_path(name, shorten="give the name of a queue or topic")
+    names = entity_names(entities or ())
     from sbpair import status
 
     found = run(lambda _stop: status.read_status(pair, names, outbox=outbox, seconds=seconds))
-    result = document(found)
-    screen.result(result, [result], table(found))
+    screen.result(SCHEMA, document(found), table(found))
     for name, reason in found.unseen:
         screen.warn(f"skipped {name}: {reason}")
     return found.exit_code
@@ -61,7 +56,6 @@ def command(
 def document(status: "Status") -> Document:
     """Return the status as JSON."""
     return {
-        "schema": SCHEMA,
         "primary": _side(status.primary),
         "secondary": _side(status.secondary),
         "backlog": _backlog(status.queues),
@@ -71,7 +65,7 @@ def document(status: "Status") -> Document:
                 "messages": each.messages,
                 "exact": each.exact,
                 "dead_letters": each.dead_letters,
-                "oldest_seconds": _rounded(each.oldest_seconds),
+                "oldest_seconds": rounded(each.oldest_seconds),
                 "note": each.note,
             }
             for each in status.queues
@@ -115,7 +109,7 @@ def _backlog(queues: "tuple[QueueStatus, ...]") -> Document:
         "messages": sum(counted) if counted else None,
         "exact": len(counted) == len(queues) and all(each.exact for each in queues),
         "dead_letters": sum(dead) if dead else None,
-        "oldest_seconds": _rounded(max(ages, default=None)),
+        "oldest_seconds": rounded(max(ages, default=None)),
     }
 
 
@@ -123,28 +117,20 @@ def _outbox(outbox: "OutboxStatus | None") -> Document | None:
     if outbox is None:
         return None
     entities = [
-        {"name": name, "messages": messages, "oldest_seconds": _rounded(age)} for name, messages, age in outbox.waiting
+        {"name": name, "messages": messages, "oldest_seconds": rounded(age)} for name, messages, age in outbox.waiting
     ]
     return {"path": str(outbox.path), "messages": sum(count for _, count, _ in outbox.waiting), "entities": entities}
 
 
 def _side(side: "SideStatus") -> Document:
-    return {"namespace": side.endpoint.name, "health": _health(side), **_answered(side.seconds, side.error)}
+    return {"namespace": side.endpoint.name, "health": _health(side), **answered(side.seconds, side.error)}
 
 
 def _entity(entity: "DestinationStatus") -> Document:
     link = entity.link
-    answered = _answered(link.seconds, link.error)
-    return {"name": link.entity, "health": str(link.health), "waiting": entity.waiting, **answered}
-
-
-def _answered(seconds: float, error: "SbpairError | None") -> Document:
-    return {"seconds": round(seconds, 3), "reason": error.message if error else "", "hint": error.hint if error else ""}
+    found = {"name": link.entity, "health": str(link.health), "waiting": entity.waiting}
+    return {**found, **answered(link.seconds, link.error)}
 
 
 def _health(side: "SideStatus") -> str:
     return "up" if side.answers else "down"
-
-
-def _rounded(number: float | None) -> float | None:
-    return None if number is None else round(number, 3)

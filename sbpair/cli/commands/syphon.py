@@ -140,8 +140,7 @@ def command(
             )
 
     result = run_gracefully(move)
-    receipt = document(result)
-    screen.result(receipt, [receipt], table(result))
+    screen.result(SCHEMA, document(result), table(result))
     for reason, (queues, hint) in _failures(result).items():
         screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
     return exit_code_of(result, once=mode.once)
@@ -150,7 +149,6 @@ def command(
 def document(result: "runner.SyphonResult") -> dict[str, object]:
     """Return the receipt as JSON."""
     return {
-        "schema": SCHEMA,
         "run": result.run,
         **result.receipt.document(),
         "failures": [{"queue": queue, "reason": error.message} for queue, error in result.failures],
@@ -202,16 +200,16 @@ def exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
 
 
 def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen) -> int:
+    from sbpair.cli.progress.line_progress import PeekProgress
     from sbpair.cli.render import forecast
     from sbpair.syphon import preview
 
     async def peek(_stop: asyncio.Event) -> "Forecast":
-        with forecast.ForecastProgress(screen) as progress:
+        with PeekProgress(screen) as progress:
             return await preview.make_forecast(pair, limits, on_event=progress)
 
     result = run(peek)
-    previewed = forecast.document(result)
-    screen.result(previewed, [previewed], forecast.table(result))
+    screen.result(forecast.SYPHON.schema, forecast.document(result), forecast.table(result))
     for note in result.notes:
         screen.warn(note)
     return result.exit_code

@@ -1,7 +1,7 @@
 """Values of options: durations, the selected pair, and the management API with the place of the namespaces."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -43,6 +43,16 @@ def flags_of(connection: PairSelection, *, count: int | None = None, state: Path
         secondary=connection.secondary,
         backlog_queues=count,
     )
+
+
+def entity_names(given: Iterable[str]) -> list[str]:
+    """Return names of queues and topics without repetitions. Raises UsageError if one is not a path."""
+    from sbpair.backlog import check_path
+
+    names = list(dict.fromkeys(given))
+    for name in names:
+        check_path(name, shorten="give the name of a queue or topic")
+    return names
 
 
 def seconds_of(

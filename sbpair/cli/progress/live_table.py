@@ -10,10 +10,12 @@ from typing import Generic, TypeVar
 
 from rich import live as rich_live
 from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from sbpair.cli.progress.move_board import BoardView, DestinationRow, QueueRow, together
+from sbpair.cli.progress.replay_progress import PhaseRow, PhaseView
 from sbpair.cli.render.screen import clean, spoken
 
 REFRESH_SECONDS = 0.5
@@ -24,8 +26,9 @@ MIN_LINES = 6
 """Below this height, only the queues fit."""
 
 CLOSE_SECONDS = 2.0
+BAR_WIDTH, BAR_WIDTH_WIDE = 16, 32
 
-Row = TypeVar("Row", QueueRow, DestinationRow)
+Row = TypeVar("Row", QueueRow, DestinationRow, PhaseRow)
 Seen = TypeVar("Seen")
 
 
@@ -72,7 +75,7 @@ def _foremost(rows: tuple[Row, ...], limit: int, key: Callable[[Row], tuple[floa
     return tuple(row for row in rows if row in chosen)
 
 
-def draw(view: BoardView, width: int, lines: int) -> RenderableType:
+def draw_board(view: BoardView, width: int, lines: int) -> RenderableType:
     """Return a view as a drawing."""
     shown, wide = fit(view, lines), width >= WIDE
     parts: list[RenderableType] = [_queues(view, shown, wide=wide)]
@@ -86,8 +89,7 @@ def draw(view: BoardView, width: int, lines: int) -> RenderableType:
 def _queues(view: BoardView, shown: FittingRows, *, wide: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), expand=True, pad_edge=False)
     table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", min_width=5)
-    for heading in ("LEFT", "RECEIVED" if wide else "RECVD", "SENT", "MSG/S", "ETA", "OLDEST", "HELD"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    _add_figures(table, "LEFT", "RECEIVED" if wide else "RECVD", "SENT", "MSG/S", "ETA", "OLDEST", "HELD")
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
     for row in shown.queues:
         table.add_row(*_cells(row, wide=wide), style="dim" if row.idle else None)
@@ -101,12 +103,11 @@ def _queues(view: BoardView, shown: FittingRows, *, wide: bool) -> Table:
 def _cells(row: QueueRow, *, wide: bool) -> list[Text]:
     left = "" if row.remaining is None else ("" if row.exact else "~") + number(row.remaining, wide=wide)
     ages = ("" if seconds is None else spoken(seconds) for seconds in (row.eta_seconds, row.oldest_seconds))
-    name = row.queue if wide or "/" not in row.queue else "…" + row.queue[row.queue.rfind("/") :]
     figures = [left, *(number(each, wide=wide) for each in (row.received, row.sent)), rate(row.per_second), *ages]
     style = "red" if row.note.startswith(("failed", "next try")) else "yellow"
     # Text and not str: what came from a service is not markup.
     return [
-        Text(clean(name)),
+        Text(clean(row.queue if wide else _short(row.queue))),
         *map(Text, figures),
         Text(str(row.held) if row.held else ""),
         Text(clean(row.note), "" if row.note.startswith("done") else style),
@@ -116,8 +117,7 @@ def _cells(row: QueueRow, *, wide: bool) -> list[Text]:
 def _destinations(shown: FittingRows, *, wide: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), expand=True, pad_edge=False)
     table.add_column("DESTINATION", no_wrap=True, overflow="ellipsis", min_width=16, max_width=60 if wide else 28)
-    for heading in ("SENT", "MSG/S"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    _add_figures(table, "SENT", "MSG/S")
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
     for row in shown.destinations:
         cells = (row.destination, number(row.sent, wide=wide), rate(row.per_second))
@@ -125,6 +125,61 @@ def _destinations(shown: FittingRows, *, wide: bool) -> Table:
     if shown.more_destinations:
         table.add_row(f"+ {shown.more_destinations} more", style="dim")
     return table
+
+
+def _add_figures(table: Table, *headings: str) -> None:
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+
+
+def draw_phase(view: PhaseView, width: int, lines: int) -> RenderableType:
+    """Return a view as a drawing."""
+    parts: list[RenderableType] = []
+    if view.rows:
+        parts.append(_phase_rows(view, lines - 3, wide=width >= WIDE))
+    # The terminal echoes Ctrl-C behind this line, so it is short.
+    parts.append(Text(f"{view.phase or 'start'} {spoken(view.seconds)} - Ctrl-C to stop", "dim"))
+    return Group(*parts)
+
+
+def _phase_rows(view: PhaseView, room: int, *, wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(view.heading, no_wrap=True, overflow="ellipsis", min_width=5)
+    table.add_column("", width=BAR_WIDTH_WIDE if wide else BAR_WIDTH)
+    _add_figures(table, "DONE", "OF", "MSG/S", "ETA")
+    shown = view.rows if len(view.rows) <= room else _foremost(view.rows, room - 1, _by_activity)
+    for row in shown:
+        table.add_row(*_phase_cells(row, wide=wide))
+    folded = [row for row in view.rows if row not in shown]
+    if folded:
+        table.add_row(*_phase_cells(_together(folded), wide=wide), style="dim")
+    table.add_row(*_phase_cells(view.total, wide=wide), style="bold")
+    return table
+
+
+def _by_activity(row: PhaseRow) -> tuple[float, ...]:
+    return -row.per_second, (row.whole or 0) <= row.done, -row.done
+
+
+def _together(rows: list[PhaseRow]) -> PhaseRow:
+    total = PhaseView("", "", tuple(rows), 0.0).total
+    return PhaseRow(f"+ {len(rows)} more", total.done, total.whole, total.per_second)
+
+
+def _phase_cells(row: PhaseRow, *, wide: bool) -> list[RenderableType]:
+    # Text and not str: what came from a service is not markup.
+    name = Text(clean(row.name if wide else _short(row.name)))
+    bar: RenderableType = Text()
+    if row.whole is not None:
+        # Messages enqueued after the count may also be drained.
+        bar = ProgressBar(total=row.whole or 1, completed=min(row.done, row.whole) if row.whole else 1)
+    whole = "" if row.whole is None else number(row.whole, wide=wide)
+    eta = "" if row.eta_seconds is None else spoken(row.eta_seconds)
+    return [name, bar, *map(Text, (number(row.done, wide=wide), whole, rate(row.per_second), eta))]
+
+
+def _short(name: str) -> str:
+    return "…" + name[name.rfind("/") :] if "/x-servicebus-transfer/" in name.lower() else name
 
 
 def number(count: int, *, wide: bool) -> str:

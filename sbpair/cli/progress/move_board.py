@@ -50,10 +50,7 @@ class QueueRow:
     @property
     def eta_seconds(self) -> float | None:
         """Seconds until it is empty at this rate."""
-        if not self.remaining or not self.per_second:
-            return None
-        seconds = self.remaining / self.per_second
-        return seconds if seconds < MAX_ETA_SECONDS else None
+        return None if self.remaining is None else time_left(self.remaining, self.per_second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +266,14 @@ def _destination_row(found: _DestinationState, now: float) -> DestinationRow:
     reason, until = min(found.backing_off.values(), key=lambda each: each[1])
     waiting = at.waiting or sum(found.waiting.values())
     return DestinationRow(at.destination, at.sent, rate, waiting, reason, max(0.0, until - now))
+
+
+def time_left(remaining: int, per_second: float) -> float | None:
+    """Return the time until nothing remains at this rate; None if unknown, too long or already so."""
+    if remaining <= 0 or not per_second:
+        return None
+    seconds = remaining / per_second
+    return seconds if seconds < MAX_ETA_SECONDS else None
 
 
 def together(name: str, rows: tuple[QueueRow, ...]) -> QueueRow:

@@ -46,12 +46,12 @@ class LiveMoveProgress(MoveProgress):
     sample_seconds = SAMPLE_SECONDS
 
     def __init__(self, screen: Screen) -> None:
-        from sbpair.cli.progress.live_table import draw
+        from sbpair.cli.progress.live_table import draw_board
 
         super().__init__(screen)
         self._board = Board(time.monotonic())
         self._lock = threading.Lock()  # a thread draws it
-        self._shown = live_table(self._view, draw)
+        self._shown = live_table(self._view, draw_board)
 
     def __call__(self, event: SyphonEvent) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.render.screen import Document, Screen, utc
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,8 +47,7 @@ class LineWriter:
 
 def event_line(schema: str, name: str, now_ms: int, *, level: str = "info") -> dict[str, object]:
     """Return the keys that every event line begins with."""
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_ms / 1000))
-    return {"schema": schema, "time": moment, "level": level, "event": name}
+    return {"schema": schema, "time": utc(now_ms / 1000), "level": level, "event": name}
 
 
 def live_table(

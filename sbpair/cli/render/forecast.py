@@ -6,18 +6,12 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from sbpair.cli.progress.move_progress import print_event
-from sbpair.cli.render.screen import Screen, clean, columns, size, spoken
-from sbpair.model.queues import Retrying
-from sbpair.move.events import QueuesFound
+from sbpair.cli.render.screen import clean, columns, size, spoken
 from sbpair.move.peek.destination_lookup import OTHERS
-from sbpair.move.peek.peeker import Peeked
 from sbpair.syphon.forecast import OUTCOMES, FlowStats, total
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from rich.status import Status
 
     from sbpair.model.cost import MoneyRange
     from sbpair.syphon.forecast import DeadLetterGroup, Forecast
@@ -61,7 +55,6 @@ def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str,
         return _sums(flow, forecast.now_ms, words)
 
     return {
-        "schema": words.schema,
         **sums(total(forecast.flows)),
         "queues": [{"queue": queue, **sums(total(flows))} for queue, flows in _by_queue(forecast).items()],
         "destinations": [
@@ -207,37 +200,3 @@ def _money(span: "MoneyRange", currency: str) -> str:
 def _amount(amount: Decimal) -> str:
     """Return an amount with two decimals; a small amount is not 0."""
     return "under 0.01" if 0 < amount < Decimal("0.01") else f"{amount:.2f}"
-
-
-class ForecastProgress:
-    """Shows the number of peeked messages on a terminal while it is entered."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._messages: dict[str, int] = {}
-        self._status: Status | None = None
-
-    def __enter__(self) -> "ForecastProgress":
-        if self._screen.animated:
-            # A tenth of a second to load, for a terminal only.
-            from rich.console import Console
-
-            self._status = Console(stderr=True).status("peeking")
-            self._status.start()
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def __call__(self, event: "QueuesFound | Peeked | Retrying") -> None:
-        """Report one event."""
-        match event:
-            case Peeked(queue, messages):
-                self._messages[queue] = messages
-                if self._status is not None:
-                    self._status.update(f"{sum(self._messages.values())} messages peeked")
-            case Retrying(_what, attempt, wait_seconds, reason):
-                self._screen.say(f"{reason}; attempt {attempt} of 3, retrying in {wait_seconds:.1f} s")
-            case QueuesFound():
-                print_event(self._screen, event)

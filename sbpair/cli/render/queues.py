@@ -1,7 +1,8 @@
 """Queues of a report as JSON and rows, for provision, audit and prune."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from typing import TypeVar
 
 from sbpair.cli.render.screen import Document, Screen, columns
 from sbpair.model.queues import ControlEvent, Listed, QueueFinding, QueueProvisioned, Retrying
@@ -9,6 +10,7 @@ from sbpair.model.report import Outcome, Report, ReportItem
 
 QueueItem = ReportItem[QueueFinding]
 QueueReport = Report[QueueFinding]
+Detail = TypeVar("Detail")
 
 
 def entry(item: QueueItem) -> dict[str, object]:
@@ -21,14 +23,16 @@ def entry(item: QueueItem) -> dict[str, object]:
     return found
 
 
-def document(schema: str, report: QueueReport, outcomes: Iterable[Outcome]) -> dict[str, object]:
-    """Return a report as JSON, with one list for each outcome."""
-    return {"schema": schema, **{str(each): [entry(item) for item in report.of(each)] for each in outcomes}}
+def document(
+    report: Report[Detail], outcomes: Iterable[Outcome], entry: Callable[[ReportItem[Detail]], Document]
+) -> dict[str, object]:
+    """Return a report as JSON, with one list of entries for each outcome."""
+    return {str(each): [entry(item) for item in report.of(each)] for each in outcomes}
 
 
-def lines(schema: str, report: QueueReport) -> list[Document]:
-    """Return one object for each queue."""
-    return [{"schema": schema, "outcome": str(item.outcome), **entry(item)} for item in report]
+def lines(report: Report[Detail], entry: Callable[[ReportItem[Detail]], Document]) -> list[Document]:
+    """Return one entry for each item, with its outcome."""
+    return [{"outcome": str(item.outcome), **entry(item)} for item in report]
 
 
 def table(report: QueueReport, *, counted: bool) -> list[str]:

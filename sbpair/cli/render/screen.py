@@ -6,6 +6,7 @@ Text from messages or from a service is stripped of control characters.
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
@@ -37,13 +38,15 @@ class Screen:
         shown = not self._display.quiet and self._display.log_format is LogFormat.TEXT
         return shown and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
-    def result(self, document: Document, lines: Iterable[Document], table: Iterable[str]) -> None:
-        """Print a result in the selected form: a JSON document, JSON Lines, or text."""
+    def result(
+        self, schema: str, document: Document, table: Iterable[str], lines: Iterable[Document] | None = None
+    ) -> None:
+        """Print a result in the selected form: a JSON document, JSON Lines (by default the document), or text."""
         if self.output is Output.JSON:
-            self.write(json.dumps(document, indent=2))
+            self.write(json.dumps({"schema": schema, **document}, indent=2))
         elif self.output is Output.JSONL:
-            for line in lines:
-                self.write(json.dumps(line))
+            for line in [document] if lines is None else lines:
+                self.write(json.dumps({"schema": schema, **line}))
         else:
             for text in table:
                 self.write(text)
@@ -151,6 +154,19 @@ def columns(rows: Sequence[Sequence[object]]) -> list[str]:
         ).rstrip()
         for row in texts
     ]
+
+
+def utc(seconds: float | None) -> str:
+    """Return a time in seconds since 1970 as `2026-11-22T10:15:00Z`; the default is now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 3)
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def spoken(seconds: float) -> str:

@@ -1,0 +1,98 @@
+"""Progress as one line on a terminal: sent messages, and peeked messages."""
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from sbpair.cli.progress.move_board import RateMeter
+from sbpair.cli.progress.reporting import Progress
+from sbpair.cli.render.screen import Screen, clean
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from sbpair.failover.failover_send import Delivered
+    from sbpair.message_io.send_lines import SendEvent
+    from sbpair.model.queues import ControlEvent
+    from sbpair.move.events import QueuesFound
+    from sbpair.move.peek.peeker import Peeked
+
+REFRESH_SECONDS = 0.1
+
+
+class LineProgress(Progress):
+    """Shows one line while it is entered, if `animated`."""
+
+    def __init__(self, screen: Screen, text: str, *, animated: bool) -> None:
+        self._screen = screen
+        self._status: Status | None = None
+        if animated:
+            # A tenth of a second to load, for a terminal only.
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status(text)
+        super().__init__(self._status)
+
+
+class SendProgress(LineProgress):
+    """Shows the number of sent messages, unless the user types the lines. Prints changes of the destination."""
+
+    def __init__(self, screen: Screen, entity: str, *, typing: bool) -> None:
+        super().__init__(screen, f"connecting to {clean(entity)}", animated=screen.animated and not typing)
+        self._entity = entity
+        self._meter = RateMeter(time.monotonic())
+        self._shown_at = 0.0
+        # It logs the events that are printed here in other words.
+        logging.getLogger("sbpair.failover.events").setLevel(logging.ERROR)
+
+    def __call__(self, event: "SendEvent") -> None:
+        """Report one event."""
+        from sbpair.failover.events import SendInDoubt
+        from sbpair.failover.failover_send import Delivered
+
+        match event:
+            case Delivered():
+                self._show(event)
+            case SendInDoubt():
+                self._screen.detail(str(event))
+            case _:
+                self._screen.warn(str(event))
+
+    def _show(self, delivered: "Delivered") -> None:
+        now = time.monotonic()
+        count = delivered.primary + delivered.backlog + delivered.outbox
+        rate = self._meter.rate(now, count)
+        if self._status is None or now < self._shown_at + REFRESH_SECONDS:
+            return
+        self._shown_at = now
+        aside = "".join(
+            f", {number} of them into the {name}"
+            for name, number in (("backlog", delivered.backlog), ("outbox", delivered.outbox))
+            if number
+        )
+        self._status.update(f"{count} sent to {clean(self._entity)}{aside}, {rate:.0f} a second")
+
+
+class PeekProgress(LineProgress):
+    """Shows the number of peeked messages, and prints the events of the control plane."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(screen, "peeking", animated=screen.animated)
+        self._messages: dict[str, int] = {}
+
+    def __call__(self, event: "QueuesFound | Peeked | ControlEvent") -> None:
+        """Report one event."""
+        from sbpair.cli.progress.move_progress import print_event
+        from sbpair.cli.render import queues
+        from sbpair.move.events import QueuesFound
+        from sbpair.move.peek.peeker import Peeked
+
+        match event:
+            case Peeked(queue, messages):
+                self._messages[queue] = messages
+                if self._status is not None:
+                    self._status.update(f"{sum(self._messages.values())} messages peeked")
+            case QueuesFound():
+                print_event(self._screen, event)
+            case _:
+                queues.progress(self._screen, event)
