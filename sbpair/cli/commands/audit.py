@@ -9,7 +9,7 @@ from sbpair.cli.completion import findings
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
 from sbpair.cli.options.values import Management, group_of, positive_seconds_of, seconds_of, selected_pair
 from sbpair.cli.render import queues
-from sbpair.cli.render.screen import Document, Screen, columns, rounded, spoken
+from sbpair.cli.render.screen import Document, Screen, columns, limited, rounded, spoken
 from sbpair.errors import UsageError
 from sbpair.management.audit_findings import (
     FAIL_ON,
@@ -86,7 +86,7 @@ def command(
                 on_event=progress,
             )
         )
-    screen.result(SCHEMA, document(found), table(found), lines(found))
+    screen.result(SCHEMA, _document(found), _table(found), _lines(found))
     for each in found.unseen:
         screen.warn(f"skipped {each.name}: {each.reason}")
     return audit_exit_code(found, kinds)
@@ -113,8 +113,7 @@ def _sample(text: str) -> float:
     return seconds_of("--sample", text, limit=MAX_SAMPLE_SECONDS, hint="a minute or two are enough")
 
 
-def document(audit: Audit) -> Document:
-    """Return the audit as JSON."""
+def _document(audit: Audit) -> Document:
     return {
         **queues.document(audit, LISTS, _entry),
         "destinations": [asdict(each) for each in audit.destinations],
@@ -123,8 +122,7 @@ def document(audit: Audit) -> Document:
     }
 
 
-def lines(audit: Audit) -> list[Document]:
-    """Return one object for each queue, destination and skipped item."""
+def _lines(audit: Audit) -> list[Document]:
     return [
         *queues.lines(audit, _entry),
         *({"outcome": "destination", **asdict(each)} for each in audit.destinations),
@@ -132,17 +130,14 @@ def lines(audit: Audit) -> list[Document]:
     ]
 
 
-def table(audit: Audit) -> Iterator[str]:
-    """Yield the audit as text."""
+def _table(audit: Audit) -> Iterator[str]:
     if audit.items:
         heading = ("QUEUE", "OUTCOME", "ACTIVE", "DEAD", "SCHEDULED", "TOTAL", "OLDEST", "FULL", "NOTE")
         yield from columns([heading, *map(_row, audit)])
     if audit.destinations:
         yield ""
-        rows = [_destination_row(each) for each in audit.destinations[:DESTINATIONS_SHOWN]]
-        yield from columns([("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "NOTE"), *rows])
-        if len(audit.destinations) > DESTINATIONS_SHOWN:
-            yield f"… and {len(audit.destinations) - DESTINATIONS_SHOWN} more: --output json has all of them"
+        titles = ("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "NOTE")
+        yield from limited([titles, *map(_destination_row, audit.destinations)], DESTINATIONS_SHOWN)
 
 
 def _entry(item: QueueItem) -> dict[str, object]:

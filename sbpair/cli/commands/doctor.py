@@ -91,19 +91,18 @@ def command(
     screen.say(f"checking {_named(survey)}, at most {seconds:g} s each")
     on_event = partial(_show, screen)
     diagnosis = run(lambda _stop: diagnose(subject, seconds=seconds, on_event=on_event))
-    diagnosis = Report((*configuration(survey), *diagnosis))
+    diagnosis = Report((*_configuration(survey), *diagnosis))
     if tests.live:
         asked = partial(questions.ask_live, survey.endpoints, tag, seconds=seconds, slow=tests.include_idle_test)
         diagnosis = Report((*diagnosis, *run(lambda _stop: asked(on_event=on_event))))
-    entries = [entry(check) for check in diagnosis]
+    entries = [_entry(check) for check in diagnosis]
     live = [each for each in entries if str(each["name"]).startswith("live.")]
     checks = [each for each in entries if each not in live]
-    screen.result(SCHEMA, {"checks": checks, "live": live}, table(diagnosis), entries)
+    screen.result(SCHEMA, {"checks": checks, "live": live}, _table(diagnosis), entries)
     return diagnosis_exit_code(diagnosis)
 
 
-def configuration(survey: config.Survey) -> Iterator["Check"]:
-    """Yield checks of the configuration, and of variables with unknown names."""
+def _configuration(survey: config.Survey) -> Iterator["Check"]:
     from sbpair.doctor.check import failed, of_error, ok
 
     for error in survey.errors:
@@ -115,8 +114,7 @@ def configuration(survey: config.Survey) -> Iterator["Check"]:
         yield failed("environment", f"{variable} is not a known variable", f"did you mean {meant}?")
 
 
-def entry(check: "Check") -> Document:
-    """Return one check as JSON."""
+def _entry(check: "Check") -> Document:
     detail = check.detail
     compared = {"assumed": detail.assumed, "observed": detail.observed} if detail and detail.assumed else {}
     return {
@@ -129,8 +127,7 @@ def entry(check: "Check") -> Document:
     }
 
 
-def table(diagnosis: "Diagnosis") -> Iterator[str]:
-    """Yield one line for each check, and one for its hint."""
+def _table(diagnosis: "Diagnosis") -> Iterator[str]:
     compared = [check for check in diagnosis if check.detail and check.detail.assumed]
     checked = [check for check in diagnosis if check not in compared]
     yield from _with_hints(

@@ -117,12 +117,11 @@ def command(*, workload: Workload, timings: Timings, target: DrillTarget, displa
                 pair, tag, queues=queues, seed=workload.seed, intervals=intervals, on_event=on_event
             )
         )
-    screen.result(SCHEMA, document(result, pair), table(result, stranded=pair is None))
+    screen.result(SCHEMA, _document(result, pair), _table(result, stranded=pair is None))
     return result.exit_code
 
 
-def document(result: "drill.DrillResult", pair: "Pair | None") -> Document:
-    """Return the verdict as JSON."""
+def _document(result: "drill.DrillResult", pair: "Pair | None") -> Document:
     return {
         **asdict(result),
         "receipt": result.receipt.document(),
@@ -132,8 +131,7 @@ def document(result: "drill.DrillResult", pair: "Pair | None") -> Document:
     }
 
 
-def table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[str]:
-    """Yield the verdict as text."""
+def _table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[str]:
     sending = result.sending
     names = ("sent", "received", "lost", "duplicated", "altered")
     if stranded:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,9 +38,6 @@ SizeGb = Annotated[
     int, option("--size-gb N", "Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80")
 ]
 Window = Annotated[str | None, option("--duplicate-detection WINDOW", "Detect duplicates within 20s to 7d")]
-OneSide = Annotated[SideOption | None, option("--side SIDE", "primary or secondary [default: primary]")]
-Both = Annotated[bool, option("--both", "Create it in both namespaces")]
-DryRun = Annotated[bool, option("--dry-run", "Only print what would be created")]
 
 
 @app.callback()
@@ -61,9 +59,9 @@ def partition() -> None:
 class Request:
     """Where an entity is created, and whether only a plan is printed."""
 
-    side: OneSide = None
-    both: Both = False
-    dry_run: DryRun = False
+    side: Annotated[SideOption | None, option("--side SIDE", "primary or secondary [default: primary]")] = None
+    both: Annotated[bool, option("--both", "Create it in both namespaces")] = False
+    dry_run: Annotated[bool, option("--dry-run", "Only print what would be created")] = False
 
 
 @app.command("queue", cls=Command)
@@ -95,7 +93,7 @@ def queue(
     wanted = partitioned.partitioned_queue(
         name, size_gb, sessions=sessions, duplicates=duplicate_detection, forward_to=forward_to
     )
-    return _create(wanted, _Where(connection, request.side, request.both), management, display, dry_run=request.dry_run)
+    return _create(wanted, request, management, connection, display)
 
 
 @app.command("topic", cls=Command)
@@ -123,7 +121,7 @@ def topic(
     from sbpair.management import partitioned
 
     wanted = partitioned.partitioned_topic(name, size_gb, duplicates=duplicate_detection)
-    return _create(wanted, _Where(connection, request.side, request.both), management, display, dry_run=request.dry_run)
+    return _create(wanted, request, management, connection, display)
 
 
 @app.command("list", cls=Command)
@@ -147,58 +145,44 @@ def list_entities(
     """
     screen = Screen(display)
     group = group_of(management)
-    endpoints = _endpoints(_Where(connection, side, both=side is None), screen)
+    endpoints = _endpoints(connection, screen, side, both=side is None)
     from sbpair.management import partitioning
 
-    report = run(
-        lambda _stop: partitioning.list_partitions(
-            endpoints, group=group, on_event=lambda event: progress(screen, event)
-        )
-    )
-    warn(screen, report)
+    report = run(lambda _stop: partitioning.list_partitions(endpoints, group=group, on_event=partial(progress, screen)))
+    _warn(screen, report)
     if not report.items:
         screen.say("no queues and no topics")
     found, unread = list(_found(report)), list(_failed(report))
-    screen.result(LIST_SCHEMA, {"entities": found, "failed": unread}, list_table(report), found + unread)
+    screen.result(LIST_SCHEMA, {"entities": found, "failed": unread}, _list_table(report), found + unread)
     return partitioning.partition_exit_code(report)
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """Which namespaces of which pair."""
-
-    connection: PairSelection
-    side: SideOption | None
-    both: bool
-
-
-def _create(wanted: "QueueOrTopic", where: _Where, management: Management, display: Display, *, dry_run: bool) -> int:
+def _create(
+    wanted: "QueueOrTopic", request: Request, management: Management, connection: PairSelection, display: Display
+) -> int:
     screen = Screen(display)
     group = group_of(management)
-    endpoints = _endpoints(where, screen)
+    endpoints = _endpoints(connection, screen, request.side, both=request.both)
     from sbpair.management import partitioning
 
-    report = run(
-        lambda _stop: partitioning.create_partitioned(
-            endpoints, wanted, group=group, dry_run=dry_run, on_event=lambda event: progress(screen, event)
-        )
-    )
-    warn(screen, report)
-    print_doubts(screen, report)
-    screen.result(SCHEMA, created(report, dry_run=dry_run), table(report), _made(report))
+    create = partial(partitioning.create_partitioned, endpoints, wanted, group=group, dry_run=request.dry_run)
+    report = run(lambda _stop: create(on_event=partial(progress, screen)))
+    _warn(screen, report)
+    _print_doubts(screen, report)
+    screen.result(SCHEMA, _created(report, dry_run=request.dry_run), _table(report), _made(report))
     return partitioning.partition_exit_code(report)
 
 
-def _endpoints(where: _Where, screen: Screen) -> "list[Endpoint]":
-    if where.both and where.side is not None:
+def _endpoints(connection: PairSelection, screen: Screen, side: SideOption | None, *, both: bool) -> "list[Endpoint]":
+    if both and side is not None:
         raise UsageError("--side and --both exclude each other", hint="--both is the primary and the secondary")
-    pair = selected_pair(where.connection, screen)
-    if where.both:
+    pair = selected_pair(connection, screen)
+    if both:
         return [pair.primary, pair.secondary]
-    return [pair.secondary if where.side is SideOption.SECONDARY else pair.primary]
+    return [pair.secondary if side is SideOption.SECONDARY else pair.primary]
 
 
-def created(report: "PartitionReport", *, dry_run: bool) -> Document:
+def _created(report: "PartitionReport", *, dry_run: bool) -> Document:
     """Return a creation as JSON: the first namespace without a failure, and all namespaces."""
     entries = list(_made(report))
     first = next(entry for entry in entries if entry["outcome"] != Outcome.FAILED)
@@ -206,26 +190,23 @@ def created(report: "PartitionReport", *, dry_run: bool) -> Document:
     return {**first, "created": anywhere, "dry_run": dry_run, "namespaces": entries}
 
 
-def table(report: "PartitionReport") -> list[str]:
-    """Return lines of text."""
+def _table(report: "PartitionReport") -> list[str]:
     rows = [(item.name, *_room(placed), item.outcome.replace("_", " ")) for item, placed in _details(report)]
     return columns([("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "OUTCOME"), *rows])
 
 
-def list_table(report: "PartitionReport") -> list[str]:
-    """Return lines of text."""
+def _list_table(report: "PartitionReport") -> list[str]:
     rows = [(item.name, *_room(placed), *_taken(placed)) for item, placed in _details(report)]
     heading = ("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "HOLDS", "FULL")
     return columns([heading, *rows]) if rows else []
 
 
-def warn(screen: Screen, report: "PartitionReport") -> None:
-    """Print the failures of one of several namespaces."""
+def _warn(screen: Screen, report: "PartitionReport") -> None:
     for item in report.of(Outcome.FAILED):
         screen.warn(item.reason)
 
 
-def print_doubts(screen: Screen, report: "PartitionReport") -> None:
+def _print_doubts(screen: Screen, report: "PartitionReport") -> None:
     """Name the namespaces whose partitioning is unknown before the creation."""
     for item, placed in _details(report):
         if item.outcome is Outcome.WOULD_CREATE and 1 in placed.partitions:

@@ -48,13 +48,12 @@ def command(
             on_event=lambda each: screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s"),
         )
     )
-    entries = [entry(each) for each in answers]
-    screen.result(SCHEMA, {"namespace": pair.primary.name, "entities": entries}, table(answers), entries)
+    entries = [_entry(each) for each in answers]
+    screen.result(SCHEMA, {"namespace": pair.primary.name, "entities": entries}, _table(answers), entries)
     return pinger.ping_exit_code(answers)
 
 
-def entry(pinged: "PingResult") -> Document:
-    """Return one entity as JSON."""
+def _entry(pinged: "PingResult") -> Document:
     return {
         "name": pinged.entity,
         "health": str(pinged.health),
@@ -67,8 +66,7 @@ def answered(seconds: float, error: "SbpairError | None") -> Document:
     return {"seconds": round(seconds, 3), "reason": error.message if error else "", "hint": error.hint if error else ""}
 
 
-def table(answers: "Iterable[PingResult]") -> Iterator[str]:
-    """Yield the answers as text."""
+def _table(answers: "Iterable[PingResult]") -> Iterator[str]:
     rows = [
         (each.entity, each.health, f"{each.seconds:.2f} s", each.error.message if each.error else "")
         for each in answers

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,13 +61,13 @@ def command(
             entities=requested,
             dry_run=dry_run,
             stop=stop,
-            on_event=lambda event: queues.progress(screen, event),
+            on_event=partial(queues.progress, screen),
         )
         return report, stop.is_set()
 
     report, stopped = run_gracefully(main)
     document = queues.document(report, LISTS, _entry) | {"dry_run": dry_run}
-    screen.result(SCHEMA, document, table(report), queues.lines(report, _entry))
+    screen.result(SCHEMA, document, _table(report), queues.lines(report, _entry))
     for item in report.of(Outcome.DRIFTED):
         screen.warn(f"{_title_of(item)} differs: {item.reason}")
     for item in report.of(Outcome.FAILED):
@@ -78,7 +79,7 @@ def command(
     return provisioning.provision_exit_code(report, strict=strict)
 
 
-def table(report: "EntityReport") -> list[str]:
+def _table(report: "EntityReport") -> list[str]:
     """Return the report as text; namespace and kind are shown only beside other entities than backlog queues."""
     if not report.items:
         return []

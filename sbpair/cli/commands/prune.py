@@ -1,6 +1,7 @@
 """`sbpair prune`: plans a deletion, asks for confirmation and deletes."""
 
 import sys
+from functools import partial
 from typing import Annotated
 
 from sbpair.cli.command_loop import run
@@ -47,7 +48,7 @@ def command(
 
     if yes:
         return _remove(pair, screen, None)
-    report = run(lambda _stop: pruning.prune(pair, on_event=lambda event: queues.progress(screen, event)))
+    report = run(lambda _stop: pruning.prune(pair, on_event=partial(queues.progress, screen)))
     _show(screen, report, dry_run=True)
     planned = [item.name for item in report.of(Outcome.WOULD_REMOVE)]
     if not planned:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import Display, Output, PairSelection, argument, option, options
 from sbpair.cli.options.values import positive_seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen, clean
+from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def command(
     printer = MessagePrinter(screen, path, counted, peek=peek, forgets=forgets)
 
     def on_event(event: "ReplicationEvent") -> None:
-        for text in warnings(event):
+        for text in _warnings(event):
             screen.warn(text)
 
     async def main(_stop: object) -> None:
@@ -131,13 +131,13 @@ class MessagePrinter:
                 self._screen.write(self._head())
             rest = json.dumps({**asdict(self._counted), "removed": not self._peek})
             self._screen.write(f"], {rest[1:]}")
-        for text in summary(self._counted, removed=not self._peek):
+        for text in _summary(self._counted, removed=not self._peek):
             self._screen.say(text)
         missing = self._counted.received - self._counted.duplicates
         if self._forgets and missing > 0:
             self._screen.say(
-                f"the next run prints copies of {_messages(missing)} that arrive later, unless both runs use the same"
-                " --store file"
+                f"the next run prints copies of {plural(missing, 'message')} that arrive later, unless both runs use"
+                " the same --store file"
             )
 
     def show(self, side: "Side", message: Document) -> None:
@@ -147,7 +147,7 @@ class MessagePrinter:
         elif self._screen.output is Output.JSON:
             lines = [f", {json.dumps(entry)}"] if self._shown else [self._head(), f"  {json.dumps(entry)}"]
         else:
-            lines = [line(entry)] if self._shown else [row("ENQUEUED", "FROM", "ID", "BODY"), line(entry)]
+            lines = [_line(entry)] if self._shown else [_row("ENQUEUED", "FROM", "ID", "BODY"), _line(entry)]
         for text in lines:
             self._screen.write(text)
         self._shown += 1
@@ -156,12 +156,11 @@ class MessagePrinter:
         return f'{{"schema": "{SCHEMA}", "entity": {json.dumps(self._entity)}, "messages": ['
 
 
-def row(enqueued: str, side: str, message_id: str, body: str) -> str:
+def _row(enqueued: str, side: str, message_id: str, body: str) -> str:
     return f"{enqueued:<20}  {side:<9}  {message_id:<36}  {body}".rstrip()
 
 
-def line(entry: Document) -> str:
-    """Return a message as one line without control characters."""
+def _line(entry: Document) -> str:
     body = entry["body"]
     if "body_base64" in entry:
         encoded = str(entry["body_base64"])
@@ -170,24 +169,22 @@ def line(entry: Document) -> str:
         text = clean(body if isinstance(body, str) else json.dumps(body))
     shown = text if len(text) <= BODY_SHOWN else f"{text[: BODY_SHOWN - 1]}…"
     enqueued = str(entry["enqueued_at"] or "")[:19]
-    return row(enqueued, str(entry["from"]), clean(entry["message_id"] or "-"), shown)
+    return _row(enqueued, str(entry["from"]), clean(entry["message_id"] or "-"), shown)
 
 
-def summary(counted: "ReceiveCounts", *, removed: bool) -> list[str]:
-    """Return the counts as sentences."""
-    lines = [f"{_messages(counted.received)} {'removed' if removed else 'peeked'}"]
+def _summary(counted: "ReceiveCounts", *, removed: bool) -> list[str]:
+    lines = [f"{plural(counted.received, 'message')} {'removed' if removed else 'peeked'}"]
     if counted.duplicates:
         lines.append(
             f"{counted.duplicates} further {'copy' if counted.duplicates == 1 else 'copies'}"
             f" {'removed' if removed else 'skipped'}"
         )
     if counted.not_removed:
-        lines.append(f"{_messages(counted.not_removed)} printed but not removed: they will be delivered again")
+        lines.append(f"{plural(counted.not_removed, 'message')} printed but not removed: they will be delivered again")
     return lines
 
 
-def warnings(event: "ReplicationEvent") -> list[str]:
-    """Return the warnings of an event."""
+def _warnings(event: "ReplicationEvent") -> list[str]:
     from sbpair.replication.events import NoKey, Redelivered, SideBack, SideLost
 
     match event:
@@ -200,10 +197,6 @@ def warnings(event: "ReplicationEvent") -> list[str]:
         case NoKey(_entity, side, number, reason):
             return [f"message {number} of the {side} has no key: {reason}"]
     return []
-
-
-def _messages(count: int) -> str:
-    return f"{count} message{'' if count == 1 else 's'}"
 
 
 def _settings(deduplication: Deduplication, *, peek: bool) -> "DedupSettings | None":

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from sbpair.cli.options.common import Display, option, options
 from sbpair.cli.options.replay import ArchiveUrl, RunId, open_archive
-from sbpair.cli.render.screen import Screen, clean, columns, size
+from sbpair.cli.render.screen import Screen, clean, columns, size, some
 
 SCHEMA, STATUS_SCHEMA, GC_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1", "sbpair/replay-gc/1"
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
@@ -128,9 +128,8 @@ def table(proof: Mapping[str, Any]) -> Iterator[str]:
     for reason, number in proof["reasons"].items():
         yield clean(f"{number} not sent: {reason}")
     if named := proof["doubtful"]:
-        some = ", ".join(str(each["message_id"] or each["sequence_number"]) for each in named[:3])
-        count = proof["doubtful_total"]
-        yield clean(f"possible duplicates: {count} ({some}{', …' if count > 3 else ''})")
+        ids = [each["message_id"] or each["sequence_number"] for each in named]
+        yield clean(f"possible duplicates: {proof['doubtful_total']} ({some(ids, more=proof['doubtful_total'] > 3)})")
     for queue, number in proof["remaining_in_queues"].items():
         yield clean(f"{number} remain in {queue}: locked by another receiver, or deferred")
     for path in proof["unreadable"]:

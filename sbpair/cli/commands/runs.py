@@ -54,8 +54,8 @@ def list_runs(*, state: StateDirectory = None, connection: PairSelection, displa
     with ExitStack() as stack:
         kept = _kept(stack, state, connection, screen)
         found = all_runs(kept) if kept else []
-    entries = [entry(run) for run in found]
-    screen.result(SCHEMA, {"runs": entries}, table(found), entries)
+    entries = [_entry(run) for run in found]
+    screen.result(SCHEMA, {"runs": entries}, _table(found), entries)
     return 0
 
 
@@ -82,13 +82,12 @@ def show_run(
 
     with ExitStack() as stack:
         run = find_run(_kept(stack, state, connection, screen), run_id)
-    found = full(run)
-    screen.result(SCHEMA, {"runs": [found]}, page(run), [found])
+    found = _full(run)
+    screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
     return 0
 
 
-def entry(run: "RunRecord") -> dict[str, object]:
-    """Return one run as JSON."""
+def _entry(run: "RunRecord") -> dict[str, object]:
     return {
         "id": run.id,
         "command": run.command,
@@ -101,14 +100,12 @@ def entry(run: "RunRecord") -> dict[str, object]:
     }
 
 
-def full(run: "RunRecord") -> Document:
-    """Return one run as JSON, with its receipt and its messages in doubt."""
+def _full(run: "RunRecord") -> Document:
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
-    return {**entry(run), "receipt": run.receipt, "doubtful": doubtful}
+    return {**_entry(run), "receipt": run.receipt, "doubtful": doubtful}
 
 
-def table(runs: "list[RunRecord]") -> list[str]:
-    """Return one line for each run."""
+def _table(runs: "list[RunRecord]") -> list[str]:
     if not runs:
         return []
     heading = ("RUN", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
@@ -121,9 +118,8 @@ def _row(run: "RunRecord") -> list[object]:
     return [run.id, run.command, utc(run.started_ms / 1000), _took(run), run.outcome, *counts]
 
 
-def page(run: "RunRecord") -> Iterator[str]:
-    """Yield one run as text."""
-    facts = {**entry(run), **(run.receipt or {}), "took": _took(run), "in_doubt": len(run.doubts)}
+def _page(run: "RunRecord") -> Iterator[str]:
+    facts = {**_entry(run), **(run.receipt or {}), "took": _took(run), "in_doubt": len(run.doubts)}
     shown = [(name.replace("_", " "), str(facts[name])) for name in SHOWN if facts.get(name) not in (None, "")]
     yield from columns(shown)
     yield from breakdown(run.receipt or {})

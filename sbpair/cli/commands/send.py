@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.options.common import Display, OutboxFile, PairSelection, Rate, argument, option, options
 from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen, clean, columns
+from sbpair.cli.render.screen import Document, Screen, clean, columns, some
 from sbpair.errors import ExitCode, MachineLacks, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SCHEMA = "sbpair/send/1"
 STDIN = "-"
 SHORT_SECONDS = 15.0
-IDS_SHOWN = 3
 JSON_ENDINGS = (".jsonl", ".ndjson")
 
 
@@ -139,13 +138,12 @@ def command(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = run_gracefully(send)
-    screen.result(SCHEMA, document(result, entity), table(result))
+    screen.result(SCHEMA, _document(result, entity), _table(result))
     _print_next_command(screen, result, entity, file)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
 
 
-def document(result: "SendResult", entity: str) -> Document:
-    """Return the receipt as JSON."""
+def _document(result: "SendResult", entity: str) -> Document:
     error = result.error
     return {
         "entity": entity,
@@ -161,14 +159,12 @@ def document(result: "SendResult", entity: str) -> Document:
     }
 
 
-def table(result: "SendResult") -> Iterator[str]:
-    """Yield the receipt as text."""
+def _table(result: "SendResult") -> Iterator[str]:
     counted = {**asdict(result.delivered), "in doubt": result.in_doubt, "failed": result.failed}
     rows = [("all", result.messages), *((name, count) for name, count in counted.items())]
     yield from columns([("MESSAGES", "COUNT"), *rows])
     if result.doubtful:
-        some = ", ".join(result.doubtful[:IDS_SHOWN]) + (", …" if len(result.doubtful) > IDS_SHOWN else "")
-        yield clean(f"possible duplicates: {len(result.doubtful)} ({some})")
+        yield clean(f"possible duplicates: {len(result.doubtful)} ({some(result.doubtful)})")
 
 
 def _print_next_command(screen: Screen, result: "SendResult", entity: str, file: str) -> None:

@@ -47,14 +47,13 @@ def command(
     from sbpair import status
 
     found = run(lambda _stop: status.read_status(pair, names, outbox=outbox, seconds=seconds))
-    screen.result(SCHEMA, document(found), table(found))
+    screen.result(SCHEMA, _document(found), _table(found))
     for name, reason in found.unseen:
         screen.warn(f"skipped {name}: {reason}")
     return found.exit_code
 
 
-def document(status: "Status") -> Document:
-    """Return the status as JSON."""
+def _document(status: "Status") -> Document:
     return {
         "primary": _side(status.primary),
         "secondary": _side(status.secondary),
@@ -76,8 +75,7 @@ def document(status: "Status") -> Document:
     }
 
 
-def table(status: "Status") -> Iterator[str]:
-    """Yield one line for each namespace, queue, entity and outbox entry."""
+def _table(status: "Status") -> Iterator[str]:
     rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "DEAD", "OLDEST", "NOTE")]
     for what, side in (("primary", status.primary), ("secondary", status.secondary)):
         rows.append((what, side.endpoint.name, _health(side), "", "", "", side.error.message if side.error else ""))

@@ -22,7 +22,7 @@ from sbpair.cli.options.common import (
 )
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
-from sbpair.cli.render.screen import Screen, clean, columns
+from sbpair.cli.render.screen import Screen, clean, columns, plural, some
 from sbpair.errors import ExitCode, UsageError
 from sbpair.move.receipt import BUCKETS
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from sbpair.syphon.limits import MoveLimits
 
 SCHEMA = "sbpair/syphon/1"
-IDS_SHOWN = 3
 
 
 class BacklogOrder(StrEnum):
@@ -140,14 +139,13 @@ def command(
             )
 
     result = run_gracefully(move)
-    screen.result(SCHEMA, document(result), table(result))
+    screen.result(SCHEMA, _document(result), _table(result))
     for reason, (queues, hint) in _failures(result).items():
         screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
-    return exit_code_of(result, once=mode.once)
+    return _exit_code_of(result, once=mode.once)
 
 
-def document(result: "runner.SyphonResult") -> dict[str, object]:
-    """Return the receipt as JSON."""
+def _document(result: "runner.SyphonResult") -> dict[str, object]:
     return {
         "run": result.run,
         **result.receipt.document(),
@@ -157,8 +155,7 @@ def document(result: "runner.SyphonResult") -> dict[str, object]:
     }
 
 
-def table(result: "runner.SyphonResult") -> Iterator[str]:
-    """Yield the receipt as text: the counts, then the dead letters by name."""
+def _table(result: "runner.SyphonResult") -> Iterator[str]:
     receipt = result.receipt
     counted = {bucket: getattr(receipt, bucket) for bucket in BUCKETS}
     yield from columns(
@@ -178,19 +175,17 @@ def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
     for each in messages:
         by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))
     for reason, ids in by_reason.items():
-        some = ", ".join(ids[:IDS_SHOWN]) + (", …" if len(ids) > IDS_SHOWN else "")
-        yield clean(f"{heading}: {len(ids)} message{'s' if len(ids) != 1 else ''} ({some}): {reason}")
+        yield clean(f"{heading}: {plural(len(ids), 'message')} ({some(ids)}): {reason}")
 
 
 def _failures(result: "runner.SyphonResult") -> dict[str, tuple[list[str], str]]:
-    """Return why queues failed: {reason: (queues, hint)}."""
     found: dict[str, tuple[list[str], str]] = {}
     for queue, error in result.failures:
         found.setdefault(error.message, ([], error.hint))[0].append(queue)
     return found
 
 
-def exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
+def _exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
     """Return the exit code: a signal ends `--watch` normally, but interrupts `--once`."""
     if result.hurried and result.receipt.balanced:
         return ExitCode.INTERRUPTED

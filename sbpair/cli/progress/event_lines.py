@@ -65,7 +65,7 @@ class EventLines:
             return []
         self._next = now + PROGRESS_SECONDS
         view = self._board.view(now, now_ms)
-        dead = [_dead_letters(count, first, now_ms) for count, first in self._dead.values()]
+        dead: list[Document] = [{**line(first, now_ms), "messages": count} for count, first in self._dead.values()]
         self._dead.clear()
         return [
             *self._allowed(dead, now, now_ms),
@@ -108,10 +108,6 @@ def line(event: SyphonEvent, now_ms: int) -> Document:
 
 def _head(name: str, now_ms: int) -> dict[str, object]:
     return event_line(SCHEMA, name, now_ms, level="warning" if name in WARNINGS else "info")
-
-
-def _dead_letters(count: int, first: DeadLettered, now_ms: int) -> Document:
-    return {**line(first, now_ms), "messages": count}
 
 
 def _queue(row: QueueRow, now_ms: int) -> Document:

@@ -2,11 +2,10 @@
 
 import threading
 import time
-from types import TracebackType
 
 from sbpair.cli.progress.event_lines import EventLines
 from sbpair.cli.progress.move_board import Board, BoardView
-from sbpair.cli.progress.reporting import LineWriter, Progress, choose_form, live_table, wall_clock_ms
+from sbpair.cli.progress.reporting import Progress, choose_form, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Screen
 from sbpair.move.events import (
     DeadLettered,
@@ -46,12 +45,12 @@ class LiveMoveProgress(MoveProgress):
     sample_seconds = SAMPLE_SECONDS
 
     def __init__(self, screen: Screen) -> None:
-        from sbpair.cli.progress.live_table import draw_board
+        from sbpair.cli.progress.live_table import LiveTable, draw_board
 
         super().__init__(screen)
         self._board = Board(time.monotonic())
         self._lock = threading.Lock()  # a thread draws it
-        self._shown = live_table(self._view, draw_board)
+        self._shown = LiveTable(self._view, draw_board)
 
     def __call__(self, event: SyphonEvent) -> None:
         with self._lock:
@@ -70,7 +69,7 @@ class JsonMoveProgress(MoveProgress):
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(screen)
-        self._writer = LineWriter(screen)
+        self._screen = screen
         self._lines = EventLines(time.monotonic())
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -80,21 +79,19 @@ class JsonMoveProgress(MoveProgress):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_details: object) -> None:
         self._ended.set()
         self._thread.join(CLOSE_SECONDS)
-        self._writer.write(self._lines.tick(time.monotonic(), wall_clock_ms(), last=True))
+        write_lines(self._screen, self._lines.tick(time.monotonic(), wall_clock_ms(), last=True))
 
     def __call__(self, event: SyphonEvent) -> None:
         with self._lock:
-            self._writer.write(self._lines.take(event, time.monotonic(), wall_clock_ms()))
+            write_lines(self._screen, self._lines.take(event, time.monotonic(), wall_clock_ms()))
 
     def _tick(self) -> None:
         while not self._ended.wait(TICK_SECONDS):
             with self._lock:
-                self._writer.write(self._lines.tick(time.monotonic(), wall_clock_ms()))
+                write_lines(self._screen, self._lines.tick(time.monotonic(), wall_clock_ms()))
 
 
 def move_progress(screen: Screen, *, watch: bool) -> MoveProgress:

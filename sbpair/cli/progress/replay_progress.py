@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sbpair.cli.progress.move_board import RateMeter, natural_key, time_left
-from sbpair.cli.progress.reporting import LineWriter, Progress, choose_form, event_line, live_table, wall_clock_ms
+from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Document, Screen
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ class LiveReplayProgress(ReplayProgress):
     """Draws a bar for each queue or destination, and prints the phases above."""
 
     def __init__(self, screen: Screen) -> None:
-        from sbpair.cli.progress.live_table import draw_phase
+        from sbpair.cli.progress.live_table import LiveTable, draw_phase
 
         super().__init__(screen)
-        self._shown = live_table(self._view, draw_phase)
+        self._shown = LiveTable(self._view, draw_phase)
 
     def _report(self, view: PhaseView) -> None:
         """Do nothing: the bars show it."""
@@ -150,10 +150,6 @@ class LiveReplayProgress(ReplayProgress):
 
 class JsonReplayProgress(ReplayProgress):
     """Writes JSON lines instead of text."""
-
-    def __init__(self, screen: Screen) -> None:
-        super().__init__(screen)
-        self._writer = LineWriter(screen)
 
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._write("phase", {"phase": phase.name, "text": phase.text, "run": phase.run or None})
@@ -163,7 +159,7 @@ class JsonReplayProgress(ReplayProgress):
             self._write("progress", dict(_fields(view, row)))
 
     def _write(self, name: str, document: Document) -> None:
-        self._writer.write([{**event_line(SCHEMA, name, wall_clock_ms()), **document}])
+        write_lines(self._screen, [{**event_line(SCHEMA, name, wall_clock_ms()), **document}])
 
 
 def _fields(view: PhaseView, row: PhaseRow) -> Iterator[tuple[str, object]]:

@@ -2,17 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, Self, TypeVar
 
 from sbpair.cli.render.screen import Document, Screen, utc
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 Reporter = TypeVar("Reporter")
-Sample = TypeVar("Sample")
 
 
 class Progress:
@@ -25,38 +20,20 @@ class Progress:
         self._shown.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._shown.__exit__(kind, error, traceback)
+    def __exit__(self, *details: Any) -> None:
+        self._shown.__exit__(*details)
 
 
-class LineWriter:
-    """Writes events as JSON lines to stderr. After stderr fails, messages are moved all the same."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-
-    def write(self, lines: Iterable[Document]) -> None:
-        try:
-            for line in lines:
-                self._screen.event(line)
-        except OSError:
-            return
+def write_lines(screen: Screen, lines: Iterable[Document]) -> None:
+    """Write events as JSON lines to stderr. After stderr fails, messages are moved all the same."""
+    with suppress(OSError):
+        for line in lines:
+            screen.event(line)
 
 
 def event_line(schema: str, name: str, now_ms: int, *, level: str = "info") -> dict[str, object]:
     """Return the keys that every event line begins with."""
     return {"schema": schema, "time": utc(now_ms / 1000), "level": level, "event": name}
-
-
-def live_table(
-    sample: Callable[[], Sample], draw: "Callable[[Sample, int, int], RenderableType]"
-) -> AbstractContextManager[Any]:
-    """Return a live table. Loads rich, which takes a tenth of a second."""
-    from sbpair.cli.progress.live_table import LiveTable
-
-    return LiveTable(sample, draw)
 
 
 def choose_form(

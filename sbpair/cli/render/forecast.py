@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from sbpair.cli.render.screen import clean, columns, size, spoken
+from sbpair.cli.render.screen import clean, columns, limited, plural, size, some, spoken
 from sbpair.move.peek.destination_lookup import OTHERS
 from sbpair.syphon.forecast import OUTCOMES, FlowStats, total
 
@@ -82,10 +82,9 @@ def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str
     """Yield the forecast as text."""
     flows, whole = forecast.flows, total(forecast.flows)
     if flows:
-        rows = [_row(forecast, flow, words) for flow in flows[:FLOWS_SHOWN]]
-        yield from columns([("QUEUE", "DESTINATION", "MESSAGES", "SIZE", "OLDEST", "NEWEST", "NOTE"), *rows])
-        if len(flows) > FLOWS_SHOWN:
-            yield f"… and {len(flows) - FLOWS_SHOWN} more lines: --output json has all of them"
+        heading = ("QUEUE", "DESTINATION", "MESSAGES", "SIZE", "OLDEST", "NEWEST", "NOTE")
+        rows = [_row(forecast, flow, words) for flow in flows]
+        yield from limited([heading, *rows], FLOWS_SHOWN, "more lines")
         yield ""
     counted = [(shown.replace("_", " "), whole.outcomes[fate]) for fate, shown in words.outcomes.items()]
     yield from columns([("WOULD BE", "COUNT"), ("peeked", whole.messages), *counted])
@@ -159,15 +158,14 @@ def _note(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> str:
         notes.append(f"{flow.scheduled_in_future} scheduled in the future")
     entity = forecast.entities.get(flow.destination or "")
     if entity is not None and entity.is_topic:
-        notes.append(f"topic, {entity.filters} filter{'s' if entity.filters != 1 else ''}")
+        notes.append(f"topic, {plural(entity.filters or 0, 'filter')}")
     return ", ".join(notes)
 
 
 def _doomed(doomed: "DeadLetterGroup") -> str:
-    names = [str(each.message_id or each.sequence_number) for each in doomed.examples]
-    some = ", ".join(names) + (", …" if doomed.messages > len(names) else "")
-    plural = "s" if doomed.messages != 1 else ""
-    return clean(f"{doomed.reason}: {doomed.messages} message{plural} ({some}): {doomed.description}")
+    names = [each.message_id or each.sequence_number for each in doomed.examples]
+    listed = some(names, len(names), more=doomed.messages > len(names))
+    return clean(f"{doomed.reason}: {plural(doomed.messages, 'message')} ({listed}): {doomed.description}")
 
 
 def _time(forecast: "Forecast") -> str:

@@ -6,7 +6,7 @@ An earlier version may have stored it with fewer keys.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sbpair.cli.render.screen import columns
+from sbpair.cli.render.screen import limited
 from sbpair.move.receipt import BUCKETS
 
 ROWS_SHOWN = 40
@@ -19,23 +19,16 @@ def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         names = ["received", *(name for name in BUCKETS if any(counts.get(name) for counts in queues.values()))]
         heading = ("QUEUE", *(name.replace("_", " ").upper() for name in names))
-        yield from _table(
-            heading, [(queue, *(counts.get(name, 0) for name in names)) for queue, counts in queues.items()]
-        )
+        rows = [(queue, *(counts.get(name, 0) for name in names)) for queue, counts in queues.items()]
+        yield from limited([heading, *rows], ROWS_SHOWN)
     destinations = receipt.get("destinations", {})
     if destinations:
         yield ""
-        yield from _table(("DESTINATION", "SENT"), list(destinations.items()))
+        yield from limited([("DESTINATION", "SENT"), *destinations.items()], ROWS_SHOWN)
     operations = receipt.get("operations")
     if operations:
         yield ""
         yield _operations(operations)
-
-
-def _table(heading: tuple[str, ...], rows: list[tuple[object, ...]]) -> Iterator[str]:
-    yield from columns([heading, *rows[:ROWS_SHOWN]])
-    if len(rows) > ROWS_SHOWN:
-        yield f"… and {len(rows) - ROWS_SHOWN} more: --output json has all of them"
 
 
 def _operations(spent: Mapping[str, int]) -> str:

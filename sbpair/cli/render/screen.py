@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from sbpair.cli.options.common import Display, LogFormat, Output
@@ -167,6 +167,18 @@ def rounded(number: float | None) -> float | None:
 
 def plural(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def some(names: Sequence[object], shown: int = 3, *, more: bool = False) -> str:
+    """Return the first names, with an ellipsis if there are `more`."""
+    return ", ".join(map(str, names[:shown])) + (", …" if more or len(names) > shown else "")
+
+
+def limited(rows: Sequence[Sequence[object]], shown: int, what: str = "more") -> Iterator[str]:
+    """Yield the heading and the first rows as `columns` does, and the number of the others."""
+    yield from columns(rows[: shown + 1])
+    if len(rows) > shown + 1:
+        yield f"… and {len(rows) - shown - 1} {what}: --output json has all of them"
 
 
 def spoken(seconds: float) -> str:
