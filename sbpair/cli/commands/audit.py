@@ -1,7 +1,7 @@
 """`sbpair audit`: runs `sbpair.management.auditing` and prints its findings."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated
 
 from sbpair.cli.command_loop import run
@@ -35,25 +35,23 @@ PEEK_LIMIT = 1_000_000
 MAX_SAMPLE_SECONDS = 3_600
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
-    """The checks of an audit."""
-
-    fail_on: Annotated[str, option("--fail-on KIND[,KIND]", f"Findings that exit 3: {CHOICES}", complete=findings)] = (
-        DEFAULT
-    )
-    idle: Annotated[str | None, option("--idle DURATION", "Report queues unused for this long, as in 30d")] = None
-    peek: Annotated[int, option("--peek N", "Messages to peek in each queue; 0 for none", min=0, max=PEEK_LIMIT)] = (
-        MAX_PEEK
-    )
-    sample: Annotated[
-        str, option("--sample DURATION", "Time between two samples of a queue's growth; 0 for one sample")
-    ] = "5s"
-
-
 @options
 def command(
-    *, count: Count = None, checks: Checks, management: Management, connection: PairSelection, display: Display
+    *,
+    count: Count = None,
+    fail_on: Annotated[str, option("--fail-on KIND[,KIND]", f"Findings that exit 3: {CHOICES}", complete=findings)] = (
+        DEFAULT
+    ),
+    idle: Annotated[str | None, option("--idle DURATION", "Report queues unused for this long, as in 30d")] = None,
+    peek: Annotated[int, option("--peek N", "Messages to peek in each queue; 0 for none", min=0, max=PEEK_LIMIT)] = (
+        MAX_PEEK
+    ),
+    sample: Annotated[
+        str, option("--sample DURATION", "Time between two samples of a queue's growth; 0 for one sample")
+    ] = "5s",
+    management: Management,
+    connection: PairSelection,
+    display: Display,
 ) -> int:
     """Compare the backlog queues with the expected ones and count messages.
 
@@ -68,7 +66,7 @@ def command(
 
     See also: sbpair help management
     """
-    kinds, idle_seconds, sample_seconds = _kinds(checks.fail_on), _idle(checks.idle), _sample(checks.sample)
+    kinds, idle_seconds, sample_seconds = _kinds(fail_on), _idle(idle), _sample(sample)
     screen = Screen(display)
     group = group_of(management)
     pair = selected_pair(connection, screen, count=count)
@@ -81,7 +79,7 @@ def command(
                 pair,
                 group=group,
                 idle_seconds=idle_seconds,
-                max_peek=checks.peek,
+                max_peek=peek,
                 sample_seconds=sample_seconds,
                 on_event=progress,
             )

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,17 +23,6 @@ SCHEMA = "sbpair/doctor/1"
 MAX_SECONDS = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class LiveTests:
-    """Tests with queues of their own in both namespaces."""
-
-    live: Annotated[bool, option("--live", "Also test assumptions about Service Bus, on temporary queues")] = False
-    include_idle_test: Annotated[
-        bool, option("--include-idle-test", "With --live: also test an idle link, which takes 10 minutes")
-    ] = False
-    yes: Annotated[bool, option("--yes -y", "With --live: create and delete its queues without asking")] = False
-
-
 @options
 def command(
     *,
@@ -50,7 +38,11 @@ def command(
         ),
     ] = None,
     timeout: Annotated[str, option("--timeout DURATION", "Time limit of each check")] = "15s",
-    tests: LiveTests,
+    live: Annotated[bool, option("--live", "Also test assumptions about Service Bus, on temporary queues")] = False,
+    include_idle_test: Annotated[
+        bool, option("--include-idle-test", "With --live: also test an idle link, which takes 10 minutes")
+    ] = False,
+    yes: Annotated[bool, option("--yes -y", "With --live: create and delete its queues without asking")] = False,
     state: StateDirectory = None,
     connection: PairSelection,
     display: Display,
@@ -69,8 +61,8 @@ def command(
     """
     screen = Screen(display)
     seconds = positive_seconds_of("--timeout", timeout, limit=MAX_SECONDS, hint="the default is 15s")
-    if (tests.include_idle_test or tests.yes) and not tests.live:
-        option = "--include-idle-test" if tests.include_idle_test else "--yes"
+    if (include_idle_test or yes) and not live:
+        option = "--include-idle-test" if include_idle_test else "--yes"
         raise UsageError(f"{option} goes with --live only", hint="add --live, or leave it out")
     flags = flags_of(connection, state=state)
     survey = config.survey(flags, os.environ)
@@ -78,10 +70,10 @@ def command(
     from sbpair.doctor import live_questions as questions
 
     tag = questions.new_doctor_tag()
-    if tests.live and survey.endpoints:
+    if live and survey.endpoints:
         names = " and ".join(each.name for each in survey.endpoints.values())
         plan = f"creates, uses and deletes in {names}: {', '.join(questions.queue_names(tag))}"
-        screen.confirm("--live", plan, yes=tests.yes)
+        screen.confirm("--live", plan, yes=yes)
     subject = CheckSubject(
         survey.endpoints,
         Path(str(config.file_setting(flags, os.environ).value)),
@@ -92,13 +84,13 @@ def command(
     on_event = partial(_show, screen)
     diagnosis = run(lambda _stop: diagnose(subject, seconds=seconds, on_event=on_event))
     diagnosis = Report((*_configuration(survey), *diagnosis))
-    if tests.live:
-        asked = partial(questions.ask_live, survey.endpoints, tag, seconds=seconds, slow=tests.include_idle_test)
+    if live:
+        asked = partial(questions.ask_live, survey.endpoints, tag, seconds=seconds, slow=include_idle_test)
         diagnosis = Report((*diagnosis, *run(lambda _stop: asked(on_event=on_event))))
     entries = [_entry(check) for check in diagnosis]
-    live = [each for each in entries if str(each["name"]).startswith("live.")]
-    checks = [each for each in entries if each not in live]
-    screen.result(SCHEMA, {"checks": checks, "live": live}, _table(diagnosis), entries)
+    answers = [each for each in entries if str(each["name"]).startswith("live.")]
+    checks = [each for each in entries if each not in answers]
+    screen.result(SCHEMA, {"checks": checks, "live": answers}, _table(diagnosis), entries)
     return diagnosis_exit_code(diagnosis)
 
 

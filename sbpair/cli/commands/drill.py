@@ -22,28 +22,6 @@ MESSAGES, QUEUES = 1_000, 10
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """The messages of a drill."""
-
-    messages: Annotated[int | None, option("--messages N", "Number of stranded messages [default: 1000]")] = None
-    count: Annotated[int | None, option("--count -n N", "Number of backlog queues [default: 10; 2 with --against]")] = (
-        None
-    )
-    seed: Annotated[int, option("--seed N", "Seed of the messages")] = 0
-    rate: Annotated[int, option("--rate N", "Messages a second of the application", min=1, max=1000)] = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """When the paired client of a drill fails over and back."""
-
-    failover_interval: Annotated[
-        str, option("--failover-interval DURATION", "Failure time before failover; 0: at once")
-    ] = "500ms"
-    ping_interval: Annotated[str, option("--ping-interval DURATION", "Interval of pings to the primary")] = "1s"
-
-
-@dataclass(frozen=True, slots=True)
 class DrillTarget:
     """The user's own pair, if the drill is not to run on the emulator."""
 
@@ -57,7 +35,21 @@ class DrillTarget:
 
 
 @options
-def command(*, workload: Workload, timings: Timings, target: DrillTarget, display: Display) -> int:
+def command(
+    *,
+    messages: Annotated[int | None, option("--messages N", "Number of stranded messages [default: 1000]")] = None,
+    count: Annotated[int | None, option("--count -n N", "Number of backlog queues [default: 10; 2 with --against]")] = (
+        None
+    ),
+    seed: Annotated[int, option("--seed N", "Seed of the messages")] = 0,
+    rate: Annotated[int, option("--rate N", "Messages a second of the application", min=1, max=1000)] = 50,
+    failover_interval: Annotated[
+        str, option("--failover-interval DURATION", "Failure time before failover; 0: at once")
+    ] = "500ms",
+    ping_interval: Annotated[str, option("--ping-interval DURATION", "Interval of pings to the primary")] = "1s",
+    target: DrillTarget,
+    display: Display,
+) -> int:
     """Rehearse an outage end to end on a local emulator.
 
     Strands messages, moves them back, and takes the primary away while an application sends. Then it compares every
@@ -74,12 +66,12 @@ def command(*, workload: Workload, timings: Timings, target: DrillTarget, displa
     Exit codes: 0 no loss, duplicate or change; 3 there was one; 4 not confirmed; 6 timed out waiting for a step
     """
     screen = Screen(display)
-    for name, value in (("--messages", workload.messages), ("--count", workload.count)):
+    for name, value in (("--messages", messages), ("--count", count)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}, and must be at least 1", hint="leave it out for the default")
-    failover = seconds_of("--failover-interval", timings.failover_interval, limit=60)
-    ping = seconds_of("--ping-interval", timings.ping_interval, minimum=1, limit=60)
-    pair = _pair_of(screen, target, workload)
+    failover = seconds_of("--failover-interval", failover_interval, limit=60)
+    ping = seconds_of("--ping-interval", ping_interval, minimum=1, limit=60)
+    pair = _pair_of(screen, target, messages)
     from sbpair import drill
     from sbpair.cli.progress.move_progress import EventPrinter
     from sbpair.drill import against_pair
@@ -87,7 +79,7 @@ def command(*, workload: Workload, timings: Timings, target: DrillTarget, displa
 
     # It logs the events that are printed here in other words.
     logging.getLogger("sbpair.failover.events").setLevel(logging.ERROR)
-    intervals = Intervals(failover, ping, float(workload.rate))
+    intervals = Intervals(failover, ping, float(rate))
     printer = EventPrinter(screen)
 
     def on_event(event: "drill.DrillEvent") -> None:
@@ -102,19 +94,19 @@ def command(*, workload: Workload, timings: Timings, target: DrillTarget, displa
     if pair is None:
         result = run(
             lambda _stop: drill.run_drill(
-                messages=workload.messages or MESSAGES,
-                queues=workload.count or QUEUES,
-                seed=workload.seed,
+                messages=messages or MESSAGES,
+                queues=count or QUEUES,
+                seed=seed,
                 intervals=intervals,
                 on_event=on_event,
             )
         )
     else:
-        tag, queues = against_pair.new_drill_tag(), workload.count or against_pair.OWN_QUEUES
+        tag, queues = against_pair.new_drill_tag(), count or against_pair.OWN_QUEUES
         screen.confirm("--against", _plan(pair, tag, queues), yes=target.yes)
         result = run(
             lambda _stop: drill.drill_against(
-                pair, tag, queues=queues, seed=workload.seed, intervals=intervals, on_event=on_event
+                pair, tag, queues=queues, seed=seed, intervals=intervals, on_event=on_event
             )
         )
     screen.result(SCHEMA, _document(result, pair), _table(result, stranded=pair is None))
@@ -149,14 +141,14 @@ def _table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[st
     yield f"{good if result.exit_code == 0 else 'the drill failed'}, in {result.seconds:.1f} s"
 
 
-def _pair_of(screen: Screen, target: DrillTarget, workload: Workload) -> "Pair | None":
+def _pair_of(screen: Screen, target: DrillTarget, messages: int | None) -> "Pair | None":
     """Return the pair of --against, if given. Raises UsageError for options that exclude each other."""
     if target.against is None:
         for option, given in (("--yes", target.yes), ("--config", target.config is not None)):
             if given:
                 raise UsageError(f"{option} goes with --against only", hint="an emulator needs no confirmation")
         return None
-    if workload.messages is not None:
+    if messages is not None:
         raise UsageError("--messages and --against exclude each other", hint="--against strands no messages")
     from sbpair.config import DEFAULT_PAIR
 

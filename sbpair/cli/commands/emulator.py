@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,10 +21,9 @@ ANY_GROUP = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "A
 DEFAULT = ("contoso=5672", "contoso-dr=5673")
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """Where the emulator listens, and where it writes how to connect."""
-
+@options
+def command(
+    *,
     namespace: Annotated[
         list[str] | None,
         option(
@@ -33,31 +31,18 @@ class Listener:
             "Namespace and port; repeatable; port 0 is any free port; TIER is basic, standard, premium, premium,2"
             f" or premium,4 [default: {' and '.join(DEFAULT)}, standard]",
         ),
-    ] = None
-    host: Annotated[str, option("--host ADDRESS", "Address to listen on")] = "127.0.0.1"
-    expose: Annotated[bool, option("--expose", "Allow a non-loopback --host; the key is public")] = False
-    ready_file: Annotated[Path | None, option("--ready-file FILE", "Write connection details here when ready")] = None
-
-
-@dataclass(frozen=True, slots=True)
-class Security:
-    """TLS and sign-in of the emulator."""
-
-    tls: Annotated[bool, option("--tls", "Also accept TLS, with a new certificate")] = False
+    ] = None,
+    host: Annotated[str, option("--host ADDRESS", "Address to listen on")] = "127.0.0.1",
+    expose: Annotated[bool, option("--expose", "Allow a non-loopback --host; the key is public")] = False,
+    ready_file: Annotated[Path | None, option("--ready-file FILE", "Write connection details here when ready")] = None,
+    tls: Annotated[bool, option("--tls", "Also accept TLS, with a new certificate")] = False,
     ca_file: Annotated[
         Path | None, option("--ca-file FILE", "Write the CA here, with --tls [default: a temporary file]")
-    ] = None
-    identity: Annotated[bool, option("--identity", "Act as a managed identity, and for --via arm")] = False
+    ] = None,
+    identity: Annotated[bool, option("--identity", "Act as a managed identity, and for --via arm")] = False,
     accept_any_token: Annotated[bool, option("--accept-any-token", "Accept any bearer token that is not expired")] = (
         False
-    )
-
-
-@options
-def command(
-    *,
-    listener: Listener,
-    security: Security,
+    ),
     credits_a_second: Annotated[
         int | None, option("--credits N", "Throttle to N credits a second [default: no limit]", min=1)
     ] = None,
@@ -77,22 +62,20 @@ def command(
     See also: sbpair help emulator
     """
     screen = Screen(display)
-    _check_host(listener.host, expose=listener.expose)
-    if security.ca_file is not None and not security.tls:
+    _check_host(host, expose=expose)
+    if ca_file is not None and not tls:
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
-    read = [_parsed(text) for text in listener.namespace or DEFAULT]
+    read = [_parsed(text) for text in namespace or DEFAULT]
     from sbpair.emulator import server
     from sbpair.emulator.options import EmulatorOptions, RequestedNamespace
 
     async def serve(_stop: asyncio.Event) -> None:
         await server.serve(
             [RequestedNamespace(*each) for each in read],
-            host=listener.host,
-            ready_file=listener.ready_file,
+            host=host,
+            ready_file=ready_file,
             on_ready=lambda ready: _show(screen, ready),
-            options=EmulatorOptions(
-                security.tls, security.ca_file, security.identity, security.accept_any_token, credits_a_second
-            ),
+            options=EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
         )
 
     try:

@@ -36,21 +36,14 @@ class Deduplication:
     ] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reception:
-    """Which messages are received, and for how long."""
-
-    subscription: Annotated[str | None, option("--subscription NAME", "Subscription of a topic")] = None
-    limit: Annotated[int, option("--max N", "Number of messages at most")] = 10
-    wait: Annotated[str, option("--wait DURATION", "Exit after this time without a message")] = "5s"
-    peek: Annotated[bool, option("--peek", "Only peek: remove and lock nothing")] = False
-
-
 @options
 def command(
     *,
     entity: Annotated[str, argument("QUEUE|TOPIC", "Queue or topic to receive from")],
-    reception: Reception,
+    subscription: Annotated[str | None, option("--subscription NAME", "Subscription of a topic")] = None,
+    limit: Annotated[int, option("--max N", "Number of messages at most")] = 10,
+    wait: Annotated[str, option("--wait DURATION", "Exit after this time without a message")] = "5s",
+    peek: Annotated[bool, option("--peek", "Only peek: remove and lock nothing")] = False,
     deduplication: Deduplication,
     connection: PairSelection,
     display: Display,
@@ -69,10 +62,9 @@ def command(
     See also: sbpair help replication
     """
     screen = Screen(display)
-    limit, peek, subscription = reception.limit, reception.peek, reception.subscription
     if limit < 1:
         raise UsageError(f"--max is {limit}, and must be at least 1", hint="the default is 10")
-    seconds = positive_seconds_of("--wait", reception.wait)
+    seconds = positive_seconds_of("--wait", wait)
     dedup = _settings(deduplication, peek=peek)
     pair = selected_pair(connection, screen)
     from sbpair.message_io import receive

@@ -93,32 +93,6 @@ class Choice:
     where: Annotated[str | None, option("--where SQL", "Send only messages matching this SQL condition")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaySource:
-    """Where messages come from, and where the archive is."""
-
-    archive: ArchiveUrl
-    queue: OnlyQueues = None
-    dead_letters: DeadLetters = False
-    count: Count = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayDelivery:
-    """How messages are sent."""
-
-    mode: Annotated[ModeOption, option("--mode MODE", "archive stores first; direct keeps no bodies")] = (
-        ModeOption.ARCHIVE
-    )
-    dedup: Dedup = DedupOption.KEY
-    ttl: TimeToLive = Ttl.ORIGINAL
-    order: Annotated[
-        SessionOrder, option("--order ORDER", "session keeps the order of each session; none is faster")
-    ] = SessionOrder.SESSION
-    rate: Rate = None
-    allow_missing: AllowMissing = False
-
-
 @app.callback()
 def replay() -> None:
     """Move a large backlog with Spark: archive, send and prove it.
@@ -139,9 +113,21 @@ def replay() -> None:
 @options
 def run_command(
     *,
-    source: ReplaySource,
+    archive: ArchiveUrl,
+    queue: OnlyQueues = None,
+    dead_letters: DeadLetters = False,
+    count: Count = None,
     choice: Choice,
-    delivery: ReplayDelivery,
+    mode: Annotated[ModeOption, option("--mode MODE", "archive stores first; direct keeps no bodies")] = (
+        ModeOption.ARCHIVE
+    ),
+    dedup: Dedup = DedupOption.KEY,
+    ttl: TimeToLive = Ttl.ORIGINAL,
+    order: Annotated[
+        SessionOrder, option("--order ORDER", "session keeps the order of each session; none is faster")
+    ] = SessionOrder.SESSION,
+    rate: Rate = None,
+    allow_missing: AllowMissing = False,
     cluster: Cluster,
     safeguards: ReplaySafeguards,
     connection: PairSelection,
@@ -161,27 +147,27 @@ def run_command(
     """
     screen = Screen(display)
     _check_machine()
-    found = selected_profile(connection, screen, count=source.count, state=safeguards.state)
-    request = _request(found, source.archive, cluster, safeguards, verbose=bool(display.verbose))
+    found = selected_profile(connection, screen, count=count, state=safeguards.state)
+    request = _request(found, archive, cluster, safeguards, verbose=bool(display.verbose))
     from sbpair.move import rate_limit
     from sbpair.move.message import route
     from sbpair.replay import driver, run
     from sbpair.replay.local_files import is_in_memory
 
     wanted = run.ReplayOptions(
-        dedup=run.DedupMode(delivery.dedup.value),
-        ttl=route.TimeToLive(delivery.ttl.value),
-        ordered=delivery.order is SessionOrder.SESSION,
-        rate=None if delivery.rate is None else rate_limit.parse_rate(delivery.rate),
-        allow_missing=delivery.allow_missing,
+        dedup=run.DedupMode(dedup.value),
+        ttl=route.TimeToLive(ttl.value),
+        ordered=order is SessionOrder.SESSION,
+        rate=None if rate is None else rate_limit.parse_rate(rate),
+        allow_missing=allow_missing,
         selection=_selection(choice),
-        mode=run.ReplayMode(delivery.mode.value),
+        mode=run.ReplayMode(mode.value),
     )
-    if wanted.mode is run.ReplayMode.ARCHIVE and is_in_memory(source.archive):
-        screen.warn(f"{source.archive} is in memory and is lost when this machine restarts: use a disk")
+    if wanted.mode is run.ReplayMode.ARCHIVE and is_in_memory(archive):
+        screen.warn(f"{archive} is in memory and is lost when this machine restarts: use a disk")
     if cluster.print_submit:
         return replay_submit.show(screen, request)
-    queues = backlog_paths(found.pair, source.queue, dead_letters=source.dead_letters)
+    queues = backlog_paths(found.pair, queue, dead_letters=dead_letters)
     return _run(screen, lambda report: driver.start_run(request, wanted, queues, None, report))
 
 

@@ -1,7 +1,6 @@
 """`sbpair replay plan`: previews a replay with the scan of the syphon's dry run."""
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,31 +28,17 @@ if TYPE_CHECKING:
     from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSelection:
-    """The messages that a plan counts."""
-
-    queue: OnlyQueues = None
-    dead_letters: DeadLetters = False
-    destination: Destinations = None
-    count: Count = None
-
-
-@dataclass(frozen=True, slots=True)
-class PlanDelivery:
-    """How messages would be sent."""
-
-    dedup: Dedup = DedupOption.KEY
-    ttl: TimeToLive = Ttl.ORIGINAL
-    rate: Rate = None
-    allow_missing: AllowMissing = False
-
-
 @options
 def command(
     *,
-    selection: PlanSelection,
-    delivery: PlanDelivery,
+    queue: OnlyQueues = None,
+    dead_letters: DeadLetters = False,
+    destination: Destinations = None,
+    count: Count = None,
+    dedup: Dedup = DedupOption.KEY,
+    ttl: TimeToLive = Ttl.ORIGINAL,
+    rate: Rate = None,
+    allow_missing: AllowMissing = False,
     state: StateDirectory = None,
     connection: PairSelection,
     display: Display,
@@ -72,8 +57,8 @@ def command(
     See also: sbpair help replay
     """
     screen = Screen(display)
-    limits = limits_of(delivery.rate, None, delivery.ttl)
-    found = selected_profile(connection, screen, count=selection.count, state=state)
+    limits = limits_of(rate, None, ttl)
+    found = selected_profile(connection, screen, count=count, state=state)
     from sbpair.cli.progress.line_progress import PeekProgress
     from sbpair.cli.render import forecast
     from sbpair.replay.plan_preview import PlanPreview, normalize_destinations
@@ -81,11 +66,11 @@ def command(
 
     outlook = PlanPreview(
         found.pair.secondary.name,
-        dedup=delivery.dedup is DedupOption.MESSAGE_ID,
-        destinations=normalize_destinations(selection.destination or []),
+        dedup=dedup is DedupOption.MESSAGE_ID,
+        destinations=normalize_destinations(destination or []),
         accepted=_accepted(found),
     )
-    queues = backlog_paths(found.pair, selection.queue, dead_letters=selection.dead_letters)
+    queues = backlog_paths(found.pair, queue, dead_letters=dead_letters)
 
     async def peek(_stop: asyncio.Event) -> "Forecast":
         with PeekProgress(screen) as progress:
@@ -100,7 +85,7 @@ def command(
             )
 
     result = run(peek)
-    notes = [*result.notes, *_notes(result, outlook, allow_missing=delivery.allow_missing)]
+    notes = [*result.notes, *_notes(result, outlook, allow_missing=allow_missing)]
     plan = {**forecast.document(result, forecast.REPLAY), "notes": notes}
     screen.result(forecast.REPLAY.schema, plan, forecast.table(result, forecast.REPLAY))
     for note in notes:

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,46 +40,32 @@ class OnFailure(StrEnum):
     BACKLOG_NOW = "backlog-now"
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """The lines to send."""
-
-    format: Annotated[
-        Format | None,
-        option(
-            "--format FORMAT", "lines: each line is a body; jsonl: an object [default: jsonl for *.jsonl and *.ndjson]"
-        ),
-    ] = None
-    skip: Annotated[int, option("--skip N", "Skip the first N lines", min=0)] = 0
-    rate: Rate = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failover:
-    """The reaction to a failure of the primary."""
-
-    on_failure: Annotated[
-        OnFailure,
-        option("--on-failure ACTION", "Until failover: wait and retry, raise, or go to the backlog now (backlog-now)"),
-    ] = OnFailure.WAIT
-    failover_interval: Annotated[
-        str | None,
-        option("--failover-interval DURATION", "Failure time before failover; 0: at once [default: the file's, or 1m]"),
-    ] = None
-    timeout: Annotated[
-        str | None, option("--timeout DURATION", "Time limit of one send [default: failover interval + 1m]")
-    ] = None
-    to_backlog: Annotated[bool, option("--to-backlog", "Send everything to the backlog")] = False
-    outbox: OutboxFile = None
-
-
 @options
 def command(
     *,
     entity: Annotated[str, argument("QUEUE|TOPIC", "Destination in the primary namespace")],
     file: Annotated[str, argument("[FILE]", "File with one message a line; - is stdin")] = STDIN,
-    source: Input,
-    failover: Failover,
+    form: Annotated[
+        Format | None,
+        option(
+            "--format FORMAT", "lines: each line is a body; jsonl: an object [default: jsonl for *.jsonl and *.ndjson]"
+        ),
+    ] = None,
+    skip: Annotated[int, option("--skip N", "Skip the first N lines", min=0)] = 0,
+    rate: Rate = None,
+    on_failure: Annotated[
+        OnFailure,
+        option("--on-failure ACTION", "Until failover: wait and retry, raise, or go to the backlog now (backlog-now)"),
+    ] = OnFailure.WAIT,
+    failover_interval: Annotated[
+        str | None,
+        option("--failover-interval DURATION", "Failure time before failover; 0: at once [default: the file's, or 1m]"),
+    ] = None,
+    timeout: Annotated[
+        str | None, option("--timeout DURATION", "Time limit of one send [default: failover interval + 1m]")
+    ] = None,
+    to_backlog: Annotated[bool, option("--to-backlog", "Send everything to the backlog")] = False,
+    outbox: OutboxFile = None,
     connection: PairSelection,
     display: Display,
 ) -> int:
@@ -98,24 +84,23 @@ def command(
     See also: sbpair help failover
     """
     screen = Screen(display)
-    pair = _pair(connection, screen, failover.failover_interval)
-    timeout = failover.timeout
+    pair = _pair(connection, screen, failover_interval)
     seconds = None if timeout is None else seconds_of("--timeout", timeout, minimum=1, limit=3600)
     if seconds is not None and seconds <= SHORT_SECONDS:
         screen.warn(f"--timeout {seconds:g}s is too short for a partitioned entity to try another partition")
     entity_names([entity])
     from sbpair.move.rate_limit import parse_rate
 
-    limit = None if source.rate is None else parse_rate(source.rate)
+    limit = None if rate is None else parse_rate(rate)
     from sbpair.cli.progress.line_progress import SendProgress
     from sbpair.message_io import line_reader, message_json, send_lines
 
-    parse = message_json.parse_json if _is_json(source.format, file) else message_json.parse_body
+    parse = message_json.parse_json if _is_json(form, file) else message_json.parse_body
     place = "stdin" if file == STDIN else file
 
     with _open(file) as descriptor:
         if parse is message_json.parse_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
-            line_reader.check_lines(descriptor, place, parse, source.skip)
+            line_reader.check_lines(descriptor, place, parse, skip)
         elif os.isatty(descriptor):
             screen.say("type one message a line; Ctrl-D ends")
 
@@ -124,12 +109,12 @@ def command(
                 return await send_lines.send_lines(
                     pair,
                     entity,
-                    line_reader.LineReader(descriptor, place, parse, source.skip),
+                    line_reader.LineReader(descriptor, place, parse, skip),
                     rate=limit,
-                    on_failure=failover.on_failure.value,
+                    on_failure=on_failure.value,
                     seconds=seconds,
-                    to_backlog=failover.to_backlog,
-                    outbox=failover.outbox,
+                    to_backlog=to_backlog,
+                    outbox=outbox,
                     stop=stop,
                     hurry=hurry,
                     on_event=shown,

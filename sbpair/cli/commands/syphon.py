@@ -45,30 +45,6 @@ USAGE = "(--once | --watch | --dry-run) [OPTIONS]"
 
 
 @dataclass(frozen=True, slots=True)
-class RunMode:
-    """When a run ends, and whether it moves anything."""
-
-    once: Annotated[bool, option("--once", "Move the messages that are there now, then exit")] = False
-    watch: Annotated[bool, option("--watch", "Keep moving until interrupted")] = False
-    dry_run: Annotated[bool, option("--dry-run", "Move nothing; preview outcomes, duration and cost")] = False
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The order and the speed of a move."""
-
-    order: Annotated[
-        BacklogOrder, option("--order ORDER", "backlog keeps each queue's order per destination; none is faster")
-    ] = BacklogOrder.BACKLOG
-    rate: Rate = None
-    credits: Credits = None
-    ttl: TimeToLive = Ttl.ORIGINAL
-    max_held: Annotated[
-        int, option("--max-held N", "Messages to hold in memory per queue for destinations that are down")
-    ] = 1_000
-
-
-@dataclass(frozen=True, slots=True)
 class SyphonSafeguards:
     """Protection against concurrent runs, lost connections and a wrong primary."""
 
@@ -85,9 +61,19 @@ class SyphonSafeguards:
 @options
 def command(
     *,
-    mode: RunMode,
+    once: Annotated[bool, option("--once", "Move the messages that are there now, then exit")] = False,
+    watch: Annotated[bool, option("--watch", "Keep moving until interrupted")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Move nothing; preview outcomes, duration and cost")] = False,
     count: Count = None,
-    limits: Limits,
+    order: Annotated[
+        BacklogOrder, option("--order ORDER", "backlog keeps each queue's order per destination; none is faster")
+    ] = BacklogOrder.BACKLOG,
+    rate: Rate = None,
+    share: Credits = None,
+    ttl: TimeToLive = Ttl.ORIGINAL,
+    max_held: Annotated[
+        int, option("--max-held N", "Messages to hold in memory per queue for destinations that are down")
+    ] = 1_000,
     state: StateDirectory = None,
     safeguards: SyphonSafeguards,
     connection: PairSelection,
@@ -96,8 +82,8 @@ def command(
     """Move stranded messages from the backlog queues back to the primary.
 
     A message is completed in the backlog only after the primary accepts it: it may arrive twice, but is never lost.
-    Messages for missing queues or topics are dead-lettered. Interrupt once to finish sends in
-    flight, twice to stop at once.
+    Messages for missing queues or topics are dead-lettered. Interrupt once to finish sends in flight, twice to stop at
+    once.
 
     Examples:
       sbpair syphon --dry-run
@@ -108,26 +94,26 @@ def command(
     See also: sbpair help syphon
     """
     screen = Screen(display)
-    _check_mode(mode)
-    if limits.max_held < 1:
-        raise UsageError(f"--max-held is {limits.max_held}, and must be at least 1", hint="the default is 1000")
-    _check_lease(safeguards, dry_run=mode.dry_run)
-    move_limits = limits_of(limits.rate, limits.credits, limits.ttl)
+    _check_mode({"--once": once, "--watch": watch, "--dry-run": dry_run})
+    if max_held < 1:
+        raise UsageError(f"--max-held is {max_held}, and must be at least 1", hint="the default is 1000")
+    _check_lease(safeguards, dry_run=dry_run)
+    move_limits = limits_of(rate, share, ttl)
     found = selected_profile(connection, screen, count=count, state=state)
-    if mode.dry_run:
+    if dry_run:
         return _preview(found.pair, move_limits, screen)
     from sbpair.cli.progress.move_progress import move_progress
     from sbpair.syphon import runner
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
-        with move_progress(screen, watch=mode.watch) as shown:
+        with move_progress(screen, watch=watch) as shown:
             return await runner.run(
                 found.pair,
-                once=mode.once,
+                once=once,
                 stop=stop,
                 hurry=hurry,
-                max_held=limits.max_held,
-                ordered=limits.order is BacklogOrder.BACKLOG,
+                max_held=max_held,
+                ordered=order is BacklogOrder.BACKLOG,
                 limits=move_limits,
                 on_event=shown,
                 sample_seconds=shown.sample_seconds,
@@ -142,7 +128,7 @@ def command(
     screen.result(SCHEMA, _document(result), _table(result))
     for reason, (queues, hint) in _failures(result).items():
         screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
-    return _exit_code_of(result, once=mode.once)
+    return _exit_code_of(result, once=once)
 
 
 def _document(result: "runner.SyphonResult") -> dict[str, object]:
@@ -222,9 +208,8 @@ def limits_of(rate: str | None, share: str | None, ttl: Ttl) -> "MoveLimits":
     )
 
 
-def _check_mode(mode: RunMode) -> None:
-    modes = (("--once", mode.once), ("--watch", mode.watch), ("--dry-run", mode.dry_run))
-    given = [name for name, value in modes if value]
+def _check_mode(modes: dict[str, bool]) -> None:
+    given = [name for name, value in modes.items() if value]
     if len(given) != 1:
         raise UsageError(
             f"{' and '.join(given)} exclude each other" if given else "expected one of --once, --watch and --dry-run",
