@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -52,243 +52,181 @@ def sbpair(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedP
     )
 
 
-PAIR = {
-    "SBPAIR_PRIMARY_NAMESPACE": "contoso.invalid",
-    SECONDARY: f"Endpoint=sb://contoso-dr.invalid/;{KEYED}",
-}
+PAIR = {"SBPAIR_PRIMARY_NAMESPACE": "contoso.invalid", SECONDARY: f"Endpoint=sb://contoso-dr.invalid/;{KEYED}"}
 LONG = "a" * 250
 
 ONE_OF_THREE = "--once moves the messages that are there now; --watch keeps moving; --dry-run only previews"
 
-CASES: list[tuple[list[str], dict[str, str], int, str, str]] = [
-    (
+
+def case(words: str | list[str], what: str, to_do: str, *, environ: dict[str, str] = PAIR, code: int = 2) -> Any:
+    """A command line with its environment; the error, the hint and the exit code that it ends with."""
+    return pytest.param(shlex.split(words) if isinstance(words, str) else words, environ, code, what, to_do)
+
+
+CASES = [
+    case(
         ["audit", "--primary", f"Endpoint=sb://contoso.servicebus.windows.net/;{KEYED}"],
-        {},
-        2,
         "an argument looks like a connection string, which every user of this machine can read",
         "export SBPAIR_PRIMARY_CONNECTION_STRING or SBPAIR_SECONDARY_CONNECTION_STRING, and change the key",
+        environ={},
     ),
-    (["provison"], {}, 2, "No such command 'provison'. Did you mean 'provision'?", "see sbpair --help"),
-    (
-        ["audit"],
-        {},
-        2,
+    case("provison", "No such command 'provison'. Did you mean 'provision'?", "see sbpair --help", environ={}),
+    case(
+        "audit",
         "pair 'default' has no primary namespace",
         "set SBPAIR_PRIMARY_CONNECTION_STRING, or [pairs.default.primary] in the configuration file",
+        environ={},
     ),
-    (
-        ["audit"],
-        {**PAIR, SECONDARY: "Endpoint=sb://contoso-dr/;SharedAccessKey=c2VjcmV0a2V5"},
-        2,
+    case(
+        "audit",
         f"{SECONDARY}: the connection string is invalid: it has no SharedAccessKeyName=",
-        (
-            "copy it whole from the portal: Endpoint=sb://<namespace>.servicebus.windows.net/;"
-            "SharedAccessKeyName=<name>;SharedAccessKey=<key>"
-        ),
+        "copy it whole from the portal: Endpoint=sb://<namespace>.servicebus.windows.net/;"
+        "SharedAccessKeyName=<name>;SharedAccessKey=<key>",
+        environ={**PAIR, SECONDARY: "Endpoint=sb://contoso-dr/;SharedAccessKey=c2VjcmV0a2V5"},
     ),
-    (
-        ["provision", "--via", "arm"],
-        {**PAIR, "AZURE_SUBSCRIPTION_ID": ""},
-        2,
+    case(
+        "provision --via arm",
         "--via arm needs --subscription",
         "give it, or set AZURE_SUBSCRIPTION_ID",
+        environ={**PAIR, "AZURE_SUBSCRIPTION_ID": ""},
     ),
-    (
-        ["provision", "--via", "arm"],
-        {**PAIR, "AZURE_SUBSCRIPTION_ID": NOWHERE, "AZURE_RESOURCE_GROUP": ""},
-        2,
+    case(
+        "provision --via arm",
         "--via arm needs --resource-group",
         "give it, or set AZURE_RESOURCE_GROUP",
+        environ={**PAIR, "AZURE_SUBSCRIPTION_ID": NOWHERE, "AZURE_RESOURCE_GROUP": ""},
     ),
-    (
-        ["provision", "--via", "arm", "--resource-group", "a/b"],
-        {**PAIR, "AZURE_SUBSCRIPTION_ID": NOWHERE},
-        2,
+    case(
+        "provision --via arm --resource-group a/b",
         "'a/b' is not the name of a resource group",
         "up to 90 letters, digits, '.', '-', '_' and parentheses: az group list --query [].name",
+        environ={**PAIR, "AZURE_SUBSCRIPTION_ID": NOWHERE},
     ),
-    (
-        ["provision", "--via", "arm", "--subscription", "production", "--resource-group", "messaging"],
-        {},
-        2,
+    case(
+        "provision --via arm --subscription production --resource-group messaging",
         "'production' is not the id of a subscription",
         f"write it as {NOWHERE}: az account show --query id",
+        environ={},
     ),
-    (
-        ["prune", "--dry-run", "--yes"],
-        PAIR,
-        2,
-        "--dry-run and --yes exclude each other",
-        "--yes deletes, --dry-run only prints",
-    ),
-    (
+    case("prune --dry-run --yes", "--dry-run and --yes exclude each other", "--yes deletes, --dry-run only prints"),
+    case(
         ["audit", "--via", "arm", "--subscription", NOWHERE],
-        PAIR,
-        2,
         "--via arm needs --resource-group",
         "give it, or set AZURE_RESOURCE_GROUP",
     ),
-    (
-        ["partition", "queue", "contoso/x-servicebus-transfer/3", "--size-gb", "5", "--side", "secondary"],
-        PAIR,
-        2,
+    case(
+        "partition queue contoso/x-servicebus-transfer/3 --size-gb 5 --side secondary",
         "contoso/x-servicebus-transfer/3 is the name of a backlog queue",
         "sbpair provision creates those",
     ),
-    (
+    case(
         ["provision", "--subscription", NOWHERE],
-        PAIR,
-        2,
         "--subscription is for Azure Resource Manager",
         "add --via arm, or leave it out",
     ),
-    (
+    case(
         ["provision", "--via", "arm", "--subscription", NOWHERE, "--resource-group", "messaging"],
-        PAIR,
-        2,
         "contoso-dr.invalid is in no known cloud of Azure",
         f"use --via arm for namespaces of {', '.join(CLOUDS)}",
     ),
-    (
-        ["provision", "--count", "99999999999"],
-        PAIR,
-        2,
+    case(
+        "provision --count 99999999999",
         "pair 'default': backlog_queues is 99999999999, and must be at most 10000",
         "the default is 10, as in the original library",
     ),
-    (
-        ["provision", "--count", "0"],
-        PAIR,
-        2,
+    case(
+        "provision --count 0",
         "pair 'default': backlog_queues is 0, and must be at least 1",
         "the default is 10, as in the original library",
     ),
-    (
-        ["provision", "--count", "5000"],
-        {**PAIR},
-        4,
+    case(
+        "provision --count 5000",
         "5000 queues would be created, and 1000 is the most at once",
         "check the number of backlog queues: the original used 10",
+        environ={**PAIR},
+        code=4,
     ),
-    (
-        ["provision"],
-        {**PAIR, "SBPAIR_PRIMARY_NAME": LONG},
-        2,
+    case(
+        "provision",
         f"the path {LONG[:40]}… has 274 characters; Service Bus allows 260",
         "shorten the name of the namespace",
+        environ={**PAIR, "SBPAIR_PRIMARY_NAME": LONG},
     ),
-    (
-        ["provision"],
-        {**PAIR, "SBPAIR_PRIMARY_NAME": "con\x1b[31mtoso"},
-        2,
+    case(
+        "provision",
         r"'con\x1b[31mtoso' is not a valid namespace name",
         "use the first label of its host name: contoso for contoso.servicebus.windows.net",
+        environ={**PAIR, "SBPAIR_PRIMARY_NAME": "con\x1b[31mtoso"},
     ),
-    (
-        ["audit", "--primary", "contoso-dr.invalid"],
-        PAIR,
-        2,
+    case(
+        "audit --primary contoso-dr.invalid",
         "pair 'default': the primary and the secondary are the same namespace",
         "a backlog in the primary would be unavailable together with it: choose another secondary",
     ),
-    (
-        ["audit", "--config", "/nowhere/config.toml"],
-        {},
-        2,
+    case(
+        "audit --config /nowhere/config.toml",
         "--config: /nowhere/config.toml does not exist",
         "check the path",
+        environ={},
     ),
-    (
-        ["audit"],
-        {**PAIR, "SBPAIR_SECONDARY_ENDPOINT": "localhost"},
-        2,
+    case(
+        "audit",
         "SBPAIR_SECONDARY_ENDPOINT: expected host:port, got 'localhost'",
         "write 127.0.0.1:5672",
+        environ={**PAIR, "SBPAIR_SECONDARY_ENDPOINT": "localhost"},
     ),
-    (["syphon"], PAIR, 2, "expected one of --once, --watch and --dry-run", ONE_OF_THREE),
-    (["syphon", "--once", "--watch"], PAIR, 2, "--once and --watch exclude each other", ONE_OF_THREE),
-    (["syphon", "--once", "--dry-run"], PAIR, 2, "--once and --dry-run exclude each other", ONE_OF_THREE),
-    (["syphon", "--watch", "--dry-run"], PAIR, 2, "--watch and --dry-run exclude each other", ONE_OF_THREE),
-    (
-        ["syphon", "--dry-run", "--rate", "fast"],
-        PAIR,
-        2,
+    case("syphon", "expected one of --once, --watch and --dry-run", ONE_OF_THREE),
+    case("syphon --once --watch", "--once and --watch exclude each other", ONE_OF_THREE),
+    case("syphon --once --dry-run", "--once and --dry-run exclude each other", ONE_OF_THREE),
+    case("syphon --watch --dry-run", "--watch and --dry-run exclude each other", ONE_OF_THREE),
+    case(
+        "syphon --dry-run --rate fast",
         "--rate: expected a rate such as 500/s, got 'fast'",
         "500 or 500/s, 30/m, 100/h are messages a second, a minute, an hour",
     ),
-    (
-        ["syphon", "--dry-run", "--credits", "101%"],
-        PAIR,
-        2,
+    case(
+        "syphon --dry-run --credits 101%",
         "--credits is 101%, but a Standard namespace has 1000 credits a second",
         "50% or 0.5 is a share of a Standard namespace, 500 is credits a second, none is no limit",
     ),
-    (
-        ["syphon", "--watch", "--lease", "leases", "--no-lease"],
-        PAIR,
-        2,
-        "--lease and --no-lease exclude each other",
-        "leave one of them out",
+    case(
+        "syphon --watch --lease leases --no-lease", "--lease and --no-lease exclude each other", "leave one of them out"
     ),
-    (
-        ["syphon", "--dry-run", "--lease", "leases"],
-        PAIR,
-        2,
-        "--lease goes with --once and --watch only",
-        "a dry run needs no lock",
-    ),
-    (
-        ["syphon", "--once", "--lease", "contoso/X-ServiceBus-Transfer/0"],
-        PAIR,
-        2,
+    case("syphon --dry-run --lease leases", "--lease goes with --once and --watch only", "a dry run needs no lock"),
+    case(
+        "syphon --once --lease contoso/X-ServiceBus-Transfer/0",
         "contoso/X-ServiceBus-Transfer/0 is a backlog queue and cannot carry a lease",
-        (
-            "create it with sessions and a lock of 30 s or more: az servicebus queue create --enable-session true"
-            " --lock-duration PT1M --name sbpair-lease"
-        ),
+        "create it with sessions and a lock of 30 s or more: az servicebus queue create --enable-session true"
+        " --lock-duration PT1M --name sbpair-lease",
     ),
-    (
-        ["syphon", "--once", "--lease", ""],
-        PAIR,
-        2,
+    case(
+        "syphon --once --lease ''",
         "'' is not a valid path of a queue or topic",
         "use segments of letters, digits, '.', '-' and '_', separated by one '/'",
     ),
-    (
-        ["syphon", "--once", "--lease", "sb://contoso-dr/leases"],
-        PAIR,
-        2,
+    case(
+        "syphon --once --lease sb://contoso-dr/leases",
         "'sb://contoso-dr/leases' is not a valid path of a queue or topic",
         "use segments of letters, digits, '.', '-' and '_', separated by one '/'",
     ),
-    (
-        ["syphon", "--once", "--max-held", "0"],
-        PAIR,
-        2,
-        "--max-held is 0, and must be at least 1",
-        "the default is 1000",
-    ),
-    (["drill", "--messages", "-1"], {}, 2, "--messages is -1, and must be at least 1", "leave it out for the default"),
-    (
-        ["emulator", "--namespace", "contoso"],
-        {},
-        2,
+    case("syphon --once --max-held 0", "--max-held is 0, and must be at least 1", "the default is 1000"),
+    case("drill --messages -1", "--messages is -1, and must be at least 1", "leave it out for the default", environ={}),
+    case(
+        "emulator --namespace contoso",
         "--namespace 'contoso' is not NAME=PORT",
         "write --namespace contoso=5672",
+        environ={},
     ),
-    (
-        ["emulator", "--host", "192.0.2.1"],
-        {},
-        2,
+    case(
+        "emulator --host 192.0.2.1",
         "other machines can reach 192.0.2.1, and the emulator's key is public",
         "leave --host out, or pass --expose to let anyone read, write and delete",
+        environ={},
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environ", "code", "what", "to_do"), CASES, ids=itertools.repeat(None, len(CASES))
-)
+@pytest.mark.parametrize(("arguments", "environ", "code", "what", "to_do"), CASES, ids=[None] * len(CASES))
 def test_bad_input_ends_with_an_error_and_a_hint(
     tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, what: str, to_do: str
 ) -> None:

@@ -101,11 +101,7 @@ async def test_what_is_wrong_has_its_exit_code_and_tells_no_secret(home: Path) -
         wrong = f"Endpoint={endpoint};SharedAccessKeyName=Root;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
         cases: list[tuple[dict[str, str], int, dict[str, int]]] = [
             ({"SBPAIR_SECONDARY_CONNECTION_STRING": wrong}, 5, {"secondary.sign_in": 5}),
-            (
-                {"SBPAIR_SECONDARY_CONNECTION_STRING": f"Endpoint=sb://x;SharedAccessKey={KEY}"},
-                2,
-                {"configuration": 2},
-            ),
+            ({"SBPAIR_SECONDARY_CONNECTION_STRING": f"Endpoint=sb://x;SharedAccessKey={KEY}"}, 2, {"configuration": 2}),
             ({"SBPAIR_SECONDARY_CONECTION_STRING": wrong}, 3, {"environment": 3}),
             (
                 {"SBPAIR_SECONDARY_CONNECTION_STRING": wrong, "SBPAIR_PAIRR": "x"},
@@ -156,31 +152,6 @@ async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) ->
         assert (code, len(live)) == (0, 12)
         assert all(each.keys() == EXPECTED | {"assumed", "observed"} for each in live)
         assert made(emulator) == set()
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["--live"], "--live creates queues, which needs confirmation"),
-        (["--include-idle-test"], "--include-idle-test goes with --live only"),
-        (["--yes"], "--yes goes with --live only"),
-        (["--timeout", "soon"], "--timeout: expected a duration such as 90s, got 'soon'"),
-        (["--timeout", "0"], "--timeout must be greater than 0"),
-        (["--timeout", "1h"], "--timeout is 1h, and must be from 0 s to 600 s"),
-        (["--timeout", "-1s"], "--timeout: expected a duration such as 90s, got '-1s'"),
-        (["--queue"], "Option '--queue' requires an argument"),
-        (["queue"], "Got unexpected extra argument"),
-        (["--output", "xml"], "Invalid value for '--output'"),
-    ],
-)
-def test_contradictory_or_invalid_options_end_with_an_error_and_a_hint(here: Here, words: list[str], what: str) -> None:
-    code, out, err = here(
-        "doctor", *words, SBPAIR_PRIMARY_NAMESPACE="a.invalid", SBPAIR_SECONDARY_NAMESPACE="b.invalid"
-    )
-    *_warning, error, hint = err.splitlines()
-    assert (code, out) == (2, "")
-    assert error.startswith(f"error: {what}")
-    assert hint.startswith("hint: ")
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"\n", 4), (b"yess\n", 4), (b"\xff\n", 4), (b"y\n", 0)])

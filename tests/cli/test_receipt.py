@@ -42,7 +42,7 @@ def test_a_run_that_did_nothing_spent_nothing() -> None:
 def test_a_receipt_of_an_earlier_version_shows_the_columns_it_has() -> None:
     assert list(breakdown({})) == []
     assert list(breakdown({"queues": {"q": {"received": 1, "sent": 1}}, "destinations": {}})) == [
-        *("", "QUEUE  RECEIVED  SENT", "q             1     1"),
+        *("", "QUEUE  RECEIVED  SENT", "q             1     1")
     ]
 
 

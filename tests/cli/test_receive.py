@@ -186,45 +186,6 @@ async def test_one_side_down_is_a_warning_and_both_down_are_an_error() -> None:
         assert b"nowhere" in told
 
 
-WRONG = [
-    (["--max", "0"], "--max is 0"),
-    (["--max", "-3"], "--max is -3"),
-    (["--max", "many"], "whole number"),
-    (["--wait", "soon"], "--wait: expected a duration such as 90s, got 'soon'"),
-    (["--wait", "0"], "--wait must be greater than 0"),
-    (["--wait", "-5s"], "--wait: expected a duration such as 90s, got '-5s'"),
-    (["--key", "id"], "--key goes with --dedup only"),
-    (["--store", "x.db"], "--store goes with --dedup only"),
-    (["--window", "1h"], "--window goes with --dedup only"),
-    (["--dedup", "--key", "body"], "unknown deduplication key 'body'"),
-    (["--dedup", "--key", ""], "unknown deduplication key ''"),
-    (["--dedup", "--key", "property:"], "unknown deduplication key 'property:'"),
-    (["--dedup", "--window", "0"], "--window must be greater than 0"),
-    (["--dedup", "--window", "long"], "--window: expected a duration such as 90s, got 'long'"),
-    (["--dedup", "--store", "/no/such/place/keys.db"], "cannot be a file"),
-    (["--dedup", "--store", "/"], "cannot be a file"),
-    (["--dedup", "--peek", "--store", "x.db"], "--store and --peek exclude each other"),
-    (["--subscription", "no spaces"], "is not a valid path"),
-    (["--output", "xml"], "xml"),
-    (["more"], "unexpected"),
-]
-
-
-@pytest.mark.parametrize(("words", "said"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
-def test_bad_input_is_refused_before_anything_is_connected_to(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from sbpair.__main__ import run
-
-    for side in ("PRIMARY", "SECONDARY"):
-        monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", _nowhere(side))
-    assert run(["receive", "orders", *words]) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert "hint: " in told.err
-    assert told.out == ""
-
-
 def test_a_file_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sbpair.__main__ import run
 

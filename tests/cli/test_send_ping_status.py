@@ -14,7 +14,6 @@ from sbpair.failover.outbox import Outbox
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.testing import Emulator
-from tests.cli.test_bad_input import emulated
 from tests.kit import command
 from tests.kit.command import environment
 
@@ -164,47 +163,3 @@ async def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> No
         assert (code, told["backlog"]["messages"], told["backlog"]["exact"]) == (0, 1, True)
         assert [each["dead_letters"] for each in told["queues"]] == [None, None]
         assert [each["name"] for each in told["skipped"]] == ["contoso-dr"]
-
-
-WRONG = [
-    (["send"], 2, "Missing argument 'QUEUE|TOPIC'"),
-    (["send", "a//b"], 2, "'a//b' is not a valid path of a queue or topic"),
-    (["send", "orders", "no-such-file"], 2, "no-such-file does not exist"),
-    (["send", "orders", "/"], 2, "/ cannot be read: it is a directory"),
-    (["send", "orders", "--rate", "0"], 2, "--rate must be greater than 0"),
-    (["send", "orders", "--skip", "-1"], 2, "Invalid value for '--skip'"),
-    (["send", "orders", "--timeout", "soon"], 2, "--timeout: expected a duration such as 90s, got 'soon'"),
-    (["send", "orders", "--timeout", "0"], 2, "--timeout is 0, and must be from 1 s to 3600 s"),
-    (["send", "orders", "--failover-interval", "2h"], 2, "--failover-interval is 2h, and must be from 0 s to 3600 s"),
-    (["send", "orders", "--on-failure", "hope"], 2, "Invalid value for '--on-failure'"),
-    (["ping"], 2, "Missing argument 'QUEUE|TOPIC…'"),
-    (["ping", "a//b"], 2, "'a//b' is not a valid path of a queue or topic"),
-    (["ping", "orders", "--timeout", "0"], 2, "--timeout is 0, and must be from 1 s to 600 s"),
-    (["drill", "--count", "0"], 2, "--count is 0, and must be at least 1"),
-    (["drill", "--yes"], 2, "--yes goes with --against only"),
-    (["drill", "--config", "f"], 2, "--config goes with --against only"),
-    (["drill", "--against", "default", "--messages", "5"], 2, "--messages and --against exclude each other"),
-    (["drill", "--against", "nobody"], 2, "--pair: pair 'nobody' does not exist"),
-    (["drill", "--against", "default"], 2, "--against creates queues, which needs confirmation"),
-    (["drill", "--ping-interval", "0"], 2, "--ping-interval is 0, and must be from 1 s to 60 s"),
-    (["drill", "--failover-interval", "2m"], 2, "--failover-interval is 2m, and must be from 0 s to 60 s"),
-    (["drill", "--rate", "0"], 2, "Invalid value for '--rate'"),
-    (["status", "--outbox", "nowhere.db"], 2, "outbox nowhere.db does not exist"),
-    (["send", "orders", "--outbox", "no/dir/o.db", "/dev/null"], 2, "'no/dir/o.db' cannot be an outbox"),
-    (["status", "--timeout", "x"], 2, "--timeout: expected a duration such as 90s, got 'x'"),
-]
-
-
-@pytest.mark.parametrize(("words", "code", "what"), WRONG, ids=[" ".join(words) for words, *_ in WRONG])
-def test_wrong_options_are_refused_before_connecting(
-    words: list[str], code: int, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from sbpair.__main__ import run
-
-    for side, port in (("PRIMARY", 1), ("SECONDARY", 2)):
-        monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", emulated(port))
-        monkeypatch.setenv(f"SBPAIR_{side}_NAME", side.lower())
-    assert run(words) == code
-    *_warnings, error, hint = capsys.readouterr().err.splitlines()
-    assert error.startswith(f"error: {what}")
-    assert hint.startswith("hint: ")

@@ -1,0 +1,101 @@
+"""Wrong options and arguments: refused with an error and a hint before anything is connected to."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from sbpair.__main__ import run
+from tests.cli.test_bad_input import emulated
+
+WRONG = [
+    ("send", "Missing argument 'QUEUE|TOPIC'"),
+    ("send a//b", "'a//b' is not a valid path of a queue or topic"),
+    ("send orders no-such-file", "no-such-file does not exist"),
+    ("send orders /", "/ cannot be read: it is a directory"),
+    ("send orders --rate 0", "--rate must be greater than 0"),
+    ("send orders --skip -1", "Invalid value for '--skip'"),
+    ("send orders --timeout soon", "--timeout: expected a duration such as 90s, got 'soon'"),
+    ("send orders --timeout 0", "--timeout is 0, and must be from 1 s to 3600 s"),
+    ("send orders --failover-interval 2h", "--failover-interval is 2h, and must be from 0 s to 3600 s"),
+    ("send orders --on-failure hope", "Invalid value for '--on-failure'"),
+    ("ping", "Missing argument 'QUEUE|TOPIC…'"),
+    ("ping a//b", "'a//b' is not a valid path of a queue or topic"),
+    ("ping orders --timeout 0", "--timeout is 0, and must be from 1 s to 600 s"),
+    ("drill --count 0", "--count is 0, and must be at least 1"),
+    ("drill --yes", "--yes goes with --against only"),
+    ("drill --config f", "--config goes with --against only"),
+    ("drill --against default --messages 5", "--messages and --against exclude each other"),
+    ("drill --against nobody", "--pair: pair 'nobody' does not exist"),
+    ("drill --against default", "--against creates queues, which needs confirmation"),
+    ("drill --ping-interval 0", "--ping-interval is 0, and must be from 1 s to 60 s"),
+    ("drill --failover-interval 2m", "--failover-interval is 2m, and must be from 0 s to 60 s"),
+    ("drill --rate 0", "Invalid value for '--rate'"),
+    ("status --outbox nowhere.db", "outbox nowhere.db does not exist"),
+    ("send orders --outbox no/dir/o.db /dev/null", "'no/dir/o.db' cannot be an outbox"),
+    ("status --timeout x", "--timeout: expected a duration such as 90s, got 'x'"),
+    ("receive orders --max 0", "--max is 0"),
+    ("receive orders --max -3", "--max is -3"),
+    ("receive orders --max many", "Invalid value for '--max': expected a whole number"),
+    ("receive orders --wait soon", "--wait: expected a duration such as 90s, got 'soon'"),
+    ("receive orders --wait 0", "--wait must be greater than 0"),
+    ("receive orders --wait -5s", "--wait: expected a duration such as 90s, got '-5s'"),
+    ("receive orders --key id", "--key goes with --dedup only"),
+    ("receive orders --store x.db", "--store goes with --dedup only"),
+    ("receive orders --window 1h", "--window goes with --dedup only"),
+    ("receive orders --dedup --key body", "--key: unknown deduplication key 'body'"),
+    ("receive orders --dedup --key ''", "--key: unknown deduplication key ''"),
+    ("receive orders --dedup --key property:", "--key: unknown deduplication key 'property:'"),
+    ("receive orders --dedup --window 0", "--window must be greater than 0"),
+    ("receive orders --dedup --window long", "--window: expected a duration such as 90s, got 'long'"),
+    (
+        "receive orders --dedup --store /no/such/place/keys.db",
+        "/no/such/place/keys.db cannot be a file: No such file or directory",
+    ),
+    ("receive orders --dedup --store /", "/ cannot be a file: Is a directory"),
+    ("receive orders --dedup --peek --store x.db", "--store and --peek exclude each other"),
+    ("receive orders --subscription 'no spaces'", "'no spaces' is not a valid path of a queue or topic"),
+    (
+        "receive orders --output xml",
+        "Invalid value for '--output' / '-o': 'xml' is not one of 'table', 'json', 'jsonl'",
+    ),
+    ("receive orders more", "Got unexpected extra argument(s) (more)"),
+    ("audit --fail-on mising", "--fail-on: 'mising' is not a finding"),
+    ("audit --fail-on ''", "--fail-on names no finding"),
+    ("audit --fail-on none,drift", "--fail-on none cannot be combined with others"),
+    ("audit --idle 0", "--idle must be greater than 0"),
+    ("audit --idle long", "--idle: expected a duration such as 90s, got 'long'"),
+    ("audit --idle P1Y", "--idle: expected a duration such as 90s, got 'P1Y'"),
+    ("audit --idle -30d", "--idle: expected a duration such as 90s, got '-30d'"),
+    ("audit --sample 2h", "--sample is 2h, and must be from 0 s to 3600 s"),
+    ("audit --sample x", "--sample: expected a duration such as 90s, got 'x'"),
+    ("audit --peek -1", "Invalid value for '--peek'"),
+    ("audit --peek many", "Invalid value for '--peek'"),
+    ("audit --peek 10000000", "Invalid value for '--peek'"),
+    ("doctor --live", "--live creates queues, which needs confirmation"),
+    ("doctor --include-idle-test", "--include-idle-test goes with --live only"),
+    ("doctor --yes", "--yes goes with --live only"),
+    ("doctor --timeout soon", "--timeout: expected a duration such as 90s, got 'soon'"),
+    ("doctor --timeout 0", "--timeout must be greater than 0"),
+    ("doctor --timeout 1h", "--timeout is 1h, and must be from 0 s to 600 s"),
+    ("doctor --timeout -1s", "--timeout: expected a duration such as 90s, got '-1s'"),
+    ("doctor --queue", "Option '--queue' requires an argument"),
+    ("doctor queue", "Got unexpected extra argument"),
+    ("doctor --output xml", "Invalid value for '--output'"),
+]
+
+
+@pytest.mark.parametrize(("words", "what"), WRONG, ids=[words for words, _ in WRONG])
+def test_wrong_options_are_refused_before_connecting(
+    words: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side, port in (("PRIMARY", 1), ("SECONDARY", 2)):
+        monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", emulated(port))
+        monkeypatch.setenv(f"SBPAIR_{side}_NAME", side.lower())
+    assert run(shlex.split(words)) == 2
+    out, err = capsys.readouterr()
+    *_warnings, error, hint = err.splitlines()
+    assert error.startswith(f"error: {what}")
+    assert hint.startswith("hint: ")
+    assert out == ""
