@@ -1,4 +1,4 @@
-"""Every command with a credential that does not do: two lines, exit code 5, no secret told, nothing half done."""
+"""Every command with a credential that does not do: two lines, exit code 5, no secret shown, nothing half done."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def strand(emulator: Emulator) -> None:
         await sender.send(stranded("m", "orders"))
 
 
-def told(err: str) -> None:
+def assert_refused(err: str) -> None:
     """The last two lines are what and what to do; nothing tells the key."""
     what, to_do = err.splitlines()[-2:]
     assert what.startswith("error: ")
@@ -78,7 +78,7 @@ async def test_a_secondary_that_does_not_accept_the_credential_stops_everything(
             SBPAIR_SECONDARY_CONNECTION_STRING=credential(endpoint),  # type: ignore[operator]
         )
         assert (code, out) == (5, "")
-        told(err)
+        assert_refused(err)
         assert len(emulator.namespaces["contoso-dr"].queues()) == 1
         assert emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0)).counts().total == 1
 
@@ -107,7 +107,7 @@ async def test_without_a_sign_in_the_error_names_az_login(tmp_path: Path, words:
         nothing = {f"SBPAIR_{side}_{key}": "" for side in ("PRIMARY", "SECONDARY") for key in ("NAME", NAMED)}
         code, out, err = await finished(emulator, words, SBPAIR_CONFIG=str(file), **nothing, **environ)
         assert (code, out) == (5, "")
-        told(err)
+        assert_refused(err)
         assert len(err.splitlines()) == 2
         assert "no identity is signed in" in err
         assert "az login" in err
@@ -121,7 +121,7 @@ async def test_a_missing_manage_claim_is_reported_and_nothing_is_created(words: 
         listen = with_listen(emulator.ready.namespaces[1].endpoint)
         code, out, err = await finished(emulator, words, SBPAIR_SECONDARY_CONNECTION_STRING=listen)
         assert (code, out) == (5, "")
-        told(err)
+        assert_refused(err)
         assert "Manage" in err
         assert secondary.queues() == []
 

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import signal
-import sys
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -63,8 +62,13 @@ class World:
         payload = Sections(application_properties=properties, body=data_body(b"body")).join()
         queue.send(service_envelope.read_delivery(payload, 0))
 
-    async def start(self, *words: str, stdin: int = asyncio.subprocess.DEVNULL) -> asyncio.subprocess.Process:
-        return await command.start(*words, "--count", "1", env=self.environ, stdin=stdin)
+    async def start(self, *words: str, **options: Any) -> asyncio.subprocess.Process:
+        return await command.start(*words, "--count", "1", env=self.environ, **options)
+
+    async def start_on(self, terminal: int, *words: str, **options: Any) -> asyncio.subprocess.Process:
+        process = await self.start(*words, stdin=terminal, stdout=terminal, stderr=terminal, **options)
+        os.close(terminal)
+        return process
 
     async def sbpair(self, *words: str) -> tuple[int, str, str]:
         return await command.finished(await self.start(*words))
@@ -104,18 +108,18 @@ async def test_a_document_has_all_findings_and_the_exit_code_obeys_fail_on() -> 
         for to in ("orders", "gone\x1b[2J"):
             w.strand(w.first, to)
         code, out, err = await w.sbpair("audit", "--output", "json", "--sample", "0", "--fail-on", "missing,full")
-        told = json.loads(out)
-        assert (code, err, told["schema"]) == (0, "", "sbpair/audit/1")
-        assert [len(told[each]) for each in ("missing", "extra", "drifted", "ok", "foreign")] == [0, 1, 0, 1, 1]
-        [right] = told["ok"]
+        printed = json.loads(out)
+        assert (code, err, printed["schema"]) == (0, "", "sbpair/audit/1")
+        assert [len(printed[each]) for each in ("missing", "extra", "drifted", "ok", "foreign")] == [0, 1, 0, 1, 1]
+        [right] = printed["ok"]
         assert right["counts"]["active"] == 2
         assert (right["fill"]["peeked"], right["fill"]["complete"]) == (2, True)
         assert right["fill"]["effective_max_size_mb"] == 5120
-        assert {each["name"]: (each["messages"], each["found"]) for each in told["destinations"]} == {
+        assert {each["name"]: (each["messages"], each["found"]) for each in printed["destinations"]} == {
             "": (1, None),
             "orders": (1, True),
         }
-        assert told["findings"] == ["destinations", "duplicates", "extra", "foreign", "messages"]
+        assert printed["findings"] == ["destinations", "duplicates", "extra", "foreign", "messages"]
         code, out, err = await w.sbpair("audit", "--sample", "0", "--peek", "1")
         assert code == 3
         assert "peeked only the first 1" in out
@@ -144,8 +148,8 @@ def test_an_unknown_finding_is_answered_with_those_that_there_are() -> None:
 async def test_off_a_terminal_nothing_is_removed_without_consent() -> None:
     async with world() as w:
         code, out, err = await w.sbpair("prune", "--output", "json")
-        told = json.loads(out)
-        assert (code, told["dry_run"], [each["name"] for each in told["would_remove"]]) == (0, True, [EXTRA])
+        printed = json.loads(out)
+        assert (code, printed["dry_run"], [each["name"] for each in printed["would_remove"]]) == (0, True, [EXTRA])
         assert err == "nothing was deleted: confirm 1 queue with sbpair prune --yes\n"
         assert w.secondary.find_queue(EXTRA) is w.extra
 
@@ -174,15 +178,8 @@ async def test_where_all_of_them_hold_messages_it_refuses() -> None:
 async def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
     async with world() as w:
         ours, theirs = pty.openpty()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sbpair", "prune", "--count", "1"),
-            env=w.environ,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            preexec_fn=partial(os.login_tty, 0),  # for a Ctrl-C that is typed there
-        )
-        os.close(theirs)
+        # A controlling terminal, for a Ctrl-C that is typed there.
+        process = await w.start_on(theirs, "prune", prepare=partial(os.login_tty, 0))
         try:
             await asyncio.to_thread(read_until, ours, b"[y/N] ")
             os.write(ours, answer)
@@ -196,14 +193,7 @@ async def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> Non
 async def test_a_dry_run_asks_no_confirmation_and_deletes_nothing() -> None:
     async with world() as w:
         ours, theirs = pty.openpty()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sbpair", "prune", "--count", "1", "--dry-run"),
-            env=w.environ,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
-        os.close(theirs)
+        process = await w.start_on(theirs, "prune", "--dry-run")
         try:
             said = await asyncio.to_thread(read_until, ours, b"sbpair prune --yes\r\n")
             assert await process.wait() == 0

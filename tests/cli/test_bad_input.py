@@ -268,11 +268,11 @@ def test_unknown_commands_and_options_end_with_an_error_and_a_hint(
 @pytest.mark.parametrize("slip", [["--count", "ten"], ["--frob"], ["--count", "0"]])
 def test_an_error_is_a_line_of_json_where_all_else_is(tmp_path: Path, slip: list[str], asking: list[str]) -> None:
     done = sbpair(tmp_path, "provision", *asking, *slip, **PAIR)
-    told = json.loads(done.stderr)
-    assert (told["level"], told["logger"], told["exit_code"], done.returncode) == ("error", "sbpair", 2, 2)
-    assert told["message"]
-    assert told["hint"]
-    assert set(told) == {"time", "level", "logger", "message", "hint", "exit_code"}
+    printed = json.loads(done.stderr)
+    assert (printed["level"], printed["logger"], printed["exit_code"], done.returncode) == ("error", "sbpair", 2, 2)
+    assert printed["message"]
+    assert printed["hint"]
+    assert set(printed) == {"time", "level", "logger", "message", "hint", "exit_code"}
 
 
 def test_a_namespace_behind_a_closed_port_is_unreachable(tmp_path: Path, closed_port: int) -> None:

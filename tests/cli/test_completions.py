@@ -1,4 +1,4 @@
-"""Completions in the shells themselves, where they are installed, and what every shell is told."""
+"""Completions in the shells themselves, where they are installed, and the answers for every shell."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def told(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+def completed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., list[str]]:
     """What sbpair answers a shell that asks how a line may go on, in this process."""
 
     def answer(line: str, shell: str = "bash", **more: str) -> list[str]:
@@ -93,8 +95,8 @@ def told(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         ("sbpair runs ", ["list", "show"]),
     ],
 )
-def test_names_and_values_are_completed(told: Callable[..., list[str]], line: str, answer: list[str]) -> None:
-    assert told(line) == answer
+def test_names_and_values_are_completed(completed: Callable[..., list[str]], line: str, answer: list[str]) -> None:
+    assert completed(line) == answer
 
 
 @pytest.mark.parametrize(
@@ -115,15 +117,15 @@ def test_names_and_values_are_completed(told: Callable[..., list[str]], line: st
     ],
 )
 def test_bad_configuration_or_unknown_pairs_complete_to_nothing(
-    told: Callable[..., list[str]], home: Path, line: str, config: str
+    completed: Callable[..., list[str]], home: Path, line: str, config: str
 ) -> None:
     (home / ".config" / "sbpair" / "config.toml").write_text(config, encoding="latin-1")
-    assert told(line) == []
+    assert completed(line) == []
 
 
-def test_no_secret_of_the_environment_is_completed(told: Callable[..., list[str]]) -> None:
+def test_no_secret_of_the_environment_is_completed(completed: Callable[..., list[str]]) -> None:
     secret = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0"
-    assert told("sbpair audit --primary ", SBPAIR_PRIMARY_CONNECTION_STRING=secret) == []
+    assert completed("sbpair audit --primary ", SBPAIR_PRIMARY_CONNECTION_STRING=secret) == []
 
 
 def test_a_variable_that_a_shell_leaves_behind_empty_asks_for_nothing(home: Path) -> None:
@@ -143,12 +145,12 @@ def test_a_variable_that_a_shell_leaves_behind_empty_asks_for_nothing(home: Path
     [("sbpair audit --pair", "", ["orders", "orders-eu"]), ("sbpair audit --pair orders-", "orders-", ["orders-eu"])],
 )
 def test_powershell_gets_the_completions_that_its_script_requests(
-    told: Callable[..., list[str]], line: str, word: str, answer: list[str]
+    completed: Callable[..., list[str]], line: str, word: str, answer: list[str]
 ) -> None:
     script = (COMPLETIONS / "sbpair.ps1").read_text()
     asked = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": word}
     assert all(f"$Env:{name} =" in script for name in asked)
-    assert [each.split(":::")[0] for each in told(line, "powershell", **asked)] == answer
+    assert [each.split(":::")[0] for each in completed(line, "powershell", **asked)] == answer
 
 
 def shell(name: str) -> str:

@@ -8,7 +8,6 @@ import logging
 import os
 import pty
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,15 +33,13 @@ def environment(emulator: Emulator | None, home: Path) -> dict[str, str]:
 
 
 async def started(words: list[str], environ: dict[str, str], **options: Any) -> asyncio.subprocess.Process:
-    given = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", "sbpair", *words, env=environ, **given | options)
+    return await command.start(*words, env=environ, python=(), **options)
 
 
-async def finished(words: list[str], environ: dict[str, str]) -> tuple[int | None, str, str]:
-    process = await started(words, environ)
-    out, err = await process.communicate()
-    assert "Traceback" not in err.decode()
-    return process.returncode, out.decode(), err.decode()
+async def finished(words: list[str], environ: dict[str, str]) -> tuple[int, str, str]:
+    code, out, err = await command.finished(await started(words, environ))
+    assert "Traceback" not in err
+    return code, out, err
 
 
 def made(emulator: Emulator) -> set[str]:
@@ -73,8 +70,8 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def failing(out: str) -> dict[str, int]:
-    told = json.loads(out)
-    return {each["name"]: each["exit_code"] for each in told["checks"] if each["outcome"] == "failed"}
+    printed = json.loads(out)
+    return {each["name"]: each["exit_code"] for each in printed["checks"] if each["outcome"] == "failed"}
 
 
 async def test_all_is_well_in_every_form_of_output(home: Path) -> None:
@@ -84,12 +81,12 @@ async def test_all_is_well_in_every_form_of_output(home: Path) -> None:
         assert (code, out.splitlines()[-1]) == (0, "no problems; 4 unknown")
         assert "primary tcp: ok" in err
         code, out, _ = await finished(["doctor", "--output", "json"], environ)
-        told = json.loads(out)
-        assert (code, told["schema"], told["live"]) == (0, "sbpair/doctor/1", [])
-        assert all(each.keys() == EXPECTED for each in told["checks"])
+        printed = json.loads(out)
+        assert (code, printed["schema"], printed["live"]) == (0, "sbpair/doctor/1", [])
+        assert all(each.keys() == EXPECTED for each in printed["checks"])
         code, out, _ = await finished(["doctor", "--output", "jsonl", "--quiet"], environ)
         lines = [json.loads(line) for line in out.splitlines()]
-        assert [line["name"] for line in lines] == [each["name"] for each in told["checks"]]
+        assert [line["name"] for line in lines] == [each["name"] for each in printed["checks"]]
         assert {line["schema"] for line in lines} == {"sbpair/doctor/1"}
     assert list(home.iterdir()) == []
 
@@ -124,12 +121,12 @@ async def test_without_java_spark_cannot_run_and_everything_else_is_looked_at(ho
 
 async def test_doctor_checks_the_machine_even_if_nothing_is_configured(home: Path) -> None:
     code, out, _ = await finished(["doctor", "--output", "json"], environment(None, home))
-    told = json.loads(out)
-    assert (code, [each["name"] for each in told["checks"]][:3]) == (
+    printed = json.loads(out)
+    assert (code, [each["name"] for each in printed["checks"]][:3]) == (
         2,
         ["configuration", "configuration", "config_file"],
     )
-    assert {each["name"] for each in told["checks"]} >= {"python", "azure-servicebus", "java"}
+    assert {each["name"] for each in printed["checks"]} >= {"python", "azure-servicebus", "java"}
 
 
 async def test_a_namespace_that_is_away_is_unreachable(home: Path) -> None:
@@ -197,10 +194,10 @@ def test_every_value_is_shown_with_where_it_came_from(here: Here, home: Path) ->
         '[pairs.orders.secondary]\nnamespace = "contoso-dr"\nca_file = "/ca.pem"\n'
     )
     code, out, err = here("config", "--count", "7", "-o", "json", ORDERS=SECRET, SBPAIR_SECONDARY_ENDPOINT="h:1")
-    told = {each["key"]: (each["value"], each["source"], each["origin"]) for each in json.loads(out)["settings"]}
+    printed = {each["key"]: (each["value"], each["source"], each["origin"]) for each in json.loads(out)["settings"]}
     place = f"{file} [pairs.orders.secondary]"
     assert (code, err) == (0, "")
-    assert told == {
+    assert printed == {
         "pair": ("orders", str(file), "file"),
         "config": (str(file), "", "default"),
         "state": (str(home / ".local/state/sbpair/orders"), "", "default"),

@@ -39,19 +39,19 @@ def adds_up(sums: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(("lost", "code"), [(0, 0), (2, 3)])
 async def test_the_document_adds_up_and_the_exit_code_reveals_dead_letters(lost: int, code: int) -> None:
     done, out, err = await dry_run("--output", "json", lost=lost)
-    told = json.loads(out)
-    assert (done, err, told["schema"]) == (code, "", "sbpair/syphon-preview/1")
-    assert (told["messages"], told["sent"], told["dead_lettered"]) == (5 + lost, 5, lost)
+    printed = json.loads(out)
+    assert (done, err, printed["schema"]) == (code, "", "sbpair/syphon-preview/1")
+    assert (printed["messages"], printed["sent"], printed["dead_lettered"]) == (5 + lost, 5, lost)
     for part in ("queues", "destinations", "flows"):
-        assert all(adds_up(each) for each in told[part])
-        assert sum(each["messages"] for each in told[part]) == told["messages"]
-        assert sum(each["bytes"] for each in told[part]) == told["bytes"]
-    assert sum(each["messages"] for each in told["dead_letters"]) == lost
-    assert told["limits"] == {"rate": None, "primary_credits": 500.0, "secondary_credits": 500.0}
-    assert told["tiers"] == {"primary": "Standard", "secondary": "Standard"}
-    assert told["operations"]["by_sbpair"] == 5 * 3 + lost * 2 + 2
-    assert told["cost"]["by_sbpair"]["minimum"] <= told["cost"]["by_sbpair"]["maximum"]
-    assert 0 <= told["newest_seconds"] <= told["oldest_seconds"]
+        assert all(adds_up(each) for each in printed[part])
+        assert sum(each["messages"] for each in printed[part]) == printed["messages"]
+        assert sum(each["bytes"] for each in printed[part]) == printed["bytes"]
+    assert sum(each["messages"] for each in printed["dead_letters"]) == lost
+    assert printed["limits"] == {"rate": None, "primary_credits": 500.0, "secondary_credits": 500.0}
+    assert printed["tiers"] == {"primary": "Standard", "secondary": "Standard"}
+    assert printed["operations"]["by_sbpair"] == 5 * 3 + lost * 2 + 2
+    assert printed["cost"]["by_sbpair"]["minimum"] <= printed["cost"]["by_sbpair"]["maximum"]
+    assert 0 <= printed["newest_seconds"] <= printed["oldest_seconds"]
 
 
 async def test_one_line_is_one_document() -> None:

@@ -39,7 +39,7 @@ def names(found: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "printed"),
     [
         (
             QueuesFound(("a", "b"), ("b",), managed=True),
@@ -73,10 +73,10 @@ def names(found: list[Any]) -> list[str]:
         ),
     ],
 )
-def test_a_line_has_the_events_name_and_its_fields(event: SyphonEvent, told: dict[str, Any]) -> None:
+def test_a_line_has_the_events_name_and_its_fields(event: SyphonEvent, printed: dict[str, Any]) -> None:
     text = json.dumps(line(event, NOW_MS))
     assert text.isprintable()
-    assert json.loads(text) == {**HEAD, **told}
+    assert json.loads(text) == {**HEAD, **printed}
 
 
 def test_every_event_is_either_a_line_or_part_of_one() -> None:
@@ -88,10 +88,10 @@ def test_every_event_is_either_a_line_or_part_of_one() -> None:
     ]
     quiet = [*figures, DeadLettered("q", 7, "m7", "NoPath", "there is none")]
     assert taken(lines, *quiet) == []
-    told = [QueueOpened("q"), QueueDone("q"), QueueFailed("q", "x", 1.0), QueueBlocked("q", ("d",))]
-    told += [RESTS, DestinationRecovered("q", "down"), QueuesFound(("q",), (), managed=False)]
-    assert len(taken(lines, *told)) == len(told)
-    assert {type(each) for each in (*quiet, *told)} == set(get_args(SyphonEvent))
+    printed = [QueueOpened("q"), QueueDone("q"), QueueFailed("q", "x", 1.0), QueueBlocked("q", ("d",))]
+    printed += [RESTS, DestinationRecovered("q", "down"), QueuesFound(("q",), (), managed=False)]
+    assert len(taken(lines, *printed)) == len(printed)
+    assert {type(each) for each in (*quiet, *printed)} == set(get_args(SyphonEvent))
 
 
 def test_progress_lines_are_periodic_and_only_for_changed_counts() -> None:

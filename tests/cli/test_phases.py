@@ -93,13 +93,13 @@ rows = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(rows, max_size=60, unique_by=lambda row: row.name), st.integers(40, 200), st.integers(6, 60))
 def test_a_drawing_fits_and_obeys_no_message(found: list[PhaseRow], width: int, lines: int) -> None:
-    told = drawn(PhaseView("send", "DESTINATION", tuple(found), 1.0), width, lines)
-    assert len(told) <= lines
-    assert all(character.isprintable() for line in told for character in line)
+    printed = drawn(PhaseView("send", "DESTINATION", tuple(found), 1.0), width, lines)
+    assert len(printed) <= lines
+    assert all(character.isprintable() for line in printed for character in line)
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("sbpair.cli.progress.replay_progress.REPORT_SECONDS", 0.0)
 
     def tell(kind: type[ReplayProgress], log_format: LogFormat) -> list[str]:
@@ -115,16 +115,16 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return tell
 
 
-def test_elsewhere_there_are_lines_of_json_where_something_has_changed(told: Any) -> None:
-    lines = [json.loads(line) for line in told(JsonReplayProgress, LogFormat.JSON)]
+def test_elsewhere_there_are_lines_of_json_where_something_has_changed(printed: Any) -> None:
+    lines = [json.loads(line) for line in printed(JsonReplayProgress, LogFormat.JSON)]
     assert [line["event"] for line in lines] == ["phase", "phase", "progress", "progress"]
     assert all(line["schema"] == "sbpair/replay-event/1" for line in lines)
     assert (lines[0]["phase"], lines[0]["run"], lines[0]["text"]) == ("check", "r1", "run r1: checking")
     assert [(line["queue"], line["messages"], line["of"]) for line in lines[2:]] == [(None, 4, 10), (f"{Q}0", 4, 10)]
 
 
-def test_in_words_a_phase_is_a_line(told: Any) -> None:
-    assert told(ReplayProgress, LogFormat.TEXT) == [
+def test_in_words_a_phase_is_a_line(printed: Any) -> None:
+    assert printed(ReplayProgress, LogFormat.TEXT) == [
         "run r1: checking",
         "draining",
         "drain: 4 of 10 messages, 0 a second",

@@ -94,10 +94,10 @@ async def test_the_json_contract_names_each_entity_with_its_namespace_and_kind(e
         emulator.namespaces["contoso"].create_queue("orders", QueueDescription())
 
     ran = await provisioned("--count", "1", "--strict", "--entities", str(entities), "-o", "json", before=before)
-    told = json.loads(ran.out)
+    printed = json.loads(ran.out)
     assert ran.code == 3
-    assert told["schema"] == "sbpair/provision/1"
-    assert told["drifted"] == [
+    assert printed["schema"] == "sbpair/provision/1"
+    assert printed["drifted"] == [
         {
             "name": "orders",
             "reason": "MaxDeliveryCount is 10 and should be 20",
@@ -107,9 +107,9 @@ async def test_the_json_contract_names_each_entity_with_its_namespace_and_kind(e
         }
     ]
     backlog = {"name": "contoso/x-servicebus-transfer/0", "namespace": "contoso-dr", "kind": "queue", "index": 0}
-    assert told["created"][-1] == backlog
-    assert len(told["created"]) == 8
-    assert [told[each] for each in ("existing", "failed", "not_tried", "would_create")] == [[], [], [], []]
+    assert printed["created"][-1] == backlog
+    assert len(printed["created"]) == 8
+    assert [printed[each] for each in ("existing", "failed", "not_tried", "would_create")] == [[], [], [], []]
     assert ran.err == "warning: queue orders of contoso differs: MaxDeliveryCount is 10 and should be 20\n"
 
 
@@ -130,12 +130,12 @@ async def test_an_interrupted_run_prints_what_it_had_created() -> None:
         emulator.faults.latency("contoso-dr", 100)
 
     ran = await provisioned("--count", "300", "-v", "-o", "json", before=before, signal_after="created (1 of 300)")
-    told = json.loads(ran.out)
+    printed = json.loads(ran.out)
     assert ran.code == 130
-    assert {each["name"] for each in told["created"]} == set(ran.queues)
-    assert len(told["created"]) + len(told["not_tried"]) == 300
-    assert told["created"]
-    assert told["not_tried"]
+    assert {each["name"] for each in printed["created"]} == set(ran.queues)
+    assert len(printed["created"]) + len(printed["not_tried"]) == 300
+    assert printed["created"]
+    assert printed["not_tried"]
 
 
 async def test_a_refusal_half_way_reports_created_failed_and_untried_queues() -> None:
@@ -144,8 +144,8 @@ async def test_a_refusal_half_way_reports_created_failed_and_untried_queues() ->
         emulator.faults.refuse_requests("contoso-dr", 403, path, method="PUT")
 
     ran = await provisioned("--count", "90", "-o", "json", before=before)
-    told = json.loads(ran.out)
+    printed = json.loads(ran.out)
     assert ran.code == 5
-    assert {each["name"] for each in told["created"]} == set(ran.queues)
-    assert [each["index"] for each in told["failed"]] == [40]
-    assert told["not_tried"]
+    assert {each["name"] for each in printed["created"]} == set(ran.queues)
+    assert [each["index"] for each in printed["failed"]] == [40]
+    assert printed["not_tried"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.amqp.types import Char, Decimal32, Decimal64
 from sbpair.emulator.entities import service_envelope
 from sbpair.testing import Emulator
+from tests.kit import command
 from tests.kit.command import environment
 
 if TYPE_CHECKING:
@@ -53,17 +53,10 @@ class World:
         return here, there
 
     async def start(self, *words: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", "-m", "sbpair", "receive", *words),
-            env=self.environ,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        return await command.start("receive", *words, env=self.environ)
 
     async def receive(self, *words: str) -> tuple[int, str, str]:
-        process = await self.start("orders", "--wait", "1s", *words)
-        out, err = await process.communicate()
-        return process.returncode or 0, out.decode(), err.decode()
+        return await command.finished(await self.start("orders", "--wait", "1s", *words))
 
 
 @asynccontextmanager
@@ -108,13 +101,13 @@ async def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed
         world.put("contoso", encoded("one", order="7"), encoded("two", order="8"))
         world.put("contoso-dr", encoded("two", order="8"), encoded("three", order="9"))
         code, out, _err = await world.receive("--dedup", "--peek", "-o", "json", "--key", "property:order")
-        told = json.loads(out)
-        assert (code, told["received"], told["duplicates"], told["removed"]) == (0, 3, 1, False)
+        printed = json.loads(out)
+        assert (code, printed["received"], printed["duplicates"], printed["removed"]) == (0, 3, 1, False)
         words = ("--dedup", "-o", "json", "--store", str(tmp_path / "keys.db"))
         code, out, err = await world.receive(*words)
-        told = json.loads(out)
-        messages = told.pop("messages")
-        assert told == {
+        printed = json.loads(out)
+        messages = printed.pop("messages")
+        assert printed == {
             "schema": "sbpair/receive/1",
             "entity": "orders",
             "received": 3,
@@ -143,8 +136,8 @@ async def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() ->
         # It is being completed now, or will be: what was shown is not shown again.
         process.send_signal(signal.SIGINT)
         out, _err = await process.communicate()
-        told = json.loads(b"".join((*head, out)))
-        assert (process.returncode, told["received"], len(told["messages"])) == (130, 1, 1)
+        printed = json.loads(b"".join((*head, out)))
+        assert (process.returncode, printed["received"], len(printed["messages"])) == (130, 1, 1)
         assert world.left == (0, 0)
         world.put("contoso", encoded("two"))
         code, out_, _ = await world.receive("-o", "jsonl")
@@ -181,9 +174,9 @@ async def test_one_side_down_is_a_warning_and_both_down_are_an_error() -> None:
             assert "error: " in err
         world.emulator.faults.end_all()
         process = await world.start("nowhere", "--wait", "1s")
-        _out, told = await process.communicate()
+        _out, printed = await process.communicate()
         assert process.returncode == 2
-        assert b"nowhere" in told
+        assert b"nowhere" in printed
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

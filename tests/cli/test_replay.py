@@ -395,8 +395,8 @@ def test_verify_status_and_stop_need_neither_java_nor_a_pair(tmp_path: Path) -> 
     status = sbpair("status", "r1", "--archive", str(tmp_path), "--output", "json", **none)
 
     assert (verified.returncode, stopped.returncode, status.returncode) == (0, 0, 0)
-    told = json.loads(verified.stdout)
-    assert (told["schema"], told["archived"], told["balanced"]) == ("sbpair/replay/1", 0, True)
+    printed = json.loads(verified.stdout)
+    assert (printed["schema"], printed["archived"], printed["balanced"]) == ("sbpair/replay/1", 0, True)
     assert json.loads(status.stdout)["stopped"] is True
 
 

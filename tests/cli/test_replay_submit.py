@@ -23,12 +23,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("package") / "sbpair.zip"
     done = sbpair("package", str(path), "--output", "json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["schema"], told["file"]) == ("sbpair/replay-package/1", str(path))
-    assert told["bytes"] == path.stat().st_size
-    assert {"sbpair", "azure-core"} <= told["packed"].keys()
-    assert {"aiohttp", "cryptography"} <= told["native"].keys()
-    assert not told["packed"].keys() & told["native"].keys()
+    printed = json.loads(done.stdout)
+    assert (printed["schema"], printed["file"]) == ("sbpair/replay-package/1", str(path))
+    assert printed["bytes"] == path.stat().st_size
+    assert {"sbpair", "azure-core"} <= printed["packed"].keys()
+    assert {"aiohttp", "cryptography"} <= printed["native"].keys()
+    assert not printed["packed"].keys() & printed["native"].keys()
     return path
 
 
@@ -92,12 +92,12 @@ def test_the_command_has_all_settings_and_no_secret(words: list[str], package: P
     assert "SBPAIR_PRIMARY_CONNECTION_STRING and SBPAIR_SECONDARY_CONNECTION_STRING" in done.stderr
 
 
-@pytest.mark.parametrize(("kind", "told"), [("tmpfs", True), ("ext4", False)])
+@pytest.mark.parametrize(("kind", "warned"), [("tmpfs", True), ("ext4", False)])
 def test_an_archive_in_memory_is_warned_of(
-    kind: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbpair.replay.local_files.filesystem_type", lambda _path, _mounts: kind)
     for words in ([], ["--mode", "direct"]):
         done = sbpair("run", "--archive", str(tmp_path), *words, "--print-submit", home=java_in(tmp_path))
         assert done.returncode == 0
-        assert ("is in memory and is lost" in done.stderr) == (told and not words)
+        assert ("is in memory and is lost" in done.stderr) == (warned and not words)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import resource
 import signal
-import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -44,14 +43,8 @@ class Pair:
         stderr: int = asyncio.subprocess.PIPE,
         **changed: str,
     ) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", "-m", "sbpair", *words, "--state", str(self.state)),
-            env=self.environ | changed,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=stderr,
-            preexec_fn=prepare,
-        )
+        words = (*words, "--state", str(self.state))
+        return await command.start(*words, env=self.environ | changed, stderr=stderr, prepare=prepare)
 
     async def run(self, *words: str, **options: Any) -> tuple[int, str, str]:
         return await command.finished(await self.start(*words, **options))
@@ -93,7 +86,7 @@ async def open_pair(state: Path) -> AsyncIterator[Pair]:
 
 
 async def first_send(pair: Pair) -> asyncio.Event:
-    """Set once the primary has taken a message in, whose sender is then never told."""
+    """Set once the primary has taken a message in, whose sender is then never printed."""
     taken = asyncio.Event()
     messages = pair.emulator.namespaces["contoso"].queue("orders").messages
     enqueue = messages.enqueue

@@ -59,12 +59,12 @@ async def open_terminal(home: Path) -> AsyncIterator[Terminal]:
 
 async def test_lines_are_sent_and_accounted_for(tmp_path: Path) -> None:
     async with open_terminal(tmp_path) as terminal:
-        code, told = await terminal.document("send", "orders", text="a\n\nb\n")
+        code, printed = await terminal.document("send", "orders", text="a\n\nb\n")
         assert code == 0
-        assert told.pop("seconds") > 0
+        assert printed.pop("seconds") > 0
         counts = {"messages": 2, "primary": 2, "backlog": 0, "outbox": 0, "in_doubt": 0, "failed": 0, "next_line": 4}
         ends = {"doubtful": [], "failure": None, "stopped": False}
-        assert told == {"schema": "sbpair/send/1", "entity": "orders"} | counts | ends
+        assert printed == {"schema": "sbpair/send/1", "entity": "orders"} | counts | ends
         assert terminal.orders.counts().active == 2
         code, out, err = await terminal.run("send", "orders", "--to-backlog", "--failover-interval", "0", text="c")
         assert (code, out.split("\n")[:4]) == (
@@ -106,9 +106,9 @@ async def test_an_interrupt_prints_the_receipt_and_the_command_to_continue(tmp_p
 
 async def test_a_ping_reports_the_health_of_each_entity(tmp_path: Path) -> None:
     async with open_terminal(tmp_path) as terminal:
-        code, told = await terminal.document("ping", "orders", "nowhere", "orders")
-        assert (code, told["schema"], told["namespace"]) == (3, "sbpair/ping/1", "contoso")
-        assert [(each["name"], each["health"]) for each in told["entities"]] == [
+        code, printed = await terminal.document("ping", "orders", "nowhere", "orders")
+        assert (code, printed["schema"], printed["namespace"]) == (3, "sbpair/ping/1", "contoso")
+        assert [(each["name"], each["health"]) for each in printed["entities"]] == [
             ("orders", "up"),
             ("nowhere", "broken"),
         ]
@@ -120,18 +120,18 @@ async def test_a_ping_reports_the_health_of_each_entity(tmp_path: Path) -> None:
 async def test_the_status_tells_of_one_side_whether_or_not_the_other_is_up(tmp_path: Path) -> None:
     async with open_terminal(tmp_path) as terminal:
         assert (await terminal.run("send", "orders", "--to-backlog", text="a\nb\n"))[0] == 0
-        code, told = await terminal.document("status", "nowhere")
-        assert (code, told["schema"], told["outbox"]) == (3, "sbpair/status/1", None)
-        assert [told[side]["health"] for side in ("primary", "secondary")] == ["up", "up"]
-        assert told["backlog"].pop("oldest_seconds") >= 0
-        assert told["backlog"] == {"messages": 2, "exact": True, "dead_letters": 0}
-        entities = {each["name"]: (each["health"], each["waiting"]) for each in told["entities"]}
+        code, printed = await terminal.document("status", "nowhere")
+        assert (code, printed["schema"], printed["outbox"]) == (3, "sbpair/status/1", None)
+        assert [printed[side]["health"] for side in ("primary", "secondary")] == ["up", "up"]
+        assert printed["backlog"].pop("oldest_seconds") >= 0
+        assert printed["backlog"] == {"messages": 2, "exact": True, "dead_letters": 0}
+        entities = {each["name"]: (each["health"], each["waiting"]) for each in printed["entities"]}
         assert entities == {"nowhere": ("broken", 0), "orders": ("up", 2)}
         assert terminal.orders.counts().active == 0
         outage = terminal.emulator.faults.namespace_down("contoso")
-        code, told = await terminal.document("status")
-        assert (code, told["primary"]["health"], told["backlog"]["messages"]) == (6, "down", 2)
-        assert [(each["name"], each["health"]) for each in told["entities"]] == [("orders", "down")]
+        code, printed = await terminal.document("status")
+        assert (code, printed["primary"]["health"], printed["backlog"]["messages"]) == (6, "down", 2)
+        assert [(each["name"], each["health"]) for each in printed["entities"]] == [("orders", "down")]
         terminal.emulator.faults.end(outage)
         terminal.emulator.faults.namespace_down("contoso-dr")
         code, out, _ = await terminal.run("status", "orders")
@@ -146,10 +146,10 @@ async def test_the_status_tells_what_an_outbox_holds(tmp_path: Path) -> None:
         ends = [endpoint_from_connection_string(each.connection_string) for each in terminal.emulator.ready.namespaces]
         outbox = Outbox(path, Pair("p", *ends))
         outbox.put("orders", [b"a", b"b"])
-        code, told = await terminal.document("status", "--outbox", str(path))
-        [waiting] = told["outbox"]["entities"]
+        code, printed = await terminal.document("status", "--outbox", str(path))
+        [waiting] = printed["outbox"]["entities"]
         assert waiting.pop("oldest_seconds") >= 0
-        assert (code, waiting, told["outbox"]["messages"]) == (0, {"name": "orders", "messages": 2}, 2)
+        assert (code, waiting, printed["outbox"]["messages"]) == (0, {"name": "orders", "messages": 2}, 2)
         outbox.close()
         path.write_bytes(b"something else, which is longer than a header" * 10)
         assert (await terminal.run("status", "--outbox", str(path)))[0] == 4
@@ -159,7 +159,7 @@ async def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> No
     async with open_terminal(tmp_path) as terminal:
         assert (await terminal.run("send", "orders", "--to-backlog", text="a\n"))[0] == 0
         terminal.emulator.faults.refuse_requests("contoso-dr", 401)
-        code, told = await terminal.document("status")
-        assert (code, told["backlog"]["messages"], told["backlog"]["exact"]) == (0, 1, True)
-        assert [each["dead_letters"] for each in told["queues"]] == [None, None]
-        assert [each["name"] for each in told["skipped"]] == ["contoso-dr"]
+        code, printed = await terminal.document("status")
+        assert (code, printed["backlog"]["messages"], printed["backlog"]["exact"]) == (0, 1, True)
+        assert [each["dead_letters"] for each in printed["queues"]] == [None, None]
+        assert [each["name"] for each in printed["skipped"]] == ["contoso-dr"]

@@ -29,10 +29,10 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 async def line_of(stream: asyncio.StreamReader, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The first line that fits; every line is an event."""
     while True:
-        told = json.loads(await stream.readline())
-        assert told["schema"] == "sbpair/syphon-event/1"
-        if fits(told):
-            return told
+        printed = json.loads(await stream.readline())
+        assert printed["schema"] == "sbpair/syphon-event/1"
+        if fits(printed):
+            return printed
 
 
 async def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ async def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: 
         await pair.strand(3)
         process = await pair.start("syphon", "--watch", "--output", "jsonl")
         assert process.stderr
-        found = await line_of(process.stderr, lambda told: told["event"] == "queues-found")
+        found = await line_of(process.stderr, lambda printed: printed["event"] == "queues-found")
         assert found["managed"] is True
-        await line_of(process.stderr, lambda told: told["event"] == "queue-opened")
+        await line_of(process.stderr, lambda printed: printed["event"] == "queue-opened")
         while pair.arrived < 3:  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
         process.send_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ import pytest
 from sbpair.__main__ import run
 from tests.cli.test_bad_input import emulated
 
+LONG = "a" * 261
 WRONG = [
     ("send", "Missing argument 'QUEUE|TOPIC'"),
     ("send a//b", "'a//b' is not a valid path of a queue or topic"),
@@ -83,10 +84,39 @@ WRONG = [
     ("doctor --queue", "Option '--queue' requires an argument"),
     ("doctor queue", "Got unexpected extra argument"),
     ("doctor --output xml", "Invalid value for '--output'"),
+    ("partition", "Missing command"),
+    ("partition lst", "No such command 'lst'. Did you mean 'list'?"),
+    ("partition queue", "Missing argument 'NAME'"),
+    ("partition queue orders", "Missing option '--size-gb'"),
+    ("partition queue orders --size-gb 5GB", "Invalid value for '--size-gb': expected a whole number"),
+    ("partition queue orders --size-gb 2.5", "Invalid value for '--size-gb': expected a whole number"),
+    ("partition queue orders --size-gb 0", "a queue or topic cannot have 0 GB"),
+    ("partition queue orders --size-gb 81920", "a queue or topic cannot have 81920 GB"),
+    ("partition queue 'a b' --size-gb 5", "'a b' is not a valid path of a queue or topic"),
+    (f"partition queue {LONG} --size-gb 5", f"the path {LONG[:40]}… has 261 characters; Service Bus allows 260"),
+    ("partition queue orders --size-gb 5 --duplicate-detection 8d", "duplicates cannot be detected for 8d"),
+    ("partition queue orders --size-gb 5 --duplicate-detection soon", "expected a duration such as 90s, got 'soon'"),
+    ("partition queue orders --size-gb 5 --forward-to orders", "orders cannot forward to itself"),
+    (
+        "partition queue orders --size-gb 5 --forward-to a --sessions",
+        "a queue that requires sessions cannot forward its messages",
+    ),
+    ("partition queue orders --size-gb 5 --side primary --both", "--side and --both exclude each other"),
+    ("partition queue orders --size-gb 5 --side third", "Invalid value for '--side'"),
+    ("partition queue orders --size-gb 5 --via arm", "--via arm needs --subscription"),
+    ("partition list --resource-group g", "--resource-group is for Azure Resource Manager"),
+    ("partition topic news --size-gb 5 --sessions", "No such option: --sessions"),
+    ("partition topic news --size-gb 5 --forward-to a", "No such option: --forward-to"),
+    ("partition list --both", "No such option: --both"),
+    ("replay plan --destination 'no such'", "'no such' is not a valid path of a queue or topic"),
+    ("replay plan --destination ''", "'' is not a valid path of a queue or topic"),
+    ("replay plan --rate 0", "--rate must be greater than 0"),
+    ("replay plan --where true", "No such option: --where"),
+    ("replay plan --dedup guess", "Invalid value for '--dedup'"),
 ]
 
 
-@pytest.mark.parametrize(("words", "what"), WRONG, ids=[words for words, _ in WRONG])
+@pytest.mark.parametrize(("words", "what"), WRONG, ids=[words[:60] for words, _ in WRONG])
 def test_wrong_options_are_refused_before_connecting(
     words: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

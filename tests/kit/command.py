@@ -8,6 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sbpair.testing import Emulator
 
 SIDES = ("PRIMARY", "SECONDARY")
@@ -29,14 +31,17 @@ async def start(
     env: dict[str, str],
     python: tuple[str, ...] = STRICT,
     stdin: int = asyncio.subprocess.DEVNULL,
+    stdout: int = asyncio.subprocess.PIPE,
     stderr: int = asyncio.subprocess.PIPE,
+    prepare: Callable[[], object] | None = None,
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, *python, "-m", "sbpair", *words),
         env=env,
         stdin=stdin,
-        stdout=asyncio.subprocess.PIPE,
+        stdout=stdout,
         stderr=stderr,
+        preexec_fn=prepare,
     )
 
 
