@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.kit import command
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -42,14 +44,7 @@ def emulated(port: int) -> str:
 
 def sbpair(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SBPAIR_", "XDG_"))}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "sbpair", *arguments],
-        env={**inherited, "HOME": str(home), "NO_COLOR": "1", **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return command.run(*arguments, env={**inherited, "HOME": str(home), "NO_COLOR": "1", **environ})
 
 
 PAIR = {"SBPAIR_PRIMARY_NAMESPACE": "contoso.invalid", SECONDARY: f"Endpoint=sb://contoso-dr.invalid/;{KEYED}"}
@@ -313,7 +308,7 @@ sys.exit(__main__.run(sys.argv[1:]))
 
 
 def test_a_bug_is_one_line_that_asks_for_debug_and_exits_1() -> None:
-    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60, check=False)
+    done = command.run_program(sys.executable, "-c", BROKEN)
     assert done.stderr.splitlines() == [
         "error: unexpected ZeroDivisionError",
         "hint: this is a bug: run it again with --debug, and report what it shows",
@@ -339,8 +334,8 @@ def test_a_reader_that_goes_away_is_no_reason_to_complain() -> None:
     ],
 )
 def test_results_that_cannot_be_written_are_a_lack_of_this_machine(redirection: str, what: str) -> None:
-    command = f"{sys.executable} -m sbpair emulator --namespace contoso=0 --output json {redirection}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    line = f"{sys.executable} -m sbpair emulator --namespace contoso=0 --output json {redirection}"
+    done = command.run_program("sh", "-c", line)
     first, second = done.stderr.splitlines()
     assert (done.returncode, first) == (7, f"error: {what}")
     assert second.startswith("hint: ")

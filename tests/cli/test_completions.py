@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sbpair.cli.app import invoke
+from tests.kit import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,14 +130,7 @@ def test_no_secret_of_the_environment_is_completed(completed: Callable[..., list
 
 
 def test_a_variable_that_a_shell_leaves_behind_empty_asks_for_nothing(home: Path) -> None:
-    done = subprocess.run(
-        [home / "bin" / "sbpair", "--version"],
-        env=environment(home, _SBPAIR_COMPLETE=""),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = command.run_program(home / "bin" / "sbpair", "--version", env=environment(home, _SBPAIR_COMPLETE=""))
     assert done.stdout.startswith("sbpair ")
 
 
@@ -168,27 +162,13 @@ COMP_WORDS=(sbpair doctor --pair orders --queue contoso/x); COMP_CWORD=5
 _sbpair_completion sbpair
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-    done = subprocess.run(
-        [shell("bash"), "--norc", "-c", script],
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = command.run_program(shell("bash"), "--norc", "-c", script, env=environment(home))
     assert done.stdout.split() == QUEUES
 
 
 def test_fish_completes(home: Path) -> None:
     script = f'source {COMPLETIONS}/sbpair.fish; complete -C "sbpair doctor --pair orders --queue "'
-    done = subprocess.run(
-        [shell("fish"), "--no-config", "-c", script],
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = command.run_program(shell("fish"), "--no-config", "-c", script, env=environment(home))
     assert done.stdout.split() == QUEUES
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, load
+from tests.kit import command
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -32,14 +33,7 @@ COMPLETIONS = {"bash": "sbpair.bash", "zsh": "_sbpair", "fish": "sbpair.fish", "
 
 def sbpair(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     settings = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", **environ}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "sbpair", *arguments],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return command.run(*arguments, env={**os.environ, **settings})
 
 
 def help_text(name: str) -> str:

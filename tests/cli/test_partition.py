@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.kit.command import run_program
+
 RUN_ALL = """
 import contextlib, io, json, sys
 from sbpair.__main__ import run
+from tests.kit.command import run_program
 answers = []
 for arguments in json.load(sys.stdin):
     out, err = io.StringIO(), io.StringIO()
@@ -39,15 +42,8 @@ class Answer(NamedTuple):
 
 def run_all(*lines: list[str], **environ: str) -> list[Answer]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SBPAIR_")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUN_ALL],
-        env={**inherited, "NO_COLOR": "1", "XDG_CONFIG_HOME": "/nowhere", **environ},
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {**inherited, "NO_COLOR": "1", "XDG_CONFIG_HOME": "/nowhere", **environ}
+    done = run_program(sys.executable, "-W", "error", "-c", RUN_ALL, env=env, input=json.dumps(lines))
     assert (done.returncode, done.stderr) == (0, "")
     return [Answer(*each) for each in json.loads(done.stdout)]
 

@@ -36,6 +36,7 @@ from sbpair.replay.archive_layout import (
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
 from sbpair.replay.schema import SEGMENT
+from tests.kit import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,15 +94,7 @@ def sbpair_process(
         if room is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "sbpair", "replay", *words],
-        env=environment(home, changed),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        preexec_fn=limit,
-    )
+    return command.run("replay", *words, env=environment(home, changed), preexec_fn=limit)
 
 
 @pytest.mark.parametrize("words", [["run"], ["resume", "r1"]])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from sbpair.testing import Emulator
 
@@ -24,6 +26,16 @@ def environment(emulator: Emulator | None, *without: str, **more: str) -> dict[s
         found[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
         found[f"SBPAIR_{side}_NAME"] = namespace.name
     return {**found, **more}
+
+
+def run_program(*words: str | Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, for a minute at most."""
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+def run(*words: str, env: dict[str, str], **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return run_program(sys.executable, *STRICT, "-m", "sbpair", *words, env=env, **more)
 
 
 async def start(
