@@ -94,11 +94,7 @@ def command(
     if pair is None:
         result = run(
             lambda _stop: drill.run_drill(
-                messages=messages or MESSAGES,
-                queues=count or QUEUES,
-                seed=seed,
-                intervals=intervals,
-                on_event=on_event,
+                messages=messages or MESSAGES, queues=count or QUEUES, seed=seed, intervals=intervals, on_event=on_event
             )
         )
     else:

@@ -54,11 +54,7 @@ def command(
 
 
 def _entry(pinged: "PingResult") -> Document:
-    return {
-        "name": pinged.entity,
-        "health": str(pinged.health),
-        **answered(pinged.seconds, pinged.error),
-    }
+    return {"name": pinged.entity, "health": str(pinged.health), **answered(pinged.seconds, pinged.error)}
 
 
 def answered(seconds: float, error: "SbpairError | None") -> Document:

@@ -56,12 +56,7 @@ def command(
 
     async def main(stop: asyncio.Event, _hurry: asyncio.Event) -> tuple[provisioning.EntityReport, bool]:
         report = await provisioning.provision(
-            pair,
-            group=group,
-            entities=requested,
-            dry_run=dry_run,
-            stop=stop,
-            on_event=partial(queues.progress, screen),
+            pair, group=group, entities=requested, dry_run=dry_run, stop=stop, on_event=partial(queues.progress, screen)
         )
         return report, stop.is_set()
 

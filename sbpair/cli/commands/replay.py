@@ -12,28 +12,23 @@ import typer
 from sbpair.cli.commands import replay_archive, replay_plan, replay_submit
 from sbpair.cli.commands.replay_submit import PrintSubmit
 from sbpair.cli.help import Command, CommandGroup
-from sbpair.cli.options.common import (
-    Count,
-    Display,
-    LeaseQueue,
-    PairSelection,
-    Rate,
-    StateDirectory,
-    TimeToLive,
-    Ttl,
-    option,
-    options,
-)
-from sbpair.cli.options.replay import (
+from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
+from sbpair.cli.options.moves import (
     AllowMissing,
     ArchiveUrl,
     DeadLetters,
     Dedup,
     DedupOption,
     Destinations,
+    LeaseQueue,
+    NoLease,
     OnlyQueues,
+    Rate,
     RunId,
+    TimeToLive,
+    Ttl,
     backlog_paths,
+    check_lease,
 )
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
@@ -82,7 +77,7 @@ class ReplaySafeguards:
 
     state: StateDirectory = None
     lease: LeaseQueue = None
-    no_lease: Annotated[bool, option("--no-lease", "Ignore another mover of the pair on this machine")] = False
+    no_lease: NoLease = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +229,7 @@ def _request(
         from sbpair.replay import package
 
         package.check_package(cluster.package)
-    if safeguards.lease is not None and safeguards.no_lease:
-        raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
+    check_lease(safeguards.lease, no_lease=safeguards.no_lease)
     return ReplayRequest(
         found.pair,
         archive,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from sbpair.cli.options.common import Display, option, options
-from sbpair.cli.options.replay import ArchiveUrl, RunId, open_archive
+from sbpair.cli.options.moves import ArchiveUrl, RunId, open_archive
 from sbpair.cli.render.screen import Screen, clean, columns, size, some
 
 SCHEMA, STATUS_SCHEMA, GC_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1", "sbpair/replay-gc/1"

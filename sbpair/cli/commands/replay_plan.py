@@ -5,16 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.commands.syphon import limits_of
-from sbpair.cli.options.common import Count, Display, PairSelection, Rate, StateDirectory, TimeToLive, Ttl, options
-from sbpair.cli.options.replay import (
+from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, options
+from sbpair.cli.options.moves import (
     AllowMissing,
     DeadLetters,
     Dedup,
     DedupOption,
     Destinations,
     OnlyQueues,
+    Rate,
+    TimeToLive,
+    Ttl,
     backlog_paths,
+    limits_of,
 )
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.screen import Screen

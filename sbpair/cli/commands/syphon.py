@@ -2,24 +2,12 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run, run_gracefully
-from sbpair.cli.options.common import (
-    Count,
-    Credits,
-    Display,
-    LeaseQueue,
-    PairSelection,
-    Rate,
-    StateDirectory,
-    TimeToLive,
-    Ttl,
-    option,
-    options,
-)
+from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
+from sbpair.cli.options.moves import Credits, LeaseQueue, NoLease, Rate, TimeToLive, Ttl, check_lease, limits_of
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Screen, clean, columns, plural, some
@@ -44,20 +32,6 @@ class BacklogOrder(StrEnum):
 USAGE = "(--once | --watch | --dry-run) [OPTIONS]"
 
 
-@dataclass(frozen=True, slots=True)
-class SyphonSafeguards:
-    """Protection against concurrent runs, lost connections and a wrong primary."""
-
-    lease: LeaseQueue = None
-    no_lease: Annotated[bool, option("--no-lease", "Ignore another mover of the pair on this machine")] = False
-    no_reconnect: Annotated[bool, option("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting")] = (
-        False
-    )
-    allow_missing: Annotated[bool, option("--allow-missing", "Dead-letter messages even if no destination exists")] = (
-        False
-    )
-
-
 @options
 def command(
     *,
@@ -75,7 +49,14 @@ def command(
         int, option("--max-held N", "Messages to hold in memory per queue for destinations that are down")
     ] = 1_000,
     state: StateDirectory = None,
-    safeguards: SyphonSafeguards,
+    lease: LeaseQueue = None,
+    no_lease: NoLease = False,
+    no_reconnect: Annotated[bool, option("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting")] = (
+        False
+    ),
+    allow_missing: Annotated[bool, option("--allow-missing", "Dead-letter messages even if no destination exists")] = (
+        False
+    ),
     connection: PairSelection,
     display: Display,
 ) -> int:
@@ -97,7 +78,9 @@ def command(
     _check_mode({"--once": once, "--watch": watch, "--dry-run": dry_run})
     if max_held < 1:
         raise UsageError(f"--max-held is {max_held}, and must be at least 1", hint="the default is 1000")
-    _check_lease(safeguards, dry_run=dry_run)
+    check_lease(lease, no_lease=no_lease)
+    if lease is not None and dry_run:
+        raise UsageError("--lease goes with --once and --watch only", hint="a dry run needs no lock")
     move_limits = limits_of(rate, share, ttl)
     found = selected_profile(connection, screen, count=count, state=state)
     if dry_run:
@@ -118,10 +101,10 @@ def command(
                 on_event=shown,
                 sample_seconds=shown.sample_seconds,
                 state=found.state_directory,
-                lease=not safeguards.no_lease,
-                lease_queue=safeguards.lease,
-                reconnect=not safeguards.no_reconnect,
-                allow_missing=safeguards.allow_missing,
+                lease=not no_lease,
+                lease_queue=lease,
+                reconnect=not no_reconnect,
+                allow_missing=allow_missing,
             )
 
     result = run_gracefully(move)
@@ -196,18 +179,6 @@ def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen) -> int:
     return result.exit_code
 
 
-def limits_of(rate: str | None, share: str | None, ttl: Ttl) -> "MoveLimits":
-    from sbpair.move import rate_limit
-    from sbpair.move.message import route
-    from sbpair.syphon.limits import MoveLimits
-
-    return MoveLimits(
-        rate=None if rate is None else rate_limit.parse_rate(rate),
-        credits=None if share is None else rate_limit.parse_credits(share),
-        ttl=route.TimeToLive(ttl.value),
-    )
-
-
 def _check_mode(modes: dict[str, bool]) -> None:
     given = [name for name, value in modes.items() if value]
     if len(given) != 1:
@@ -215,10 +186,3 @@ def _check_mode(modes: dict[str, bool]) -> None:
             f"{' and '.join(given)} exclude each other" if given else "expected one of --once, --watch and --dry-run",
             hint="--once moves the messages that are there now; --watch keeps moving; --dry-run only previews",
         )
-
-
-def _check_lease(safeguards: SyphonSafeguards, *, dry_run: bool) -> None:
-    if safeguards.lease is not None and safeguards.no_lease:
-        raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
-    if safeguards.lease is not None and dry_run:
-        raise UsageError("--lease goes with --once and --watch only", hint="a dry run needs no lock")

@@ -78,32 +78,7 @@ Count = Annotated[int | None, option("--count -n N", "Number of backlog queues [
 StateDirectory = Annotated[Path | None, option("--state DIR", "State directory [default: ~/.local/state/sbpair/PAIR]")]
 
 
-LeaseQueue = Annotated[str | None, option("--lease QUEUE", "Lock the pair across machines, with this session queue")]
-
-
 OutboxFile = Annotated[Path | None, option("--outbox FILE", "Store messages here while neither namespace accepts them")]
-
-
-class Ttl(StrEnum):
-    ORIGINAL = "original"
-    REMAINING = "remaining"
-
-
-# Limits of a move. `move.rate_limit` parses their texts.
-
-Rate = Annotated[str | None, option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour")]
-
-Credits = Annotated[
-    str | None,
-    option(
-        "--credits SHARE",
-        "Share of a Standard namespace's 1000 credits a second, or a number, or none [default: 50%; Premium: none]",
-    ),
-]
-
-TimeToLive = Annotated[
-    Ttl, option("--ttl MODE", "original restarts the time to live; remaining counts time in the backlog, too")
-]
 
 
 def options(function: Callable[..., int]) -> Callable[..., int]:

@@ -1,4 +1,4 @@
-"""Options that several replay commands share, and the backlog queues they select."""
+"""Options of movers: limits, the lease, the archive of a replay, and the backlog queues that they select."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from sbpair.model.pair import Pair
     from sbpair.replay.archive import Archive
+    from sbpair.syphon.limits import MoveLimits
 
 
 class DedupOption(StrEnum):
@@ -20,6 +21,31 @@ class DedupOption(StrEnum):
     MESSAGE_ID = "message-id"
     REPORT = "report"
 
+
+class Ttl(StrEnum):
+    ORIGINAL = "original"
+    REMAINING = "remaining"
+
+
+# `move.rate_limit` parses the texts of limits.
+
+Rate = Annotated[str | None, option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour")]
+
+Credits = Annotated[
+    str | None,
+    option(
+        "--credits SHARE",
+        "Share of a Standard namespace's 1000 credits a second, or a number, or none [default: 50%; Premium: none]",
+    ),
+]
+
+TimeToLive = Annotated[
+    Ttl, option("--ttl MODE", "original restarts the time to live; remaining counts time in the backlog, too")
+]
+
+LeaseQueue = Annotated[str | None, option("--lease QUEUE", "Lock the pair across machines, with this session queue")]
+
+NoLease = Annotated[bool, option("--no-lease", "Ignore another mover of the pair on this machine")]
 
 ArchiveUrl = Annotated[str, option("--archive PATH|URL", "Directory or URL (s3://…) of the archive")]
 
@@ -85,3 +111,22 @@ def _existing(pair: "Pair", selected: list[str]) -> list[str]:
             hint = f"it has {some(list(there.values()))}"
             raise UsageError(f"--queue {each}: {pair.secondary.name} has no such backlog queue", hint=hint)
     return [there[path.lower()] for path in dict.fromkeys(paths)] or list(there.values())
+
+
+def limits_of(rate: str | None, share: str | None, ttl: Ttl) -> "MoveLimits":
+    """Return the limits of a move. Raises UsageError if a text is no rate or no share."""
+    from sbpair.move import rate_limit
+    from sbpair.move.message import route
+    from sbpair.syphon.limits import MoveLimits
+
+    return MoveLimits(
+        rate=None if rate is None else rate_limit.parse_rate(rate),
+        credits=None if share is None else rate_limit.parse_credits(share),
+        ttl=route.TimeToLive(ttl.value),
+    )
+
+
+def check_lease(lease: str | None, *, no_lease: bool) -> None:
+    """Raise UsageError for options that exclude each other."""
+    if lease is not None and no_lease:
+        raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
