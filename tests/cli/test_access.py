@@ -1,4 +1,4 @@
-"""Every command with a credential that does not do: two lines, exit code 5, no secret shown, nothing half done."""
+"""Commands with a refused credential: two lines, exit code 5, no secret shown, nothing changed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def strand(emulator: Emulator) -> None:
 
 
 def assert_refused(err: str) -> None:
-    """The last two lines are what and what to do; nothing tells the key."""
+    """Check that the last two lines are an error and a hint, without the key."""
     what, to_do = err.splitlines()[-2:]
     assert what.startswith("error: ")
     assert to_do.startswith("hint: ")

@@ -1,4 +1,4 @@
-"""`sbpair audit` and `sbpair prune` as their users see them: documents, questions, exit codes, what a kill leaves."""
+"""`sbpair audit` and `sbpair prune`: documents, questions, exit codes, and the state after a kill."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXTRA = queue_path("contoso", 7)
 
 
 class World:
-    """A pair that should have one backlog queue, and has `/7` too."""
+    """A pair that should have one backlog queue, and has the extra queue `/7`."""
 
     def __init__(self, emulator: Emulator) -> None:
         self.emulator = emulator
@@ -74,7 +74,7 @@ class World:
         return await command.finished(await self.start(*words))
 
     def stalled_at(self, step: str) -> asyncio.Event:
-        """Set as soon as a prune has changed the queue, or looked into its dead letters; then it waits for an answer.
+        """Return an event that is set once a prune has changed the queue, or peeked its dead letters; then it stalls.
 
         To the AMQP client in the first case, to the management client in the second.
         """

@@ -1,4 +1,4 @@
-"""Bad input: one line what, one line what to do, the right exit code, no traceback, and nothing half done."""
+"""Bad input: an error, a hint, the right exit code, no traceback, and nothing changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECONDARY = "SBPAIR_SECONDARY_CONNECTION_STRING"
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port that is taken, so that nobody else gets it, and where nobody listens."""
+    """A bound port without a listener."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -54,7 +54,7 @@ ONE_OF_THREE = "--once moves the messages that are there now; --watch keeps movi
 
 
 def case(words: str | list[str], what: str, to_do: str, *, environ: dict[str, str] = PAIR, code: int = 2) -> Any:
-    """A command line with its environment; the error, the hint and the exit code that it ends with."""
+    """Return a command line with its environment, and its error, hint and exit code."""
     return pytest.param(shlex.split(words) if isinstance(words, str) else words, environ, code, what, to_do)
 
 

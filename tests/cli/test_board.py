@@ -1,4 +1,4 @@
-"""What a mover tells, as rows: events and the time go in, and nothing is awaited."""
+"""Events of a mover as rows of a table."""
 
 from __future__ import annotations
 

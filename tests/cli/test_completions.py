@@ -1,4 +1,4 @@
-"""Completions in the shells themselves, where they are installed, and the answers for every shell."""
+"""Completions in installed shells, and the answers for every shell."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 def completed(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., list[str]]:
-    """What sbpair answers a shell that asks how a line may go on, in this process."""
+    """Return a function that completes a line in this process."""
 
     def answer(line: str, shell: str = "bash", **more: str) -> list[str]:
         words = line.split(" ")
@@ -197,7 +197,7 @@ def test_zsh_completes_the_first_time_that_it_is_asked(home: Path) -> None:
 
 
 def until(terminal: int, wanted: bytes) -> None:
-    """Read what the terminal shows until `wanted` is there."""
+    """Read from the terminal until it shows `wanted`."""
     shown = b""
     while wanted not in shown:
         assert select.select([terminal], [], [], READ_SECONDS)[0], shown

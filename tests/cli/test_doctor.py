@@ -1,4 +1,4 @@
-"""`sbpair doctor` and `sbpair config` as their users meet them: exit codes, JSON, questions, secrets, and Ctrl-C."""
+"""`sbpair doctor` and `sbpair config`: exit codes, JSON, questions, secrets, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def made(emulator: Emulator) -> set[str]:
 
 @pytest.fixture
 def here(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
-    """The command line in this process, where nothing is configured but what is given."""
+    """Return a function that runs a command line in this process, with the given configuration only."""
     for name in os.environ:
         if name.startswith(("SBPAIR_", "XDG_")):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""`sbpair syphon --dry-run` as its users see it: figures that add up, a table, the exit code, nothing moved."""
+"""`sbpair syphon --dry-run`: figures that add up, a table, the exit code, nothing moved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
 
 
 async def dry_run(*words: str, lost: int = 0, found: int = 5) -> tuple[int, str, str]:
-    """Of a backlog with so many messages that have a destination, and so many that have none."""
+    """Preview a backlog; `found` messages have a destination in the primary, `lost` ones have none."""
 
     async with Emulator() as emulator:
         emulator.namespaces["contoso"].create_queue("orders")

@@ -1,4 +1,4 @@
-"""What a watch tells a program: the form of every line, and how many there can be."""
+"""Event lines of `--watch`: the form of each line, and their rate."""
 
 from __future__ import annotations
 

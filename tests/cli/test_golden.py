@@ -1,4 +1,4 @@
-"""Every help text and every completion script, as files: a change is seen, and made on purpose.
+"""Help texts and completion scripts against golden files.
 
 Written anew by `python tests/cli/test_golden.py`.
 """

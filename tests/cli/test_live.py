@@ -1,4 +1,4 @@
-"""The table that moves on a terminal: what fits, and how it looks, drawn to files that are agreed upon.
+"""The live table on a terminal: the rows that fit, and golden drawings.
 
 Written anew by `python tests/cli/test_live.py`.
 """

@@ -1,4 +1,4 @@
-"""`sbpair partition` as a user has it: what it prints, its exit codes, and what it says of wrong input.
+"""`sbpair partition`: output and exit codes.
 
 Many command lines are run by one process, one after the other: it takes longer to start than to run them.
 """

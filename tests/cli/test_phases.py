@@ -1,4 +1,4 @@
-"""What a replay tells while it works, on a terminal and elsewhere: events go in, and nothing is awaited."""
+"""Progress of a replay, on a terminal and elsewhere."""
 
 from __future__ import annotations
 

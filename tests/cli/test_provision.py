@@ -1,4 +1,4 @@
-"""`sbpair provision` as its users see it: the table, the JSON contract, the exit codes, and Ctrl-C half way."""
+"""`sbpair provision`: the table, the JSON contract, the exit codes, and Ctrl-C half way."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Ran(NamedTuple):
     out: str
     err: str
     queues: list[str]
-    """Those of the secondary, afterwards."""
+    """Queues of the secondary, afterwards."""
 
 
 async def provisioned(
     *words: str, before: Callable[[Emulator], object] = lambda _emulator: None, signal_after: str = ""
 ) -> Ran:
-    """Run the command on an emulator; interrupt it once `signal_after` was said."""
+    """Run the command on an emulator; interrupt it once stderr has `signal_after`."""
 
     async with Emulator() as emulator:
         before(emulator)

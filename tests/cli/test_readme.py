@@ -1,4 +1,4 @@
-"""Documents against the tool: every command, option, link and example in them works."""
+"""Commands, options, links and examples of the documents, against the tool."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_changelog_has_a_part_for_what_is_not_released() -> None:
 
 
 async def runs(emulator: Emulator, words: list[str]) -> None:
-    """Python with these arguments, and the pair in its environment, ends well."""
+    """Run Python with these arguments and the pair in its environment; check that it exits with 0."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *words, env=environment(emulator), stdout=subprocess.DEVNULL
     )

@@ -1,4 +1,4 @@
-"""What a receipt says in text of its queues, its destinations and its operations."""
+"""Queues, destinations and operations of a receipt as text."""
 
 from __future__ import annotations
 

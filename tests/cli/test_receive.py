@@ -1,4 +1,4 @@
-"""`sbpair receive` as its users see it: what is shown, what is removed by it, what stays, and the exit code."""
+"""`sbpair receive`: printed, removed and remaining messages, and the exit code."""
 
 from __future__ import annotations
 

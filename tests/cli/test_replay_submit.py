@@ -15,7 +15,7 @@ import pytest
 from tests.cli.test_replay import java_in, sbpair, sbpair_process
 
 IMPORTS = "import sbpair.replay, sbpair.amqp_client.client, sbpair.azure.credentials, sbpair.move.mover"
-"""What a task of a replay needs, but for pyarrow, which no zip can have."""
+"""Imports of a replay task, except pyarrow, which no zip can have."""
 
 
 @pytest.fixture(scope="module")

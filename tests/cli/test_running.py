@@ -1,4 +1,4 @@
-"""Commands that run for a while, in processes of their own: what they print, and what signals do to them."""
+"""The emulator command in a process of its own: output, signals, and commands on it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def started(*arguments: str, **environ: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def emulator(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running emulator and the first line that it printed, which it does once every port accepts."""
+    """Yield a running emulator and its first line, printed once every port accepts."""
     with started(*EMULATOR, *arguments) as process:
         assert process.stdout
         try:
@@ -48,7 +48,7 @@ def finished(*arguments: str, **environ: str) -> tuple[int, str]:
 
 
 def exports(process: subprocess.Popen[str], count: int = 4) -> dict[str, str]:
-    """The variables of the lines that somebody would paste into a shell."""
+    """Return the exported variables that the emulator prints."""
     assert process.stdout
     found: dict[str, str] = {}
     while len(found) < count:

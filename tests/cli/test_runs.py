@@ -1,4 +1,4 @@
-"""Runs, the lease and the journal as the command line has them, in processes of their own against an emulator."""
+"""`sbpair runs`, the lease and the journal, in processes of their own against an emulator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BACKLOG = queue_path("contoso", 0)
 
 
 class Pair:
-    """A pair on an emulator, and the tool as its users call it."""
+    """A pair on an emulator, and commands on it."""
 
     def __init__(self, emulator: Emulator, state: Path) -> None:
         self.emulator = emulator
@@ -86,7 +86,7 @@ async def open_pair(state: Path) -> AsyncIterator[Pair]:
 
 
 async def first_send(pair: Pair) -> asyncio.Event:
-    """Set once the primary has taken a message in, whose sender is then never printed."""
+    """Return an event that is set once the primary has accepted a message; its sender gets no answer."""
     taken = asyncio.Event()
     messages = pair.emulator.namespaces["contoso"].queue("orders").messages
     enqueue = messages.enqueue

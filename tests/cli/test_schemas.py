@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[2] / "sbpair" / "cli"
 
 
 def objects(schema: Any) -> list[dict[str, Any]]:
-    """Every schema of an object with known keys, in a schema."""
+    """Return every schema of an object with known keys, in a schema."""
     children = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else []
     found = [each for child in children for each in objects(child)]
     return [*found, schema] if isinstance(schema, dict) and "type" in schema and "properties" in schema else found

@@ -1,4 +1,4 @@
-"""The commands of the paired sender as their users call them, in processes of their own against an emulator."""
+"""`sbpair send`, `ping` and `status`, in processes of their own against an emulator."""
 
 from __future__ import annotations
 

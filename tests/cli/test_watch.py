@@ -1,4 +1,4 @@
-"""`sbpair syphon --watch` as its users see it: lines of JSON in a pipe, a picture on a terminal, and the receipt."""
+"""`sbpair syphon --watch`: JSON lines in a pipe, a table on a terminal, and the receipt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 async def line_of(stream: asyncio.StreamReader, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The first line that fits; every line is an event."""
+    """Return the first event line that fits."""
     while True:
         printed = json.loads(await stream.readline())
         assert printed["schema"] == "sbpair/syphon-event/1"

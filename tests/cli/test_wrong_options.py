@@ -1,4 +1,4 @@
-"""Wrong options and arguments: refused with an error and a hint before anything is connected to."""
+"""Wrong options and arguments: an error and a hint, before any connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: which layer wins, where values came from, and what is refused."""
+"""Profiles: precedence of layers, sources of values, and refusals."""
 
 from __future__ import annotations
 
