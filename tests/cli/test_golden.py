@@ -1,6 +1,6 @@
 """Help texts and completion scripts against golden files.
 
-Written anew by `python tests/cli/test_golden.py`.
+`python tests/cli/test_golden.py` writes them again.
 """
 
 from __future__ import annotations

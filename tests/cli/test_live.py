@@ -1,6 +1,6 @@
 """The live table on a terminal: the rows that fit, and golden drawings.
 
-Written anew by `python tests/cli/test_live.py`.
+`python tests/cli/test_live.py` writes them again.
 """
 
 from __future__ import annotations
