@@ -1,4 +1,4 @@
-"""Values that a shell completes: names of pairs, backlog queues, findings and topics.
+"""Values that a shell completes: names of pairs, backlog queues and findings.
 
 From the configuration and the package alone: a key press must not wait for a network or sign in. Errors complete
 nothing; the command reports them when it runs.
@@ -39,10 +39,3 @@ def findings(incomplete: str) -> list[str]:
     before = incomplete[: incomplete.rfind(",") + 1]
     kinds = [kind for kind in AuditFinding if kind not in before.split(",")]
     return [before + kind for kind in (*kinds, *([] if before else ["all", "none"]))]
-
-
-def topics() -> list[str]:
-    """Return the topics of `sbpair help`."""
-    from sbpair.cli.commands.help import all_documents
-
-    return list(all_documents())

@@ -8,7 +8,6 @@ from importlib.resources.abc import Traversable
 from typing import Annotated
 
 from sbpair.cli.app import COMMANDS, PROGRAM
-from sbpair.cli.completion import topics
 from sbpair.cli.options.common import Display, argument, options
 from sbpair.cli.render.screen import Screen, columns
 from sbpair.errors import UsageError
@@ -16,10 +15,14 @@ from sbpair.errors import UsageError
 FIRST = ("runbook", "architecture")
 
 
+def _topics() -> list[str]:
+    return list(all_documents())
+
+
 @options
 def command(
     *,
-    topic: Annotated[str | None, argument("[TOPIC]", "Topic, such as runbook or syphon", complete=topics)] = None,
+    topic: Annotated[str | None, argument("[TOPIC]", "Topic, such as runbook or syphon", complete=_topics)] = None,
     display: Display,
 ) -> int:
     """Show a document: the runbook, the architecture or a topic.
