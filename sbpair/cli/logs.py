@@ -9,9 +9,13 @@ import logging
 import time
 
 from sbpair.cli.options.common import Display, LogFormat
-from sbpair.cli.render.screen import utc
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def utc(seconds: float | None) -> str:
+    """Return a time in seconds since 1970 as `2026-11-22T10:15:00Z`; the default is now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def line(level: str, logger: str, message: str, *, at: float | None = None, **more: object) -> str:

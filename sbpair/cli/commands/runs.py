@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sbpair.cli.help import Command, CommandGroup
+from sbpair.cli.logs import utc
 from sbpair.cli.options.common import Display, PairSelection, StateDirectory, argument, options
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
-from sbpair.cli.render.screen import Document, Screen, clean, columns, spoken, utc
+from sbpair.cli.render.screen import Document, Screen, clean, columns, spoken
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Self, TypeVar
 
-from sbpair.cli.render.screen import Document, Screen, utc
+from sbpair.cli.logs import utc
+from sbpair.cli.render.screen import Document, Screen
 
 Reporter = TypeVar("Reporter")
 

@@ -6,7 +6,6 @@ Text from messages or from a service is stripped of control characters.
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
@@ -154,11 +153,6 @@ def columns(rows: Sequence[Sequence[object]]) -> list[str]:
         ).rstrip()
         for row in texts
     ]
-
-
-def utc(seconds: float | None) -> str:
-    """Return a time in seconds since 1970 as `2026-11-22T10:15:00Z`; the default is now."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def rounded(number: float | None) -> float | None:
