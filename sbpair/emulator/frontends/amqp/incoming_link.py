@@ -44,12 +44,8 @@ class IncomingLink(LinkEndpoint):
         limit = target.entity.max_message_bytes
         link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(min(limit, MAX_BATCH_BYTES))})
         link.max_message_size = OVERSIZE_FACTOR * limit
-        self._idle = connection.watch_idle(link)
+        self.idle = connection.watch_idle(link)
         link.grant(CREDIT)
-
-    def touch(self) -> None:
-        """Record a use of the link by way of the management node."""
-        self._idle.touch()
 
     def check_open(self) -> None:
         self._queue.check_send()
@@ -95,7 +91,7 @@ class IncomingLink(LinkEndpoint):
         """Enqueue everything received since the last call and accept it in ranges."""
         received, self._received = self._received, []
         self._enqueue(received)
-        self._idle.touch()
+        self.idle.touch()
         if self._fault_points.suppressed_acks:
             self._accepted = self._fault_points.acknowledged(self.path, self._accepted)
         for first, last in id_ranges(self._accepted):
@@ -112,4 +108,4 @@ class IncomingLink(LinkEndpoint):
     def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         """Stop the idle timer: every delivery received was enqueued."""
         del unsettled, released
-        self._idle.stop()
+        self.idle.stop()

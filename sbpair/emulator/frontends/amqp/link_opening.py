@@ -94,4 +94,4 @@ def _touch_links(session: LinkSession, name: str) -> None:
     """Count a request that names one of the client's links as a use of that link."""
     for link in (link for other in session.connection.sessions for link in other.links):
         if link.name == name and isinstance(link.context, (IncomingLink, OutgoingLink)):
-            link.context.touch()
+            link.context.idle.touch()

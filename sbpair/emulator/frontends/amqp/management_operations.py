@@ -6,13 +6,12 @@ Arguments and results have the service's names, `defered` and `sessions-ids` inc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from sbpair.amqp.types import Array, Int, Long, Map, Timestamp, Value
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.namespace import AddressTarget
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.frontends.amqp import rule_requests
 from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Reply, text_at
@@ -20,6 +19,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid, MessageTooLarge, Not
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
 
@@ -37,12 +37,10 @@ _ARRAY_OF_LONGS = 0x81
 _ARRAY_OF_TIMESTAMPS = 0x83
 _ARRAY_OF_STRINGS = 0xB1
 
-Handler: TypeAlias = Callable[[AddressTarget, Map], Reply]
-
 
 class Operation(NamedTuple):
     right: AccessRight
-    run: Handler
+    run: Callable[[AddressTarget, Map], Reply]
 
 
 def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[AccessRight], None]) -> Reply:

@@ -58,16 +58,12 @@ class OutgoingLink(LinkEndpoint):
         self._completed: list[Sent] = []
         self._pre_settled = link.remote.snd_settle_mode == PRE_SETTLED
         self._queue = self._open(target)
-        self._idle = connection.watch_idle(link)
+        self.idle = connection.watch_idle(link)
 
     def _open(self, target: AddressTarget) -> SubQueue | HeldSession:
         """Accept the link and return its source of messages."""
         self._link.accept(max_message_size=target.entity.max_message_bytes)
         return target.messages
-
-    def touch(self) -> None:
-        """Record a use of the link by way of the management node."""
-        self._idle.touch()
 
     def check_open(self) -> None:
         self._target.check_receive()
@@ -119,7 +115,7 @@ class OutgoingLink(LinkEndpoint):
             self._fault_points.meter.record(len(messages), self.path)
         size = self._send_settled(messages) if self._pre_settled else self._send_locked(messages)
         if size:
-            self._idle.touch()
+            self.idle.touch()
             self._slice = max(1, min(MAX_SLICE, SLICE_BYTES * len(messages) // size))
             self._output.count(size)
 
@@ -150,17 +146,14 @@ class OutgoingLink(LinkEndpoint):
             self._completed += done
         else:
             self._confirm(done, state)
-        if failed:
-            self._reject([each for each in deliveries if each.context in failed], failed)
-
-    def _reject(self, deliveries: list[Sent], failed: dict[bytes, ServiceError]) -> None:
-        for delivery in deliveries:
-            state = Rejected(amqp_error(failed[delivery.context]))
-            self._link.session.dispose(delivery.id, delivery.id, state, receiver=False, settled=True)
+        for delivery in deliveries if failed else ():
+            if delivery.context in failed:
+                rejected = Rejected(amqp_error(failed[delivery.context]))
+                self._link.session.dispose(delivery.id, delivery.id, rejected, receiver=False, settled=True)
 
     def flush(self) -> None:
         """Confirm completed deliveries in ranges: many clients complete each message by itself."""
-        self._idle.touch()
+        self.idle.touch()
         self._confirm(self._completed, Accepted())
         self._completed = []
 
@@ -171,7 +164,7 @@ class OutgoingLink(LinkEndpoint):
             self._link.session.dispose(first, last, confirmed, receiver=False, settled=True)
 
     def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
-        self._idle.stop()
+        self.idle.stop()
         self._queue.remove_consumer(self)
         give_back = self._queue.release if released else self._queue.abandon
         for delivery in unsettled:

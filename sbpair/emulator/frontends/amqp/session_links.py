@@ -7,6 +7,7 @@ and the end of its lock.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.performatives import Source
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.faults.fault_points import FaultPoints
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
-    from sbpair.emulator.service_errors import ServiceError
 
 FILTER: Final = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
@@ -98,7 +98,7 @@ class OutgoingSessionLink(OutgoingLink):
     ) -> None:
         self._held = held
         super().__init__(connection, link, target, path, fault_points)
-        held.on_lock_lost = self._on_session_lost
+        held.on_lock_lost = partial(connection.close_link, link)
 
     def _open(self, target: AddressTarget) -> SubQueue | HeldSession:
         held, source = self._held, self._link.remote.source
@@ -110,12 +110,9 @@ class OutgoingSessionLink(OutgoingLink):
         )
         return held
 
-    def _on_session_lost(self, error: ServiceError) -> None:
-        self._connection.close_link(self._link, error)
-
     def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         del unsettled
-        self._idle.stop()
+        self.idle.stop()
         self._queue.remove_consumer(self)
         self._held.on_lock_lost = None
         self._held.close(failed=not released)

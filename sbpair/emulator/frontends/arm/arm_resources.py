@@ -54,7 +54,6 @@ REPORTED: Final = frozenset(
 )
 """Properties that only the service sets; ignored in requests."""
 
-_LEVEL: Final = 20
 _OF_SQL: Final = ("sqlExpression", "compatibilityLevel", "requiresPreprocessing")
 
 
@@ -76,21 +75,13 @@ class Resources(Generic[T]):
     def remove(self, item: T) -> None:
         raise NotImplementedError
 
-    def name(self, item: T) -> str:
-        raise NotImplementedError
-
-    def properties(self, item: T) -> Json:
-        raise NotImplementedError
-
     def to_json(self, within: str, item: T) -> Json:
         """Return the resource's document; `within` is the id of the collection."""
-        name = self.name(item)
-        return {
-            "id": f"{within}/{name}",
-            "name": name,
-            "type": f"{PROVIDER}/namespaces/{self.kind}",
-            "properties": self.properties(item),
-        }
+        raise NotImplementedError
+
+    def _document(self, within: str, name: str, properties: Json) -> Json:
+        kind = f"{PROVIDER}/namespaces/{self.kind}"
+        return {"id": f"{within}/{name}", "name": name, "type": kind, "properties": properties}
 
 
 class Entities(Resources[QueueEntity]):
@@ -124,12 +115,10 @@ class Entities(Resources[QueueEntity]):
     def remove(self, item: QueueEntity) -> None:
         self._collection.namespace.delete(item)
 
-    def name(self, item: QueueEntity) -> str:
-        return item.name if isinstance(item, SubscriptionEntity) else item.path.replace("/", "~")
-
-    def properties(self, item: QueueEntity) -> Json:
+    def to_json(self, within: str, item: QueueEntity) -> Json:
         item.check_all_partitions()
-        return {**values_json(item, _SETTABLE[self.kind]), **reported_json(item)}
+        name = item.name if isinstance(item, SubscriptionEntity) else item.path.replace("/", "~")
+        return self._document(within, name, {**values_json(item, _SETTABLE[self.kind]), **reported_json(item)})
 
     def _path(self, name: str) -> str:
         return name if isinstance(self._collection, Subscriptions) else name.replace("~", "/")
@@ -155,11 +144,8 @@ class Rules(Resources[SubscriptionRule]):
     def remove(self, item: SubscriptionRule) -> None:
         self._subscription.remove_rule(item.name)
 
-    def name(self, item: SubscriptionRule) -> str:
-        return item.name
-
-    def properties(self, item: SubscriptionRule) -> Json:
-        return rule_to_json(item)
+    def to_json(self, within: str, item: SubscriptionRule) -> Json:
+        return self._document(within, item.name, rule_to_json(item))
 
 
 class Keys(Resources[AuthorizationRule]):
@@ -188,11 +174,9 @@ class Keys(Resources[AuthorizationRule]):
             raise ArgumentInvalid(f"The authorization rule '{item.key_name}' cannot be deleted.")
         self._set(tuple(rule for rule in self.all() if rule is not item))
 
-    def name(self, item: AuthorizationRule) -> str:
-        return item.key_name
-
-    def properties(self, item: AuthorizationRule) -> Json:
-        return {"rights": [right.value for right in AccessRight if right in item.rights]}
+    def to_json(self, within: str, item: AuthorizationRule) -> Json:
+        rights = [right.value for right in AccessRight if right in item.rights]
+        return self._document(within, item.key_name, {"rights": rights})
 
     def regenerate(self, item: AuthorizationRule, body: Json) -> AuthorizationRule:
         kind, key = body.get("keyType"), body.get("key") or new_key()
@@ -318,7 +302,7 @@ def rule_to_json(rule: SubscriptionRule) -> Json:
 
 
 def _sql(expression: str) -> Json:
-    return {"sqlExpression": expression, "compatibilityLevel": _LEVEL}
+    return {"sqlExpression": expression, "compatibilityLevel": 20}
 
 
 def _object(within: Json, name: str, known: tuple[str, ...] | None = None) -> Json:

@@ -27,7 +27,6 @@ from sbpair.emulator.frontends.atom.atom_request import (
     TopicPath,
     atom_page,
     atom_response,
-    method_not_allowed,
     read_atom_request,
     read_topic_path,
 )
@@ -81,7 +80,7 @@ class AtomFrontend:
         path, below = request.path.lower(), read_topic_path(request.path)
         read_only = path == "$namespaceinfo" or path in self._lists or (below is not None and below.is_list)
         if request.method not in (("GET",) if read_only else ("GET", "PUT", "DELETE")):
-            return method_not_allowed()
+            return atom_response(xml.error_xml(405, "The specified HTTP verb is not valid here."), 405)
         if path == "$namespaceinfo":
             return self._namespace_info(request)
         if path in self._lists:

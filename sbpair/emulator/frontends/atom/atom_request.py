@@ -93,10 +93,6 @@ def atom_page(
     return atom_response(xml.feed_xml(href, title, now_ms, entries, more))
 
 
-def method_not_allowed() -> web.Response:
-    return atom_response(xml.error_xml(405, "The specified HTTP verb is not valid here."), 405)
-
-
 def atom_response(text: str, status: int = 200) -> web.Response:
     kind = "application/atom+xml" if status < 300 else "application/xml"
     return web.Response(text=text, status=status, content_type=kind, charset="utf-8")

@@ -54,17 +54,16 @@ class IdentityFrontend:
         query = read_query(split_target(request)[1])
         if request.method != "GET" or query.get("api-version") != API_VERSION or not query.get("resource"):
             return error_response(400, f"Request a token by GET with api-version={API_VERSION} and resource=….")
-        return web.json_response(self._token(query["resource"]))
-
-    def _token(self, resource: str) -> dict[str, str]:
-        token, expires_on = self.issuer.issue(resource, self._clock.now_ms())
-        return {
-            "access_token": token,
-            "client_id": self._client_id,
-            "expires_on": str(expires_on),
-            "resource": resource,
-            "token_type": "Bearer",
-        }
+        token, expires_on = self.issuer.issue(query["resource"], self._clock.now_ms())
+        return web.json_response(
+            {
+                "access_token": token,
+                "client_id": self._client_id,
+                "expires_on": str(expires_on),
+                "resource": query["resource"],
+                "token_type": "Bearer",
+            }
+        )
 
 
 def error_response(status: int, message: str) -> web.Response:
