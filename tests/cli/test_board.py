@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.cli.progress.move_board import Board, BoardView, DestinationRow, QueueRow, together
+from sbpair.cli.progress.boards import Board, BoardView, DestinationRow, QueueRow, together
 from sbpair.move.events import (
     DeadLettered,
     DestinationBackingOff,

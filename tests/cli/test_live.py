@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from sbpair.cli.progress.boards import BoardView, DestinationRow, QueueRow
 from sbpair.cli.progress.live_table import draw_board, fit, number, rate
-from sbpair.cli.progress.move_board import BoardView, DestinationRow, QueueRow
 
 DRAWINGS = Path(__file__).parent / "drawings"
 PATH = "contoso/x-servicebus-transfer/"

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from sbpair.cli.options.common import Display, LogFormat
+from sbpair.cli.progress.boards import PhaseBoard, PhaseRow, PhaseView
 from sbpair.cli.progress.live_table import draw_phase
-from sbpair.cli.progress.replay_progress import JsonReplayProgress, PhaseBoard, PhaseRow, PhaseView, ReplayProgress
+from sbpair.cli.progress.replay_progress import JsonReplayProgress, ReplayProgress
 from sbpair.cli.render.screen import Screen
 from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
 

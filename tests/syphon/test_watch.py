@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sbpair import errors
-from sbpair.cli.progress.move_board import Board, BoardView
+from sbpair.cli.progress.boards import Board, BoardView
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.model.backoff import Backoff
 from sbpair.model.cost import Operations, moved, turned_away

@@ -9,7 +9,7 @@ import re
 from dataclasses import asdict
 from typing import TypeVar
 
-from sbpair.cli.progress.move_board import Board, DestinationRow, QueueRow
+from sbpair.cli.progress.boards import Board, DestinationRow, QueueRow
 from sbpair.cli.progress.reporting import event_line
 from sbpair.cli.render.screen import Document
 from sbpair.move.events import (

@@ -4,7 +4,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from sbpair.cli.progress.move_board import RateMeter
+from sbpair.cli.progress.boards import RateMeter
 from sbpair.cli.progress.reporting import Progress
 from sbpair.cli.render.screen import Screen, clean
 

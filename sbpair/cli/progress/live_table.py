@@ -14,8 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sbpair.cli.progress.move_board import BoardView, DestinationRow, QueueRow, together
-from sbpair.cli.progress.replay_progress import PhaseRow, PhaseView
+from sbpair.cli.progress.boards import BoardView, DestinationRow, PhaseRow, PhaseView, QueueRow, together
 from sbpair.cli.render.screen import clean, spoken
 
 REFRESH_SECONDS = 0.5

@@ -3,8 +3,8 @@
 import threading
 import time
 
+from sbpair.cli.progress.boards import Board, BoardView
 from sbpair.cli.progress.event_lines import EventLines
-from sbpair.cli.progress.move_board import Board, BoardView
 from sbpair.cli.progress.reporting import Progress, choose_form, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Screen
 from sbpair.move.events import (
