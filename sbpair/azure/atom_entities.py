@@ -10,14 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from azure.servicebus.management import (
-    CorrelationRuleFilter,
-    FalseRuleFilter,
-    RuleProperties,
-    SqlRuleAction,
-    SqlRuleFilter,
-    TrueRuleFilter,
-)
+from azure.servicebus import management as sdk
 
 from sbpair.azure.arm_json import epoch_seconds
 from sbpair.model.durations import iso_duration
@@ -36,13 +29,6 @@ from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from azure.servicebus.management import (
-        QueueProperties,
-        QueueRuntimeProperties,
-        SubscriptionProperties,
-        TopicProperties,
-    )
 
 Value = str | int | bool
 
@@ -70,21 +56,21 @@ def description(entity: QueueSpec | Topic | Subscription) -> dict[str, Value]:
     return {name: value for name, value in values.items() if name in always or value != defaults[name]}
 
 
-def queue_of(properties: QueueProperties) -> Queue:
+def queue_of(properties: sdk.QueueProperties) -> Queue:
     """Convert a queue of the SDK. An omitted property has its default."""
     return Queue(properties.name, **_given(properties, Queue))
 
 
-def topic_of(properties: TopicProperties) -> Topic:
+def topic_of(properties: sdk.TopicProperties) -> Topic:
     return Topic(properties.name, **_given(properties, Topic))
 
 
-def subscription_of(topic: str, properties: SubscriptionProperties) -> Subscription:
+def subscription_of(topic: str, properties: sdk.SubscriptionProperties) -> Subscription:
     return Subscription(topic, properties.name, **_given(properties, Subscription))
 
 
-def rule_of(topic: str, subscription: str, properties: RuleProperties) -> Rule:
-    action = properties.action.sql_expression if isinstance(properties.action, SqlRuleAction) else ""
+def rule_of(topic: str, subscription: str, properties: sdk.RuleProperties) -> Rule:
+    action = properties.action.sql_expression if isinstance(properties.action, sdk.SqlRuleAction) else ""
     return Rule(topic, subscription, properties.name, _filter_of(properties.filter), action or "")
 
 
@@ -95,7 +81,7 @@ def _given(properties: object, kind: type[QueueSpec | Topic | Subscription]) -> 
 
 
 def atom_state(
-    path: str, properties: QueueProperties, counts: Counts | None = None, usage: Usage | None = None
+    path: str, properties: sdk.QueueProperties, counts: Counts | None = None, usage: Usage | None = None
 ) -> QueueState:
     """Convert a queue of the SDK, with the size that the service reports. An omitted property has its default."""
     return QueueState(
@@ -103,11 +89,11 @@ def atom_state(
     )
 
 
-def atom_counts(runtime: QueueRuntimeProperties) -> Counts:
+def atom_counts(runtime: sdk.QueueRuntimeProperties) -> Counts:
     return Counts(*(count or 0 for count in count_figures(runtime)))
 
 
-def count_figures(runtime: QueueRuntimeProperties) -> tuple[int | None, ...]:
+def count_figures(runtime: sdk.QueueRuntimeProperties) -> tuple[int | None, ...]:
     """Return the figures of `Counts` in its order, None for one that the service omitted."""
     return (
         runtime.active_message_count,
@@ -119,22 +105,22 @@ def count_figures(runtime: QueueRuntimeProperties) -> tuple[int | None, ...]:
     )
 
 
-def atom_usage(runtime: QueueRuntimeProperties) -> Usage:
+def atom_usage(runtime: sdk.QueueRuntimeProperties) -> Usage:
     times = (runtime.created_at_utc, runtime.updated_at_utc, runtime.accessed_at_utc)
     return Usage(runtime.size_in_bytes, *(epoch_seconds(each) for each in times))
 
 
-def sdk_filter(selected: SqlFilter | CorrelationFilter) -> SqlRuleFilter | CorrelationRuleFilter:
+def sdk_filter(selected: SqlFilter | CorrelationFilter) -> sdk.SqlRuleFilter | sdk.CorrelationRuleFilter:
     if isinstance(selected, CorrelationFilter):
         given = {name: getattr(selected, name) or None for name in _CORRELATION_KEYS}
-        return CorrelationRuleFilter(**given, properties=dict(selected.properties))
+        return sdk.CorrelationRuleFilter(**given, properties=dict(selected.properties))
     if selected.expression == EVERY_MESSAGE:
-        return TrueRuleFilter()
-    return FalseRuleFilter() if selected.expression == NO_MESSAGE else SqlRuleFilter(selected.expression)
+        return sdk.TrueRuleFilter()
+    return sdk.FalseRuleFilter() if selected.expression == NO_MESSAGE else sdk.SqlRuleFilter(selected.expression)
 
 
-def sdk_action(expression: str) -> SqlRuleAction | None:
-    return SqlRuleAction(expression) if expression else None
+def sdk_action(expression: str) -> sdk.SqlRuleAction | None:
+    return sdk.SqlRuleAction(expression) if expression else None
 
 
 class Created(Exception):
@@ -147,11 +133,11 @@ def skip_answer(*_answer: object) -> None:
 
 
 def _filter_of(given: object) -> SqlFilter | CorrelationFilter:
-    if isinstance(given, CorrelationRuleFilter):
+    if isinstance(given, sdk.CorrelationRuleFilter):
         texts = {name: getattr(given, name) or "" for name in _CORRELATION_KEYS}
         pairs: Iterable[tuple[object, object]] = (given.properties or {}).items()
         return CorrelationFilter(**texts, properties=tuple(sorted((str(key), str(value)) for key, value in pairs)))
-    return SqlFilter(given.sql_expression or "") if isinstance(given, SqlRuleFilter) else SqlFilter("")
+    return SqlFilter(given.sql_expression or "") if isinstance(given, sdk.SqlRuleFilter) else SqlFilter("")
 
 
 def _written(name: str, value: object) -> Value:

@@ -6,7 +6,7 @@ Invariant: no secret is logged or stored here.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from azure.core.credentials import AccessToken
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
 
     from sbpair.model.pair import Pair
+
+    GetToken = Callable[[str], Awaitable[tuple[str, float]]]
 
 # A ready-made signature cannot be renewed, so the SDK sees one that never expires; the service checks the real date.
 FAR_FUTURE = 2**40
@@ -110,18 +112,14 @@ async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCr
         raise TypeError("a shared access key goes into a connection string")
 
 
-@asynccontextmanager
-async def token_getter(pair: Pair) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
+def token_getter(pair: Pair) -> AbstractAsyncContextManager[GetToken | None]:
     """Open a function (scope) -> (token, expiry in seconds since 1970); None where no identity signs in."""
-    identity = next((each for each in _credentials(pair) if isinstance(each, Identity)), None)
-    async with token_getter_for(identity, pair.name) as get:
-        yield get
+    credentials = (pair.primary.credential, pair.secondary.credential)
+    return token_getter_for(next((each for each in credentials if isinstance(each, Identity)), None), pair.name)
 
 
 @asynccontextmanager
-async def token_getter_for(
-    credential: Credential | None, who: str
-) -> AsyncIterator[Callable[[str], Awaitable[tuple[str, float]]] | None]:
+async def token_getter_for(credential: Credential | None, who: str) -> AsyncIterator[GetToken | None]:
     """Open the same for one credential. `who` names the namespace in errors."""
     if not isinstance(credential, Identity):
         yield None
@@ -134,7 +132,3 @@ async def token_getter_for(
             return token.token, float(token.expires_on)
 
         yield get
-
-
-def _credentials(pair: Pair) -> tuple[Credential, Credential]:
-    return pair.primary.credential, pair.secondary.credential

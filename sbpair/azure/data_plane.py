@@ -1,7 +1,7 @@
-"""Receiving and pinging with azure-servicebus: one entity each, over a connection of its own.
+"""The SDK's data clients, sync and aio, and receiving and pinging with them: one entity each, over its own connection.
 
-Thin: it calls with a time limit and translates errors. Invariant: nothing is retried here, since only the caller knows
-which attempts were made.
+Thin: it calls with a time limit and translates errors. Nothing is connected before something is sent or received.
+Invariant: nothing is retried here nor in the SDK, since only the caller knows which attempts were made.
 """
 
 from __future__ import annotations
@@ -9,23 +9,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import urlsplit
+
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.servicebus import ServiceBusClient, TransportType
+from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair.azure.credentials import token_credential
-from sbpair.azure.data_client import aio_client, signed
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
+from sbpair.azure.transport import ssl_context
 from sbpair.errors import InDoubt, SbpairError, TimedOut, UnreadableMessage
+from sbpair.model.pair import AMQPS_PORT, SasKey, SasToken, authority_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from azure.core.credentials import TokenCredential
     from azure.core.credentials_async import AsyncTokenCredential
     from azure.servicebus import ServiceBusReceivedMessage
-    from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+    from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
     from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-    from sbpair.azure.data_client import Signed
     from sbpair.model.pair import Endpoint
+
+Signed: TypeAlias = AzureNamedKeyCredential | AzureSasCredential
 
 OPEN_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
@@ -36,8 +44,49 @@ MIN_WAIT_SECONDS = 0.05
 log = logging.getLogger(__name__)
 
 
+def signed(endpoint: Endpoint) -> Signed | None:
+    """Return the SDK credential of a key or a signature; None for an identity, which needs a token."""
+    if isinstance(endpoint.credential, SasKey):
+        return AzureNamedKeyCredential(endpoint.credential.name, endpoint.credential.key)
+    if isinstance(endpoint.credential, SasToken):
+        return AzureSasCredential(endpoint.credential.token)
+    return None
+
+
+def sync_client(endpoint: Endpoint, credential: Signed | TokenCredential, seconds: float | None) -> ServiceBusClient:
+    """Create a client for one thread. `seconds` limits an attempt without a limit of its own. Raises MachineLacks."""
+    return ServiceBusClient(endpoint.authority, credential, **_options(endpoint, seconds))
+
+
+def aio_client(endpoint: Endpoint, credential: Signed | AsyncTokenCredential, seconds: float | None) -> AioClient:
+    """Create a client for one coroutine."""
+    return AioClient(endpoint.authority, credential, **_options(endpoint, seconds))
+
+
+def _options(endpoint: Endpoint, seconds: float | None) -> dict[str, Any]:
+    return {
+        "retry_total": 0,
+        "try_timeout": seconds,
+        "use_tls": endpoint.tls,
+        "transport_type": TransportType.Amqp,
+        "custom_endpoint_address": _custom_address(endpoint),
+        "ssl_context": ssl_context(endpoint.ca_file) if endpoint.tls and endpoint.ca_file else None,
+    }
+
+
+def _custom_address(endpoint: Endpoint) -> str | None:
+    """Return the address to connect to, unless the authority names it. Over TLS the SDK knows one port only."""
+    if endpoint.tls and endpoint.port == AMQPS_PORT:
+        known = endpoint.host.lower() == (urlsplit(f"//{endpoint.authority}").hostname or "")
+    else:
+        known = not endpoint.tls and authority_of(endpoint.host, endpoint.port).lower() == endpoint.authority.lower()
+    if known:
+        return None
+    return f"sb://{authority_of(endpoint.host, endpoint.port)}"
+
+
 @asynccontextmanager
-async def open_client(endpoint: Endpoint) -> AsyncIterator[ServiceBusClient]:
+async def open_client(endpoint: Endpoint) -> AsyncIterator[AioClient]:
     """Open the SDK's client. Nothing is connected before the first receive or send. Raises MachineLacks."""
     async with AsyncExitStack() as stack:
         credential: Signed | AsyncTokenCredential | None = signed(endpoint)
@@ -141,7 +190,7 @@ async def _opened(handler: ServiceBusReceiver | ServiceBusSender, doing: str) ->
         raise TimedOut(f"{doing}: no link within {OPEN_SECONDS:g} s", hint="retry in a minute") from error
 
 
-async def _closed(handler: ServiceBusReceiver | ServiceBusSender | ServiceBusClient) -> None:
+async def _closed(handler: ServiceBusReceiver | ServiceBusSender | AioClient) -> None:
     """Close a connection that may be broken already. Errors are logged, not raised."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     )
     from sbpair.management.auditing import audit
     from sbpair.management.entities_file import EntitiesDocument, parse_entities
-    from sbpair.management.partitioned import partitioned_queue, partitioned_topic
     from sbpair.management.partitioning import (
         PartitionedEntityState,
         PartitionItem,
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
         create_partitioned,
         list_partitions,
         partition_exit_code,
+        partitioned_queue,
+        partitioned_topic,
     )
     from sbpair.management.provision_namespace import EntityFinding, EntityItem
     from sbpair.management.provisioning import EntityReport, create_queue, provision, provision_exit_code
@@ -117,10 +118,9 @@ __getattr__, __dir__ = lazy_names(
         ),
         "sbpair.management.auditing": "audit",
         "sbpair.management.entities_file": "EntitiesDocument, parse_entities",
-        "sbpair.management.partitioned": "partitioned_queue, partitioned_topic",
         "sbpair.management.partitioning": (
             "PartitionItem, PartitionReport, PartitionedEntityState, create_partitioned, list_partitions, "
-            "partition_exit_code"
+            "partition_exit_code, partitioned_queue, partitioned_topic"
         ),
         "sbpair.management.provision_namespace": "EntityFinding, EntityItem",
         "sbpair.management.provisioning": "EntityReport, create_queue, provision, provision_exit_code",

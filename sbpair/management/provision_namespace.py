@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog, errors
-from sbpair.management import partitioned
+from sbpair.management import partitioning
 from sbpair.management.calls import NotTried, first_error, gather_all
 from sbpair.management.comparison import (
     FORWARDS,
@@ -175,8 +175,8 @@ class NamespaceProvision:
         if self._tier.has_everything:
             others += await self.calls.read("list the topics", self.control.topics)
         try:
-            partitioned.possible_partitions(capacity, others, self.namespace)
-            partitioned.check_number(len(more), others, self._tier, self.namespace)
+            partitioning.possible_partitions(capacity, others, self.namespace)
+            partitioning.check_number(len(more), others, self._tier, self.namespace)
         except errors.ServiceRefused as error:
             where = self.document.where(more[0], "enable_partitioning")
             raise errors.UsageError(f"{where}{error.message}", hint=error.hint) from error

@@ -14,13 +14,14 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.management.partitioned import partitioned_queue, partitioned_topic
 from sbpair.management.partitioning import (
     PartitionedEntityState,
     PartitionReport,
     create_partitioned,
     list_partitions,
     partition_exit_code,
+    partitioned_queue,
+    partitioned_topic,
 )
 from sbpair.model.pair import Endpoint, ResourceGroup, SasKey
 from sbpair.model.report import Outcome

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import NameInvalid, ServiceRefused, UsageError
-from sbpair.management import partitioned
-from sbpair.management.partitioned import partitioned_queue, partitioned_topic
+from sbpair.management import partitioning
+from sbpair.management.partitioning import partitioned_queue, partitioned_topic
 from sbpair.model.entities import Queue, Topic
 from sbpair.model.tiers import BASIC, PREMIUM, STANDARD, Capacity
 
@@ -78,10 +78,10 @@ def test_request_beyond_every_tier_is_refused(name, size, options, message) -> N
 def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
     entity = partitioned_queue("orders", size)
     if fits:
-        assert partitioned.adapt_to_tier(entity, tier, "contoso") == entity
+        assert partitioning.adapt_to_tier(entity, tier, "contoso") == entity
         return
     with pytest.raises(UsageError, match=f"in contoso, of the tier {tier.name}, cannot have {size} GB"):
-        partitioned.adapt_to_tier(entity, tier, "contoso")
+        partitioning.adapt_to_tier(entity, tier, "contoso")
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_size_is_the_tiers_own(size, tier, fits) -> None:
 )
 def test_basic_has_partitions_and_little_else(entity, what) -> None:
     with pytest.raises(UsageError, match=f"contoso: {what}.* in a Basic namespace"):
-        partitioned.adapt_to_tier(entity, BASIC, "contoso")
-    assert partitioned.adapt_to_tier(entity, STANDARD, "contoso") == entity
-    assert partitioned.adapt_to_tier(ORDERS, BASIC, "contoso").default_message_time_to_live == "P14D"
+        partitioning.adapt_to_tier(entity, BASIC, "contoso")
+    assert partitioning.adapt_to_tier(entity, STANDARD, "contoso") == entity
+    assert partitioning.adapt_to_tier(ORDERS, BASIC, "contoso").default_message_time_to_live == "P14D"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_basic_has_partitions_and_little_else(entity, what) -> None:
 )
 def test_different_existing_entity_is_refused_with_advice(existing, difference, advice) -> None:
     with pytest.raises(ServiceRefused, match=f"in contoso already, and is left as it is: {difference}") as refused:
-        partitioned.check_same(ORDERS, existing, "contoso")
+        partitioning.check_same(ORDERS, existing, "contoso")
     assert advice in refused.value.hint
 
 
@@ -125,31 +125,33 @@ def test_different_existing_entity_is_refused_with_advice(existing, difference, 
     ],
 )
 def test_properties_not_requested_are_not_compared(existing) -> None:
-    partitioned.check_same(ORDERS, existing, "contoso")
+    partitioning.check_same(ORDERS, existing, "contoso")
 
 
 def test_a_window_is_the_same_however_it_is_written() -> None:
     wanted = partitioned_queue("orders", 5, duplicates="60m", forward_to="next")
     there = replace(wanted, duplicate_detection_history_time_window="PT1H", forward_to="Next")
-    partitioned.check_same(wanted, there, "contoso")
+    partitioning.check_same(wanted, there, "contoso")
     with pytest.raises(ServiceRefused, match="DuplicateDetectionHistoryTimeWindow is PT2H and should be PT3600S"):
-        partitioned.check_same(wanted, replace(there, duplicate_detection_history_time_window="PT2H"), "contoso")
+        partitioning.check_same(wanted, replace(there, duplicate_detection_history_time_window="PT2H"), "contoso")
 
 
 def test_the_hundred_and_first_partitioned_entity_is_refused() -> None:
-    partitioned.check_room(ORDERS, PARTITIONED[1:], STANDARD, "contoso")
+    partitioning.check_room(ORDERS, PARTITIONED[1:], STANDARD, "contoso")
     plain = [Queue(f"p{number}") for number in range(500)]
-    partitioned.check_room(ORDERS, [*PARTITIONED[1:], *plain], STANDARD, "contoso")
-    partitioned.check_room(ORDERS, PARTITIONED, PREMIUM, "contoso")
+    partitioning.check_room(ORDERS, [*PARTITIONED[1:], *plain], STANDARD, "contoso")
+    partitioning.check_room(ORDERS, PARTITIONED, PREMIUM, "contoso")
     with pytest.raises(ServiceRefused, match="contoso has 100: no room for 1 more"):
-        partitioned.check_room(ORDERS, [*PARTITIONED[1:], Topic("news", enable_partitioning=True)], STANDARD, "contoso")
+        partitioning.check_room(
+            ORDERS, [*PARTITIONED[1:], Topic("news", enable_partitioning=True)], STANDARD, "contoso"
+        )
 
 
 def test_forward_target_must_exist() -> None:
     forwarding = partitioned_queue("orders", 5, forward_to="next")
-    partitioned.check_room(forwarding, [Topic("Next")], STANDARD, "contoso")
+    partitioning.check_room(forwarding, [Topic("Next")], STANDARD, "contoso")
     with pytest.raises(UsageError, match="orders cannot forward to next: contoso has no"):
-        partitioned.check_room(forwarding, PARTITIONED[:3], STANDARD, "contoso")
+        partitioning.check_room(forwarding, PARTITIONED[:3], STANDARD, "contoso")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_forward_target_must_exist() -> None:
     ],
 )
 def test_how_many_partitions_it_would_have(tier, others, units, found) -> None:
-    assert partitioned.possible_partitions(Capacity(tier, units), others, "contoso") == found
+    assert partitioning.possible_partitions(Capacity(tier, units), others, "contoso") == found
 
 
 @pytest.mark.parametrize(
@@ -172,13 +174,13 @@ def test_how_many_partitions_it_would_have(tier, others, units, found) -> None:
 )
 def test_a_premium_namespace_in_one_piece_has_nothing_partitioned(others, units) -> None:
     with pytest.raises(ServiceRefused, match="contoso is a Premium namespace that is not partitioned") as refused:
-        partitioned.possible_partitions(Capacity(PREMIUM, units), others, "contoso")
+        partitioning.possible_partitions(Capacity(PREMIUM, units), others, "contoso")
     assert "create one with 2 or 4;" in refused.value.hint
 
 
 @given(queues)
 def test_created_entity_equals_a_second_request(made) -> None:
-    partitioned.check_same(made, made, "contoso")
+    partitioning.check_same(made, made, "contoso")
     assert made.enable_partitioning
 
 
@@ -186,7 +188,7 @@ def test_created_entity_equals_a_second_request(made) -> None:
 def test_two_entities_are_the_same_either_way_or_neither(one, other) -> None:
     def same(asked: Queue, existing: Queue) -> bool:
         try:
-            partitioned.check_same(asked, existing, "contoso")
+            partitioning.check_same(asked, existing, "contoso")
         except ServiceRefused:
             return False
         return True

@@ -28,8 +28,8 @@ from azure.servicebus.exceptions import (
 
 import sbpair
 from sbpair import aio
-from sbpair.azure.data_client import signed, sync_client
 from sbpair.azure.data_errors import from_sdk_error
+from sbpair.azure.data_plane import signed, sync_client
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, NameInvalid, StateRefused, UsageError
 from sbpair.model.backoff import Backoff

@@ -19,8 +19,7 @@ from sbpair.model.report import Outcome
 from sbpair.model.tiers import MEGABYTES
 
 if TYPE_CHECKING:
-    from sbpair.management.partitioned import QueueOrTopic
-    from sbpair.management.partitioning import PartitionedEntityState, PartitionItem, PartitionReport
+    from sbpair.management.partitioning import PartitionedEntityState, PartitionItem, PartitionReport, QueueOrTopic
     from sbpair.model.pair import Endpoint
 
 SCHEMA, LIST_SCHEMA = "sbpair/partition/1", "sbpair/partition-list/1"
@@ -88,9 +87,9 @@ def queue(
 
     Exit codes: 3 it exists and differs, the namespace is full, or one of two namespaces failed
     """
-    from sbpair.management import partitioned
+    from sbpair.management import partitioning
 
-    wanted = partitioned.partitioned_queue(
+    wanted = partitioning.partitioned_queue(
         name, size_gb, sessions=sessions, duplicates=duplicate_detection, forward_to=forward_to
     )
     return _create(wanted, request, management, connection, display)
@@ -118,9 +117,9 @@ def topic(
 
     Exit codes: 3 it exists and differs, the namespace is full, or one of two namespaces failed
     """
-    from sbpair.management import partitioned
+    from sbpair.management import partitioning
 
-    wanted = partitioned.partitioned_topic(name, size_gb, duplicates=duplicate_detection)
+    wanted = partitioning.partitioned_topic(name, size_gb, duplicates=duplicate_detection)
     return _create(wanted, request, management, connection, display)
 
 
