@@ -21,16 +21,8 @@ FINE = (ok("a", "fine"), note("b", "by the way"), unknown("c", "who knows"))
 @pytest.mark.parametrize(
     ("codes", "code"),
     [
-        ((), 0),
-        ((3,), 3),
-        ((5,), 5),
-        ((6, 6), 6),
-        ((7,), 7),
-        ((2,), 2),
-        ((5, 6), 3),
-        ((6, 3), 3),
-        ((2, 7), 3),
-        ((7, 7, 7, 5), 3),
+        *(((), 0), ((3,), 3), ((5,), 5), ((6, 6), 6), ((7,), 7), ((2,), 2)),
+        *((mixed, 3) for mixed in ((5, 6), (6, 3), (2, 7), (7, 7, 7, 5))),
     ],
 )
 def test_equal_failures_share_their_exit_code_and_others_give_3(codes: tuple[int, ...], code: int) -> None:
@@ -104,13 +96,8 @@ async def test_a_bug_is_not_taken_for_a_finding() -> None:
 @pytest.mark.parametrize(
     ("ahead", "outcome"),
     [
-        (0.0, Outcome.OK),
-        (60.4, Outcome.OK),
-        (-60.4, Outcome.OK),
-        (60.6, Outcome.FAILED),
-        (-60.6, Outcome.FAILED),
-        (3_600.0, Outcome.FAILED),
-        (-86_400.0 * 365, Outcome.FAILED),
+        *((seconds, Outcome.OK) for seconds in (0.0, 60.4, -60.4)),
+        *((seconds, Outcome.FAILED) for seconds in (60.6, -60.6, 3_600.0, -86_400.0 * 365)),
         (None, Outcome.UNKNOWN),
     ],
 )
@@ -140,15 +127,8 @@ def test_a_send_is_given_more_than_fifteen_seconds(seconds: float, outcome: Outc
 @pytest.mark.parametrize(
     ("version", "outcome"),
     [
-        ("7.15.0", Outcome.OK),
-        ("7.15.1", Outcome.OK),
-        ("8.0.0b1", Outcome.OK),
-        ("10.0", Outcome.OK),
-        ("7.14.9", Outcome.FAILED),
-        ("7.9.0", Outcome.FAILED),
-        ("6", Outcome.FAILED),
-        ("unknown", Outcome.FAILED),
-        ("", Outcome.FAILED),
+        *((version, Outcome.OK) for version in ("7.15.0", "7.15.1", "8.0.0b1", "10.0")),
+        *((version, Outcome.FAILED) for version in ("7.14.9", "7.9.0", "6", "unknown", "")),
     ],
 )
 def test_a_package_must_be_new_enough(version: str, outcome: Outcome) -> None:
@@ -226,14 +206,8 @@ async def test_a_java_that_cannot_be_started_is_a_lack(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "outcome"),
     [
-        (0o600, Outcome.OK),
-        (0o644, Outcome.OK),
-        (0o400, Outcome.OK),
-        (0o664, Outcome.FAILED),
-        (0o646, Outcome.FAILED),
-        (0o666, Outcome.FAILED),
-        (0o602, Outcome.FAILED),
-        (0o777, Outcome.FAILED),
+        *((mode, Outcome.OK) for mode in (0o600, 0o644, 0o400)),
+        *((mode, Outcome.FAILED) for mode in (0o664, 0o646, 0o666, 0o602, 0o777)),
     ],
 )
 def test_configuration_file_writable_by_others_fails(tmp_path: Path, mode: int, outcome: Outcome) -> None:

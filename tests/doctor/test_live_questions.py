@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,13 +15,15 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.kinds import Fault
 from sbpair.emulator.options import RequestedNamespace
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint, SasKey
+from sbpair.model.pair import SasKey
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
+from tests.kit.pairs import endpoint_on
 from tests.kit.waiting import no_wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sbpair.emulator.entities.description import QueueDescription
 
 TAG = "0123456789ab"
@@ -29,8 +31,14 @@ ANSWERS = ("description", "timespan_max", "partitioned_size", "message_size", "l
 ALL = (*ANSWERS, "idle_detach")
 
 
-def endpoint(emulator: Emulator) -> Endpoint:
-    return endpoint_from_connection_string(emulator.namespaces["contoso"].connection_string, name="contoso")
+def on(kind: Any, action: Callable[[], object], name: str = "") -> live_questions.OnEvent:
+    """Return a listener that calls `action` soon after each event of that kind and end of its name."""
+
+    def listen(event: live_questions.LiveEvent) -> None:
+        if isinstance(event, kind) and event.name.endswith(name):
+            asyncio.get_running_loop().call_soon(action)
+
+    return listen
 
 
 def paths(emulator: Emulator) -> set[str]:
@@ -41,7 +49,7 @@ async def ask(
     emulator: Emulator, on_event: live_questions.OnEvent = lambda _event: None, **options: object
 ) -> tuple[dict[str, Check], int]:
     given = {"seconds": 10.0, "sleep": no_wait, **options}
-    end = given.pop("end", None) or endpoint(emulator)
+    end = given.pop("end", None) or endpoint_on(emulator, "contoso")
     diagnosis = await live_questions.ask_live({"primary": end}, TAG, on_event=on_event, **given)  # type: ignore[dict-item,arg-type]
     return {check.name.removeprefix("live.primary."): check for check in diagnosis}, diagnosis_exit_code(diagnosis)
 
@@ -124,12 +132,8 @@ async def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> Non
 
 async def test_early_idle_detach_is_reported_beside_the_assumption() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
-
-        def on_event(event: live_questions.LiveEvent) -> None:
-            if isinstance(event, live_questions.QuestionPending):
-                asyncio.get_running_loop().call_soon(emulator.advance, 601_000)
-
-        checks, code = await ask(emulator, on_event, slow=True)
+        pending = on(live_questions.QuestionPending, lambda: emulator.advance(601_000))
+        checks, code = await ask(emulator, pending, slow=True)
         idle = checks["idle_detach"]
         assert (idle.outcome, code) == (Outcome.FAILED, 3)
         assert idle.detail
@@ -140,12 +144,8 @@ async def test_early_idle_detach_is_reported_beside_the_assumption() -> None:
 
 async def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
-
-        def on_event(event: live_questions.LiveEvent) -> None:
-            if isinstance(event, live_questions.QuestionPending):
-                asyncio.get_running_loop().call_soon(emulator.faults.detach, "contoso")
-
-        checks, code = await ask(emulator, on_event, slow=True)
+        pending = on(live_questions.QuestionPending, lambda: emulator.faults.detach("contoso"))
+        checks, code = await ask(emulator, pending, slow=True)
         assert checks["idle_detach"].detail
         assert "force detached" in checks["idle_detach"].detail.observed
         assert code == 3
@@ -167,15 +167,9 @@ async def test_smaller_message_size_is_reported_beside_the_assumption() -> None:
 @pytest.mark.parametrize("question", [*ANSWERS[:1], *ANSWERS[2:], "idle_detach"])
 async def test_a_cancellation_at_any_question_leaves_no_queue_behind(question: str) -> None:
     async with Emulator([("contoso", 0)]) as emulator:
-
-        def on_event(event: live_questions.LiveEvent) -> None:
-            if (
-                isinstance(event, live_questions.QuestionAsked | live_questions.QuestionPending)
-                and event.name == f"live.primary.{question}"
-            ):
-                asyncio.get_running_loop().call_soon(asking.cancel)
-
-        asking = asyncio.create_task(ask(emulator, on_event, slow=True))
+        either = live_questions.QuestionAsked | live_questions.QuestionPending
+        cancel = on(either, lambda: asking.cancel("asked"), f"live.primary.{question}")
+        asking = asyncio.create_task(ask(emulator, cancel, slow=True))
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert paths(emulator) == set()
@@ -193,7 +187,7 @@ async def test_queue_in_creation_at_a_cancellation_is_deleted() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         for _ in range(3):  # whatever is still on its way has come by then
-            async with open_atom(endpoint(emulator)) as namespace:
+            async with open_atom(endpoint_on(emulator, "contoso")) as namespace:
                 await namespace.probe()
         assert paths(emulator) == set()
 
@@ -207,11 +201,7 @@ async def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
                 asking.cancel()
                 loop.call_soon(cancel_on)
 
-        def on_event(event: live_questions.LiveEvent) -> None:
-            if isinstance(event, live_questions.QuestionAsked) and event.name.endswith(".ping"):
-                loop.call_soon(cancel_on)
-
-        asking = asyncio.create_task(ask(emulator, on_event))
+        asking = asyncio.create_task(ask(emulator, on(live_questions.QuestionAsked, cancel_on, ".ping")))
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert paths(emulator) == set()
@@ -240,7 +230,7 @@ async def test_without_manage_nothing_is_made(claims: set[AccessRight]) -> None:
     async with Emulator([("contoso", 0)]) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.keys = (*namespace.keys, AuthorizationRule("some", "key", "other", frozenset(claims)))
-        end = replace(endpoint(emulator), credential=SasKey("some", "key"))
+        end = replace(endpoint_on(emulator, "contoso"), credential=SasKey("some", "key"))
         checks, code = await ask(emulator, end=end)
         assert ({*checks}, code) == ({"asked"}, 5)
         assert paths(emulator) == set()

@@ -418,53 +418,29 @@ async def test_interrupt_during_a_refused_deletion_restores_the_status() -> None
 DURATIONS = st.sampled_from([2**63 - 1, 600 * SECOND_TICKS, 86_400 * SECOND_TICKS, 1_234_567 * SECOND_TICKS + 5_000])
 
 
-@given(
-    partitioned=st.booleans(),
-    size=st.sampled_from([1024, 2048, 3072, 4096, 5120]),
-    ttl=DURATIONS,
-    idle=DURATIONS,
-    lock=st.integers(1, 300).map(lambda seconds: seconds * SECOND_TICKS),
-    count=st.integers(1, 2**31 - 1),
-    flags=st.tuples(*[st.booleans()] * 4),
-    metadata=st.one_of(st.none(), st.sampled_from(["owner: <ops> & co", "é", "a b"])),
-    window=st.sampled_from([20, 600, 604_800]).map(lambda seconds: seconds * SECOND_TICKS),
-    forward=st.booleans(),
-    ruled=st.booleans(),
+RULE = AuthorizationRule("mine", "a" * 44, "b" * 44, frozenset({AccessRight.SEND}))
+DESCRIPTIONS = st.builds(
+    QueueDescription,
+    enable_partitioning=st.booleans(),
+    max_size_in_megabytes=st.sampled_from([1024, 2048, 3072, 4096, 5120]),
+    default_message_time_to_live=DURATIONS,
+    auto_delete_on_idle=DURATIONS,
+    lock_duration=st.integers(1, 300).map(lambda seconds: seconds * SECOND_TICKS),
+    max_delivery_count=st.integers(1, 2**31 - 1),
+    dead_lettering_on_message_expiration=st.booleans(),
+    enable_batched_operations=st.booleans(),
+    requires_session=st.booleans(),
+    requires_duplicate_detection=st.booleans(),
+    duplicate_detection_history_time_window=st.sampled_from([20, 600, 604_800]).map(lambda each: each * SECOND_TICKS),
+    user_metadata=st.one_of(st.none(), st.sampled_from(["owner: <ops> & co", "é", "a b"])),
+    authorization_rules=st.sampled_from([(), (RULE,)]),
     status=st.sampled_from(["Active", "Disabled", "ReceiveDisabled"]),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-async def test_restored_queue_has_its_former_description(
-    partitioned: bool,
-    size: int,
-    ttl: int,
-    idle: int,
-    lock: int,
-    count: int,
-    flags: tuple[bool, bool, bool, bool],
-    metadata: str | None,
-    window: int,
-    forward: bool,
-    ruled: bool,
-    status: str,
-) -> None:
-    rules = (AuthorizationRule("mine", "a" * 44, "b" * 44, frozenset({AccessRight.SEND})),) if ruled else ()
-    description = QueueDescription(
-        enable_partitioning=partitioned,
-        max_size_in_megabytes=size,
-        default_message_time_to_live=ttl,
-        auto_delete_on_idle=idle,
-        lock_duration=lock,
-        max_delivery_count=count,
-        dead_lettering_on_message_expiration=flags[0],
-        enable_batched_operations=flags[1],
-        requires_session=flags[2],
-        requires_duplicate_detection=flags[3],
-        duplicate_detection_history_time_window=window,
-        user_metadata=metadata,
-        authorization_rules=rules,
-        status=status,
-    )
 
+
+@given(description=DESCRIPTIONS, forward=st.booleans())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+async def test_restored_queue_has_its_former_description(description: QueueDescription, forward: bool) -> None:
     async with world() as w:
         w.secondary.create_queue("elsewhere")
         address = f"sb://{w.pair.secondary.authority}/elsewhere" if forward else None
