@@ -234,7 +234,7 @@ async def test_an_identity_whose_provider_does_not_answer_is_given_up_on(monkeyp
             monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}/token")
             monkeypatch.setenv("IDENTITY_HEADER", "header")
             signed_in = replace(endpoints_on(emulator)["primary"], credential=Identity())
-            checks = await look(emulator, seconds=1.0, paths={"primary": "orders"}, primary=signed_in)
+            checks = await look(emulator, seconds=2.0, paths={"primary": "orders"}, primary=signed_in)
         assert failing(checks) == {"primary.send": 6, "primary.listen": 6, "primary.manage": 6}
         assert "primary.sign_in" in unknown(checks)
         for request in [task for task in asyncio.all_tasks() if task.get_name() == "request a token"]:
