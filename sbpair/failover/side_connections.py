@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
-from sbpair.azure.data_plane import aio_client, signed, sync_client
 from sbpair.azure.data_errors import is_answer
+from sbpair.azure.data_plane import aio_client, signed, sync_client
 from sbpair.errors import UsageError
 from sbpair.failover.steps import Call, Steps, awaiting, blocking
 
