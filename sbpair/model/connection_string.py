@@ -50,16 +50,8 @@ def _host_and_port(address: str) -> tuple[str, int | None]:
     return host, port
 
 
-_KNOWN_PARTS = frozenset(
-    (
-        "endpoint",
-        "sharedaccesskeyname",
-        "sharedaccesskey",
-        "sharedaccesssignature",
-        "entitypath",
-        "usedevelopmentemulator",
-    )
-)
+_SHARED_ACCESS_PARTS = ("sharedaccesskeyname", "sharedaccesskey", "sharedaccesssignature")
+_KNOWN_PARTS = {"endpoint", *_SHARED_ACCESS_PARTS, "entitypath", "usedevelopmentemulator"}
 
 
 def _connection_string_parts(text: str) -> dict[str, str]:
@@ -71,9 +63,8 @@ def _connection_string_parts(text: str) -> dict[str, str]:
         lowered = key.strip().lower()
         if lowered in parts:
             # Only a known key is named: an unknown one may be a piece of a secret that holds a ';'.
-            raise _bad_connection_string(
-                f"it has {lowered!r} twice" if lowered in _KNOWN_PARTS else "it has a key twice"
-            )
+            name = repr(lowered) if lowered in _KNOWN_PARTS else "a key"
+            raise _bad_connection_string(f"it has {name} twice")
         parts[lowered] = value.strip()
     return parts
 

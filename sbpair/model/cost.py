@@ -13,9 +13,6 @@ from decimal import Decimal
 UNIT_BYTES = 64 * 1024
 """A message is billed as one operation per started unit."""
 
-STAGES = 4
-"""How often a message through the backlog is billed: sent and received there, then sent and received again."""
-
 MILLION = Decimal(1_000_000)
 
 
@@ -68,18 +65,11 @@ def units(size: int) -> int:
     return max(1, -(-size // UNIT_BYTES))
 
 
-def moved(size: int) -> Operations:
-    """Return the operations of a moved message: send, receive and complete, twice."""
-    return of_units(units(size), 0)
-
-
-def turned_away(size: int) -> Operations:
-    """Return the operations of a message that ends in the backlog's dead-letter queue."""
-    return of_units(0, units(size))
-
-
 def of_units(moved: int, turned_away: int) -> Operations:
-    """Return the operations of many messages, from the sums of their `units`."""
+    """Return the operations of many messages, from the sums of their `units`.
+
+    A moved one is sent, received and completed twice; one turned away ends in the backlog's dead-letter queue.
+    """
     both = moved + turned_away
     return Operations(stranded=both, received=2 * both, sent=moved, delivered=2 * moved)
 

@@ -77,15 +77,10 @@ class Pair:
                 f"{self.name!r} is not a valid pair name",
                 hint="use up to 64 letters, digits, '.', '-' and '_', with a letter or a digit first",
             )
-        if self.backlog_queues < 1:
+        if not 1 <= self.backlog_queues <= MAX_BACKLOG_QUEUES:
+            limit = "at least 1" if self.backlog_queues < 1 else f"at most {MAX_BACKLOG_QUEUES}"
             raise UsageError(
-                f"pair {self.name!r}: backlog_queues is {self.backlog_queues}, and must be at least 1",
-                hint="the default is 10, as in the original library",
-            )
-        if self.backlog_queues > MAX_BACKLOG_QUEUES:
-            raise UsageError(
-                f"pair {self.name!r}: backlog_queues is {self.backlog_queues}, and must be at most"
-                f" {MAX_BACKLOG_QUEUES}",
+                f"pair {self.name!r}: backlog_queues is {self.backlog_queues}, and must be {limit}",
                 hint="the default is 10, as in the original library",
             )
         self._check_seconds("failover_interval", self.failover_interval, 0, 3600)

@@ -49,9 +49,7 @@ class Counts:
     @property
     def empty(self) -> bool:
         """Whether no count is above 0."""
-        return not any((self.active, self.dead_letter, self.scheduled, self.total, self.transfer)) and not (
-            self.transfer_dead_letter
-        )
+        return self == Counts()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,14 +53,17 @@ class FailureLatch:
 
     async def stopping_within(self, seconds: float) -> bool:
         """Wait up to `seconds`; return whether the mover is stopping."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.stopping.wait()
-        return self.stopping.is_set()
+        return await set_within(self.stopping, seconds)
 
     async def wait_changed(self, seconds: float) -> None:
         """Wait for the next change, at most `seconds`."""
         self.changed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.changed.wait()
+        await set_within(self.changed, seconds)
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait up to `seconds` for an event; return whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()

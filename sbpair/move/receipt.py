@@ -144,12 +144,11 @@ class Tally:
     def receipt(self) -> Receipt:
         total: Counter[str] = sum(self._queues.values(), Counter())
         return Receipt(
-            received=total["received"],
-            **{bucket: total[bucket] for bucket in BUCKETS},
+            **{name: total[name] for name in ("received", *BUCKETS)},
             distinct=total["received"] - self._repeats,
             bytes_sent=self._bytes_sent,
             queues={
-                queue: {"received": counts["received"], **{bucket: counts[bucket] for bucket in BUCKETS}}
+                queue: {name: counts[name] for name in ("received", *BUCKETS)}
                 for queue, counts in sorted(self._queues.items())
             },
             destinations=dict(sorted(self._destinations.items())),

@@ -5,6 +5,7 @@ Invariant: a delivery is completed only after the primary accepted its message, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,11 @@ from sbpair.move.held import HeldMessages
 from sbpair.move.interface import get_key
 from sbpair.move.message.route import DeadLetter, Expire
 from sbpair.move.receipt import NamedMessage
-from sbpair.move.settlement_buffer import SettlementBuffer
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Coroutine, Sequence
 
+    from sbpair.model.message_key import Key
     from sbpair.move.context import MoveContext
     from sbpair.move.destination_sender import BatchSend
     from sbpair.move.failure_latch import FailureLatch
@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 
 DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as unsettleable."""
+
+
+MAX_SHARE = 0.8
+"""Share of the held messages that are accepted, from which nothing waits any more."""
 
 
 class Settlement:
@@ -49,9 +53,10 @@ class Settlement:
         self._latch = latch
         self._in_doubt: set[int] = set()
         self._redeliveries: dict[int, tuple[ReceivedMessage, Callable[[ReceivedMessage], None]]] = {}
-        self._accepted = SettlementBuffer(
-            self.held, tasks, self._complete_accepted, f"settle in {source.queue}", context
-        )
+        name = f"settle in {source.queue}"
+        self._accepted = SettlementBuffer(self.held, tasks, self._complete_accepted, name, context)
+        self.settle_soon = self._accepted.settle_soon
+        self.flush = self._accepted.flush
 
     @property
     def redeliveries(self) -> list[ReceivedMessage]:
@@ -91,13 +96,6 @@ class Settlement:
             self.spend("sent", batch.messages)
             self._accepted.add(batch.keys, batch.messages)
         self._context.journal.note_accepted([batch.number for batch in batches])
-
-    def settle_soon(self) -> None:
-        self._accepted.settle_soon()
-
-    def flush(self) -> None:
-        """Complete accepted messages without a wait from now on."""
-        self._accepted.flush()
 
     def complete_already_sent(self, message: ReceivedMessage) -> None:
         """Complete a message that the primary accepted before."""
@@ -226,3 +224,76 @@ class Settlement:
 def _named(message: ReceivedMessage, reason: str) -> NamedMessage:
     facts = message.facts
     return NamedMessage(facts.queue, facts.sequence_number, facts.message_id, facts.path, reason)
+
+
+class SettlementBuffer:
+    """Accepted messages among `held` that wait to be completed together; `settle` gets those.
+
+    Destinations take turns in a backlog, and one disposition completes a contiguous range of deliveries. So accepted
+    messages wait a little for those between them.
+    """
+
+    def __init__(
+        self,
+        held: HeldMessages,
+        tasks: asyncio.TaskGroup,
+        settle: Callable[[list[ReceivedMessage]], Coroutine[object, object, None]],
+        name: str,
+        context: MoveContext,
+    ) -> None:
+        self._held = held
+        self._tasks = tasks
+        self._settle = settle
+        self._name = name
+        self._batch_limits = context.batch_limits
+        self._max_seconds = context.timings.settle_seconds
+        self._accepted: dict[Key, ReceivedMessage] = {}
+        self._timer: asyncio.Task[None] | None = None
+        self._flushing = self._deciding = False
+
+    def add(self, keys: Sequence[Key], messages: Sequence[ReceivedMessage]) -> None:
+        self._accepted.update(zip(keys, messages, strict=True))
+
+    def settle_soon(self) -> None:
+        """Settle the leading messages if they are many, or all of them if a wait gains nothing.
+
+        Decides at the end of this turn of the loop: until then, more messages between them may be accepted.
+        """
+        limit = min(self._batch_limits.min_contiguous, self._max_unsettled)
+        if not self._deciding and (self._flushing or len(self._accepted) >= limit):
+            self._deciding = True
+            self._tasks.create_task(self._settle_due(), name=self._name)
+        if self._accepted and self._timer is None:
+            self._timer = self._tasks.create_task(self._settle_late(), name=self._name)
+
+    def flush(self) -> None:
+        """Let nothing wait from now on."""
+        self._flushing = True
+        self.settle_soon()
+
+    @property
+    def _max_unsettled(self) -> float:
+        return min(self._batch_limits.max_unsettled, MAX_SHARE * len(self._held))
+
+    async def _settle_due(self) -> None:
+        self._deciding = False
+        leading = [] if self._flushing else self._held.leading(self._accepted)
+        if len(leading) >= self._batch_limits.min_contiguous:
+            for message in leading:
+                del self._accepted[message.key]
+            await self._settle(leading)
+        elif self._flushing or len(self._accepted) >= self._max_unsettled:
+            await self._settle_all()
+
+    async def _settle_late(self) -> None:
+        await asyncio.sleep(self._max_seconds)
+        self._timer = None
+        await self._settle_all()
+
+    async def _settle_all(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._accepted:
+            messages, self._accepted = list(self._accepted.values()), {}
+            await self._settle(messages)

@@ -104,18 +104,12 @@ class RunEntry:
         self, receipt: Mapping[str, object] | None, exit_code: int, *, stopped: bool = False, error: str = ""
     ) -> None:
         """Write how the run ended. `stopped` marks a requested stop; without a receipt, the last one stays."""
-        ended = RunOutcome.DONE if exit_code in MOVED else RunOutcome.FAILED
+        outcome = RunOutcome.STOPPED if stopped else RunOutcome.DONE if exit_code in MOVED else RunOutcome.FAILED
+        written = None if receipt is None else json.dumps(receipt)
         self._try(
             "UPDATE runs SET ended_ms = ?, outcome = ?, exit_code = ?, error = ?, receipt = coalesce(?, receipt)"
             " WHERE id = ?",
-            (
-                self._clock_ms(),
-                RunOutcome.STOPPED if stopped else ended,
-                exit_code,
-                error,
-                None if receipt is None else json.dumps(receipt),
-                self.id,
-            ),
+            (self._clock_ms(), outcome, exit_code, error, written, self.id),
         )
 
     def close(self) -> None:

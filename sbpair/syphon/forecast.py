@@ -63,12 +63,8 @@ class FlowStats:
 
     def merge(self, other: FlowStats) -> None:
         """Add another flow to this one."""
-        self.messages += other.messages
-        self.bytes += other.bytes
-        self.overdue += other.overdue
-        self.scheduled_in_future += other.scheduled_in_future
-        self.duplicates += other.duplicates
-        self.outcomes += other.outcomes
+        for name in ("messages", "bytes", "overdue", "scheduled_in_future", "duplicates", "outcomes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.oldest_ms = min((at for at in (self.oldest_ms, other.oldest_ms) if at is not None), default=None)
         self.newest_ms = max((at for at in (self.newest_ms, other.newest_ms) if at is not None), default=None)
 
@@ -158,8 +154,7 @@ class ForecastBuilder:
         return max(minimum + receiving, default=None)
 
     def _is_overdue(self, facts: Facts) -> bool:
-        late = route(facts, ttl=TimeToLive.REMAINING, now_ms=self.now_ms)
-        return isinstance(late, Expire)
+        return isinstance(route(facts, ttl=TimeToLive.REMAINING, now_ms=self.now_ms), Expire)
 
     def _flow(self, queue: str, destination: str | None) -> FlowStats:
         # Service Bus compares paths without regard to case.

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from sbpair.errors import ConnectionFaulted, EntityMissing, SbpairError
+from sbpair.move.failure_latch import set_within
 from sbpair.syphon.worker import RELEASE_SECONDS, QueueWorker
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class WorkerPool:
                 self._over.set()
 
     async def _find_queues(self, tasks: asyncio.TaskGroup, find: Find) -> None:
-        while not await self._over_within(FIND_QUEUES_SECONDS):
+        while not await set_within(self._over, FIND_QUEUES_SECONDS):
             try:
                 found = await find()
             except SbpairError as error:
@@ -101,11 +102,3 @@ class WorkerPool:
             worker.abort(error, backlog=True)
         for task in tuple(self._running.values()):
             task.cancel()
-
-    async def _over_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._over.wait()
-        except TimeoutError:
-            return False
-        return True

@@ -186,16 +186,13 @@ class _PreviewScan:
     async def _judge_send(self, sections: Sections, facts: Facts, send: Send) -> None:
         entity = await self.lookup.find(send.destination)
         destination = self.lookup.name(send.destination)
-        dead_letter = (
-            _refusal(entity, sections, facts, send, self.sums.now_ms)
-            if isinstance(entity, DestinationEntity)
-            else entity
-        )
+        filters, dead_letter = None, entity
+        if isinstance(entity, DestinationEntity):
+            filters, dead_letter = entity.filters, _refusal(entity, sections, facts, send, self.sums.now_ms)
         if dead_letter is not None:
             self.sums.turn_away(facts, destination, dead_letter)
         else:
-            known = entity.filters if isinstance(entity, DestinationEntity) else None
-            self.sums.send(facts, destination, ASSUMED_FILTERS if known is None else known)
+            self.sums.send(facts, destination, ASSUMED_FILTERS if filters is None else filters)
 
 
 _STAYS = {DEFERRED: "deferred", SCHEDULED: "scheduled"}

@@ -142,17 +142,8 @@ async def run(
                     send_cost=prepared.send_cost,
                     breaker=WrongPrimaryBreaker(trusted=allow_missing),
                 )
-                plan = RunPlan(
-                    once,
-                    context,
-                    stop,
-                    pair,
-                    prepared.get_token,
-                    started_ms,
-                    prepared.count,
-                    reconnect=reconnect,
-                    lease=session,
-                )
+                get_token, count = prepared.get_token, prepared.count
+                plan = RunPlan(once, context, stop, pair, get_token, started_ms, count, reconnect, session)
                 workers = await _run_workers(plan, prepared, hurry, store, sample_seconds)
         failures = _failures(pair, workers, tally, session, stopped=stop.is_set())
         for named in _possible_duplicates(store.journal, run_id):

@@ -9,13 +9,14 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import AccessError, ConnectionFaulted, MachineLacks, SbpairError, ServiceRefused, Unavailable, Unsafe
 from sbpair.model.backoff import Backoff
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
+from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
 from sbpair.syphon.worker_connections import FAULT_SECONDS, WorkerConnections, open_connections
 
@@ -353,9 +354,8 @@ class QueueWorker:
             held = mover.held_numbers()
             if all(self._is_new(each.enqueued_at) for each in page):
                 return True
-            if not all(
-                self._is_new(each.enqueued_at) or each.deferred or each.sequence_number in held for each in page
-            ):
+            old = (each for each in page if not self._is_new(each.enqueued_at))
+            if not all(each.deferred or each.sequence_number in held for each in old):
                 return False
         return True
 
@@ -383,19 +383,16 @@ class QueueWorker:
             return False
         seconds = BACKOFF.seconds(self._failures, self._plan.context.jitter())
         self._fail(error, seconds)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._plan.stop.wait()
+        await set_within(self._plan.stop, seconds)
         return True
 
     def _fail(self, error: SbpairError, retry_seconds: float | None) -> None:
         if retry_seconds is None:
             self.error = error
-            if isinstance(error, (AccessError, Unsafe, MachineLacks)):
-                # All workers share the key, state and lease: the others would fail one by one.
-                self._plan.stop.set()
-            if isinstance(error, Unavailable) and not self._plan.once:
-                # A watch without one of its queues would look like a complete one.
+            # All workers share the key, state and lease: the others would fail one by one. And a watch without one of
+            # its queues would look like a complete one.
+            shared = isinstance(error, (AccessError, Unsafe, MachineLacks))
+            if shared or (isinstance(error, Unavailable) and not self._plan.once):
                 self._plan.stop.set()
         self._plan.context.on_event(QueueFailed(self.queue, error.message, retry_seconds))
 
@@ -416,15 +413,7 @@ class QueueWorker:
             self._emit_progress(mover)
 
     def _emit_progress(self, mover: Mover, remaining: int | None = None) -> None:
-        tally = self._plan.context.tally
-        self._plan.context.on_event(
-            QueueProgress(
-                self.queue,
-                tally.count(self.queue, "received"),
-                tally.count(self.queue, "sent"),
-                mover.held,
-                remaining,
-                tally.gone(self.queue),
-                mover.oldest_ms,
-            )
-        )
+        tally, queue = self._plan.context.tally, self.queue
+        received, sent, gone = tally.count(queue, "received"), tally.count(queue, "sent"), tally.gone(queue)
+        event = QueueProgress(queue, received, sent, mover.held, remaining, gone, mover.oldest_ms)
+        self._plan.context.on_event(event)

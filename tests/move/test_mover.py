@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.model.backoff import Backoff
-from sbpair.model.cost import UNIT_BYTES, Operations, moved
+from sbpair.model.cost import UNIT_BYTES, Operations
 from sbpair.model.message_key import NO_KEY, Key
 from sbpair.move import context as context_module
 from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
+from tests.kit.costs import moved as moved_cost
 
 if TYPE_CHECKING:
     from sbpair.move.interface import RoutedMessage, SendOutcome
@@ -565,7 +566,7 @@ def test_operations_count_units_of_messages_not_batches(sizes: list[int], togeth
         await move(Memory(together), [message(at, size=size) for at, size in enumerate(sizes)], context)
 
     asyncio.run(main())
-    whole = sum(map(moved, sizes), Operations())
+    whole = sum(map(moved_cost, sizes), Operations())
     assert spent(context) == (whole.received, whole.sent, 0)
 
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.model.cost import Operations, moved, turned_away
+from sbpair.model.cost import Operations
 from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
 from sbpair.move.peek.destination_lookup import OTHERS
 from sbpair.syphon import forecast
 from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, OUTCOMES, ForecastBuilder, total
 from sbpair.syphon.limits import EffectiveLimits
+from tests.kit.costs import moved, turned_away
 
 NOW = 2_000_000_000_000
 

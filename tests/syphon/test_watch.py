@@ -11,10 +11,11 @@ from sbpair import errors
 from sbpair.cli.progress.boards import Board, BoardView
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.model.backoff import Backoff
-from sbpair.model.cost import Operations, moved, turned_away
+from sbpair.model.cost import Operations
 from sbpair.move import context, events
 from sbpair.move.context import MoveTimings
 from sbpair.syphon import depth_sampler, runner, worker
+from tests.kit.costs import moved, turned_away
 from tests.kit.waiting import until
 from tests.syphon.test_syphon import World, fill, held_in, world
 

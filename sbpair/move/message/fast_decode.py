@@ -129,9 +129,7 @@ def _without_id(count: int, tail: bytes) -> bytes:
     return section(PROPERTIES, bytes((0xC0, len(tail) + 2, count)) + _NULL + tail)
 
 
-@lru_cache(REMEMBERED)
-def _header(raw: bytes, ttl_ms: int | None) -> bytes:
-    return envelope.header_of(raw, ttl_ms)
+_header = lru_cache(REMEMBERED)(envelope.header_of)
 
 
 class EnvelopeTemplate:
@@ -207,19 +205,6 @@ class FieldLayout:
     `unpack` splits a message; `constant` picks the parts that must equal `constants`. `variable` picks the others: the
     three numbers, the message id, the properties after it, and the size of the application properties.
     """
-
-    __slots__ = (
-        "constant",
-        "constants",
-        "count",
-        "id_at",
-        "id_end",
-        "map_at",
-        "size",
-        "template",
-        "unpack",
-        "variable",
-    )
 
     def __init__(self, template: EnvelopeTemplate, beginning: bytes, count: int, id_size: int, tail_size: int) -> None:
         self.template = template
