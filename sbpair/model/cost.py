@@ -42,12 +42,10 @@ class Operations:
 
     @property
     def secondary(self) -> int:
-        """The operations of a move in the secondary."""
         return self.received + self.renewals + self.empty_receives + self.management_calls
 
     @property
     def primary(self) -> int:
-        """The operations of a move in the primary."""
         return self.sent
 
     @property

@@ -135,7 +135,6 @@ Described = AnyEntity | QueueSpec
 
 
 def with_partitions(entity: QueueSpec | Topic) -> Queue | Topic:
-    """Return the entity, partitioned."""
     if isinstance(entity, (Queue, Topic)):
         return replace(entity, enable_partitioning=True)
     return Queue(**asdict(entity), enable_partitioning=True)

@@ -48,7 +48,6 @@ class Counts:
 
     @property
     def empty(self) -> bool:
-        """Whether no count is above 0."""
         return self == Counts()
 
 

@@ -31,7 +31,6 @@ async def find(pair: Pair, control: QueueControl) -> QueuesFound:
 
 
 def none_found(pair: Pair) -> EntityMissing:
-    """Return the error for a pair without backlog queues."""
     return EntityMissing(
         f"{pair.secondary.name} has no backlog queue of {pair.primary.name}",
         entity=backlog.prefix(pair.primary.name),

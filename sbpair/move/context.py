@@ -58,7 +58,7 @@ class MoveTimings:
     min_renewal_seconds: float = 1.0
 
 
-DEFAULT_TIMINGS = MoveTimings()
+DEFAULT_MOVE_TIMINGS = MoveTimings()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class MoveContext:
     journal: Journal = field(default_factory=Journal)
     on_event: Callable[[SyphonEvent], None] = lambda _event: None
     batch_limits: BatchLimits = DEFAULT_BATCH_LIMITS
-    timings: MoveTimings = field(default_factory=lambda: DEFAULT_TIMINGS)
+    timings: MoveTimings = DEFAULT_MOVE_TIMINGS
     max_held: int = 1_000
     max_held_bytes: int = 16 * 1024 * 1024
     jitter: Callable[[], float] = random.random

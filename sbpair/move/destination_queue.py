@@ -57,7 +57,6 @@ class DestinationQueue:
             self._waiting += added
 
     def take(self, limit: int) -> list[RoutedMessage]:
-        """Remove and return the first messages."""
         if limit >= len(self._waiting):
             routed = list(self._waiting)
             self._waiting.clear()

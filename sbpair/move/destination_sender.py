@@ -44,7 +44,6 @@ class BatchSend:
 
     @property
     def size(self) -> int:
-        """Bytes of its messages in the backlog."""
         return sum(map(get_size, self.messages))
 
     def start(self, link: DestinationLink) -> SbpairError | None:
@@ -267,7 +266,6 @@ class DestinationSender:
         self.queue.put_back(batch.routed)
 
     def _refuse(self, refused_messages: Sequence[RoutedMessage], error: SbpairError) -> None:
-        """Dead-letter messages that the destination will never accept."""
         if isinstance(error, EntityMissing):
             wrong_primary = self._context.breaker.missing(self.destination.lower(), len(refused_messages))
             if wrong_primary is not None:

@@ -46,7 +46,6 @@ class DestinationSenders:
         return iter(self._senders.values())
 
     def to(self, destination: str) -> DestinationSender:
-        """Return the sender of a destination."""
         return self._by_spelling.get(destination) or self._add_spelling(destination)
 
     def _add_spelling(self, destination: str) -> DestinationSender:
@@ -63,7 +62,6 @@ class DestinationSenders:
 
     @property
     def busy(self) -> bool:
-        """Whether a round is in progress."""
         return any(sender.rounds for sender in self)
 
     def backing_off(self) -> list[DestinationSender]:

@@ -52,11 +52,10 @@ class FailureLatch:
             self._waits.discard(wait)
 
     async def stopping_within(self, seconds: float) -> bool:
-        """Wait up to `seconds`; return whether the mover is stopping."""
         return await set_within(self.stopping, seconds)
 
     async def wait_changed(self, seconds: float) -> None:
-        """Wait for the next change, at most `seconds`."""
+        """Wait until a delivery ends or a destination backs off, at most `seconds`."""
         self.changed.clear()
         await set_within(self.changed, seconds)
 

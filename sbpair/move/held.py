@@ -73,7 +73,6 @@ class HeldMessages:
         self.largest = max([self.largest, *sizes])
 
     def contains_any(self, keys: KeysView[Key]) -> bool:
-        """Return whether any of these messages is held."""
         return not keys.isdisjoint(self._by_key.keys())
 
     def remove(self, message: ReceivedMessage) -> bool:
@@ -88,7 +87,6 @@ class HeldMessages:
         return True
 
     def remove_all(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Remove deliveries that are held."""
         keys = list(map(get_key, messages))
         if not all(map(is_, map(self._by_key.get, keys), messages)):
             for message in messages:

@@ -56,7 +56,6 @@ class Intake:
         return max(0, min(limit, max(1, bytes_left // (held.largest or ASSUMED_BYTES))))
 
     def accept(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Take over received messages."""
         held, journal = self._settlement.held, self._context.journal
         by_key, repeats = self._by_key(messages), 0
         keys = by_key.keys()

@@ -18,11 +18,10 @@ from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.held import renew_locks
 from sbpair.move.intake import Intake
 from sbpair.move.message.route import router
-from sbpair.move.settlement import DEAD_LETTER_TRIES, Settlement
+from sbpair.move.settlement import Settlement
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
 
     from sbpair.errors import SbpairError, Unavailable
     from sbpair.move.context import MoveContext
@@ -51,6 +50,10 @@ class Mover:
         )
         self._senders = DestinationSenders(new_sender, tasks, context, self._latch)
         self._intake = Intake(source.queue, route, self._senders, self._settlement, context)
+        self.accept = self._intake.accept
+        self.unsettleable = self._settlement.unsettleable
+        self.abandon_all = self._settlement.abandon_all
+        self.fail, self.wait_changed = self._latch.fail, self._latch.wait_changed
 
     @property
     def fatal(self) -> SbpairError | None:
@@ -69,7 +72,6 @@ class Mover:
 
     @property
     def room(self) -> int:
-        """How many more messages may be received."""
         return self._intake.room
 
     @property
@@ -79,7 +81,6 @@ class Mover:
         return None if first is None else first.facts.enqueued_at or None
 
     def held_numbers(self) -> set[int]:
-        """Return the sequence numbers of held messages."""
         return {message.facts.sequence_number for message in self._settlement.held}
 
     def waiting(self) -> dict[str, int]:
@@ -90,20 +91,7 @@ class Mover:
         """Return whether every held message waits for a destination with so many failures in a row."""
         return self._senders.count_stuck(failures) == self.held
 
-    def unsettleable(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
-        """Return why messages of the queue could not be dead-lettered: a reason for each one refused so often."""
-        return self._settlement.unsettleable(times)
-
-    async def wait_changed(self, seconds: float) -> None:
-        """Wait until a delivery ends or a destination backs off, at most `seconds`."""
-        await self._latch.wait_changed(seconds)
-
-    def accept(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Take over received messages."""
-        self._intake.accept(messages)
-
     async def renew_locks(self) -> None:
-        """Renew the locks of held messages until cancelled."""
         await renew_locks(self._settlement.held, self._source, self._context, self._intake.drop_lost)
 
     async def touch_link(self) -> None:
@@ -111,10 +99,6 @@ class Mover:
         newest = self._senders.drop_newest()
         if newest is not None:
             await self._settlement.release([newest])
-
-    def fail(self, error: SbpairError) -> None:
-        """Stop because of an error that every message would meet."""
-        self._latch.fail(error)
 
     async def finish(self) -> None:
         """Stop: finish and settle pending sends, and release the rest."""
@@ -127,10 +111,6 @@ class Mover:
         idle = self._idle()
         self._settlement.forget_redeliveries()
         await self._settlement.release(idle)
-
-    def abandon_all(self) -> None:
-        """End everything held after the source has gone: the messages go back to the backlog by themselves."""
-        self._settlement.abandon_all()
 
     def _idle(self) -> list[ReceivedMessage]:
         """Return the held messages that wait for a destination, or for the end of the delivery that they supersede."""

@@ -105,7 +105,6 @@ class RateLimiter:
         return max((bucket.delay(now, messages * cost) for bucket, cost in self._sending(now, cost_each)), default=0.0)
 
     def count_sent(self, now: float, messages: int, cost_each: float = 1.0) -> None:
-        """Count messages that are sent."""
         for bucket, cost in self._sending(now, cost_each):
             bucket.spend(now, messages * cost)
         self._throttle.count(now, messages)
@@ -129,7 +128,6 @@ class RateLimiter:
         return 0.0 if self._secondary is None else self._secondary.delay(now, RECEIVE_CREDITS)
 
     def received(self, now: float, messages: int) -> None:
-        """Count received messages."""
         if self._secondary is not None:
             self._secondary.spend(now, messages * RECEIVE_CREDITS)
 

@@ -167,7 +167,6 @@ class RawPrimary:
         return link
 
     def _make_room(self) -> None:
-        """Close the least recently used link if there are many."""
         if len(self._links) >= MAX_SENDERS:
             name = next((name for name, link in self._links.items() if link.sender.idle), None)
             if name is not None:

@@ -79,7 +79,6 @@ class Receipt:
         return ExitCode.PARTIAL_OR_FINDINGS if findings else ExitCode.DONE
 
     def document(self) -> dict[str, object]:
-        """Return the receipt as its JSON document."""
         spent = {name: getattr(self.operations, name) for name in SPENT}
         return {
             **asdict(self),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -79,7 +80,7 @@ class RunStore:
         self, stack: ExitStack, pair: Pair, directory: Path, command: str, may_send: Callable[[], None], *, lease: bool
     ) -> None:
         if lease:
-            may_send = _both(stack.enter_context(Lease(directory, self.run)).check, may_send)
+            may_send = partial(_run_both, stack.enter_context(Lease(directory, self.run)).check, may_send)
         state = stack.enter_context(RunDatabase(directory, pair))
         self._recorded = RunEntry(state, command, run_id=self.run)
         stack.callback(self._recorded.close)
@@ -87,9 +88,6 @@ class RunStore:
         stack.callback(self.journal.close)
 
 
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def check() -> None:
-        first()
-        second()
-
-    return check
+def _run_both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()

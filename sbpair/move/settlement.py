@@ -125,7 +125,6 @@ class Settlement:
     # Not accepted.
 
     def dead_letter(self, message: ReceivedMessage, decision: DeadLetter | Expire) -> None:
-        """Dead-letter a message in the backlog, in a task."""
         self._spawn(self._dead_letter(message, decision), message)
 
     async def release(self, messages: list[ReceivedMessage]) -> None:
@@ -156,7 +155,7 @@ class Settlement:
                 self._context.tally.doubtful(_named(message, why))
 
     def abandon_all(self) -> None:
-        """End everything held after the source has gone: every lock went with it."""
+        """End everything held after the source has gone: every lock went with it, and the messages are back."""
         for redelivery in self.forget_redeliveries():
             if self._context.journal.was_accepted(redelivery.key):
                 # The primary's acceptance was counted for the superseded delivery.

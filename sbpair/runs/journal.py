@@ -205,7 +205,6 @@ class Journal:
         return key in self._accepted or key in self._returned
 
     def seen_any(self, keys: KeysView[Key]) -> bool:
-        """Return whether any of these messages was `seen`."""
         return not (keys.isdisjoint(self._accepted.keys()) and keys.isdisjoint(self._returned.keys()))
 
     def unconfirmed(self) -> list[Key]:

@@ -106,7 +106,6 @@ class Lease:
 
 
 def _holder(path: Path) -> str:
-    """Describe the holder that the file names, as far as it is readable."""
     try:
         record = json.loads(path.read_text())
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record["started_ms"] / 1000))

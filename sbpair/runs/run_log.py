@@ -179,5 +179,4 @@ def _trim(state: RunDatabase) -> None:
 
 
 def _running_file(state: RunDatabase, run_id: str) -> Path:
-    """Return the file that a run locks while it lives."""
     return state.directory / f"{run_id}.running"

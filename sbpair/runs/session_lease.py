@@ -186,13 +186,11 @@ class SessionLease:
             raise
 
     def release(self) -> None:
-        """Begin to release the lease."""
         self._closing.set()
         if self._session is not None:
             self._session.interrupt()
 
     def abort(self) -> None:
-        """Stop waiting for answers."""
         if self._client is not None:
             self._client.abort(Unreachable("stopped waiting for an answer"))
 
@@ -300,7 +298,6 @@ class SessionLease:
             self._lost.set()
 
     def _refusal(self, error: SbpairError) -> SbpairError:
-        """Translate the error into the terms of the caller."""
         if isinstance(error, EntityMissing):
             text = f"the queue of the lease, {self.location.queue!r}, does not exist in {self.location.namespace}"
             return EntityMissing(text, entity=self.location.queue, hint=f"{CREATE} {self.location.queue}")

@@ -115,7 +115,6 @@ class SqliteFile:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Translate SQLite's errors inside the block."""
         try:
             yield
         except sqlite3.Error as error:
@@ -173,7 +172,6 @@ def connect(
 
 
 def result_code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary result code."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DESTINATIONS_SECONDS = 1.0
-"""How often the progress of changed destinations is emitted."""
-
 COUNT_CREDITS = 10
 
 
@@ -45,7 +42,6 @@ class DepthSampler:
         self._emitted: dict[str, DestinationProgress] = {}
 
     async def run(self) -> None:
-        """Sample until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sample_destinations(), name="sample the destinations")
             tasks.create_task(self._sample_queues(), name="count the queues")
@@ -53,10 +49,9 @@ class DepthSampler:
     async def _sample_destinations(self) -> None:
         while True:
             self.emit_destinations()
-            await asyncio.sleep(DESTINATIONS_SECONDS)
+            await asyncio.sleep(self._plan.timings.destinations_seconds)
 
     def emit_destinations(self) -> None:
-        """Emit the progress of destinations that have changed."""
         sent = _sum_by_path(self._plan.context.tally.sent_to().items())
         waiting = _sum_by_path(pair for worker in self._pool.workers for pair in worker.waiting().items())
         for key in sorted(sent.keys() | waiting.keys() | self._emitted.keys()):

@@ -62,7 +62,6 @@ class FlowStats:
             self.newest_ms = at if self.newest_ms is None else max(self.newest_ms, at)
 
     def merge(self, other: FlowStats) -> None:
-        """Add another flow to this one."""
         for name in ("messages", "bytes", "overdue", "scheduled_in_future", "duplicates", "outcomes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.oldest_ms = min((at for at in (self.oldest_ms, other.oldest_ms) if at is not None), default=None)
@@ -107,7 +106,6 @@ class ForecastBuilder:
         self._turned_away_units += cost.units(facts.size)
 
     def send(self, facts: Facts, destination: str, filters: int = 0) -> None:
-        """Add a message that would be sent."""
         flow = self._flow(facts.queue, destination)
         flow.add(facts, "sent")
         flow.overdue += self._is_overdue(facts)
@@ -116,7 +114,6 @@ class ForecastBuilder:
         self._primary_credits += 1 + filters
 
     def turn_away(self, facts: Facts, destination: str | None, decision: DeadLetter | Expire) -> None:
-        """Add a message that would be dead-lettered."""
         expired = isinstance(decision, Expire)
         flow = self._flow(facts.queue, destination)
         flow.add(facts, "expired" if expired else "dead_lettered")
@@ -174,7 +171,6 @@ class ForecastBuilder:
 
 
 def total(flows: Iterable[FlowStats], queue: str = "", destination: str | None = None) -> FlowStats:
-    """Add up flows."""
     sum_of = FlowStats(queue, destination)
     for flow in flows:
         sum_of.merge(flow)

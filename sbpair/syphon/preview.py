@@ -186,11 +186,11 @@ class _PreviewScan:
     async def _judge_send(self, sections: Sections, facts: Facts, send: Send) -> None:
         entity = await self.lookup.find(send.destination)
         destination = self.lookup.name(send.destination)
-        filters, dead_letter = None, entity
+        filters: int | None = None
         if isinstance(entity, DestinationEntity):
-            filters, dead_letter = entity.filters, _refusal(entity, sections, facts, send, self.sums.now_ms)
-        if dead_letter is not None:
-            self.sums.turn_away(facts, destination, dead_letter)
+            filters, entity = entity.filters, _refusal(entity, sections, facts, send, self.sums.now_ms)
+        if entity is not None:
+            self.sums.turn_away(facts, destination, entity)
         else:
             self.sums.send(facts, destination, ASSUMED_FILTERS if filters is None else filters)
 

@@ -26,7 +26,7 @@ from sbpair.runs.session_lease import hold_lease
 from sbpair.syphon.depth_sampler import DepthSampler
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.pool import WorkerPool
-from sbpair.syphon.worker import Count, QueueWorker, RunPlan
+from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, QueueWorker, RunPlan, RunTimings
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
@@ -91,6 +91,7 @@ async def run(
     sample_seconds: float | None = None,
     reconnect: bool = True,
     allow_missing: bool = False,
+    timings: RunTimings | None = None,
 ) -> SyphonResult:
     """Move the messages of the pair's backlog queues to their destinations in the primary.
 
@@ -116,7 +117,7 @@ async def run(
     StateRefused for the state of another pair.
     """
     stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
-    tally = Tally()
+    tally, timings = Tally(), timings or DEFAULT_TIMINGS
     run_id = new_id(now_ms())
     async with AsyncExitStack() as stack:
         session = None if lease_queue is None else await _take_lease(stack, pair, lease_queue, run_id, stop)
@@ -135,6 +136,7 @@ async def run(
                     tally=tally,
                     journal=store.journal,
                     on_event=on_event,
+                    timings=timings.move,
                     max_held=max_held,
                     ordered=ordered,
                     ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
@@ -143,7 +145,7 @@ async def run(
                     breaker=WrongPrimaryBreaker(trusted=allow_missing),
                 )
                 get_token, count = prepared.get_token, prepared.count
-                plan = RunPlan(once, context, stop, pair, get_token, started_ms, count, reconnect, session)
+                plan = RunPlan(once, context, stop, pair, get_token, started_ms, count, reconnect, session, timings)
                 workers = await _run_workers(plan, prepared, hurry, store, sample_seconds)
         failures = _failures(pair, workers, tally, session, stopped=stop.is_set())
         for named in _possible_duplicates(store.journal, run_id):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import AccessError, ConnectionFaulted, MachineLacks, SbpairError, ServiceRefused, Unavailable, Unsafe
-from sbpair.model.backoff import Backoff
+from sbpair.move.context import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimings
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
@@ -22,6 +22,7 @@ from sbpair.syphon.worker_connections import FAULT_SECONDS, WorkerConnections, o
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
+    from sbpair.model.backoff import Backoff
     from sbpair.model.pair import Pair
     from sbpair.move.context import MoveContext
     from sbpair.move.interface import PeekedHeader, ReceivedMessage
@@ -30,22 +31,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LONG_POLL_SECONDS = 900.0
-"""How long a receive waits on an idle queue in a watch: four calls an hour."""
-
 UNUSED_SECONDS = 540.0
 """How long a link may go unused while messages are held: after ten minutes the service closes it, with every lock."""
 
 RELEASE_SECONDS = 2.0
 """How long releasing held messages may take before the connection is ended."""
-
-REPORT_SECONDS = 0.25
-
-EMPTY_WAIT_SECONDS = 5.0
-"""How long `--once` waits for a message without the right to count; it takes two such waits to end."""
-
-COUNT_WAIT_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
-"""How long it waits before each count: ever longer, since a count costs as much as ten messages."""
 
 TRIES = 3
 """How often `--once` tries a connection or a destination before it leaves the rest."""
@@ -53,11 +43,30 @@ TRIES = 3
 CLOCKS_DIFFER_MS = 60_000
 """How far the service's clock may be behind the local one. `--once` allows for it when it finds new messages."""
 
-BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
-
 Count = Callable[[str], Awaitable[int]]
 WaitLost = Callable[[], Awaitable[ConnectionFaulted]]
 Opened = TypeVar("Opened")
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimings:
+    """`backoff` is for connections. `long_poll_seconds`: how long a receive waits on an idle queue in a watch.
+
+    `empty_wait_seconds`: how long `--once` waits for a message without the right to count; it takes two such waits to
+    end. `count_wait_seconds`: how long it waits before each count, ever longer: a count costs as much as ten messages.
+    `report_seconds` and `destinations_seconds`: how often progress is emitted, at most.
+    """
+
+    backoff: Backoff = DEFAULT_BACKOFF
+    long_poll_seconds: float = 900.0
+    empty_wait_seconds: float = 5.0
+    count_wait_seconds: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 5.0)
+    report_seconds: float = 0.25
+    destinations_seconds: float = 1.0
+    move: MoveTimings = DEFAULT_MOVE_TIMINGS
+
+
+DEFAULT_TIMINGS = RunTimings()
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ class RunPlan:
     count: Count | None = None
     reconnect: bool = True
     lease: SessionLease | None = None
+    timings: RunTimings = DEFAULT_TIMINGS
 
     @property
     def tries(self) -> float:
@@ -145,7 +155,6 @@ class QueueWorker:
     # For samples.
 
     def report_progress(self) -> None:
-        """Emit QueueProgress, if the worker is connected."""
         if self._moving is not None:
             self._emit_progress(self._moving[1])
 
@@ -309,11 +318,12 @@ class QueueWorker:
         return limit
 
     def _poll_seconds(self) -> float:
+        timings = self._plan.timings
         if not self._plan.once:
-            return LONG_POLL_SECONDS
+            return timings.long_poll_seconds
         if self._plan.count is None:
-            return EMPTY_WAIT_SECONDS
-        return COUNT_WAIT_SECONDS[min(self._empty_receives, len(COUNT_WAIT_SECONDS) - 1)]
+            return timings.empty_wait_seconds
+        return timings.count_wait_seconds[min(self._empty_receives, len(timings.count_wait_seconds) - 1)]
 
     async def _blocked(self, mover: Mover) -> bool:
         """Wait for room. Return True if that makes no sense."""
@@ -323,7 +333,7 @@ class QueueWorker:
             self._blocked_by = backing_off
         if self._plan.once and mover.stuck(TRIES):
             return True
-        await mover.wait_changed(EMPTY_WAIT_SECONDS)
+        await mover.wait_changed(self._plan.timings.empty_wait_seconds)
         return False
 
     # The end of --once.
@@ -336,7 +346,7 @@ class QueueWorker:
         if self._plan.count is None:
             return self._empty_receives >= 2
         remaining = await self._plan.count(self.queue) - len(mover.unsettleable())
-        if remaining > mover.held and self._empty_receives >= len(COUNT_WAIT_SECONDS):
+        if remaining > mover.held and self._empty_receives >= len(self._plan.timings.count_wait_seconds):
             remaining -= await self._count_deferred(source)
         self._emit_progress(mover, remaining)
         self.counts += 1
@@ -371,7 +381,7 @@ class QueueWorker:
         while mover.held and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():
             if source.error is not None:
                 raise source.error
-            await mover.wait_changed(EMPTY_WAIT_SECONDS)
+            await mover.wait_changed(self._plan.timings.empty_wait_seconds)
 
     # Failures and progress.
 
@@ -381,7 +391,7 @@ class QueueWorker:
         if self._failures >= self._plan.tries:
             self._fail(error, None)
             return False
-        seconds = BACKOFF.seconds(self._failures, self._plan.context.jitter())
+        seconds = self._plan.timings.backoff.seconds(self._failures, self._plan.context.jitter())
         self._fail(error, seconds)
         await set_within(self._plan.stop, seconds)
         return True
@@ -406,10 +416,10 @@ class QueueWorker:
             )
 
     async def _report(self, mover: Mover) -> None:
-        """Emit progress after each change, at most every REPORT_SECONDS."""
+        """Emit progress after each change."""
         while True:
-            await mover.wait_changed(LONG_POLL_SECONDS)
-            await asyncio.sleep(REPORT_SECONDS)
+            await mover.wait_changed(self._plan.timings.long_poll_seconds)
+            await asyncio.sleep(self._plan.timings.report_seconds)
             self._emit_progress(mover)
 
     def _emit_progress(self, mover: Mover, remaining: int | None = None) -> None:

@@ -47,7 +47,6 @@ class WorkerConnections:
         return self._faulted("primary", "backlog", why)
 
     def fault(self) -> ConnectionFaulted | None:
-        """Return the error if a connection is lost at this moment."""
         if self.source.broken is not None:
             return self._faulted("backlog", "primary", self.source.broken)
         if self.primary.broken is not None:

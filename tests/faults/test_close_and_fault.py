@@ -12,7 +12,7 @@ from sbpair.errors import ConnectionFaulted
 from sbpair.move import events
 from sbpair.syphon.worker import RELEASE_SECONDS
 from sbpair.syphon.worker_connections import FAULT_SECONDS
-from tests.faults.simulation.stage import play
+from tests.faults.simulation.stage import played
 
 if TYPE_CHECKING:
     from tests.faults.simulation.stage import Stage
@@ -38,198 +38,178 @@ async def both_ended(stage: Stage, since: float) -> float:
 
 
 @SIDES
-def test_a_lost_side_ends_the_other_and_a_watch_reconnects(side: str) -> None:
-    async def scene(stage: Stage) -> None:
-        watching = stage.start()
-        await opened(stage)
-        stage.cut(side)
-        assert await both_ended(stage, stage.loop.time()) <= FAULT_SECONDS + A_LITTLE
-        await asyncio.sleep(600.0)
-        assert not watching.done()
-        stage.restore(side)
-        stage.strand(1)
-        stage.destination()
-        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=70.0)
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-        first = stage.of(events.QueueFailed)[0]
-        assert f"the connection to the {side} was lost" in first.reason
-        assert first.retry_seconds is not None
-
-    play(scene)
+@played()
+async def test_a_lost_side_ends_the_other_and_a_watch_reconnects(stage: Stage, side: str) -> None:
+    watching = stage.start()
+    await opened(stage)
+    stage.cut(side)
+    assert await both_ended(stage, stage.loop.time()) <= FAULT_SECONDS + A_LITTLE
+    await asyncio.sleep(600.0)
+    assert not watching.done()
+    stage.restore(side)
+    stage.strand(1)
+    stage.destination()
+    await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=70.0)
+    stage.stop.set()
+    assert (await watching).exit_code == 0
+    first = stage.of(events.QueueFailed)[0]
+    assert f"the connection to the {side} was lost" in first.reason
+    assert first.retry_seconds is not None
 
 
 @SIDES
-def test_without_reconnecting_a_side_that_breaks_ends_a_watch_with_6(side: str) -> None:
-    async def scene(stage: Stage) -> None:
-        stage.destination()
-        watching = stage.start(reconnect=False)
-        await stage.until(lambda: len(stage.of(events.QueueOpened)) == 3)
-        stage.strand(1)
-        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"] and not stage.backlog().counts().active)
-        await asyncio.sleep(A_LITTLE)
-        at = stage.loop.time()
-        stage.cut(side)
-        result = await watching
-        assert stage.loop.time() - at <= FAULT_SECONDS + A_LITTLE
-        assert (result.exit_code, result.receipt.sent) == (6, 1)
-        assert {type(error) for _, error in result.failures} == {ConnectionFaulted}
-        assert stage.connected("primary") + stage.connected("backlog") == []
-
-    play(scene, queues=3)
+@played(queues=3)
+async def test_without_reconnecting_a_side_that_breaks_ends_a_watch_with_6(stage: Stage, side: str) -> None:
+    stage.destination()
+    watching = stage.start(reconnect=False)
+    await stage.until(lambda: len(stage.of(events.QueueOpened)) == 3)
+    stage.strand(1)
+    await stage.until(lambda: stage.ids(stage.destination()) == ["m1"] and not stage.backlog().counts().active)
+    await asyncio.sleep(A_LITTLE)
+    at = stage.loop.time()
+    stage.cut(side)
+    result = await watching
+    assert stage.loop.time() - at <= FAULT_SECONDS + A_LITTLE
+    assert (result.exit_code, result.receipt.sent) == (6, 1)
+    assert {type(error) for _, error in result.failures} == {ConnectionFaulted}
+    assert stage.connected("primary") + stage.connected("backlog") == []
 
 
 @SIDES
-def test_a_side_that_is_back_within_the_time_is_a_matter_of_its_own(side: str) -> None:
-    async def scene(stage: Stage) -> None:
-        watching = stage.start(reconnect=side == "backlog")
-        await opened(stage)
-        stage.cut(side)
-        await asyncio.sleep(FAULT_SECONDS / 2)
-        stage.restore(side)
-        stage.strand(1)
-        stage.destination()
-        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"])
-        assert bool(stage.of(events.QueueFailed)) == (side == "backlog")
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-
-    play(scene)
+@played()
+async def test_a_side_that_is_back_within_the_time_is_a_matter_of_its_own(stage: Stage, side: str) -> None:
+    watching = stage.start(reconnect=side == "backlog")
+    await opened(stage)
+    stage.cut(side)
+    await asyncio.sleep(FAULT_SECONDS / 2)
+    stage.restore(side)
+    stage.strand(1)
+    stage.destination()
+    await stage.until(lambda: stage.ids(stage.destination()) == ["m1"])
+    assert bool(stage.of(events.QueueFailed)) == (side == "backlog")
+    stage.stop.set()
+    assert (await watching).exit_code == 0
 
 
 @SIDES
-def test_once_exits_6_if_a_side_stays_away(side: str) -> None:
-    async def scene(stage: Stage) -> None:
-        orders = stage.destination()
-        stage.fill(orders)
-        stage.strand(*range(5))
-        going = stage.start(once=True)
-        await stage.until(lambda: stage.of(events.DestinationBackingOff))
-        stage.cut(side)
-        result = await going
-        assert result.exit_code == 6
-        assert (result.receipt.remaining, result.receipt.balanced) == (5, True)
-        # Where it is the backlog that breaks, nothing can be given back: that counts as a delivery.
-        counts = {message.delivery_count for message in stage.backlog().messages.peek(0, 10)}
-        assert counts == ({0} if side == "primary" else {1})
-
-    play(scene)
+@played()
+async def test_once_exits_6_if_a_side_stays_away(stage: Stage, side: str) -> None:
+    orders = stage.destination()
+    stage.fill(orders)
+    stage.strand(*range(5))
+    going = stage.start(once=True)
+    await stage.until(lambda: stage.of(events.DestinationBackingOff))
+    stage.cut(side)
+    result = await going
+    assert result.exit_code == 6
+    assert (result.receipt.remaining, result.receipt.balanced) == (5, True)
+    # Where it is the backlog that breaks, nothing can be given back: that counts as a delivery.
+    counts = {message.delivery_count for message in stage.backlog().messages.peek(0, 10)}
+    assert counts == ({0} if side == "primary" else {1})
 
 
 @SIDES
 @pytest.mark.parametrize("server", [False, True])
-def test_a_silent_connection_is_noticed_and_both_are_ended(side: str, server: bool) -> None:
-    async def scene(stage: Stage) -> None:
-        watching = stage.start()
-        await opened(stage)
-        at = stage.loop.time()
-        stage.network.swallowing[stage.host(side)] = 1
-        fall_silent(stage, side, server=server)
-        taken = await both_ended(stage, at)
-        assert taken <= IDLE_SECONDS + FAULT_SECONDS + RELEASE_SECONDS + A_LITTLE
-        stage.network.swallowing[stage.host(side)] = 0
-        stage.strand(1)
-        stage.destination()
-        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=300.0)
-        stage.stop.set()
-        await watching
-
-    play(scene)
+@played()
+async def test_a_silent_connection_is_noticed_and_both_are_ended(stage: Stage, side: str, server: bool) -> None:
+    watching = stage.start()
+    await opened(stage)
+    at = stage.loop.time()
+    stage.network.swallowing[stage.host(side)] = 1
+    fall_silent(stage, side, server=server)
+    taken = await both_ended(stage, at)
+    assert taken <= IDLE_SECONDS + FAULT_SECONDS + RELEASE_SECONDS + A_LITTLE
+    stage.network.swallowing[stage.host(side)] = 0
+    stage.strand(1)
+    stage.destination()
+    await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=300.0)
+    stage.stop.set()
+    await watching
 
 
-def test_heartbeats_alone_keep_both_connections() -> None:
-    async def scene(stage: Stage) -> None:
-        watching = stage.start()
-        await opened(stage)
-        await asyncio.sleep(10 * IDLE_SECONDS)
-        assert (len(stage.network.lines), stage.of(events.QueueFailed)) == (2, [])
-        stage.stop.set()
-        await watching
-
-    play(scene)
+@played()
+async def test_heartbeats_alone_keep_both_connections(stage: Stage) -> None:
+    watching = stage.start()
+    await opened(stage)
+    await asyncio.sleep(10 * IDLE_SECONDS)
+    assert (len(stage.network.lines), stage.of(events.QueueFailed)) == (2, [])
+    stage.stop.set()
+    await watching
 
 
-def test_pending_sends_get_five_seconds_when_the_backlog_is_lost() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.destination()
-        watching = stage.start()
-        await opened(stage)
-        stage.strand(1)
-        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"] and not stage.ids(stage.backlog()))
-        fall_silent(stage, "primary", server=True)
-        stage.strand(2)
-        await stage.until(lambda: stage.ids(stage.destination()) == ["m1", "m2"])
-        at = stage.loop.time()
-        stage.cut("backlog")
-        assert FAULT_SECONDS <= await both_ended(stage, at) <= FAULT_SECONDS + A_LITTLE
-        stage.stop.set()
-        receipt = (await watching).receipt
-        assert (receipt.sent, receipt.in_doubt) == (1, 1)
-        assert [named.message_id for named in receipt.doubtful] == ["m2"]
-
-    play(scene)
+@played()
+async def test_pending_sends_get_five_seconds_when_the_backlog_is_lost(stage: Stage) -> None:
+    stage.destination()
+    watching = stage.start()
+    await opened(stage)
+    stage.strand(1)
+    await stage.until(lambda: stage.ids(stage.destination()) == ["m1"] and not stage.ids(stage.backlog()))
+    fall_silent(stage, "primary", server=True)
+    stage.strand(2)
+    await stage.until(lambda: stage.ids(stage.destination()) == ["m1", "m2"])
+    at = stage.loop.time()
+    stage.cut("backlog")
+    assert FAULT_SECONDS <= await both_ended(stage, at) <= FAULT_SECONDS + A_LITTLE
+    stage.stop.set()
+    receipt = (await watching).receipt
+    assert (receipt.sent, receipt.in_doubt) == (1, 1)
+    assert [named.message_id for named in receipt.doubtful] == ["m2"]
 
 
-def test_held_messages_are_released_when_the_primary_is_lost() -> None:
-    async def scene(stage: Stage) -> None:
-        engine: Any = stage.backlog().messages
-        let = stage.fill(stage.destination())
-        stage.strand(*range(20))
-        watching = stage.start()
-        await stage.until(lambda: engine.locked_count == 20)
-        stage.cut("primary")
-        await stage.until(lambda: stage.of(events.QueueFailed))
-        for _ in range(600):
-            await asyncio.sleep(1.0)
-            assert engine.locked_count == 0
-        let()
-        stage.restore("primary")
-        await stage.until(lambda: len(stage.ids(stage.destination())) == 20)
-        assert stage.ids(stage.destination()) == [f"m{number}" for number in range(20)]
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-
-    play(scene)
-
-
-def test_a_second_signal_ends_it_within_seconds_without_one_side() -> None:
-    async def scene(stage: Stage) -> None:
-        engine: Any = stage.backlog().messages
-        stage.destination()
-        stage.fill(stage.destination("full"))
-        stage.strand(8)
-        watching = stage.start()
-        await stage.until(lambda: not stage.backlog().counts().active)
-        stage.strand(*range(5), to="full")
-        await stage.until(lambda: stage.of(events.DestinationBackingOff))
-        fall_silent(stage, "primary", server=True)
-        stage.strand(9)
-        await stage.until(lambda: stage.ids(stage.destination()) == ["m8", "m9"])
-        stage.stop.set()
+@played()
+async def test_held_messages_are_released_when_the_primary_is_lost(stage: Stage) -> None:
+    engine: Any = stage.backlog().messages
+    let = stage.fill(stage.destination())
+    stage.strand(*range(20))
+    watching = stage.start()
+    await stage.until(lambda: engine.locked_count == 20)
+    stage.cut("primary")
+    await stage.until(lambda: stage.of(events.QueueFailed))
+    for _ in range(600):
         await asyncio.sleep(1.0)
-        stage.hurry.set()
-        await stage.until(lambda: engine.locked_count <= 1, seconds=1.0)
-        result = await asyncio.wait_for(watching, RELEASE_SECONDS + A_LITTLE)
-        receipt = result.receipt
-        assert (result.hurried, receipt.received, receipt.released, receipt.in_doubt) == (True, 7, 5, 1)
-        assert receipt.balanced
-        assert [named.message_id for named in receipt.doubtful] == ["m9"]
-        assert stage.connected("primary") + stage.connected("backlog") == []
-
-    play(scene)
+        assert engine.locked_count == 0
+    let()
+    stage.restore("primary")
+    await stage.until(lambda: len(stage.ids(stage.destination())) == 20)
+    assert stage.ids(stage.destination()) == [f"m{number}" for number in range(20)]
+    stage.stop.set()
+    assert (await watching).exit_code == 0
 
 
-def test_a_second_signal_ends_it_within_seconds_without_both_sides() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.fill(stage.destination())
-        stage.strand(*range(5))
-        watching = stage.start()
-        await stage.until(lambda: stage.of(events.DestinationBackingOff))
-        fall_silent(stage, "primary", server=True)
-        fall_silent(stage, "backlog", server=False)
-        stage.stop.set()
-        stage.hurry.set()
-        result = await asyncio.wait_for(watching, RELEASE_SECONDS + A_LITTLE)
-        assert (result.receipt.received, result.receipt.balanced) == (5, True)
+@played()
+async def test_a_second_signal_ends_it_within_seconds_without_one_side(stage: Stage) -> None:
+    engine: Any = stage.backlog().messages
+    stage.destination()
+    stage.fill(stage.destination("full"))
+    stage.strand(8)
+    watching = stage.start()
+    await stage.until(lambda: not stage.backlog().counts().active)
+    stage.strand(*range(5), to="full")
+    await stage.until(lambda: stage.of(events.DestinationBackingOff))
+    fall_silent(stage, "primary", server=True)
+    stage.strand(9)
+    await stage.until(lambda: stage.ids(stage.destination()) == ["m8", "m9"])
+    stage.stop.set()
+    await asyncio.sleep(1.0)
+    stage.hurry.set()
+    await stage.until(lambda: engine.locked_count <= 1, seconds=1.0)
+    result = await asyncio.wait_for(watching, RELEASE_SECONDS + A_LITTLE)
+    receipt = result.receipt
+    assert (result.hurried, receipt.received, receipt.released, receipt.in_doubt) == (True, 7, 5, 1)
+    assert receipt.balanced
+    assert [named.message_id for named in receipt.doubtful] == ["m9"]
+    assert stage.connected("primary") + stage.connected("backlog") == []
 
-    play(scene)
+
+@played()
+async def test_a_second_signal_ends_it_within_seconds_without_both_sides(stage: Stage) -> None:
+    stage.fill(stage.destination())
+    stage.strand(*range(5))
+    watching = stage.start()
+    await stage.until(lambda: stage.of(events.DestinationBackingOff))
+    fall_silent(stage, "primary", server=True)
+    fall_silent(stage, "backlog", server=False)
+    stage.stop.set()
+    stage.hurry.set()
+    result = await asyncio.wait_for(watching, RELEASE_SECONDS + A_LITTLE)
+    assert (result.receipt.received, result.receipt.balanced) == (5, True)

@@ -12,7 +12,7 @@ import pytest
 
 from sbpair.errors import AccessError
 from sbpair.syphon import runner
-from tests.faults.simulation.stage import Stage, play
+from tests.faults.simulation.stage import Stage, play, played
 
 PATIENCE_SECONDS = 8.0
 """Less than the ten seconds after which the process would be cancelled without a receipt."""
@@ -61,16 +61,14 @@ def environment(*servers: asyncio.Server) -> dict[str, str]:
     return given
 
 
-def test_a_stop_that_was_asked_for_before_the_start_moves_nothing() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.destination()
-        stage.strand(1)
-        stage.stop.set()
-        result = await stage.start(once=True)
-        assert (result.stopped, result.receipt.received, result.failures) == (True, 0, ())
-        assert stage.ids(stage.backlog()) == ["m1"]
-
-    play(scene)
+@played()
+async def test_a_stop_that_was_asked_for_before_the_start_moves_nothing(stage: Stage) -> None:
+    stage.destination()
+    stage.strand(1)
+    stage.stop.set()
+    result = await stage.start(once=True)
+    assert (result.stopped, result.receipt.received, result.failures) == (True, 0, ())
+    assert stage.ids(stage.backlog()) == ["m1"]
 
 
 def test_what_is_wrong_with_the_start_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

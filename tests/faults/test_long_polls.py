@@ -10,7 +10,7 @@ import pytest
 
 from sbpair.emulator.frontends.amqp.cbs import Claims
 from sbpair.move import events
-from tests.faults.simulation.stage import Asked, play
+from tests.faults.simulation.stage import Asked, play, played
 
 if TYPE_CHECKING:
     from tests.faults.simulation.stage import Stage
@@ -68,35 +68,33 @@ def test_a_day_with_few_messages_renews_tokens_and_breaks_nothing(monkeypatch: p
     play(scene)
 
 
-def test_messages_held_for_hours_keep_locks_and_order_until_released() -> None:
-    async def scene(stage: Stage) -> None:
-        orders, engine = stage.destination(), stage.backlog().messages
-        stage.destination("invoices")
-        let = stage.fill(orders)
-        lost: list[Any] = []
-        fail = engine._delivery_failed
-        engine._delivery_failed = lambda message: (lost.append(message), fail(message))
-        stage.strand(*range(50))
-        watching = stage.start(max_held=30)
-        await stage.until(lambda: engine.locked_count == 30)
-        for _ in range(6 * 60):
-            await asyncio.sleep(60.0)
-            assert engine.locked_count >= 29
-        assert (lost, stage.of(events.QueueFailed), len(stage.network.lines)) == ([], [], 2)
-        assert all("quota" in event.reason for event in stage.of(events.DestinationBackingOff))
-        let()
-        await stage.until(lambda: len(stage.ids(orders)) == 50)
-        assert stage.ids(orders) == [f"m{number}" for number in range(50)]
-        stage.fill(orders)
-        stage.strand(*range(50, 60))
-        await stage.until(lambda: engine.locked_count == 10)
-        await asyncio.sleep(2 * HOUR)
-        stage.stop.set()
-        at = stage.loop.time()
-        assert await stage.until(lambda: engine.locked_count == 0) - at < 0.1
-        result = await watching
-        assert (result.receipt.sent, result.receipt.remaining, result.receipt.balanced) == (50, 10, True)
-        assert {message.delivery_count for message in engine.peek(0, 100)} == {0}
-        assert lost == []
-
-    play(scene)
+@played()
+async def test_messages_held_for_hours_keep_locks_and_order_until_released(stage: Stage) -> None:
+    orders, engine = stage.destination(), stage.backlog().messages
+    stage.destination("invoices")
+    let = stage.fill(orders)
+    lost: list[Any] = []
+    fail = engine._delivery_failed
+    engine._delivery_failed = lambda message: (lost.append(message), fail(message))
+    stage.strand(*range(50))
+    watching = stage.start(max_held=30)
+    await stage.until(lambda: engine.locked_count == 30)
+    for _ in range(6 * 60):
+        await asyncio.sleep(60.0)
+        assert engine.locked_count >= 29
+    assert (lost, stage.of(events.QueueFailed), len(stage.network.lines)) == ([], [], 2)
+    assert all("quota" in event.reason for event in stage.of(events.DestinationBackingOff))
+    let()
+    await stage.until(lambda: len(stage.ids(orders)) == 50)
+    assert stage.ids(orders) == [f"m{number}" for number in range(50)]
+    stage.fill(orders)
+    stage.strand(*range(50, 60))
+    await stage.until(lambda: engine.locked_count == 10)
+    await asyncio.sleep(2 * HOUR)
+    stage.stop.set()
+    at = stage.loop.time()
+    assert await stage.until(lambda: engine.locked_count == 0) - at < 0.1
+    result = await watching
+    assert (result.receipt.sent, result.receipt.remaining, result.receipt.balanced) == (50, 10, True)
+    assert {message.delivery_count for message in engine.peek(0, 100)} == {0}
+    assert lost == []

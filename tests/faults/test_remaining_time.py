@@ -13,7 +13,7 @@ from sbpair.drill.compare import TICKS_PER_MS
 from sbpair.move.events import QueueOpened
 from sbpair.move.message.route import TimeToLive
 from sbpair.syphon.limits import MoveLimits
-from tests.faults.simulation.stage import play
+from tests.faults.simulation.stage import played
 from tests.kit.stranded import stranded
 
 if TYPE_CHECKING:
@@ -44,24 +44,20 @@ def check(stage: Stage, result: SyphonResult) -> None:
 
 
 @pytest.mark.parametrize("ahead_seconds", [0.0, 90.0, -90.0, 7_200.0, -1_200.0])
-def test_a_wrong_clock_neither_lets_messages_expire_nor_live_longer(ahead_seconds: float) -> None:
-    async def scene(stage: Stage) -> None:
-        await three_messages(stage)
-        stage.world.ahead = ahead_seconds
-        check(stage, await stage.start(once=True, limits=TERMS))
-
-    play(scene)
+@played()
+async def test_a_wrong_clock_neither_lets_messages_expire_nor_live_longer(stage: Stage, ahead_seconds: float) -> None:
+    await three_messages(stage)
+    stage.world.ahead = ahead_seconds
+    check(stage, await stage.start(once=True, limits=TERMS))
 
 
 @pytest.mark.parametrize("ahead_seconds", [7_200.0, -1_200.0])
-def test_nor_does_one_that_is_set_on_the_way(ahead_seconds: float) -> None:
-    async def scene(stage: Stage) -> None:
-        await three_messages(stage)
-        running = stage.start(limits=TERMS, max_held=1)
-        await stage.until(lambda: stage.of(QueueOpened))
-        stage.world.ahead = ahead_seconds
-        await stage.until(lambda: len(stage.ids(stage.destination())) == 2)
-        stage.stop.set()
-        check(stage, await running)
-
-    play(scene)
+@played()
+async def test_nor_does_one_that_is_set_on_the_way(stage: Stage, ahead_seconds: float) -> None:
+    await three_messages(stage)
+    running = stage.start(limits=TERMS, max_held=1)
+    await stage.until(lambda: stage.of(QueueOpened))
+    stage.world.ahead = ahead_seconds
+    await stage.until(lambda: len(stage.ids(stage.destination())) == 2)
+    stage.stop.set()
+    check(stage, await running)

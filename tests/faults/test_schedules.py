@@ -37,7 +37,6 @@ clock that was read too late."""
 @pytest.mark.parametrize("first", QUICK[::SEEDS_A_TEST])
 def test_nothing_is_lost_altered_or_overtaken_under_seeded_faults(first: int) -> None:
     wrong = {seed: simulate(seed).wrong for seed in range(first, first + SEEDS_A_TEST)}
-
     assert not {seed: lines for seed, lines in wrong.items() if lines}, "python -m tests.faults.schedules --seeds N -v"
 
 
@@ -49,7 +48,6 @@ def test_what_a_schedule_has_found_once_stays_mended(seed: int) -> None:
 def test_a_seed_replays_the_whole_run() -> None:
     for seed in range(200, 210):
         once, again = simulate(seed), simulate(seed)
-
         assert once.lines == again.lines
         assert once.digest == again.digest
         assert len(once.lines) > 5
@@ -72,7 +70,6 @@ async def accepted() -> None:
 
 def test_a_syphon_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RawDestinationLink, "send", lambda *_: accepted)
-
     assert caught("lost")
 
 
@@ -84,7 +81,6 @@ def test_a_syphon_that_settles_before_acceptance_is_caught(monkeypatch: pytest.M
         return accepted
 
     monkeypatch.setattr(RawDestinationLink, "send", post)
-
     assert caught("completed before it was accepted")
 
 
@@ -96,7 +92,6 @@ def test_a_syphon_that_sends_twice_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         return once(*arguments)
 
     monkeypatch.setattr(RawDestinationLink, "send", post)
-
     assert caught("arrived 2 times")
 
 
@@ -107,7 +102,6 @@ def test_a_syphon_that_changes_the_order_is_caught(monkeypatch: pytest.MonkeyPat
         return [group[::-1] for group in in_order(*arguments)]
 
     monkeypatch.setattr(DestinationQueue, "next_round", next_round)
-
     assert caught("overtaken in hand")
     assert caught("out of order")
 
@@ -115,7 +109,6 @@ def test_a_syphon_that_changes_the_order_is_caught(monkeypatch: pytest.MonkeyPat
 def test_a_syphon_that_alters_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (TemplateMessage, GenericMessage):
         monkeypatch.setattr(kind, "restore", altering(kind.restore))
-
     assert caught("altered")
 
 
@@ -129,15 +122,12 @@ def altering(exact: Any) -> Any:
 
 def test_a_syphon_that_does_not_count_released_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tally, "ended", lambda *_: None)
-
     assert caught("a receipt does not balance")
 
 
 def test_a_syphon_that_ignores_the_time_in_the_backlog_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "waited_ms", lambda *_: 0)
-
     remaining = [seed for seed in range(200) if plan(seed, now_ms=0).remaining and plan(seed, now_ms=0).later]
-
     assert any(line.endswith("ms to live") for seed in remaining for line in simulate(seed).wrong)
 
 
@@ -146,21 +136,17 @@ def test_a_syphon_that_sends_before_the_journal_is_caught(monkeypatch: pytest.Mo
         return
 
     monkeypatch.setattr(Journal, "flush", flush)
-
     assert caught("sent before that was written down")
 
 
 def test_a_syphon_that_forgets_accepted_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Journal, "was_accepted", lambda *_: False)
-
     crashed = (simulated(crashing(seed, "known to have arrived")) for seed in range(20))
-
     assert any("sends again what it knew the primary to have" in line for each in crashed for line in each.wrong)
 
 
 def test_a_syphon_that_hides_earlier_doubts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_possible_duplicates", lambda *_: [])
-
     assert any("no receipt says so" in line for seed in range(20) for line in simulated(crashing(seed)).wrong)
 
 
@@ -173,14 +159,12 @@ def crashing(seed: int, moment: str = "arrived") -> Plan:
 
 def test_after_a_crash_no_message_known_as_accepted_is_resent() -> None:
     verdicts = [simulated(crashing(seed, "known to have arrived")) for seed in range(10)]
-
     assert not [line for verdict in verdicts for line in verdict.wrong]
     assert any("'already_sent': 1" in line for verdict in verdicts for line in verdict.lines)
 
 
 def test_after_a_crash_only_pending_messages_are_resent() -> None:
     verdicts = [simulated(crashing(seed)) for seed in range(10)]
-
     assert not [line for verdict in verdicts for line in verdict.wrong]
     assert any(verdict.again for verdict in verdicts)
 
@@ -190,7 +174,6 @@ def test_a_syphon_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
         await asyncio.Event().wait()
 
     monkeypatch.setattr(RawPrimary, "close", close)
-
     assert any("did not end" in line for seed in range(3) for line in simulate(seed).wrong)
 
 
@@ -200,7 +183,5 @@ def test_a_syphon_in_a_busy_loop_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
         return []
 
     monkeypatch.setattr(RawSource, "receive", take)
-
     watching = next(seed for seed in range(100) if not plan(seed, now_ms=0).once)
-
     assert any("busy loop" in line for line in simulate(watching).wrong)

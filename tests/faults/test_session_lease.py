@@ -19,7 +19,7 @@ from sbpair.runs.session_lease import SessionLease, hold_lease
 from sbpair.syphon import runner
 from sbpair.syphon.limits import MoveLimits
 from tests.faults.simulation.loop import Process
-from tests.faults.simulation.stage import play
+from tests.faults.simulation.stage import played
 
 if TYPE_CHECKING:
     from tests.faults.simulation.stage import Stage
@@ -60,51 +60,45 @@ async def start(stage: Stage, messages: int, **terms: Any) -> asyncio.Task[runne
     return running
 
 
-def test_a_second_mover_is_refused_and_told_who_is_at_work() -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        watching = await start(stage, 3)
-        holder = LeaseHolder.decode(state_of(queue))
-        assert holder is not None
-        with pytest.raises(LeaseHeld) as held:
-            await stage.start(lease_queue=LEASES.upper(), once=True)
-        assert held.value.message == f"{holder} holds the lease of contoso (queue {LEASES.upper()} in contoso-dr)"
-        assert "5 minutes" in held.value.hint
-        stage.stop.set()
-        assert (await watching).run == holder.run
-
-    play(scene)
+@played()
+async def test_a_second_mover_is_refused_and_told_who_is_at_work(stage: Stage) -> None:
+    queue = leases(stage)
+    watching = await start(stage, 3)
+    holder = LeaseHolder.decode(state_of(queue))
+    assert holder is not None
+    with pytest.raises(LeaseHeld) as held:
+        await stage.start(lease_queue=LEASES.upper(), once=True)
+    assert held.value.message == f"{holder} holds the lease of contoso (queue {LEASES.upper()} in contoso-dr)"
+    assert "5 minutes" in held.value.hint
+    stage.stop.set()
+    assert (await watching).run == holder.run
 
 
-def test_a_clean_end_leaves_the_lease_to_the_next_at_once() -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        stage.destination()
-        stage.strand(1)
-        for number in (1, 2, 3):
-            result = await stage.start(lease_queue=LEASES, once=True)
-            assert (result.exit_code, sent(stage)) == (0, 1), number
-            assert queue.messages._sessions.sessions == {}
-
-    play(scene)
+@played()
+async def test_a_clean_end_leaves_the_lease_to_the_next_at_once(stage: Stage) -> None:
+    queue = leases(stage)
+    stage.destination()
+    stage.strand(1)
+    for number in (1, 2, 3):
+        result = await stage.start(lease_queue=LEASES, once=True)
+        assert (result.exit_code, sent(stage)) == (0, 1), number
+        assert queue.messages._sessions.sessions == {}
 
 
-def test_the_lease_is_held_for_hours_and_its_link_with_it() -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        stage.destination()
-        watching = stage.start(lease_queue=LEASES)
-        await stage.until(lambda: state_of(queue))
-        number = queue.messages.held_session("contoso").number
-        await asyncio.sleep(7_200.0)
-        # The same loan: the link was not even taken away because nothing goes over it.
-        assert queue.messages.held_session("contoso").number == number
-        stage.strand(1)
-        await stage.until(lambda: sent(stage) == 1)
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-
-    play(scene)
+@played()
+async def test_the_lease_is_held_for_hours_and_its_link_with_it(stage: Stage) -> None:
+    queue = leases(stage)
+    stage.destination()
+    watching = stage.start(lease_queue=LEASES)
+    await stage.until(lambda: state_of(queue))
+    number = queue.messages.held_session("contoso").number
+    await asyncio.sleep(7_200.0)
+    # The same loan: the link was not even taken away because nothing goes over it.
+    assert queue.messages.held_session("contoso").number == number
+    stage.strand(1)
+    await stage.until(lambda: sent(stage) == 1)
+    stage.stop.set()
+    assert (await watching).exit_code == 0
 
 
 def expire(_stage: Stage, queue: Any) -> None:
@@ -138,66 +132,58 @@ def disabled_for_good(stage: Stage, queue: Any) -> None:
 
 @pytest.mark.parametrize("lose", [expire, taken_over, had_meanwhile, deleted, disabled_for_good])
 @pytest.mark.parametrize("once", [True, False])
-def test_nothing_is_sent_once_the_lease_is_lost(lose: Callable[[Any, Any], None], once: bool) -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        running = await start(stage, 30, once=once)
-        lose(stage, queue)
-        result = await running
-        assert sent(stage) == 10
-        assert result.exit_code == 4
-        assert {type(error) for _, error in result.failures} == {LeaseLost}
-        assert result.receipt.balanced
-        assert result.receipt.released == result.receipt.received - 10
-        await asyncio.sleep(200.0)
-        assert sent(stage) == 10
-        assert stage.backlog().counts().active == 20
-
-    play(scene)
+@played()
+async def test_nothing_is_sent_once_the_lease_is_lost(stage: Stage, lose: Callable[..., None], once: bool) -> None:
+    queue = leases(stage)
+    running = await start(stage, 30, once=once)
+    lose(stage, queue)
+    result = await running
+    assert sent(stage) == 10
+    assert result.exit_code == 4
+    assert {type(error) for _, error in result.failures} == {LeaseLost}
+    assert result.receipt.balanced
+    assert result.receipt.released == result.receipt.received - 10
+    await asyncio.sleep(200.0)
+    assert sent(stage) == 10
+    assert stage.backlog().counts().active == 20
 
 
-def test_an_idle_watch_ends_as_soon_as_its_lease_is_lost() -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        stage.destination()
-        watching = stage.start(lease_queue=LEASES)
-        await asyncio.sleep(100.0)
-        expire(stage, queue)
-        async with asyncio.timeout(5.0):
-            assert (await watching).exit_code == 4
-
-    play(scene)
+@played()
+async def test_an_idle_watch_ends_as_soon_as_its_lease_is_lost(stage: Stage) -> None:
+    queue = leases(stage)
+    stage.destination()
+    watching = stage.start(lease_queue=LEASES)
+    await asyncio.sleep(100.0)
+    expire(stage, queue)
+    async with asyncio.timeout(5.0):
+        assert (await watching).exit_code == 4
 
 
-def test_a_lease_lost_without_a_connected_worker_ends_the_watch() -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        watching = stage.start(lease_queue=LEASES)
-        await stage.until(lambda: state_of(queue))
-        stage.cut("primary")
-        await asyncio.sleep(60.0)
-        expire(stage, queue)
-        result = await watching
-        assert [queue for queue, _ in result.failures] == [LEASES]
-        assert result.exit_code == 4
-
-    play(scene)
+@played()
+async def test_a_lease_lost_without_a_connected_worker_ends_the_watch(stage: Stage) -> None:
+    queue = leases(stage)
+    watching = stage.start(lease_queue=LEASES)
+    await stage.until(lambda: state_of(queue))
+    stage.cut("primary")
+    await asyncio.sleep(60.0)
+    expire(stage, queue)
+    result = await watching
+    assert [queue for queue, _ in result.failures] == [LEASES]
+    assert result.exit_code == 4
 
 
-def test_a_connection_that_breaks_is_made_again_and_the_lease_with_it() -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        running = await start(stage, 30, once=True)
-        for _ in range(3):
-            before = queue.messages.held_session("contoso").number
-            lease = next(line for line in lease_lines(stage) if line.server in door_ends(stage, queue))
-            stage.network.cut(lease.client)
-            await asyncio.sleep(3.0)
-            assert queue.messages.held_session("contoso").number > before
-        result = await running
-        assert (result.exit_code, sent(stage)) == (0, 30)
-
-    play(scene)
+@played()
+async def test_a_connection_that_breaks_is_made_again_and_the_lease_with_it(stage: Stage) -> None:
+    queue = leases(stage)
+    running = await start(stage, 30, once=True)
+    for _ in range(3):
+        before = queue.messages.held_session("contoso").number
+        lease = next(line for line in lease_lines(stage) if line.server in door_ends(stage, queue))
+        stage.network.cut(lease.client)
+        await asyncio.sleep(3.0)
+        assert queue.messages.held_session("contoso").number > before
+    result = await running
+    assert (result.exit_code, sent(stage)) == (0, 30)
 
 
 def door_ends(stage: Stage, queue: Any) -> list[Any]:
@@ -212,58 +198,52 @@ def door_ends(stage: Stage, queue: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("hours", [0.1, 3.0])
-def test_a_watch_continues_after_an_outage_if_the_lease_stayed_free(hours: float) -> None:
-    async def scene(stage: Stage) -> None:
-        leases(stage)
-        watching = await start(stage, 30)
-        stage.cut("secondary")
-        await asyncio.sleep(hours * 3600)
-        assert sent(stage) == 10
-        stage.restore("secondary")
-        await stage.until(lambda: sent(stage) == 30)
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-
-    play(scene)
+@played()
+async def test_a_watch_continues_after_an_outage_if_the_lease_stayed_free(stage: Stage, hours: float) -> None:
+    leases(stage)
+    watching = await start(stage, 30)
+    stage.cut("secondary")
+    await asyncio.sleep(hours * 3600)
+    assert sent(stage) == 10
+    stage.restore("secondary")
+    await stage.until(lambda: sent(stage) == 30)
+    stage.stop.set()
+    assert (await watching).exit_code == 0
 
 
 @pytest.mark.parametrize("lock", [30, 60, 300])
-def test_unanswered_renewals_end_sends_before_the_lock_expires(lock: int) -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage, lock)
-        running = await start(stage, 300)
-        locked_until_ms = queue.messages.held_session("contoso").locked_until_ms
-        fault = stage.world.faults.throttle(DR, LEASES)
-        await asyncio.sleep(VALID_SECONDS + 1.0)
-        count = sent(stage)
-        assert stage.world.clock.now_ms() < max(locked_until_ms, queue.messages.held_session("contoso").locked_until_ms)
-        await asyncio.sleep(3.0)
-        assert sent(stage) == count
-        # In time: the service itself says that the lock was never anybody else's.
-        stage.world.faults.end(fault)
-        await stage.until(lambda: sent(stage) > count)
-        stage.world.faults.throttle(DR, LEASES)
-        result = await running
-        assert result.exit_code == 4
-        assert stage.loop.time() < 2 * (lock + VALID_SECONDS) + 200.0
-
-    play(scene)
+@played()
+async def test_unanswered_renewals_end_sends_before_the_lock_expires(stage: Stage, lock: int) -> None:
+    queue = leases(stage, lock)
+    running = await start(stage, 300)
+    locked_until_ms = queue.messages.held_session("contoso").locked_until_ms
+    fault = stage.world.faults.throttle(DR, LEASES)
+    await asyncio.sleep(VALID_SECONDS + 1.0)
+    count = sent(stage)
+    assert stage.world.clock.now_ms() < max(locked_until_ms, queue.messages.held_session("contoso").locked_until_ms)
+    await asyncio.sleep(3.0)
+    assert sent(stage) == count
+    # In time: the service itself says that the lock was never anybody else's.
+    stage.world.faults.end(fault)
+    await stage.until(lambda: sent(stage) > count)
+    stage.world.faults.throttle(DR, LEASES)
+    result = await running
+    assert result.exit_code == 4
+    assert stage.loop.time() < 2 * (lock + VALID_SECONDS) + 200.0
 
 
-def test_a_stalled_connection_ends_sends_before_the_lease_is_free() -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        running = await start(stage, 300)
-        [server] = door_ends(stage, queue)
-        line = next(line for line in lease_lines(stage) if line.server is server)
-        line.client.out.silent = line.server.out.silent = True
-        count = await taken_by_another(stage, queue)
-        await asyncio.sleep(100.0)
-        assert sent(stage) == count
-        result = await running
-        assert result.exit_code == 4
-
-    play(scene)
+@played()
+async def test_a_stalled_connection_ends_sends_before_the_lease_is_free(stage: Stage) -> None:
+    queue = leases(stage)
+    running = await start(stage, 300)
+    [server] = door_ends(stage, queue)
+    line = next(line for line in lease_lines(stage) if line.server is server)
+    line.client.out.silent = line.server.out.silent = True
+    count = await taken_by_another(stage, queue)
+    await asyncio.sleep(100.0)
+    assert sent(stage) == count
+    result = await running
+    assert result.exit_code == 4
 
 
 async def taken_by_another(stage: Stage, queue: Any) -> int:
@@ -285,58 +265,53 @@ async def taken_by_another(stage: Stage, queue: Any) -> int:
     return sent(stage)
 
 
-def test_a_mover_frozen_beyond_its_lock_sends_nothing_afterwards() -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        stage.strand(*range(300))
-        frozen = Process("frozen")
-        run = runner.run(stage.world.pair, once=True, lease_queue=LEASES, limits=SLOWLY)
-        running = frozen.start(stage.loop, run)
-        await stage.until(lambda: sent(stage) == 10)
-        await asyncio.sleep(0.5)
-        frozen.frozen = True
-        count = await taken_by_another(stage, queue)
-        assert count == 10
-        frozen.thaw(stage.loop)
-        result = await running
-        assert (result.exit_code, sent(stage)) == (4, 10)
-
-    play(scene)
+@played()
+async def test_a_mover_frozen_beyond_its_lock_sends_nothing_afterwards(stage: Stage) -> None:
+    queue = leases(stage)
+    stage.strand(*range(300))
+    frozen = Process("frozen")
+    run = runner.run(stage.world.pair, once=True, lease_queue=LEASES, limits=SLOWLY)
+    running = frozen.start(stage.loop, run)
+    await stage.until(lambda: sent(stage) == 10)
+    await asyncio.sleep(0.5)
+    frozen.frozen = True
+    count = await taken_by_another(stage, queue)
+    assert count == 10
+    frozen.thaw(stage.loop)
+    result = await running
+    assert (result.exit_code, sent(stage)) == (4, 10)
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(said: bool) -> None:
+@played()
+async def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(stage: Stage, said: bool) -> None:
     """Whether the system says for the dead process that its connections are gone, or the machine died with it."""
-
-    async def scene(stage: Stage) -> None:
-        leases(stage)
-        stage.strand(*range(30))
-        dead = Process("dead")
-        dead.start(stage.loop, runner.run(stage.world.pair, once=True, lease_queue=LEASES, limits=SLOWLY))
-        await stage.until(lambda: sent(stage) == 10)
-        if not said:
-            for line in stage.network.lines:
-                line.client.out.silent = True
-        stage.network.kill(dead)
-        refused, died_at = 0, stage.loop.time()
-        while stage.loop.time() < died_at + 300.0:
-            try:
-                async with hold_lease(stage.world.pair, LEASES, "next") as lease:
-                    lease.check()
-                    break
-            except LeaseHeld as error:
-                assert "process" in error.message  # noqa: PT017
-                refused += 1
-                await asyncio.sleep(1.0)
-        waited = stage.loop.time() - died_at
-        assert (refused > 0) is (not said)
-        assert VALID_SECONDS <= waited <= VALID_SECONDS + (0.0 if said else LOCK_SECONDS) + 2.0
-        result = await stage.start(lease_queue=LEASES, once=True)
-        assert result.exit_code == 0
-        assert set(stage.ids(stage.destination())) == {f"m{number}" for number in range(30)}
-        await dead.bury(stage.loop)
-
-    play(scene)
+    leases(stage)
+    stage.strand(*range(30))
+    dead = Process("dead")
+    dead.start(stage.loop, runner.run(stage.world.pair, once=True, lease_queue=LEASES, limits=SLOWLY))
+    await stage.until(lambda: sent(stage) == 10)
+    if not said:
+        for line in stage.network.lines:
+            line.client.out.silent = True
+    stage.network.kill(dead)
+    refused, died_at = 0, stage.loop.time()
+    while stage.loop.time() < died_at + 300.0:
+        try:
+            async with hold_lease(stage.world.pair, LEASES, "next") as lease:
+                lease.check()
+                break
+        except LeaseHeld as error:
+            assert "process" in error.message  # noqa: PT017
+            refused += 1
+            await asyncio.sleep(1.0)
+    waited = stage.loop.time() - died_at
+    assert (refused > 0) is (not said)
+    assert VALID_SECONDS <= waited <= VALID_SECONDS + (0.0 if said else LOCK_SECONDS) + 2.0
+    result = await stage.start(lease_queue=LEASES, once=True)
+    assert result.exit_code == 0
+    assert set(stage.ids(stage.destination())) == {f"m{number}" for number in range(30)}
+    await dead.bury(stage.loop)
 
 
 # Whatever happens, in whatever order: of two that want the lease, one at most is sure to have it.
@@ -421,66 +396,60 @@ async def happen(stage: Stage, queue: Any, kind: str, contender: Contender, seco
 @example(lock=30, steps=[(1.0, "silence", 0, 1.0), (30.0, "silence", 1, 1.0)])
 @example(lock=60, steps=[(5.0, "freeze", 0, 100.0), (1.0, "freeze", 1, 70.0), (80.0, "cut", 0, 1.0)])
 @example(lock=300, steps=[(1.0, "throttle", 0, 120.0), (1.0, "clock", 0, 100.0), (30.0, "expire", 0, 1.0)])
-def test_never_are_two_sure_of_the_lease(lock: int, steps: list[tuple[float, str, int, float]]) -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage, lock)
-        contenders = [Contender(stage, number) for number in (0, 1)]
-        over = False
+@played()
+async def test_never_are_two_sure_of_the_lease(stage: Stage, lock: int, steps: list[tuple[Any, ...]]) -> None:
+    queue = leases(stage, lock)
+    contenders = [Contender(stage, number) for number in (0, 1)]
+    over = False
 
-        async def watch() -> None:
-            while not over:
-                assert [each.sure for each in contenders].count(True) < 2
-                await asyncio.sleep(0.2)
+    async def watch() -> None:
+        while not over:
+            assert [each.sure for each in contenders].count(True) < 2
+            await asyncio.sleep(0.2)
 
-        watching = asyncio.create_task(watch())
-        ends = []
-        for wait, kind, number, seconds in steps:
-            await asyncio.sleep(wait)
-            ends.append(asyncio.create_task(happen(stage, queue, kind, contenders[number], seconds)))
-        await asyncio.gather(*ends)
-        # When it is over, somebody has it again, soon after its lock would have run out at the latest.
-        async with asyncio.timeout(lock + 200.0):
-            while not any(each.sure for each in contenders):  # noqa: ASYNC110  in virtual time
-                await asyncio.sleep(0.2)
-        over = True
-        await watching
-        for each in contenders:
-            await each.process.bury(stage.loop)
-
-    play(scene)
+    watching = asyncio.create_task(watch())
+    ends = []
+    for wait, kind, number, seconds in steps:
+        await asyncio.sleep(wait)
+        ends.append(asyncio.create_task(happen(stage, queue, kind, contenders[number], seconds)))
+    await asyncio.gather(*ends)
+    # When it is over, somebody has it again, soon after its lock would have run out at the latest.
+    async with asyncio.timeout(lock + 200.0):
+        while not any(each.sure for each in contenders):  # noqa: ASYNC110  in virtual time
+            await asyncio.sleep(0.2)
+    over = True
+    await watching
+    for each in contenders:
+        await each.process.bury(stage.loop)
 
 
-def test_a_machine_that_slept_does_not_trust_its_lease() -> None:
-    async def scene(stage: Stage) -> None:
-        leases(stage)
-        slept = 0.0
-        async with hold_lease(stage.world.pair, LEASES, "r", uptime=lambda: stage.loop.time() + slept) as lease:
+@played()
+async def test_a_machine_that_slept_does_not_trust_its_lease(stage: Stage) -> None:
+    leases(stage)
+    slept = 0.0
+    async with hold_lease(stage.world.pair, LEASES, "r", uptime=lambda: stage.loop.time() + slept) as lease:
+        lease.check()
+        slept = VALID_SECONDS + 1.0
+        with pytest.raises(Unreachable):
             lease.check()
-            slept = VALID_SECONDS + 1.0
-            with pytest.raises(Unreachable):
-                lease.check()
-            await asyncio.sleep(VALID_SECONDS)
-            lease.check()
-
-    play(scene)
+        await asyncio.sleep(VALID_SECONDS)
+        lease.check()
 
 
-def test_a_stop_ends_the_wait_for_a_lease_that_was_not_given_back() -> None:
-    async def scene(stage: Stage) -> None:
-        queue = leases(stage)
-        crashed = queue.messages.accept("contoso")
-        crashed.set_state(b"what nobody can read")
-        crashed.close()
-        stage.strand(1)
-        stage.destination()
-        running = stage.start(lease_queue=LEASES, once=True)
-        await asyncio.sleep(VALID_SECONDS / 2)
-        stage.stop.set()
-        async with asyncio.timeout(5.0):
-            result = await running
-        assert (result.stopped, result.receipt.received, sent(stage)) == (True, 0, 0)
-        # Whoever was not waited for long enough is still to be waited for.
-        assert state_of(queue) is not None
-        assert queue.messages.accept("contoso").state is not None
-
-    play(scene)
+@played()
+async def test_a_stop_ends_the_wait_for_a_lease_that_was_not_given_back(stage: Stage) -> None:
+    queue = leases(stage)
+    crashed = queue.messages.accept("contoso")
+    crashed.set_state(b"what nobody can read")
+    crashed.close()
+    stage.strand(1)
+    stage.destination()
+    running = stage.start(lease_queue=LEASES, once=True)
+    await asyncio.sleep(VALID_SECONDS / 2)
+    stage.stop.set()
+    async with asyncio.timeout(5.0):
+        result = await running
+    assert (result.stopped, result.receipt.received, sent(stage)) == (True, 0, 0)
+    # Whoever was not waited for long enough is still to be waited for.
+    assert state_of(queue) is not None
+    assert queue.messages.accept("contoso").state is not None

@@ -9,7 +9,7 @@ import pytest
 
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.move.settlement import DEAD_LETTER_TRIES
-from tests.faults.simulation.stage import play
+from tests.faults.simulation.stage import play, played
 
 if TYPE_CHECKING:
     from tests.faults.simulation.stage import Stage
@@ -54,27 +54,23 @@ def test_once_leaves_what_can_never_be_dead_lettered_and_says_so(managed: bool) 
 
 
 @pytest.mark.parametrize("times", [1, DEAD_LETTER_TRIES - 1])
-def test_once_tries_again_when_the_lock_is_over(times: int) -> None:
-    async def scene(stage: Stage) -> None:
-        stage.strand(1, to="not//a//path")
-        stubborn = Stubborn(stage, times)
-        result = await asyncio.wait_for(stage.start(once=True), 10 * LOCK_SECONDS)
-        assert stubborn.asked == times + 1
-        assert (result.receipt.dead_lettered, result.receipt.remaining, result.failures) == (1, 0, ())
-
-    play(scene)
+@played()
+async def test_once_tries_again_when_the_lock_is_over(stage: Stage, times: int) -> None:
+    stage.strand(1, to="not//a//path")
+    stubborn = Stubborn(stage, times)
+    result = await asyncio.wait_for(stage.start(once=True), 10 * LOCK_SECONDS)
+    assert stubborn.asked == times + 1
+    assert (result.receipt.dead_lettered, result.receipt.remaining, result.failures) == (1, 0, ())
 
 
-def test_a_watch_goes_on_trying_at_the_pace_of_the_lock() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.strand(1, to="not//a//path")
-        stubborn = Stubborn(stage, 20)
-        watching = stage.start()
-        await asyncio.sleep(10 * LOCK_SECONDS)
-        assert 9 <= stubborn.asked <= 11
-        await asyncio.sleep(12 * LOCK_SECONDS)
-        stage.stop.set()
-        result = await watching
-        assert (stubborn.asked, result.receipt.dead_lettered, result.failures) == (21, 1, ())
-
-    play(scene)
+@played()
+async def test_a_watch_goes_on_trying_at_the_pace_of_the_lock(stage: Stage) -> None:
+    stage.strand(1, to="not//a//path")
+    stubborn = Stubborn(stage, 20)
+    watching = stage.start()
+    await asyncio.sleep(10 * LOCK_SECONDS)
+    assert 9 <= stubborn.asked <= 11
+    await asyncio.sleep(12 * LOCK_SECONDS)
+    stage.stop.set()
+    result = await watching
+    assert (stubborn.asked, result.receipt.dead_lettered, result.failures) == (21, 1, ())

@@ -12,7 +12,7 @@ from sbpair.errors import EntityMissing
 from sbpair.move import events
 from sbpair.syphon.pool import FIND_QUEUES_SECONDS
 from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
-from tests.faults.simulation.stage import play
+from tests.faults.simulation.stage import played
 
 if TYPE_CHECKING:
     from tests.faults.simulation.stage import Stage
@@ -29,105 +29,93 @@ async def moved(stage: Stage, *numbers: int) -> None:
     await stage.until(lambda: stage.ids(stage.destination()) == wanted, seconds=A_LOOK)
 
 
-def test_a_watch_finds_a_queue_that_is_made_after_its_start() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.destination()
-        watching = stage.start()
-        await asyncio.sleep(1_000.0)
-        make_backlog(stage.world.secondary, 7)
-        stage.strand(1, index=7)
-        await moved(stage, 1)
-        first, second = stage.of(events.QueuesFound)
-        assert (first.stranded, second.stranded) == ((), (queue_path(PRIMARY_NAME, 7),))
-        assert stage.listed <= stage.loop.time() / FIND_QUEUES_SECONDS + 1
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-
-    play(scene)
+@played()
+async def test_a_watch_finds_a_queue_that_is_made_after_its_start(stage: Stage) -> None:
+    stage.destination()
+    watching = stage.start()
+    await asyncio.sleep(1_000.0)
+    make_backlog(stage.world.secondary, 7)
+    stage.strand(1, index=7)
+    await moved(stage, 1)
+    first, second = stage.of(events.QueuesFound)
+    assert (first.stranded, second.stranded) == ((), (queue_path(PRIMARY_NAME, 7),))
+    assert stage.listed <= stage.loop.time() / FIND_QUEUES_SECONDS + 1
+    stage.stop.set()
+    assert (await watching).exit_code == 0
 
 
 @pytest.mark.parametrize("gone_seconds", [0.0, 3.0, 30.0, 1_000.0])
-def test_a_queue_that_is_deleted_and_made_again_is_picked_up(gone_seconds: float) -> None:
-    async def scene(stage: Stage) -> None:
-        stage.destination()
-        stage.strand(1)
-        watching = stage.start()
-        await moved(stage, 1)
-        delete(stage)
-        await asyncio.sleep(gone_seconds)
+@played()
+async def test_a_queue_that_is_deleted_and_made_again_is_picked_up(stage: Stage, gone_seconds: float) -> None:
+    stage.destination()
+    stage.strand(1)
+    watching = stage.start()
+    await moved(stage, 1)
+    delete(stage)
+    await asyncio.sleep(gone_seconds)
+    make_backlog(stage.world.secondary, 0)
+    stage.strand(2)
+    await moved(stage, 1, 2)
+    stage.stop.set()
+    result = await watching
+    assert (result.exit_code, result.failures, result.receipt.already_sent) == (0, (), 0)
+
+
+@played(queues=2)
+async def test_a_watch_drops_a_deleted_queue_and_keeps_the_others(stage: Stage) -> None:
+    stage.destination()
+    watching = stage.start()
+    await stage.until(lambda: len(stage.of(events.QueueOpened)) == 2)
+    delete(stage)
+    await asyncio.sleep(600.0)
+    given_up = [event for event in stage.of(events.QueueFailed) if event.retry_seconds is None]
+    assert [event.queue for event in given_up] == [queue_path(PRIMARY_NAME, 0)]
+    assert len(stage.network.lines) >= 2
+    assert len(stage.connected("backlog")) == len(stage.connected("primary")) == 1
+    stage.strand(1, index=1)
+    await moved(stage, 1)
+    stage.stop.set()
+    assert (await watching).exit_code == 0
+
+
+@played()
+async def test_a_watch_outlives_its_last_queue_and_starts_without_any(stage: Stage) -> None:
+    stage.destination()
+    delete(stage)
+    watching = stage.start()
+    await asyncio.sleep(1_000.0)
+    for number in range(2):
         make_backlog(stage.world.secondary, 0)
-        stage.strand(2)
-        await moved(stage, 1, 2)
-        stage.stop.set()
-        result = await watching
-        assert (result.exit_code, result.failures, result.receipt.already_sent) == (0, (), 0)
-
-    play(scene)
-
-
-def test_a_watch_drops_a_deleted_queue_and_keeps_the_others() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.destination()
-        watching = stage.start()
-        await stage.until(lambda: len(stage.of(events.QueueOpened)) == 2)
+        stage.strand(number)
+        await moved(stage, *range(number + 1))
+        await asyncio.sleep(1.0)
         delete(stage)
-        await asyncio.sleep(600.0)
-        given_up = [event for event in stage.of(events.QueueFailed) if event.retry_seconds is None]
-        assert [event.queue for event in given_up] == [queue_path(PRIMARY_NAME, 0)]
-        assert len(stage.network.lines) >= 2
-        assert len(stage.connected("backlog")) == len(stage.connected("primary")) == 1
-        stage.strand(1, index=1)
-        await moved(stage, 1)
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-
-    play(scene, queues=2)
-
-
-def test_a_watch_outlives_its_last_queue_and_starts_without_any() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.destination()
-        delete(stage)
-        watching = stage.start()
         await asyncio.sleep(1_000.0)
-        for number in range(2):
-            make_backlog(stage.world.secondary, 0)
-            stage.strand(number)
-            await moved(stage, *range(number + 1))
-            await asyncio.sleep(1.0)
-            delete(stage)
-            await asyncio.sleep(1_000.0)
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-
-    play(scene)
+    stage.stop.set()
+    assert (await watching).exit_code == 0
 
 
-def test_a_listing_that_fails_for_a_while_harms_nothing() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.destination()
-        watching = stage.start()
-        await stage.until(lambda: stage.of(events.QueueOpened))
-        stage.network.refusing[stage.host("backlog")] = 1
-        await asyncio.sleep(10 * FIND_QUEUES_SECONDS)
-        stage.restore("backlog")
-        make_backlog(stage.world.secondary, 3)
-        stage.strand(1, index=3)
-        await moved(stage, 1)
-        assert stage.of(events.QueueFailed) == []
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-
-    play(scene)
+@played()
+async def test_a_listing_that_fails_for_a_while_harms_nothing(stage: Stage) -> None:
+    stage.destination()
+    watching = stage.start()
+    await stage.until(lambda: stage.of(events.QueueOpened))
+    stage.network.refusing[stage.host("backlog")] = 1
+    await asyncio.sleep(10 * FIND_QUEUES_SECONDS)
+    stage.restore("backlog")
+    make_backlog(stage.world.secondary, 3)
+    stage.strand(1, index=3)
+    await moved(stage, 1)
+    assert stage.of(events.QueueFailed) == []
+    stage.stop.set()
+    assert (await watching).exit_code == 0
 
 
-def test_a_watch_without_manage_lists_once_and_ends_with_its_queues() -> None:
-    async def scene(stage: Stage) -> None:
-        watching = stage.start()
-        await asyncio.sleep(1_000.0)
-        assert stage.listed == 1
-        delete(stage)
-        with pytest.raises(EntityMissing, match="no backlog queue"):
-            await watching
-
-    play(scene, managed=False)
+@played(managed=False)
+async def test_a_watch_without_manage_lists_once_and_ends_with_its_queues(stage: Stage) -> None:
+    watching = stage.start()
+    await asyncio.sleep(1_000.0)
+    assert stage.listed == 1
+    delete(stage)
+    with pytest.raises(EntityMissing, match="no backlog queue"):
+        await watching

@@ -26,9 +26,9 @@ from sbpair.drill.compare import message_differences
 from sbpair.drill.drill_messages import OriginalMessage, originals
 from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Endpoint, Pair, SasKey
-from sbpair.move import context
 from sbpair.move.context import MoveTimings
-from sbpair.syphon import runner, worker
+from sbpair.syphon import runner
+from sbpair.syphon.worker import RunTimings
 
 BROKER = Path(__file__).parent / "node" / "broker.mjs"
 TEST_SECONDS = 60.0
@@ -46,11 +46,7 @@ PLAIN_TERMS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(worker, "BACKOFF", Backoff(0.02, 60.0))
-    monkeypatch.setattr(context, "DEFAULT_TIMINGS", MoveTimings(backoff=Backoff(0.01, 60.0)))
+HASTY = RunTimings(backoff=Backoff(0.02, 60.0), empty_wait_seconds=0.2, move=MoveTimings(backoff=Backoff(0.01, 60.0)))
 
 
 class Broker:
@@ -119,7 +115,7 @@ def corpus(count: int = MESSAGES) -> list[OriginalMessage]:
 
 async def moved(node: str, modules: Path, backlog: dict[str, Any], **terms: Any) -> tuple[Broker, runner.SyphonResult]:
     async with running(node, modules, backlog, **terms) as broker:
-        result = await runner.run(broker.pair, once=True)
+        result = await runner.run(broker.pair, once=True, timings=HASTY)
         await broker.stop()
     assert result.receipt.balanced
     assert broker.told["violations"] == []

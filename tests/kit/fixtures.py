@@ -25,7 +25,8 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.failover import failover_send
-from sbpair.syphon import worker
+from sbpair.syphon import runner as syphon_runner
+from sbpair.syphon.worker import RunTimings
 from tests.integration.node import install
 from tests.kit.failover_rig import Rig
 from tests.kit.running import Running
@@ -223,7 +224,7 @@ def rig() -> Iterator[Rig]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A syphon that soon believes that a queue is empty, and a paired client that soon leaves a silent primary."""
-    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
+    hasty = RunTimings(empty_wait_seconds=0.03, count_wait_seconds=(0.01, 0.02))
+    monkeypatch.setattr(syphon_runner, "DEFAULT_TIMINGS", hasty)
     # Opening a link takes the SDK half a second at least.
     monkeypatch.setattr(failover_send, "PRIMARY_SHARE", 0.3)

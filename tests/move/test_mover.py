@@ -17,7 +17,6 @@ from sbpair import errors
 from sbpair.model.backoff import Backoff
 from sbpair.model.cost import UNIT_BYTES, Operations
 from sbpair.model.message_key import NO_KEY, Key
-from sbpair.move import context as context_module
 from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
@@ -36,10 +35,7 @@ LOST = errors.MessageLockLost("too late")
 FAST = MoveTimings(backoff=Backoff(0.001, 0.001), gather_seconds=0.001, min_renewal_seconds=0.001)
 RENEWING = replace(FAST, backoff=Backoff(100.0, 100.0), renew_before_seconds=10_000.0)
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_module, "DEFAULT_TIMINGS", FAST)
+fast_context = partial(MoveContext, "ns", timings=FAST)
 
 
 @dataclass(eq=False)
@@ -177,7 +173,7 @@ def receipt_of(context: MoveContext) -> Receipt:
 
 
 async def test_a_message_is_completed_only_after_it_is_sent() -> None:
-    memory, context = Memory(), MoveContext("ns")
+    memory, context = Memory(), fast_context()
     await move(memory, [message(1), message(2)], context)
     assert [what for what, number in memory.done if number == 1] == ["send", "complete"]
     assert [number for what, number in memory.done if what == "send"] == [1, 2]
@@ -186,7 +182,7 @@ async def test_a_message_is_completed_only_after_it_is_sent() -> None:
 
 
 async def test_a_message_in_doubt_that_is_sent_later_is_named_once() -> None:
-    memory, context = Memory(send=[IN_DOUBT, IN_DOUBT, None]), MoveContext("ns")
+    memory, context = Memory(send=[IN_DOUBT, IN_DOUBT, None]), fast_context()
     await move(memory, [message(1)], context)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.in_doubt, receipt.exit_code) == (1, 0, 0)
@@ -194,7 +190,7 @@ async def test_a_message_in_doubt_that_is_sent_later_is_named_once() -> None:
 
 
 async def test_a_message_in_doubt_that_is_refused_later_is_named() -> None:
-    memory, context = Memory(send=[IN_DOUBT, REFUSED]), MoveContext("ns")
+    memory, context = Memory(send=[IN_DOUBT, REFUSED]), fast_context()
     await move(memory, [message(1)], context)
     receipt = receipt_of(context)
     assert (receipt.dead_lettered, receipt.in_doubt) == (1, 0)
@@ -202,7 +198,7 @@ async def test_a_message_in_doubt_that_is_refused_later_is_named() -> None:
 
 
 async def test_a_message_in_doubt_at_the_end_is_counted_in_doubt() -> None:
-    memory, context = Memory(send=[IN_DOUBT] * 50), MoveContext("ns")
+    memory, context = Memory(send=[IN_DOUBT] * 50), fast_context()
     await move(memory, [message(1), message(2)], context)
     receipt = receipt_of(context)
     assert (receipt.in_doubt, receipt.released, receipt.exit_code) == (1, 1, 3)
@@ -210,7 +206,7 @@ async def test_a_message_in_doubt_at_the_end_is_counted_in_doubt() -> None:
 
 @pytest.mark.parametrize("error", [LOST, UNREACHABLE, IN_DOUBT])
 async def test_a_failed_dead_letter_is_counted_as_released(error: Exception) -> None:
-    memory, context = Memory(dead_letter=[error]), MoveContext("ns")
+    memory, context = Memory(dead_letter=[error]), fast_context()
     made = await move(memory, [message(1, None)], context)
     receipt = receipt_of(context)
     assert (receipt.dead_lettered, receipt.released, receipt.dead_letters) == (0, 1, ())
@@ -218,7 +214,7 @@ async def test_a_failed_dead_letter_is_counted_as_released(error: Exception) -> 
 
 
 async def test_a_failed_completion_stays_in_the_journal() -> None:
-    memory, context = Memory(complete=[UNREACHABLE]), MoveContext("ns")
+    memory, context = Memory(complete=[UNREACHABLE]), fast_context()
     made = await move(memory, [message(1)], context)
     assert receipt_of(context).sent == 1
     assert len(context.journal.unconfirmed()) == 1
@@ -248,7 +244,7 @@ class BusyOnce(Memory):
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 async def test_a_redelivery_during_a_failed_send_is_not_overtaken(copies: int) -> None:
-    memory, context = BusyOnce(), MoveContext("ns")
+    memory, context = BusyOnce(), fast_context()
 
     async def come_again(made: Mover) -> None:
         await memory.reached.wait()
@@ -277,7 +273,7 @@ class HalfAway(Memory):
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_stop_settles_without_waiting_for_a_contiguous_range(late: bool) -> None:
     """With `late`, messages are accepted after the stop."""
-    memory, context = HalfAway(together=5), MoveContext("ns", timings=replace(FAST, settle_seconds=1_000.0))
+    memory, context = HalfAway(together=5), fast_context(timings=replace(FAST, settle_seconds=1_000.0))
     messages = [message(number, "orders" if number % 2 else "away") for number in range(10)]
 
     async def accepted(_: Mover) -> None:
@@ -294,7 +290,7 @@ async def test_a_stop_settles_without_waiting_for_a_contiguous_range(late: bool)
 
 @pytest.mark.parametrize("accepted_before", [False, True])
 async def test_a_cancelled_completion_is_counted(accepted_before: bool) -> None:
-    memory, context = Memory(complete=["hang"]), MoveContext("ns")
+    memory, context = Memory(complete=["hang"]), fast_context()
     if accepted_before:
         context.journal.note_accepted(context.journal.note_sending([[("ns", "q", 1, 1, "m1")]], "orders"))
     task = asyncio.create_task(move(memory, [message(1)], context))
@@ -308,7 +304,7 @@ async def test_a_cancelled_completion_is_counted(accepted_before: bool) -> None:
 
 @pytest.mark.parametrize(("step", "doubtful"), [("ready", 0), ("send", 1)])
 async def test_cancelling_leaves_only_sent_messages_in_doubt(step: str, doubtful: int) -> None:
-    memory, context = Memory(**{step: ["hang"]}), MoveContext("ns")
+    memory, context = Memory(**{step: ["hang"]}), fast_context()
     task = asyncio.create_task(move(memory, [message(1)], context))
     await memory.reached.wait()
     task.cancel()
@@ -320,7 +316,7 @@ async def test_cancelling_leaves_only_sent_messages_in_doubt(step: str, doubtful
 
 async def test_cancelling_a_wait_for_the_rate_releases_everything() -> None:
     loop = asyncio.get_running_loop()
-    memory, context = Memory(), MoveContext("ns", rate_limiter=RateLimiter(loop.time(), rate=0.001))
+    memory, context = Memory(), fast_context(rate_limiter=RateLimiter(loop.time(), rate=0.001))
     context.rate_limiter.reserve(loop.time(), 2, 1.0)
     task = asyncio.create_task(move(memory, [message(1), message(2)], context, settle=False, then=forever))
     while not any(each.get_name() == "send to orders" for each in asyncio.all_tasks()):  # noqa: ASYNC110  a turn of the loop is no sleep
@@ -334,7 +330,7 @@ async def test_cancelling_a_wait_for_the_rate_releases_everything() -> None:
 
 
 async def test_a_redelivery_is_counted_if_the_first_completion_is_cancelled() -> None:
-    memory, context = Memory(complete=["hang"]), MoveContext("ns")
+    memory, context = Memory(complete=["hang"]), fast_context()
 
     async def comes_again(made: Mover) -> None:
         await memory.reached.wait()
@@ -354,7 +350,7 @@ async def forever(_mover: Mover) -> None:
 
 
 async def test_a_stop_does_not_wait_for_a_destination() -> None:
-    memory, context = Memory(ready=["hang"]), MoveContext("ns")
+    memory, context = Memory(ready=["hang"]), fast_context()
     await move(memory, [message(1), message(2)], context, settle=False, then=lambda _mover: memory.reached.wait())
     assert memory.stopped
     assert receipt_of(context).released == 2
@@ -366,7 +362,7 @@ async def test_a_stop_does_not_wait_for_a_destination() -> None:
     "error", [errors.NotAuthorized("no claim"), errors.UsageError("bad CA file"), errors.MachineLacks("no room")]
 )
 async def test_an_error_that_no_message_caused_stops_without_dead_letters(step: str, error: errors.SbpairError) -> None:
-    memory, context = Memory(**{step: [error]}), MoveContext("ns")
+    memory, context = Memory(**{step: [error]}), fast_context()
     made = await move(memory, [message(1), message(2)], context)
     assert made.fatal is error
     assert memory.interrupted
@@ -375,14 +371,14 @@ async def test_an_error_that_no_message_caused_stops_without_dead_letters(step: 
 
 
 async def test_a_protocol_error_backs_off_and_dead_letters_nothing() -> None:
-    memory, context = Memory(send=[errors.ProtocolError("bad frame")]), MoveContext("ns")
+    memory, context = Memory(send=[errors.ProtocolError("bad frame")]), fast_context()
     await move(memory, [message(1)], context)
     assert receipt_of(context).sent == 1
 
 
 @pytest.mark.parametrize("error", [UNREACHABLE, errors.NotAuthorized("no"), errors.ProtocolError("bad"), REFUSED])
 async def test_a_failed_renewal_loses_no_message(error: Exception) -> None:
-    memory, context = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), MoveContext("ns", timings=RENEWING)
+    memory, context = Memory(renew=[error] * 3, ready=[UNREACHABLE] * 99), fast_context(timings=RENEWING)
     await move(memory, [message(1)], context, settle=False, then=lambda _made: memory.used_up("renew"))
     assert receipt_of(context).released == 1
 
@@ -390,7 +386,7 @@ async def test_a_failed_renewal_loses_no_message(error: Exception) -> None:
 async def test_a_lost_lock_is_not_renewed_again() -> None:
     memory, context = (
         Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]),
-        MoveContext("ns", timings=RENEWING),
+        fast_context(timings=RENEWING),
     )
     messages = [message(1), message(2), message(3)]
     await move(memory, messages, context, settle=False, then=lambda _made: memory.used_up("renew"))
@@ -402,7 +398,7 @@ async def test_a_lost_lock_is_not_renewed_again() -> None:
 
 
 async def test_a_redelivery_of_a_held_message_is_sent_once() -> None:
-    memory, context = Memory(), MoveContext("ns")
+    memory, context = Memory(), fast_context()
     await move(memory, [message(1), message(2), message(1), message(2)], context)
     assert sorted(number for what, number in memory.done if what == "send") == [1, 2]
     receipt = receipt_of(context)
@@ -411,7 +407,7 @@ async def test_a_redelivery_of_a_held_message_is_sent_once() -> None:
 
 
 async def test_room_is_limited_by_messages_and_bytes() -> None:
-    context = MoveContext("ns", max_held=10, max_held_bytes=1_000)
+    context = fast_context(max_held=10, max_held_bytes=1_000)
     memory = Memory(ready=[UNREACHABLE] * 1_000)
     rooms: list[int] = []
 
@@ -431,7 +427,7 @@ async def test_room_is_limited_by_messages_and_bytes() -> None:
 
 
 async def test_a_refused_batch_is_split_and_only_the_cause_is_dead_lettered() -> None:
-    memory, context = Memory(3, send=[REFUSED, None, REFUSED, None]), MoveContext("ns")
+    memory, context = Memory(3, send=[REFUSED, None, REFUSED, None]), fast_context()
     await move(memory, [message(1), message(2), message(3)], context)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.dead_lettered, receipt.doubtful) == (2, 1, ())
@@ -440,7 +436,7 @@ async def test_a_refused_batch_is_split_and_only_the_cause_is_dead_lettered() ->
 
 
 async def test_a_batch_in_doubt_is_named_by_message_and_resent_in_order() -> None:
-    memory, context = Memory(3, send=[IN_DOUBT]), MoveContext("ns")
+    memory, context = Memory(3, send=[IN_DOUBT]), fast_context()
     await move(memory, [message(1), message(2), message(3)], context)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.in_doubt) == (3, 0)
@@ -449,7 +445,7 @@ async def test_a_batch_in_doubt_is_named_by_message_and_resent_in_order() -> Non
 
 
 async def test_nothing_is_sent_that_the_journal_cannot_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, context = Memory(2), MoveContext("ns")
+    memory, context = Memory(2), fast_context()
     full = errors.MachineLacks("the disk is full")
 
     async def flush() -> None:
@@ -464,7 +460,7 @@ async def test_nothing_is_sent_that_the_journal_cannot_record(monkeypatch: pytes
 
 
 async def test_nothing_is_sent_if_the_lease_expires_during_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, context = Memory(2), MoveContext("ns")
+    memory, context = Memory(2), fast_context()
     lost = errors.LeaseLost("it is another's")
 
     def may_send() -> None:
@@ -516,7 +512,7 @@ def test_every_delivery_ends_in_exactly_one_bucket(
 ) -> None:
     async def main() -> None:
         memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
-        context = MoveContext("ns", ordered=ordered, timings=replace(FAST, backoff=Backoff(0.0, 0.0)))
+        context = fast_context(ordered=ordered, timings=replace(FAST, backoff=Backoff(0.0, 0.0)))
         taken = [message(number, path) for number, path in messages]
         task = asyncio.create_task(moved(memory, taken, context))
         if turns is not None:
@@ -560,7 +556,7 @@ def spent(context: MoveContext) -> tuple[int, int, int]:
 @given(st.lists(st.integers(1, 300_000), max_size=30), st.integers(1, 10))
 @settings(max_examples=30, deadline=None)
 def test_operations_count_units_of_messages_not_batches(sizes: list[int], together: int) -> None:
-    context = MoveContext("ns")
+    context = fast_context()
 
     async def main() -> None:
         await move(Memory(together), [message(at, size=size) for at, size in enumerate(sizes)], context)
@@ -571,25 +567,25 @@ def test_operations_count_units_of_messages_not_batches(sizes: list[int], togeth
 
 
 async def test_refused_sends_are_no_operations_but_dead_letters_are() -> None:
-    context = MoveContext("ns")
+    context = fast_context()
     await move(Memory(), [message(1, None, size=UNIT_BYTES + 1)], context)
     assert spent(context) == (4, 0, 0)
-    context = MoveContext("ns")
+    context = fast_context()
     await move(Memory(send=[REFUSED]), [message(1)], context)
     assert spent(context) == (2, 0, 0)
 
 
 async def test_a_send_without_an_outcome_is_an_operation() -> None:
-    context = MoveContext("ns")
+    context = fast_context()
     await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [message(1)], context)
     assert spent(context) == (2, 3, 0)
 
 
 async def test_releases_are_operations_and_abandoned_messages_are_not() -> None:
-    context = MoveContext("ns")
+    context = fast_context()
     await move(Memory(ready=[UNREACHABLE] * 50), [message(1), message(2)], context, settle=False)
     assert spent(context) == (4, 0, 0)
-    context = MoveContext("ns")
+    context = fast_context()
 
     async def killed(_made: Mover) -> None:
         raise ZeroDivisionError
@@ -600,7 +596,7 @@ async def test_releases_are_operations_and_abandoned_messages_are_not() -> None:
 
 
 async def test_each_renewed_lock_is_an_operation() -> None:
-    memory, context = Memory(ready=["hang"]), MoveContext("ns")
+    memory, context = Memory(ready=["hang"]), fast_context()
 
     async def then(_made: Mover) -> None:
         while not any(what == "renew" for what, _ in memory.done):  # noqa: ASYNC110  a turn of the loop is no sleep
@@ -616,7 +612,7 @@ async def test_each_renewed_lock_is_an_operation() -> None:
 
 
 async def test_waiting_messages_are_counted_by_destination_with_their_age() -> None:
-    memory, context = Memory(ready=[UNREACHABLE] * 50), MoveContext("ns")
+    memory, context = Memory(ready=[UNREACHABLE] * 50), fast_context()
     seen: list[object] = []
 
     async def then(made: Mover) -> None:

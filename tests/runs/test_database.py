@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -10,7 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,33 +17,14 @@ from pathlib import Path
 import pytest
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, SbpairError, StateRefused, UsageError
-from sbpair.model.pair import Endpoint, Identity, Pair
+from sbpair.model.pair import Pair
 from sbpair.move.receipt import Receipt, Tally
 from sbpair.move.run_store import RunStore
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import Lease
 from sbpair.runs.run_log import MAX_KEPT, RunEntry, RunOutcome, all_runs, find_run, new_id
-
-
-def endpoint(name: str, **changed: object) -> Endpoint:
-    made = Endpoint(name, f"{name}.example", f"{name}.example", 5671, tls=True, credential=Identity())
-    return replace(made, **changed)
-
-
-PAIR = Pair("orders", endpoint("contoso"), endpoint("contoso-dr"))
-KEY = ("contoso-dr", "q", 1, 1, "m")
-
-
-def sending(journal: Journal, keys: Sequence[tuple[str, str, int, int, str | None]], destination: str) -> int:
-    [flight] = journal.note_sending([keys], destination)
-    asyncio.run(journal.flush())
-    return flight
-
-
-def accepted(journal: Journal, flight: int) -> None:
-    journal.note_accepted([flight])
-    asyncio.run(journal.flush())
+from tests.runs.states import KEY, PAIR, accepted, endpoint, sending
 
 
 def mode(path: Path) -> int:
@@ -223,14 +203,13 @@ def test_an_impossible_lease_path_raises_machine_lacks(tmp_path: Path, spoil: Ca
         Lease(home, "r")
 
 
-def test_a_state_locked_by_another_process_raises(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        state.read("PRAGMA busy_timeout = 1")
-        with pytest.raises(MachineLacks, match=r"another process keeps .* locked"):
-            Journal(state)
-        other.close()
+def test_a_state_locked_by_another_process_raises(tmp_path: Path, state: RunDatabase) -> None:
+    other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    state.read("PRAGMA busy_timeout = 1")
+    with pytest.raises(MachineLacks, match=r"another process keeps .* locked"):
+        Journal(state)
+    other.close()
 
 
 def test_reading_a_missing_state_creates_nothing(tmp_path: Path) -> None:
@@ -401,7 +380,7 @@ CRASH = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_database import KEY, PAIR, sending
+from tests.runs.states import KEY, PAIR, sending
 from sbpair.move.run_store import RunStore
 from sbpair.move.receipt import Tally
 tally = Tally()
@@ -415,7 +394,7 @@ sys.stdin.readline()
 
 
 def test_a_killed_run_is_crashed_and_the_next_reports_its_doubts(tmp_path: Path) -> None:
-    program = CRASH.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
+    program = CRASH.format(tests=str(Path(__file__).parents[2]), directory=str(tmp_path))
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -443,19 +422,18 @@ def test_a_killed_run_is_crashed_and_the_next_reports_its_doubts(tmp_path: Path)
         assert [run.outcome for run in all_runs(state)] == ["done", "done", "crashed"]
 
 
-def test_the_latest_runs_are_kept_with_their_doubts(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        for number in range(MAX_KEPT + 5):
-            run = RunEntry(state, "syphon", clock_ms=lambda number=number: number * 1_000)
-            journal = Journal(state, run=run.id)
-            journal.note_in_doubt(sending(journal, [KEY], "orders"))
-            journal.close()
-            run.finish({}, 0)
-            run.close()
-        kept = all_runs(state)
-        assert [run.started_ms for run in kept] == [1_000 * number for number in range(MAX_KEPT + 4, 4, -1)]
-        assert all(len(run.doubts) == 1 for run in kept)
-        assert len(state.read("SELECT id FROM flights")) == MAX_KEPT
+def test_the_latest_runs_are_kept_with_their_doubts(state: RunDatabase) -> None:
+    for number in range(MAX_KEPT + 5):
+        run = RunEntry(state, "syphon", clock_ms=lambda number=number: number * 1_000)
+        journal = Journal(state, run=run.id)
+        journal.note_in_doubt(sending(journal, [KEY], "orders"))
+        journal.close()
+        run.finish({}, 0)
+        run.close()
+    kept = all_runs(state)
+    assert [run.started_ms for run in kept] == [1_000 * number for number in range(MAX_KEPT + 4, 4, -1)]
+    assert all(len(run.doubts) == 1 for run in kept)
+    assert len(state.read("SELECT id FROM flights")) == MAX_KEPT
 
 
 def test_a_unique_prefix_of_an_id_finds_the_run(tmp_path: Path) -> None:

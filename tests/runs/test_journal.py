@@ -22,42 +22,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbpair.errors import LeaseLost, MachineLacks
-from sbpair.model.pair import Endpoint, Identity, Pair
 from sbpair.runs import database as state_module
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import REMEMBERED_DAYS, Doubt, Journal, doubts_of
+from tests.runs.states import PAIR, accepted, sending
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sbpair.model.message_key import Key
 
 
-def endpoint(name: str) -> Endpoint:
-    return Endpoint(name, f"{name}.example", f"{name}.example", 5671, tls=True, credential=Identity())
-
-
-PAIR = Pair("orders", endpoint("contoso"), endpoint("contoso-dr"))
 DAY_MS = 86_400_000
 
 
 def key(number: int, message_id: str | None = "m", queue: str = "q") -> Key:
     return ("contoso-dr", queue, number, 1_790_000_000_000 + number, message_id)
-
-
-def sending(journal: Journal, keys: Sequence[Key], destination: str) -> int:
-    [flight] = journal.note_sending([keys], destination)
-    try:
-        asyncio.run(journal.flush())
-    except MachineLacks:
-        journal.note_unsent(flight)
-        raise
-    return flight
-
-
-def accepted(journal: Journal, flight: int) -> None:
-    journal.note_accepted([flight])
-    asyncio.run(journal.flush())
 
 
 def moved(journal: Journal, *keys: Key) -> None:
@@ -187,20 +165,18 @@ TestOnDisk.settings = settings(max_examples=40, stateful_step_count=20, deadline
 
 
 @pytest.mark.parametrize("part", range(5))
-def test_all_five_parts_must_match(tmp_path: Path, part: int) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        moved(Journal(state), key(1))
-        journal = Journal(state)
-        other = (*key(1)[:part], {0: "n", 1: "p", 2: 9, 3: 9, 4: None}[part], *key(1)[part + 1 :])
-        assert journal.was_accepted(key(1))
-        assert not journal.was_accepted(other)
+def test_all_five_parts_must_match(state: RunDatabase, part: int) -> None:
+    moved(Journal(state), key(1))
+    journal = Journal(state)
+    other = (*key(1)[:part], {0: "n", 1: "p", 2: 9, 3: 9, 4: None}[part], *key(1)[part + 1 :])
+    assert journal.was_accepted(key(1))
+    assert not journal.was_accepted(other)
 
 
 @pytest.mark.parametrize("message_id", [None, "", "a" * 128, "é\U0001f600\x00\n'\";", "\ud800", "[1]"])
-def test_any_message_id_round_trips(tmp_path: Path, message_id: str | None) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        moved(Journal(state), key(2**62, message_id), key(2, "other"))
-        assert Journal(state).was_accepted(key(2**62, message_id))
+def test_any_message_id_round_trips(state: RunDatabase, message_id: str | None) -> None:
+    moved(Journal(state), key(2**62, message_id), key(2, "other"))
+    assert Journal(state).was_accepted(key(2**62, message_id))
 
 
 def test_a_message_in_doubt_is_named_once() -> None:
@@ -218,31 +194,29 @@ def test_doubts_of_earlier_runs_are_named_first() -> None:
     assert journal.in_doubt() == [left, Doubt("r", "q", 2, "m", "orders")]
 
 
-def test_nothing_is_recorded_if_nothing_may_be_sent(tmp_path: Path) -> None:
+def test_nothing_is_recorded_if_nothing_may_be_sent(state: RunDatabase) -> None:
     def lost() -> None:
         raise LeaseLost("it is gone")
 
-    with RunDatabase(tmp_path, PAIR) as state:
-        journal = Journal(state, run="r", may_send=lost)
-        with pytest.raises(LeaseLost):
-            sending(journal, [key(1)], "orders")
-        assert doubts_of(state, "r", ended=True) == []
+    journal = Journal(state, run="r", may_send=lost)
+    with pytest.raises(LeaseLost):
+        sending(journal, [key(1)], "orders")
+    assert doubts_of(state, "r", ended=True) == []
 
 
 # How much it remembers, and how long
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_messages_taken_by_other_movers_are_forgotten(tmp_path: Path, on_disk: bool) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        journal = Journal(state if on_disk else None, limit=3)
-        for number in range(10):
-            journal.note_returned([key(number)])
-            moved(journal, key(number, queue="other"))
-        assert [number for number in range(10) if journal.seen(key(number))] == [7, 8, 9]
-        assert [each[2] for each in journal.unconfirmed()] == [7, 8, 9]
-        journal.close()
-        assert len(state.read("SELECT id FROM flights")) == (3 if on_disk else 0)
+def test_messages_taken_by_other_movers_are_forgotten(state: RunDatabase, on_disk: bool) -> None:
+    journal = Journal(state if on_disk else None, limit=3)
+    for number in range(10):
+        journal.note_returned([key(number)])
+        moved(journal, key(number, queue="other"))
+    assert [number for number in range(10) if journal.seen(key(number))] == [7, 8, 9]
+    assert [each[2] for each in journal.unconfirmed()] == [7, 8, 9]
+    journal.close()
+    assert len(state.read("SELECT id FROM flights")) == (3 if on_disk else 0)
 
 
 def test_a_long_run_leaves_a_small_file(tmp_path: Path) -> None:
@@ -256,30 +230,27 @@ def test_a_long_run_leaves_a_small_file(tmp_path: Path) -> None:
     assert (tmp_path / "state.db").stat().st_size < 200_000
 
 
-def test_too_many_earlier_entries_are_remembered_in_part(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        first = Journal(state)
-        for number in range(10):
-            moved(first, key(number))
-        assert [number for number in range(10) if Journal(state, limit=4).was_accepted(key(number))] == [6, 7, 8, 9]
+def test_too_many_earlier_entries_are_remembered_in_part(state: RunDatabase) -> None:
+    first = Journal(state)
+    for number in range(10):
+        moved(first, key(number))
+    assert [number for number in range(10) if Journal(state, limit=4).was_accepted(key(number))] == [6, 7, 8, 9]
 
 
-def test_accepted_messages_are_forgotten_after_some_days(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        moved(Journal(state, clock_ms=lambda: 0), key(1))
-        moved(Journal(state, clock_ms=lambda: DAY_MS), key(2))
-        later = Journal(state, clock_ms=lambda: REMEMBERED_DAYS * DAY_MS + 1)
-        assert (later.was_accepted(key(1)), later.was_accepted(key(2))) == (False, True)
+def test_accepted_messages_are_forgotten_after_some_days(state: RunDatabase) -> None:
+    moved(Journal(state, clock_ms=lambda: 0), key(1))
+    moved(Journal(state, clock_ms=lambda: DAY_MS), key(2))
+    later = Journal(state, clock_ms=lambda: REMEMBERED_DAYS * DAY_MS + 1)
+    assert (later.was_accepted(key(1)), later.was_accepted(key(2))) == (False, True)
 
 
-def test_a_clock_set_back_does_not_repeat_batch_numbers(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        moved(Journal(state, clock_ms=lambda: DAY_MS), key(1))
-        journal = Journal(state, clock_ms=lambda: 0)
-        moved(journal, key(2))
-        journal.note_completed([key(2)])
-        journal.close()
-        assert Journal(state, clock_ms=lambda: 0).was_accepted(key(1))
+def test_a_clock_set_back_does_not_repeat_batch_numbers(state: RunDatabase) -> None:
+    moved(Journal(state, clock_ms=lambda: DAY_MS), key(1))
+    journal = Journal(state, clock_ms=lambda: 0)
+    moved(journal, key(2))
+    journal.note_completed([key(2)])
+    journal.close()
+    assert Journal(state, clock_ms=lambda: 0).was_accepted(key(1))
 
 
 def test_two_open_journals_do_not_interfere(tmp_path: Path) -> None:
@@ -308,31 +279,29 @@ def fill(state: RunDatabase) -> None:
     state.read(f"PRAGMA max_page_count = {pages}")
 
 
-def test_a_full_file_stops_before_anything_is_sent(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        journal = Journal(state, run="r")
-        moved(journal, key(1))
-        fill(state)
-        with pytest.raises(MachineLacks, match="full") as raised:
-            send_for_ever(journal)
-        assert raised.value.exit_code == 7
-        assert raised.value.hint
-        [[pages]] = state.read("PRAGMA page_count")
-        state.read(f"PRAGMA max_page_count = {pages + 100}")
-        moved(journal, key(1_000_000))
-        assert Journal(state).was_accepted(key(1_000_000))
+def test_a_full_file_stops_before_anything_is_sent(state: RunDatabase) -> None:
+    journal = Journal(state, run="r")
+    moved(journal, key(1))
+    fill(state)
+    with pytest.raises(MachineLacks, match="full") as raised:
+        send_for_ever(journal)
+    assert raised.value.exit_code == 7
+    assert raised.value.hint
+    [[pages]] = state.read("PRAGMA page_count")
+    state.read(f"PRAGMA max_page_count = {pages + 100}")
+    moved(journal, key(1_000_000))
+    assert Journal(state).was_accepted(key(1_000_000))
 
 
-def test_messages_accepted_while_the_disk_was_full_stay_accepted(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        journal = Journal(state, run="r")
-        flight = sending(journal, [key(1)], "orders")
-        state.read("PRAGMA query_only = 1")
-        with pytest.raises(MachineLacks):
-            accepted(journal, flight)
-        assert journal.was_accepted(key(1))
-        journal.close()
-        assert [doubt.sequence_number for doubt in doubts_of(state, "r", ended=True)] == [1]
+def test_messages_accepted_while_the_disk_was_full_stay_accepted(state: RunDatabase) -> None:
+    journal = Journal(state, run="r")
+    flight = sending(journal, [key(1)], "orders")
+    state.read("PRAGMA query_only = 1")
+    with pytest.raises(MachineLacks):
+        accepted(journal, flight)
+    assert journal.was_accepted(key(1))
+    journal.close()
+    assert [doubt.sequence_number for doubt in doubts_of(state, "r", ended=True)] == [1]
 
 
 # Its log, which is folded into the file where nobody waits for it

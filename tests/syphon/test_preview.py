@@ -14,12 +14,10 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, enc
 from sbpair.amqp.types import Int, Long, Symbol, Timestamp
 from sbpair.azure.interfaces import DestinationEntity
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Pair, SasKey
 from sbpair.move.events import QueuesFound
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek import destination_lookup
@@ -29,6 +27,7 @@ from sbpair.syphon.forecast import Forecast, total
 from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
 from sbpair.testing import Emulator
 from tests.kit.stranded import numbered
+from tests.syphon import test_syphon as syphon_world
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
@@ -38,37 +37,20 @@ HOUR, QUARTER = 3_600_000, 900_000
 BACKLOG = QueueDescription(max_size_in_megabytes=5120, max_delivery_count=2**31 - 1)
 
 
-class World:
+class World(syphon_world.World):
     """A pair with some backlog queues, on one emulator; what a preview tells meanwhile is kept."""
 
     def __init__(self, emulator: Emulator, queues: int) -> None:
-        self.emulator = emulator
-        self.primary, self.secondary = emulator.namespaces["contoso"], emulator.namespaces["contoso-dr"]
-        ends = (endpoint_from_connection_string(each.connection_string, name=each.name) for each in self.sides)
-        self.pair = Pair("p", *ends, backlog_queues=queues or 1)
-        self.told: list[Any] = []
+        super().__init__(emulator, queues or 1)
+        self.sides = (self.primary, self.secondary)
         self.clock, self.slept = 0.0, 0.0
-
-    @property
-    def sides(self) -> tuple[Any, Any]:
-        return self.primary, self.secondary
 
     def backlog(self, index: int = 0, **changed: Any) -> QueueEntity:
         path = queue_path("contoso", index)
         return self.secondary.find_queue(path) or self.secondary.create_queue(path, replace(BACKLOG, **changed))
 
-    def strand(self, *numbers: int, to: str = "orders", index: int = 0, **changed: Any) -> None:
-        for number in numbers:
-            self.put(numbered(number, to, **changed), index)
-
     def put(self, payload: bytes, index: int = 0) -> None:
         self.backlog(index).send(service_envelope.read_delivery(payload, 0))
-
-    def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
-        namespace = self.primary if side == "primary" else self.secondary
-        namespace.keys = (*namespace.keys, AuthorizationRule("only", "key", "other", frozenset(claims)))
-        endpoint = replace(getattr(self.pair, side), credential=SasKey("only", key))
-        self.pair = replace(self.pair, **{side: endpoint})
 
     async def sleep(self, seconds: float) -> None:
         """Time passes at once, here and at the emulator."""

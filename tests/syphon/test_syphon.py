@@ -25,7 +25,7 @@ from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
-from sbpair.move import context, destination_sender, events, intake, raw_primary, raw_source
+from sbpair.move import destination_sender, events, intake, raw_primary, raw_source
 from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.syphon import runner, worker, worker_connections
 from sbpair.testing import Emulator
@@ -35,8 +35,17 @@ from tests.kit.waiting import until
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
 
-HASTY = MoveTimings(backoff=Backoff(0.01, 60.0))
-RENEWING = replace(HASTY, renew_before_seconds=1_000.0, min_renewal_seconds=0.01)
+HASTY = worker.RunTimings(
+    backoff=Backoff(0.02, 60.0),
+    empty_wait_seconds=0.03,
+    count_wait_seconds=(0.01, 0.02),
+    report_seconds=0.01,
+    destinations_seconds=0.01,
+    move=MoveTimings(backoff=Backoff(0.01, 60.0)),
+)
+"""Waits that make sense against a real service are cut short."""
+
+RENEWING = replace(HASTY, move=replace(HASTY.move, renew_before_seconds=1_000.0, min_renewal_seconds=0.01))
 MINUTE_TICKS = 600_000_000
 
 
@@ -44,16 +53,6 @@ MINUTE_TICKS = 600_000_000
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages leave one after the other, so that something can happen between two of them."""
     monkeypatch.setattr(destination_sender, "MAX_ROUND", 1)
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits that make sense against a real service are cut short."""
-    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr(worker, "BACKOFF", Backoff(0.02, 60.0))
-    monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(context, "DEFAULT_TIMINGS", HASTY)
 
 
 class World:
@@ -102,6 +101,7 @@ class World:
         return next(event for event in self.of(kind) if fits(event))
 
     async def run(self, *, once: bool = True, **terms: Any) -> runner.SyphonResult:
+        terms = {"timings": HASTY, **terms}
         result = await runner.run(self.pair, once=once, stop=self.stop, on_event=self.tell, **terms)
         assert result.receipt.balanced
         assert all(
@@ -465,14 +465,13 @@ async def test_a_worker_holds_no_more_bytes_than_its_limit(monkeypatch: pytest.M
         assert w.of(events.QueueBlocked)
 
 
-async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "DEFAULT_TIMINGS", RENEWING)
+async def test_locks_of_what_is_held_are_renewed() -> None:
     async with world() as w:
         room = fill(w.destination())
         w.strand(1, 2)
         renewed = asyncio.Event()
         after(w.backlog().messages, "renew", renewed.set, skip=3)
-        async with w.watching():
+        async with w.watching(timings=RENEWING):
             await renewed.wait()
             w.emulator.advance(59_000)
             renewed.clear()
@@ -484,12 +483,11 @@ async def test_locks_of_what_is_held_are_renewed(monkeypatch: pytest.MonkeyPatch
             await until(lambda: held_in(w.backlog()) == [])
 
 
-async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "DEFAULT_TIMINGS", RENEWING)
+async def test_held_messages_that_lose_their_lock_come_again_and_are_sent_once() -> None:
     async with world() as w:
         room = fill(w.destination())
         w.strand(*range(5))
-        async with w.watching() as task:
+        async with w.watching(timings=RENEWING) as task:
             await w.told_of(events.DestinationBackingOff)
             w.emulator.advance(61_000)
             await w.told_of(events.QueueProgress, lambda event: event.received > 5)
@@ -575,8 +573,7 @@ async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it()
 
 
 async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worker.LONG_POLL_SECONDS == 15 * 60
-    monkeypatch.setattr(worker, "LONG_POLL_SECONDS", 0.02)
+    assert worker.DEFAULT_TIMINGS.long_poll_seconds == 15 * 60
     asked, polled = Counter[str](), asyncio.Event()
     on_flow, taking = OutgoingLink.on_flow, raw_source.RawSource.receive
 
@@ -592,7 +589,7 @@ async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: p
 
     monkeypatch.setattr(OutgoingLink, "on_flow", counted)
     monkeypatch.setattr(raw_source.RawSource, "receive", take)
-    async with world() as w, w.watching():
+    async with world() as w, w.watching(timings=replace(HASTY, long_poll_seconds=0.02)):
         await polled.wait()
         assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]
 

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
 from sbpair.cli.progress.boards import Board, BoardView
 from sbpair.emulator.access.sas import AccessRight
-from sbpair.model.backoff import Backoff
 from sbpair.model.cost import Operations
-from sbpair.move import context, events
-from sbpair.move.context import MoveTimings
-from sbpair.syphon import depth_sampler, runner, worker
+from sbpair.move import events
+from sbpair.syphon import runner
 from tests.kit.costs import moved, turned_away
 from tests.kit.waiting import until
 from tests.syphon.test_syphon import World, fill, held_in, world
 
+if TYPE_CHECKING:
+    import pytest
+
 SOON = 0.01
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits that make sense against a real service are cut short."""
-    monkeypatch.setattr(worker, "EMPTY_WAIT_SECONDS", 0.03)
-    monkeypatch.setattr(worker, "COUNT_WAIT_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr(worker, "BACKOFF", Backoff(0.02, 60.0))
-    monkeypatch.setattr(worker, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(depth_sampler, "DESTINATIONS_SECONDS", 0.01)
-    monkeypatch.setattr(context, "DEFAULT_TIMINGS", MoveTimings(backoff=Backoff(0.01, 60.0)))
 
 
 def view_of(w: World) -> BoardView:

@@ -26,12 +26,10 @@ class DeadLetterCause(NamedTuple):
 
 
 def dead_letter_path(path: str) -> str:
-    """Return the path of a queue's dead-letter queue."""
     return path + SUFFIX
 
 
 def is_dead_letter_path(path: str) -> bool:
-    """Return whether a path is that of a dead-letter queue."""
     return path.lower().endswith(SUFFIX)
 
 

@@ -72,7 +72,6 @@ class DestinationLookup:
         return self._names.setdefault(path.lower(), path)
 
     def entities(self) -> dict[str, DestinationEntity]:
-        """Return the existing destinations, by name."""
         return {self._names[name]: found for name, found in self._found.items() if isinstance(found, DestinationEntity)}
 
     async def find(self, path: str) -> DestinationEntity | DeadLetter | None:

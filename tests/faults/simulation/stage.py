@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -192,3 +194,18 @@ def play(scene: Callable[[Stage], Awaitable[None]], *, queues: int = 1, managed:
     finally:
         loop.close()
     assert not loop.broken
+
+
+def played(*, queues: int = 1, managed: bool = True) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Make a test of a scene: `play` it with the test's other arguments."""
+
+    def decorate(scene: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(scene)
+        def test(**arguments: Any) -> None:
+            play(functools.partial(scene, **arguments), queues=queues, managed=managed)
+
+        _, *others = inspect.signature(scene).parameters.values()
+        test.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+        return test
+
+    return decorate

@@ -1,0 +1,17 @@
+"""The state of a pair, open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sbpair.runs.database import RunDatabase
+from tests.runs.states import PAIR
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[RunDatabase]:
+    with RunDatabase(tmp_path, PAIR) as state:
+        yield state

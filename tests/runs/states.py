@@ -1,0 +1,39 @@
+"""A pair, and the steps of a journal, each on disk when it returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sbpair.errors import MachineLacks
+from sbpair.model.pair import Endpoint, Identity, Pair
+
+if TYPE_CHECKING:
+    from sbpair.model.message_key import Key
+    from sbpair.runs.journal import Journal
+
+
+def endpoint(name: str, **changed: object) -> Endpoint:
+    made = Endpoint(name, f"{name}.example", f"{name}.example", 5671, tls=True, credential=Identity())
+    return replace(made, **changed)
+
+
+PAIR = Pair("orders", endpoint("contoso"), endpoint("contoso-dr"))
+KEY = ("contoso-dr", "q", 1, 1, "m")
+
+
+def sending(journal: Journal, keys: Sequence[Key], destination: str) -> int:
+    [flight] = journal.note_sending([keys], destination)
+    try:
+        asyncio.run(journal.flush())
+    except MachineLacks:
+        journal.note_unsent(flight)
+        raise
+    return flight
+
+
+def accepted(journal: Journal, flight: int) -> None:
+    journal.note_accepted([flight])
+    asyncio.run(journal.flush())
