@@ -25,7 +25,7 @@ from sbpair.runs.run_log import new_id
 from sbpair.runs.session_lease import hold_lease
 from sbpair.syphon.depth_sampler import DepthSampler
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
-from sbpair.syphon.pool import WorkerPool
+from sbpair.syphon.pool import Find, WorkerPool
 from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, QueueWorker, RunPlan, RunTimings
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class _PreparedRun:
     """Open connections to both namespaces' management, their answers, and the first queues."""
 
     get_token: GetToken | None
-    find: _QueueFinder
+    find: Find
     found: QueuesFound
     count: Count | None
     rate_limiter: RateLimiter | None = None
@@ -182,7 +182,7 @@ async def _prepare(
     control = await stack.enter_async_context(open_atom(pair.secondary))
     get_token = await stack.enter_async_context(token_getter(pair))
     rate_limiter, send_cost = await _limit(stack, pair, limits) if limits is not None else (None, None)
-    find = _QueueFinder(pair, control, on_event)
+    find = _queue_finder(pair, control, on_event)
     found = await find()
     count = _counter(control, tally) if found.managed else None
     return _PreparedRun(get_token, find, found, count, rate_limiter, send_cost)
@@ -229,21 +229,19 @@ async def _limit(stack: AsyncExitStack, pair: Pair, limits: MoveLimits) -> tuple
     return effective_limits(limits, tiers).rate_limiter(asyncio.get_running_loop().time()), send_cost
 
 
-class _QueueFinder:
-    """Lists the backlog queues, and emits QueuesFound when they have changed."""
+def _queue_finder(pair: Pair, control: QueueControl, on_event: OnEvent) -> Find:
+    """Return a function that lists the backlog queues, and emits QueuesFound when they have changed."""
+    last: QueuesFound | None = None
 
-    def __init__(self, pair: Pair, control: QueueControl, on_event: OnEvent) -> None:
-        self._pair = pair
-        self._control = control
-        self._on_event = on_event
-        self._found: QueuesFound | None = None
-
-    async def __call__(self) -> QueuesFound:
-        found = await backlog_queues.find(self._pair, self._control)
-        if found != self._found:
-            self._found = found
-            self._on_event(found)
+    async def find() -> QueuesFound:
+        nonlocal last
+        found = await backlog_queues.find(pair, control)
+        if found != last:
+            last = found
+            on_event(found)
         return found
+
+    return find
 
 
 def _counter(control: QueueControl, tally: Tally) -> Count:

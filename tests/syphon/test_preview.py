@@ -49,6 +49,10 @@ class World(syphon_world.World):
         path = queue_path("contoso", index)
         return self.secondary.find_queue(path) or self.secondary.create_queue(path, replace(BACKLOG, **changed))
 
+    def strand(self, *numbers: int, to: str = "orders", index: int = 0, **changed: Any) -> None:
+        for number in numbers:
+            self.put(numbered(number, to, **changed), index)
+
     def put(self, payload: bytes, index: int = 0) -> None:
         self.backlog(index).send(service_envelope.read_delivery(payload, 0))
 

@@ -31,9 +31,9 @@ from sbpair.runs import session_lease
 from tests.amqp_client.test_client import scripted
 from tests.faults.test_kill_syphon import syphon as start
 from tests.kit.waiting import until
-from tests.syphon.test_syphon import World, _impatient, one_by_one, world
+from tests.syphon.test_syphon import World, one_by_one, world
 
-__all__ = ["_impatient", "one_by_one"]
+__all__ = ["one_by_one"]
 
 LEASES = "leases"
 SLOWLY = ("--rate", "1/h")

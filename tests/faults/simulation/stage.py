@@ -201,8 +201,8 @@ def played(*, queues: int = 1, managed: bool = True) -> Callable[[Callable[..., 
 
     def decorate(scene: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         @functools.wraps(scene)
-        def test(**arguments: Any) -> None:
-            play(functools.partial(scene, **arguments), queues=queues, managed=managed)
+        def test(*given: Any, **fixtures: Any) -> None:
+            play(lambda stage: scene(stage, *given, **fixtures), queues=queues, managed=managed)
 
         _, *others = inspect.signature(scene).parameters.values()
         test.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
