@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,15 @@ def text_of(message: Any) -> str:
     return b"".join(message.body).decode()
 
 
+@contextmanager
+def opened(running: Any, official: Any) -> Iterator[tuple[QueueEntity, Any, Any]]:
+    """Open a new queue with a sender and a receiver."""
+    queue = running.queue()
+    where = (running.connection_string, queue.path)
+    with official.sender(*where) as sender, official.receiver(*where) as receiver:
+        yield queue, sender, receiver
+
+
 def take(receiver: Any) -> Any:
     (message,) = receiver.receive_messages(1, max_wait_time=10)
     return message
@@ -88,9 +98,7 @@ def test_an_id_that_has_left_the_window_is_new_again(running, queue, official) -
 
 
 def test_a_deferred_message_has_its_state_and_is_settled_in_every_way(running, official) -> None:
-    queue = running.queue()
-    where = (running.connection_string, queue.path)
-    with official.sender(*where) as sender, official.receiver(*where) as receiver:
+    with opened(running, official) as (queue, sender, receiver):
         sender.send_messages([ServiceBusMessage(str(number)) for number in range(3)])
         numbers = []
         for _ in range(3):
@@ -187,9 +195,7 @@ def test_what_waits_to_be_forwarded_is_told_while_its_target_is_down(running, of
 
 
 def test_properties_are_changed_by_settlements(running, official) -> None:
-    queue = running.queue()
-    where = (running.connection_string, queue.path)
-    with official.sender(*where) as sender, official.receiver(*where) as receiver:
+    with opened(running, official) as (queue, sender, receiver):
         sender.send_messages(ServiceBusMessage("changing", application_properties={"kept": 1, "changed": 1}))
         size = running.do(lambda: queue.size_bytes)
         modify(receiver, take(receiver), {"changed": 2, "note": "abandoned"})
@@ -208,20 +214,12 @@ def modify(receiver: Any, message: Any, properties: dict[str, Any], *, undeliver
     """Abandons or defers. Only the client's transport lets properties be changed in doing so, not its public face."""
     handler = receiver._handler
     settle = getattr(handler, "settle_messages_async", None) or handler.settle_messages
-    settle(
-        message._delivery_id,
-        message._delivery_tag,
-        "modified",
-        delivery_failed=True,
-        undeliverable_here=undeliverable_here,
-        message_annotations=properties,
-    )
+    options = {"undeliverable_here": undeliverable_here, "message_annotations": properties}
+    settle(message._delivery_id, message._delivery_tag, "modified", delivery_failed=True, **options)
 
 
 def test_what_waits_is_deleted_in_batches(running, official) -> None:
-    queue = running.queue()
-    where = (running.connection_string, queue.path)
-    with official.sender(*where) as sender, official.receiver(*where) as receiver:
+    with opened(running, official) as (queue, sender, receiver):
         sender.send_messages([ServiceBusMessage(str(number)) for number in range(5)])
         held = take(receiver)
         running.advance(1)
@@ -280,9 +278,7 @@ def put_forward(running: Any, minutes: int) -> None:
 
 
 def test_links_end_with_the_right_to_use_them(running, official) -> None:
-    queue = running.queue()
-    where = (running.connection_string, queue.path)
-    with official.sender(*where) as sender, official.receiver(*where) as receiver:
+    with opened(running, official) as (queue, sender, receiver):
         sender.send_messages(ServiceBusMessage("in time"))
         held = take(receiver)
         running.do(lambda: queue.update(replace(queue.description, status="SendDisabled")))
@@ -298,9 +294,7 @@ def test_links_end_with_the_right_to_use_them(running, official) -> None:
 
 
 def test_idle_links_are_detached_and_used_ones_are_not(running, official) -> None:
-    queue = running.queue()
-    where = (running.connection_string, queue.path)
-    with official.sender(*where) as sender, official.receiver(*where) as receiver:
+    with opened(running, official) as (_, sender, receiver):
         for _ in range(2):
             running.advance(9 * MINUTE)
             sender.send_messages(ServiceBusMessage("used"))

@@ -130,20 +130,20 @@ async def test_unknown_first_bytes_end_the_connection(emulator: Emulator, garbag
     assert await namespace_info(emulator) == 200
 
 
-@pytest.mark.parametrize("said", [b"", b"AM"])
-async def test_a_silent_peer_is_disconnected(said) -> None:
+@pytest.mark.parametrize("opening", [b"", b"AM"])
+async def test_a_silent_peer_is_disconnected(opening) -> None:
     loop = asyncio.get_running_loop()
     listening = bind_port("127.0.0.1", 0)
     make = lambda: ProtocolSniffer(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
     async with await loop.create_server(make, sock=listening), asyncio.timeout(10):
         reader, writer = await asyncio.open_connection(*listening.getsockname())
-        writer.write(said)
+        writer.write(opening)
         assert await eof(reader)
         writer.close()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "request_bytes",
     [
         b"GET nothing\x00\x01\r\n\r\n",
         b"POST\x01\x02\xff\xfe\r\n\r\n",
@@ -152,10 +152,10 @@ async def test_a_silent_peer_is_disconnected(said) -> None:
         b"PUT /secret" + b"x" * 20_000,
     ],
 )
-async def test_invalid_http_is_logged_in_one_line(said, caplog) -> None:
+async def test_invalid_http_is_logged_in_one_line(request_bytes, caplog) -> None:
     with caplog.at_level("DEBUG", "sbpair"), caplog.at_level("DEBUG", "aiohttp"):
         async with Emulator([("contoso", 0)]) as emulator, connected(emulator) as (reader, writer):
-            writer.write(said)
+            writer.write(request_bytes)
             assert (await reader.read()).startswith(b"HTTP/1.0 400")
     assert [record.levelname for record in caplog.records if record.name != "asyncio"] == ["INFO"]
     assert "secret" not in caplog.text

@@ -62,12 +62,12 @@ async def test_a_management_request_costs_ten() -> None:
         namespace = emulator.namespaces["contoso"]
         token = sign(namespace.keys[0], f"sb://{namespace.authority}", namespace.clock.now_ms() // 1000 + 60)
         url = f"http://{namespace.authority}/$namespaceinfo?api-version=2021-05"
-        said = []
+        answers = []
         async with ClientSession(headers={"Authorization": token}) as session:
             for _ in range(3):
                 async with session.get(url) as answer:
-                    said.append((answer.status, "SubCode=50004" in await answer.text()))
-        assert said == [(200, False), (200, False), (429, True)]
+                    answers.append((answer.status, "SubCode=50004" in await answer.text()))
+        assert answers == [(200, False), (200, False), (429, True)]
 
 
 async def test_one_connection_too_many_is_refused() -> None:

@@ -94,15 +94,9 @@ def properties_of(message: Any) -> dict[str, Any]:
 
 def test_a_topic_reads_back_as_it_was_created(admin: Any) -> None:
     name = f"a/Topic-{uuid.uuid4()}"
-    rule = AuthorizationRule(
-        type="SharedAccessAuthorizationRule",
-        claim_type="SharedAccessKey",
-        claim_value="None",
-        key_name="sending",
-        primary_key="key",
-        secondary_key="key-2",
-        rights=[AccessRights.SEND],
-    )
+    claim = {"type": "SharedAccessAuthorizationRule", "claim_type": "SharedAccessKey", "claim_value": "None"}
+    keys = {"key_name": "sending", "primary_key": "key", "secondary_key": "key-2"}
+    rule = AuthorizationRule(**claim, **keys, rights=[AccessRights.SEND])
     asked: dict[str, Any] = {
         "default_message_time_to_live": timedelta(hours=1),
         "max_size_in_megabytes": 2048,
@@ -171,10 +165,9 @@ def test_a_subscription_reads_back_as_it_was_created(admin: Any, topic: str) -> 
         admin.update_subscription(topic, found, requires_session=False)
     assert refused.value.status_code == 400
     admin.delete_subscription(topic, "FIRST")
-    with pytest.raises(ResourceNotFoundError):
-        admin.get_subscription(topic, "first")
-    with pytest.raises(ResourceNotFoundError):
-        admin.delete_subscription(topic, "first")
+    for missing in (admin.get_subscription, admin.delete_subscription):
+        with pytest.raises(ResourceNotFoundError):
+            missing(topic, "first")
     with pytest.raises(ResourceNotFoundError):
         admin.create_subscription("no-such-topic", "first")
 
@@ -268,7 +261,7 @@ def test_a_rule_is_changed_and_removed(admin: Any, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         (
             {"filter": SqlRuleFilter("a = ")},
@@ -280,12 +273,12 @@ def test_a_rule_is_changed_and_removed(admin: Any, topic: str) -> None:
         ({"filter": CorrelationRuleFilter()}, "at least one"),
     ],
 )
-def test_a_bad_rule_is_refused_with_where(admin: Any, topic: str, options: dict[str, Any], said: str) -> None:
+def test_a_bad_rule_is_refused_with_where(admin: Any, topic: str, options: dict[str, Any], text: str) -> None:
     admin.create_subscription(topic, "s")
     with pytest.raises(HttpResponseError) as refused:
         admin.create_rule(topic, "s", "r", **options)
     assert refused.value.status_code == 400
-    assert said in str(refused.value)
+    assert text in str(refused.value)
     assert len(admin.list_rules(topic, "s")) == 1
 
 
