@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 Action: TypeAlias = Literal["drop", "stall", "reset"]
 
-_AT_ONCE = struct.pack("ii", 1, 0)
 _HEADER: Final = b"AMQP"
 _EMPTY_FRAME = 8
 
@@ -280,4 +279,4 @@ def linger(transport: asyncio.Transport) -> None:
     """Make closing the socket reset the connection, as a crash of the machine would."""
     connected = transport.get_extra_info("socket")
     if connected is not None:
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

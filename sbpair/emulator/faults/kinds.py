@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, cast
 
 from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.faults.fault_points import AckSuppression, RequestFault
@@ -125,8 +125,7 @@ def break_connections(context: FaultContext, fault: Fault) -> Undo:
     The first `after_frames` frames of the client are processed and answered; the next one is not.
     """
     points = context.namespace.fault_points
-    action: Action = next(known for known in get_args(Action) if known == fault.kind)
-    breaking = ConnectionFault(action, fault.after_frames or 0, fault.count, fault.path)
+    breaking = ConnectionFault(cast("Action", fault.kind), fault.after_frames or 0, fault.count, fault.path)
     points.add_connection_fault(breaking)
     return partial(points.remove_connection_fault, breaking)
 
