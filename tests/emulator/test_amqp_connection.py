@@ -420,8 +420,8 @@ async def test_a_bug_fails_its_request_only(
         body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
         assert (await peer.ask("orders/$management", "com.microsoft:peek-message", body))["statusCode"] == 204
         await peer.send(await peer.attach_sender("orders"), plain())
-    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert "com.microsoft:fail" in said
+    (logged,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "com.microsoft:fail" in logged
     assert KEPT not in caplog.text
 
 

@@ -163,11 +163,7 @@ async def test_namespaces_and_entities_have_authorization_rules_and_keys() -> No
 
 
 @pytest.mark.parametrize(
-    ("token", "says"),
-    [
-        ({"audience": AUDIENCE}, "InvalidAudience"),
-        ({"old_seconds": 100_000}, "ExpiredToken"),
-    ],
+    ("token", "says"), [({"audience": AUDIENCE}, "InvalidAudience"), ({"old_seconds": 100_000}, "ExpiredToken")]
 )
 async def test_a_token_for_something_else_or_of_yesterday_is_refused(token: dict[str, Any], says: str) -> None:
     async with open_client() as (emulator, _):

@@ -130,11 +130,7 @@ class Client:
     """A correct client. `sent` holds the pieces that it sent."""
 
     def __init__(self, namespace: Namespace) -> None:
-        self.connection = Connection(
-            ROOT_SIGN_IN,
-            container_id="good",
-            hostname="h",
-        )
+        self.connection = Connection(ROOT_SIGN_IN, container_id="good", hostname="h")
         self.transport = Memory(AmqpConnection(namespace))
         self.sent: list[bytes] = []
         self.events: list[Any] = []
@@ -391,17 +387,17 @@ def recorded(name: str) -> list[bytes]:
         await settled()
         return client.sent
 
-    said = b"".join(asyncio.run(record()))
-    start = said.rindex(AMQP_HEADER) + len(AMQP_HEADER)
-    return [said[:start], *frames_of(said[start:])]
+    sent = b"".join(asyncio.run(record()))
+    start = sent.rindex(AMQP_HEADER) + len(AMQP_HEADER)
+    return [sent[:start], *frames_of(sent[start:])]
 
 
-def frames_of(said: bytes) -> list[bytes]:
+def frames_of(sent: bytes) -> list[bytes]:
     frames = []
-    while said:
-        size = int.from_bytes(said[:4])
-        frames.append(said[:size])
-        said = said[size:]
+    while sent:
+        size = int.from_bytes(sent[:4])
+        frames.append(sent[:size])
+        sent = sent[size:]
     return frames
 
 
@@ -427,27 +423,27 @@ def broken_frame(draw: Draw, data: bytes) -> bytes:
 @st.composite
 def broken_conversations(draw: Draw) -> tuple[str, list[bytes]]:
     name = draw(st.sampled_from(sorted(CONVERSATIONS)))
-    said = list(recorded(name))
+    sent = list(recorded(name))
     for _ in range(draw(st.integers(1, 4))):
-        number = draw(st.integers(1, len(said) - 1))
-        other = draw(st.integers(1, len(said) - 1))
+        number = draw(st.integers(1, len(sent) - 1))
+        other = draw(st.integers(1, len(sent) - 1))
         how = draw(st.sampled_from(["break", "break", "break", "break", "drop", "twice", "swap"]))
         if how == "break":
-            said[number] = broken_frame(draw, said[number])
+            sent[number] = broken_frame(draw, sent[number])
         elif how == "drop":
-            said[number] = b""
+            sent[number] = b""
         elif how == "twice":
-            said.insert(other, said[number])
+            sent.insert(other, sent[number])
         else:
-            said[number], said[other] = said[other], said[number]
-    return name, said
+            sent[number], sent[other] = sent[other], sent[number]
+    return name, sent
 
 
-def survive(caplog: pytest.LogCaptureFixture, said: list[bytes]) -> None:
+def survive(caplog: pytest.LogCaptureFixture, sent: list[bytes]) -> None:
     async def scene() -> None:
         namespace = furnished()
         attacked = Memory(AmqpConnection(namespace))
-        for piece in said:
+        for piece in sent:
             attacked.hear(piece)
             await settled()
         assert attacked.total < OUTPUT_BOUND

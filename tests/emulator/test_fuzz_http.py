@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from sbpair.emulator.access.sas import sign
 from sbpair.testing import Emulator
+from tests.emulator import atom_client
 
 Draw = Any
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)
@@ -28,8 +29,6 @@ MAX_SECONDS = 10.0
 PATIENCE_SECONDS = 0.2
 MAX_ANSWER = 1_000_000
 STATUSES = {"200", "400", "401", "403", "404", "405", "409", "411", "501"}
-ATOM = "http://www.w3.org/2005/Atom"
-SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 INSTANCE = "http://www.w3.org/2001/XMLSchema-instance"
 SCHEMA = "http://www.w3.org/2001/XMLSchema"
 
@@ -58,8 +57,7 @@ SUBSCRIPTION = "<LockDuration>PT1M</LockDuration><RequiresSession>false</Require
 
 
 def entry(kind: str, elements: str) -> bytes:
-    described = f'<{kind}Description xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{elements}</{kind}Description>'
-    return f'<entry xmlns="{ATOM}"><content type="application/xml">{described}</content></entry>'.encode()
+    return atom_client.entry(elements, f"{kind}Description").encode()
 
 
 REQUESTS: dict[str, tuple[str, str, bytes]] = {
@@ -183,17 +181,17 @@ class Attacked:
             *([header] if header else []),
             *([f"Content-Length: {len(body)}"] if "Content-Length" not in header and "chunked" not in header else []),
         ]
-        said = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-        if 4 <= hit < len(said):
-            said = said[:hit] + bytes([said[hit] ^ 0x15]) + said[hit + 1 :]
-        return self._runner.run(self._exchange(said, promises=bool(header) or hit >= 0))
+        sent = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+        if 4 <= hit < len(sent):
+            sent = sent[:hit] + bytes([sent[hit] ^ 0x15]) + sent[hit + 1 :]
+        return self._runner.run(self._exchange(sent, promises=bool(header) or hit >= 0))
 
-    async def _exchange(self, said: bytes, *, promises: bool) -> bytes:
+    async def _exchange(self, sent: bytes, *, promises: bool) -> bytes:
         host, _, port = self.namespace.authority.rpartition(":")
         async with asyncio.timeout(MAX_SECONDS):
             reader, writer = await asyncio.open_connection(host, int(port))
             try:
-                writer.write(said)
+                writer.write(sent)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PATIENCE_SECONDS if promises else MAX_SECONDS):
                         return await reader.read(MAX_ANSWER)

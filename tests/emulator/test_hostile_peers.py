@@ -105,14 +105,14 @@ async def raw(stage: Stage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def until_cut_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    said = b""
+    output = b""
     try:
         while data := await reader.read(65536):
-            said += data
+            output += data
     except ConnectionError:
         pass
     writer.transport.abort()
-    return said
+    return output
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -141,8 +141,8 @@ async def test_outcomes_modify_properties(peer: Peer) -> None:
     await peer.send(await peer.attach_sender("orders"), message())
     link = await peer.attach_receiver("orders")
     (delivery,) = await peer.take(link, 1)
-    told = {Symbol("attempt"): "first", Symbol("why"): "not now"}
-    await peer.settle(delivery, Modified(delivery_failed=True, message_annotations=told))
+    changes = {Symbol("attempt"): "first", Symbol("why"): "not now"}
+    await peer.settle(delivery, Modified(delivery_failed=True, message_annotations=changes))
     (delivery,) = await peer.take(link, 1)
     properties = Sections.split(delivery.payload).read_application_properties()
     assert properties.pairs == (("attempt", "first"), ("why", "not now"))

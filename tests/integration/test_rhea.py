@@ -50,21 +50,21 @@ HASTY = RunTimings(backoff=Backoff(0.02, 60.0), empty_wait_seconds=0.2, move=Mov
 
 
 class Broker:
-    """A running broker. `told` is what it has seen, once it has been stopped."""
+    """A running broker. `record` is what it has seen, once it has been stopped."""
 
     def __init__(self, process: asyncio.subprocess.Process, ports: dict[str, int]) -> None:
         self._process = process
         self.pair = Pair(
             "p", _endpoint("contoso", ports["primary"]), _endpoint("contoso-dr", ports["secondary"]), QUEUES
         )
-        self.told: dict[str, Any] = {}
+        self.record: dict[str, Any] = {}
 
     async def stop(self) -> None:
         out, _ = await self._process.communicate(b"")
-        self.told = json.loads(out)
+        self.record = json.loads(out)
 
     def of(self, kind: str) -> list[list[Any]]:
-        return [entry[1:] for entry in self.told["log"] if entry[0] == kind]
+        return [entry[1:] for entry in self.record["log"] if entry[0] == kind]
 
     def settled(self, outcome: str) -> list[str]:
         return [message_id for message_id, name, _ in self.of("settled") if name == outcome]
@@ -118,14 +118,14 @@ async def moved(node: str, modules: Path, backlog: dict[str, Any], **terms: Any)
         result = await runner.run(broker.pair, once=True, timings=HASTY)
         await broker.stop()
     assert result.receipt.balanced
-    assert broker.told["violations"] == []
+    assert broker.record["violations"] == []
     assert_settled_after_accept(broker)
     return broker, result
 
 
 def assert_settled_after_accept(broker: Broker) -> None:
     stored = set()
-    for kind, *entry in broker.told["log"]:
+    for kind, *entry in broker.record["log"]:
         if kind == "stored":
             stored.add(entry[2]["message_id"])
         elif kind == "settled" and entry[1] == "accepted":
@@ -169,10 +169,10 @@ async def test_every_message_arrives_as_it_was_sent(node: str, modules: Path, te
     assert_in_order(broker, messages)
     assert (result.exit_code, result.receipt.sent) == (0, MESSAGES)
     assert sorted(broker.settled("accepted")) == sorted(message.message_id for message in messages)
-    assert not any(broker.told["left"].values())
+    assert not any(broker.record["left"].values())
     if "maxFrameSize" in terms:
-        assert broker.told["largestFrame"] <= terms["maxFrameSize"]
-        assert broker.told["transfers"] > 5 * MESSAGES
+        assert broker.record["largestFrame"] <= terms["maxFrameSize"]
+        assert broker.record["transfers"] > 5 * MESSAGES
 
 
 async def test_what_rhea_encodes_is_restored_too(node: str, modules: Path) -> None:
@@ -220,7 +220,7 @@ async def test_a_batch_arrives_as_its_messages(node: str, modules: Path) -> None
         return broker
 
     broker = await main()
-    assert broker.told["violations"] == []
+    assert broker.record["violations"] == []
     assert [base64.b64decode(raw) for _, raw, _ in broker.of("stored")] == [each.sections.join() for each in messages]
     assert [message_format for *_, message_format in broker.of("answered")] == [BATCH_FORMAT]
 
@@ -260,7 +260,7 @@ async def test_a_primary_that_goes_away_in_the_middle_costs_no_message(
     broker, result = await moved(node, modules, in_backlog(messages), **{moment: nth, "creditWindow": 5})
     assert_whole(broker, messages, twice=True)
     assert broker.of("dropped") == [["primary"]]
-    assert not any(broker.told["left"].values())
+    assert not any(broker.record["left"].values())
     assert_known(broker, result)
 
 
@@ -270,7 +270,7 @@ async def test_a_backlog_that_goes_away_in_the_middle_costs_no_message(node: str
     broker, result = await moved(node, modules, in_backlog(messages), dropBacklogAfter=nth)
     assert_whole(broker, messages, twice=True)
     assert broker.of("dropped") == [["secondary"]]
-    assert not any(broker.told["left"].values())
+    assert not any(broker.record["left"].values())
     assert_known(broker, result)
 
 

@@ -96,12 +96,7 @@ class Signing:
     def _by_name(self, emulator: Emulator) -> Pair:
         """Both namespaces as `namespace = …` in the configuration means them, and where they are."""
         ends = [
-            replace(
-                end,
-                authority=f"{end.name}.servicebus.windows.net",
-                credential=Identity(),
-                emulator=False,
-            )
+            replace(end, authority=f"{end.name}.servicebus.windows.net", credential=Identity(), emulator=False)
             for end in self._ends(emulator)
         ]
         return Pair("identity", *ends, backlog_queues=1)
