@@ -43,8 +43,9 @@ def emulated(port: int) -> str:
 
 
 def sbpair(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SBPAIR_", "XDG_"))}
-    return command.run(*arguments, env={**inherited, "HOME": str(home), "NO_COLOR": "1", **environ})
+    return command.run(
+        *arguments, env=command.environment(None, "XDG_", **{"HOME": str(home), "NO_COLOR": "1", **environ})
+    )
 
 
 PAIR = {"SBPAIR_PRIMARY_NAMESPACE": "contoso.invalid", SECONDARY: f"Endpoint=sb://contoso-dr.invalid/;{KEYED}"}

@@ -103,7 +103,7 @@ def test_an_eta_needs_recent_progress_and_a_sensible_duration() -> None:
     assert ages_away.eta_seconds is None
 
 
-def test_the_oldest_is_in_hand_or_was_looked_at() -> None:
+def test_the_oldest_is_held_or_was_peeked() -> None:
     assert row(progress(2, 1, oldest_ms=NOW_MS - 5_000)).oldest_seconds == 5.0
     assert row(QueueDepths(Q, 1, NOW_MS - 9_000)).oldest_seconds == 9.0
     assert row(QueueDepths(Q, 0, NOW_MS - 9_000)).oldest_seconds is None

@@ -112,7 +112,7 @@ async def test_what_is_wrong_has_its_exit_code_and_tells_no_secret(home: Path) -
             assert KEY not in out + err
 
 
-async def test_without_java_spark_cannot_run_and_everything_else_is_looked_at(home: Path) -> None:
+async def test_without_java_spark_cannot_run_and_everything_else_is_checked(home: Path) -> None:
     async with Emulator() as emulator:
         pytest.importorskip("pyspark")
         code, out, _ = await finished(["doctor", "--output", "json"], environment(emulator, home) | {"PATH": str(home)})

@@ -110,12 +110,12 @@ def test_help_loads_nothing_heavy() -> None:
         "azure",
         "aiohttp",
         "asyncio",
+        "logging",
         "rich",
         "pyspark",
         "sbpair.emulator",
         "sbpair.azure",
         "sbpair.amqp",
-        "logging",
     )
     program = (
         "import sys; from sbpair.__main__ import run; run(['--help']);"

@@ -6,7 +6,6 @@ Many command lines are run by one process, one after the other: it takes longer 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.kit.command import run_program
+from tests.kit.command import environment, run_program
 
 RUN_ALL = """
 import contextlib, io, json, sys
 from sbpair.__main__ import run
-from tests.kit.command import run_program
 answers = []
 for arguments in json.load(sys.stdin):
     out, err = io.StringIO(), io.StringIO()
@@ -41,8 +39,7 @@ class Answer(NamedTuple):
 
 
 def run_all(*lines: list[str], **environ: str) -> list[Answer]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SBPAIR_")}
-    env = {**inherited, "NO_COLOR": "1", "XDG_CONFIG_HOME": "/nowhere", **environ}
+    env = environment(None, NO_COLOR="1", XDG_CONFIG_HOME="/nowhere", **environ)
     done = run_program(sys.executable, "-W", "error", "-c", RUN_ALL, env=env, input=json.dumps(lines))
     assert (done.returncode, done.stderr) == (0, "")
     return [Answer(*each) for each in json.loads(done.stdout)]
@@ -60,13 +57,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
         assert running.stdout
         found = json.loads(running.stdout.readline())["namespaces"]
-        yield {
-            **{f"SBPAIR_{side}_NAME": each["name"] for side, each in zip(("PRIMARY", "SECONDARY"), found, strict=True)},
-            **{
-                f"SBPAIR_{side}_CONNECTION_STRING": each["connection_string"]
-                for side, each in zip(("PRIMARY", "SECONDARY"), found, strict=True)
-            },
-        }
+        sides = list(zip(("PRIMARY", "SECONDARY"), found, strict=True))
+        keys = "name", "connection_string"
+        yield {f"SBPAIR_{side}_{key.upper()}": each[key] for side, each in sides for key in keys}
         running.terminate()
 
 
@@ -118,20 +111,7 @@ def test_both_namespaces_each_by_its_own_rules(pair: dict[str, str]) -> None:
     one = ["partition", "topic", "news", "--size-gb", "1", "--both"]
     dry, made = run_all([*one, "--dry-run"], [*one, "-o", "json"], **pair)
     assert dry.err == "contoso-dr may not be partitioned; if so, it refuses this\n"
-    assert dry.out.splitlines()[2].split() == [
-        "news",
-        "topic",
-        "contoso-dr",
-        "1",
-        "or",
-        "2",
-        "1",
-        "GB",
-        "1",
-        "GB",
-        "would",
-        "create",
-    ]
+    assert " ".join(dry.out.splitlines()[2].split()) == "news topic contoso-dr 1 or 2 1 GB 1 GB would create"
     printed = [
         (each["tier"], each["partitions"], each["effective_max_size_mb"]) for each in made.document["namespaces"]
     ]

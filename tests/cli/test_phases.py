@@ -125,8 +125,5 @@ def test_elsewhere_there_are_lines_of_json_where_something_has_changed(printed: 
 
 
 def test_in_words_a_phase_is_a_line(printed: Any) -> None:
-    assert printed(ReplayProgress, LogFormat.TEXT) == [
-        "run r1: checking",
-        "draining",
-        "drain: 4 of 10 messages, 0 a second",
-    ]
+    lines = printed(ReplayProgress, LogFormat.TEXT)
+    assert lines == ["run r1: checking", "draining", "drain: 4 of 10 messages, 0 a second"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kit import command
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -19,21 +20,16 @@ if TYPE_CHECKING:
 EMULATOR = ["emulator", "--namespace", "contoso=0", "--namespace", "contoso-dr=0"]
 
 
-def started(*arguments: str, **environ: str) -> subprocess.Popen[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SBPAIR_")}
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "sbpair", *arguments],
-        env={**inherited, "NO_COLOR": "1", "XDG_CONFIG_HOME": "/nowhere", **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def environment(**more: str) -> dict[str, str]:
+    return command.environment(None, NO_COLOR="1", XDG_CONFIG_HOME="/nowhere", **more)
 
 
 @contextmanager
 def emulator(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Yield a running emulator and its first line, printed once every port accepts."""
-    with started(*EMULATOR, *arguments) as process:
+    words = [sys.executable, *command.STRICT, "-m", "sbpair", *EMULATOR, *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout
         try:
             yield process, process.stdout.readline()
@@ -42,9 +38,8 @@ def emulator(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def finished(*arguments: str, **environ: str) -> tuple[int, str]:
-    with started(*arguments, **environ) as process:
-        output, _errors = process.communicate(timeout=60)
-    return process.returncode, output
+    done = command.run(*arguments, env=environment(**environ))
+    return done.returncode, done.stdout
 
 
 def exports(process: subprocess.Popen[str], count: int = 4) -> dict[str, str]:

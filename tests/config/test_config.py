@@ -216,26 +216,19 @@ def test_a_pair_of_a_missing_file_is_refused(home: Path) -> None:
     assert caught.value.hint.endswith("/config.toml does not exist: sbpair config --example shows an example")
 
 
-def test_a_named_file_must_exist(home: Path) -> None:
-    with pytest.raises(UsageError, match=r"--config: .* does not exist"):
-        loaded(home, Flags(config=home / "none.toml"))
-
-
-def test_an_unreadable_file_raises_machine_lacks(home: Path) -> None:
-    with pytest.raises(MachineLacks):
-        loaded(home, Flags(config=Path("/proc/self/mem")))  # it opens, and every read of it fails
-
-
-def test_a_directory_instead_of_a_file_is_a_usage_error(home: Path) -> None:
-    with pytest.raises(UsageError, match="Is a directory"):
-        loaded(home, Flags(config=home))
-
-
-def test_a_file_in_another_encoding_is_a_usage_error(home: Path) -> None:
-    path = home / "latin.toml"
-    path.write_bytes(b"# caf\xe9")
-    with pytest.raises(UsageError, match="not UTF-8"):
-        loaded(home, Flags(config=path))
+@pytest.mark.parametrize(
+    ("path", "error", "says"),
+    [
+        ("none.toml", UsageError, r"--config: .* does not exist"),
+        ("/proc/self/mem", MachineLacks, "cannot be read"),  # it opens, and every read of it fails
+        (".", UsageError, "Is a directory"),
+        ("latin.toml", UsageError, "not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(home: Path, path: str, error: type[SbpairError], says: str) -> None:
+    (home / "latin.toml").write_bytes(b"# caf\xe9")
+    with pytest.raises(error, match=says):
+        loaded(home, Flags(config=home / path))
 
 
 def test_an_invalid_connection_string_is_named_by_its_variable(home: Path) -> None:
