@@ -1,8 +1,8 @@
 """A run's files: `<archive>/<run>/…` on any filesystem that pyarrow supports.
 
 Invariant: a file is whole or absent, and never changes. A local file is written beside its place, synced and renamed;
-an object store gets one PUT. The run's directory is created once. If it disappears, such as after an unmount, writes
-fail. Lines of held messages are the exception: they may be appended to, and are read only after a crash.
+an object store gets one PUT. The run's directory is created once; if it disappears, as after an unmount, writes fail.
+Lines of held messages are the exception: they may be appended to, and are read only after a crash.
 """
 
 from __future__ import annotations
@@ -11,24 +11,58 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from sbpair.errors import MachineLacks, SbpairError, StateRefused, UsageError
+from sbpair.errors import MachineLacks, StateRefused, UsageError
 from sbpair.replay import local_files
-from sbpair.replay.archive_layout import LINES, PARQUET, REPORT, STOP_FILE
-from sbpair.replay.schema import VERSION
-from sbpair.replay.table_file import Footer, TableFile, file_metadata
+from sbpair.replay.archive_layout import DISTINCT, LINES, PARQUET, REPORT, STOP_FILE, VERSION
 
-GLOB_CHARACTERS = set("*?[]{}\\")
-"""Spark reads a path with one of these as a pattern."""
-
+GLOB_CHARACTERS = set("*?[]{}\\")  # Spark reads a path with one of these as a pattern
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
+
+
+class Footer(NamedTuple):
+    """A file's footer: run, version and shards in `metadata`; `schema` without metadata."""
+
+    metadata: dict[str, str]
+    rows: int
+    schema: pa.Schema
+
+
+class TableFile:
+    """A Parquet file in memory, written one row group at a time. Encoded groups are not held twice."""
+
+    def __init__(self, schema: pa.Schema, *, large: bool) -> None:
+        """Choose the encoding: `large` suits many messages, and takes twice as long for some hundred rows."""
+        self.rows = 0
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            write_page_checksum=True,
+            compression="zstd" if large else "snappy",
+            compression_level=1 if large else None,
+            # Statistics of messages are never read, and would fill most of a footer.
+            write_statistics=[name for name in schema.names if name != "message"] if large else False,
+            use_dictionary=[name for name in schema.names if name not in DISTINCT],
+        )
+
+    def add(self, table: pa.Table) -> None:
+        """Append row groups."""
+        self._writer.write_table(table)
+        self.rows += len(table)
+
+    def content(self) -> pa.Buffer:
+        """Close the file and return it; nothing more can be added."""
+        self._writer.close()
+        return self._sink.getvalue()
 
 
 class Archive:
@@ -43,82 +77,56 @@ class Archive:
     def create(self) -> None:
         """Create the directory of a new run. Raises MachineLacks."""
         if self.is_local:
-            try:
+            with self._reporting():
                 Path(self.root).mkdir(mode=0o700, parents=True, exist_ok=True)
                 local_files.sync_directory(Path(self.root).parent)
-            except OSError as error:
-                raise self._unusable(error) from error
-
-    # Whole files.
 
     def write(self, path: str, data: bytes | pa.Buffer, *, sync: bool = True) -> None:
         """Write a file. Raises MachineLacks if that fails; the file is then absent."""
         place = f"{self.root}/{path}"
-        try:
+        with self._reporting():
             if self.is_local:
                 local_files.make_directories(Path(self.root), Path(place).parent)
                 local_files.write_file(Path(place), data, sync=sync)
             else:
                 with self._fs.open_output_stream(place) as stream:
                     stream.write(data)
-        except OSError as error:
-            raise self._unusable(error) from error
 
     def read(self, path: str) -> bytes:
         """Read a file. Raises FileNotFoundError; MachineLacks if it is unreadable."""
-        try:
-            with self._fs.open_input_stream(f"{self.root}/{path}") as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise self._unusable(error) from error
+        with self._reporting(but=FileNotFoundError), self._fs.open_input_stream(f"{self.root}/{path}") as stream:
+            return bytes(stream.read())
 
     def exists(self, path: str) -> bool:
         return bool(self._fs.get_file_info(f"{self.root}/{path}").type != fs.FileType.NotFound)
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
-        try:
+        with self._reporting(), suppress(FileNotFoundError):
             self._fs.delete_file(f"{self.root}/{path}")
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise self._unusable(error) from error
 
     def sizes(self, under: str) -> dict[str, int]:
         """Return the bytes of each file below a directory, by path."""
         selector = fs.FileSelector(f"{self.root}/{under}", recursive=True, allow_not_found=True)
-        try:
+        with self._reporting():
             found = self._fs.get_file_info(selector)
-        except OSError as error:
-            raise self._unusable(error) from error
         start = len(self.root.lstrip("/")) + 1
         return {info.path.lstrip("/")[start:]: int(info.size or 0) for info in found if info.type == fs.FileType.File}
 
     def delete(self, under: str, only: Iterable[str] | None = None) -> None:
-        """Remove files below a directory, all or `only` these, and the directory once it is empty.
-
-        "" is the run's whole directory.
-        """
+        """Remove files below a directory ("" for all), or `only` these, and the directory once it is empty."""
         for path in self.sizes(under) if only is None else only:
             self.remove(path)
         place = f"{self.root}/{under}".rstrip("/")
-        try:
+        with self._reporting():
             if not self.sizes(under) and self._fs.get_file_info(place).type == fs.FileType.Directory:
                 self._fs.delete_dir(place)
-        except OSError as error:
-            raise self._unusable(error) from error
 
     def files(self, under: str) -> list[str]:
-        """Return the paths of whole files with rows below a directory, sorted.
-
-        An object store may list an empty file while it is written, or for good if its writer was killed.
-        """
+        """Return the paths of whole files with rows below a directory, sorted."""
         sizes = self.sizes(under)
+        # An object store may list an empty file while it is written, or for good if its writer was killed.
         return sorted(path for path in sizes if path.endswith((PARQUET, LINES)) and (self.is_local or sizes[path]))
-
-    # JSON and Parquet.
 
     def write_json(self, path: str, document: Mapping[str, Any]) -> None:
         self.write(path, json.dumps(document, indent=2).encode())
@@ -128,7 +136,7 @@ class Archive:
         try:
             document = json.loads(self.read(path))
         except ValueError as error:
-            raise self.broken(path, str(error)) from error
+            raise self.broken(path, error) from error
         if not isinstance(document, dict):
             raise self.broken(path, "expected a JSON object")
         return document
@@ -155,14 +163,9 @@ class Archive:
         self.write(path, _json_line(value), sync=False)
 
     def append_line(self, path: str, value: object) -> None:
-        """Append a line to such a local file: another file would cost ten times as much.
-
-        A kill may cut the line short, before any message in it was sent.
-        """
-        try:
+        """Append a line to such a local file, at a tenth of a file's cost. A kill may cut it short, before a send."""
+        with self._reporting():
             local_files.append_file(Path(f"{self.root}/{path}"), _json_line(value))
-        except OSError as error:
-            raise self._unusable(error) from error
 
     def read_lines(self, path: str) -> Iterator[Any]:
         """Yield the value of each line. Raises StateRefused at the first that is broken or cut short."""
@@ -170,7 +173,7 @@ class Archive:
             *lines, rest = self.read(path).split(b"\n")
             yield from map(json.loads, lines)
         except (ValueError, OSError, MachineLacks) as error:
-            raise self.broken(path, str(error)) from error
+            raise self.broken(path, error) from error
         if rest or not lines:
             raise self.broken(path, "its last line is cut short")
 
@@ -181,7 +184,7 @@ class Archive:
                 # Files are small and many: a thread for each would cost as much as the reading.
                 table = file.read(columns=columns, use_threads=False)
             except (pa.ArrowException, OSError) as error:
-                raise self.broken(path, str(error).splitlines()[0]) from error
+                raise self.broken(path, error) from error
         if missing := [name for name in columns or () if name not in table.column_names]:
             raise self.broken(path, f"missing columns: {', '.join(missing)}")
         return table
@@ -202,7 +205,7 @@ class Archive:
             # From an object store, all columns of a read are fetched at once.
             return pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=not self.is_local)
         except (pa.ArrowInvalid, OSError) as error:
-            raise self.broken(path, str(error).splitlines()[0]) from error
+            raise self.broken(path, error) from error
 
     def footer(self, path: str) -> Footer:
         """Read a file's footer. Raises StateRefused if it is broken or cut short."""
@@ -210,14 +213,23 @@ class Archive:
             schema, rows = file.schema_arrow, file.metadata.num_rows
         return Footer(file_metadata(schema), int(rows), schema.remove_metadata())
 
+    def check_footer(self, path: str, footer: Footer, schema: pa.Schema) -> int:
+        """Return the number of rows. Raises StateRefused for a file of another run, or with other columns."""
+        run = footer.metadata.get("sbpair.run")
+        if run != self.run:
+            raise StateRefused(
+                f"{self.root}/{path} belongs to run {run}, not {self.run}", hint="move it back to the run it belongs to"
+            )
+        if not footer.schema.equals(schema):
+            raise self.wrong_columns(path)
+        return footer.rows
+
     def spark_url(self, path: str) -> str:
         """Return a file's URL for Spark."""
         if self.is_local:
             return f"file://{self.root}/{path}"
         scheme = self.url.partition("://")[0]
         return f"{_HADOOP.get(scheme, scheme)}://{self.root}/{path}"
-
-    # Requests and errors.
 
     def stop_requested(self) -> bool:
         return self.exists(STOP_FILE)
@@ -228,25 +240,42 @@ class Archive:
         self.write(probe, b"sbpair")
         self.remove(probe)
 
-    def broken(self, path: str, why: str) -> StateRefused:
-        """Return the error for a broken file."""
+    def broken(self, path: str, why: str | Exception) -> StateRefused:
+        """Return the error for a broken file, with the first line of the reason."""
+        first_line = str(why).partition("\n")[0]
         return StateRefused(
-            f"{self.root}/{path} is broken: {why}",
+            f"{self.root}/{path} is broken: {first_line}",
             hint="restore it from a copy: its messages left the backlog, and a run sends nothing without it",
         )
 
-    def _unusable(self, error: OSError) -> SbpairError:
-        return MachineLacks(
-            f"the archive {self.url} cannot be used: {error.strerror or error}",
-            hint="check that it exists, is writable and has room, or name another with --archive",
+    def wrong_columns(self, path: str) -> StateRefused:
+        """Return the error for a file with unexpected columns."""
+        return StateRefused(
+            f"{self.root}/{path} lacks the columns of version {VERSION}",
+            hint="restore the original file, or remove it if sbpair did not write it",
         )
+
+    @contextmanager
+    def _reporting(self, but: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+        """Raise MachineLacks for an OSError of the block, except for `but`."""
+        try:
+            yield
+        except but:
+            raise
+        except OSError as error:
+            raise MachineLacks(
+                f"the archive {self.url} cannot be used: {error.strerror or error}",
+                hint="check that it exists, is writable and has room, or name another with --archive",
+            ) from error
 
 
 def _json_line(value: object) -> bytes:
-    return _to_json(value).encode() + b"\n"
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
+def file_metadata(schema: pa.Schema) -> dict[str, str]:
+    """Return run, version and shards from a file's schema."""
+    return {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
 
 
 def value_counts(column: pa.ChunkedArray) -> Counter[str]:

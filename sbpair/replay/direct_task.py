@@ -1,14 +1,14 @@
 """One task of a direct replay: a backlog queue, moved to the primary by the syphon's mover, without archived bodies.
 
-Invariant: the mover's; and the ledger has an accepted message before it is settled in the backlog. A resume, on
-any machine, completes such a message and does not send it again. The counts come from the ledger.
+Invariant: the mover's; and the ledger has an accepted message before it is settled in the backlog. A resume, on any
+machine, completes such a message and does not send it again. The counts come from the ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,16 +25,13 @@ from sbpair.move.message.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.mover import Mover
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.raw_source import RawSource
-from sbpair.replay.archive_layout import EXPIRED, HELD, LEDGER, QUARANTINE
-from sbpair.replay.drain_cutoff import DrainCutoff
-from sbpair.replay.drain_task import IDLE_SECONDS, load_accepted, task_queues
-from sbpair.replay.event_loop import run_in_worker
+from sbpair.replay.archive_layout import EXPIRED, HELD, KEY, LEDGER, QUARANTINE
+from sbpair.replay.drain_task import IDLE_SECONDS, DrainCutoff, load_accepted
 from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Key, Ledger, read_held, table_keys
-from sbpair.replay.namespace_retry import retry_while_progressing
-from sbpair.replay.schema import KEY
 from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context
 from sbpair.replay.shard_source import STOP_POLL_SECONDS
-from sbpair.replay.task_lease import TaskLease
+from sbpair.replay.spark_task import queue_task, retry_while_progressing
+from sbpair.replay.task_lease import READY_SECONDS, TaskLease
 
 if TYPE_CHECKING:
     from sbpair.move.context import MoveContext
@@ -47,8 +44,7 @@ if TYPE_CHECKING:
 BATCH_LIMITS = BatchLimits(prefetch=1_500, min_round=100, min_contiguous=1_000, max_unsettled=1_000)
 """One settlement is one chunk of the ledger, which costs as much as sending thirty messages."""
 
-MAX_HELD = 3_000
-"""Messages that a task holds, those of destinations that back off included. After a kill so many may be in doubt."""
+MAX_HELD = 3_000  # messages that a task holds; after a kill so many may be in doubt
 
 Accepted = set[tuple[Any, ...]]
 """Messages that the primary has accepted: (queue in lower case, sequence number, enqueued at, message id)."""
@@ -56,26 +52,14 @@ Accepted = set[tuple[Any, ...]]
 
 def direct_task(job: TaskJob) -> Any:
     """Return the function for `mapInArrow` over one row per task."""
-
-    def task(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        queues = task_queues(job)
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                messages = run_in_worker(DirectMove(job, queues[index]).run())
-                yield pa.RecordBatch.from_pydict({"queue": [queues[index]], "messages": [messages]})
-
-    return task
+    return queue_task(job, lambda queue: DirectMove(job, queue).run())
 
 
 class RecordedSource(RawSource):
-    """A backlog queue that records each message: as held, as accepted, or with its other outcome.
-
-    `record_error` is why a record could not be written.
-    """
+    """A backlog queue that records each message: as held, as accepted, or with its other outcome."""
 
     record_error: SbpairError | None = None
+    """Why a record could not be written."""
 
     def record_to(self, ledger: Ledger, shard: int, accepted: Accepted) -> None:
         """Set the ledger. Messages in `accepted` are completed, and neither sent nor recorded again."""
@@ -133,8 +117,7 @@ def _entries(messages: Sequence[ReceivedMessage]) -> list[Entry]:
 
 _key_of: Callable[[Facts], Key] = itemgetter(slice(4))
 _path_of: Callable[[Facts], str | None] = attrgetter("path")
-_entry = partial(tuple.__new__, Entry)
-"""Entry(…) at a third of its cost."""
+_entry = partial(tuple.__new__, Entry)  # entry(…) at a third of its cost
 
 
 def _accepted_key(message: ReceivedMessage) -> tuple[Any, ...]:
@@ -146,27 +129,20 @@ class DirectMove:
     """The move of one queue to the primary, up to the run's cut-off."""
 
     def __init__(self, job: TaskJob, queue: str) -> None:
-        self._job = job
-        self._queue = queue
-        self._archive = job.open()
+        self._job, self._queue, self._archive = job, queue, job.open()
         self._shard = job.run.queues.index(queue)
         self._ledger = Ledger(self._archive, job.run.shards, sync=False)
-        self._accepted = load_accepted(self._archive, queue) | accepted_by_dead_attempts(
-            self._archive, queue, self._shard
-        )
+        dead_accepted = accepted_by_dead_attempts(self._archive, queue, self._shard)
+        self._accepted = load_accepted(self._archive, queue) | dead_accepted
         self._lease = TaskLease(self._archive, job.heartbeat)
         self._cutoff = DrainCutoff(job.run)
         self._checked_at = 0.0
 
-    async def run(self) -> int:
-        """Move, and return how many messages the primary accepted.
-
-        Raises Unavailable if a side stays away, LeaseLost, MachineLacks.
-        """
-        context = replace(
-            move_context(self._job, self._lease, self._ledger), batch_limits=BATCH_LIMITS, max_held=MAX_HELD
-        )
-        await self._lease.wait_confirmed()
+    async def run(self, ready_seconds: float = READY_SECONDS) -> int:
+        """Return how many messages the primary accepted. Raises Unavailable, LeaseLost, MachineLacks."""
+        context = move_context(self._job, self._lease, self._ledger)
+        context = replace(context, batch_limits=BATCH_LIMITS, max_held=MAX_HELD)
+        await self._lease.wait_confirmed(ready_seconds)
         async with token_getter(self._job.pair()) as get_token:
             primary = RawPrimary(self._job.primary.endpoint(), get_token=get_token)
 
@@ -184,13 +160,9 @@ class DirectMove:
             finally:
                 await primary.close()
                 self._ledger.write_doubtful()
-        self._keep_unconfirmed(context)
+        # The backlog may deliver these again, and a resume must not send them.
+        self._ledger.clear_held(keep=[Entry((self._queue, *key[2:]), None) for key in context.journal.unconfirmed()])
         return context.tally.receipt().sent
-
-    def _keep_unconfirmed(self, context: MoveContext) -> None:
-        """Keep a record of accepted messages that the backlog may deliver again: a resume must not send them."""
-        entries = [Entry((self._queue, *key[2:]), None) for key in context.journal.unconfirmed()]
-        self._ledger.clear_held(keep=entries)
 
     async def _move(self, source: RecordedSource, primary: RawPrimary, context: MoveContext) -> None:
         failure: SbpairError | None = None
@@ -221,7 +193,8 @@ class DirectMove:
                 await mover.wait_changed(WAIT_SECONDS)
                 continue
             source.grant(mover.room)
-            messages = await source.receive(mover.room, seconds=self._wait_seconds(mover))
+            seconds = IDLE_SECONDS if mover.held else self._job.run.options.empty_seconds
+            messages = await source.receive(mover.room, seconds=seconds)
             if messages:
                 self._cutoff.note_received(messages)
                 mover.accept(messages)
@@ -236,15 +209,9 @@ class DirectMove:
         self._checked_at = now
         return self._archive.stop_requested()
 
-    def _wait_seconds(self, mover: Mover) -> float:
-        return IDLE_SECONDS if mover.held else self._job.run.options.empty_seconds
-
 
 def accepted_by_dead_attempts(archive: Archive, queue: str, shard: int) -> Accepted:
-    """Return messages of a queue that earlier attempts held and the primary accepted: the backlog may still have them.
-
-    They are few, however large the ledger is.
-    """
+    """Return the few messages that earlier attempts held and the primary accepted: the backlog may still have them."""
     held: set[Key] = set()
     for path in archive.files(HELD):
         with suppress(StateRefused):  # a loss of power may have cut it short: the proof reports it

@@ -1,8 +1,7 @@
-"""One task of the drain: a backlog queue into segments, each settled once it is durable.
+"""One task of the drain: a backlog queue into segments, up to the run's cut-off, each settled once it is durable.
 
-Invariant: no message is settled before its segment has been written, synced and read back. No shuffle follows, so
-Spark repeats no stage whose messages are already settled. A task that dies leaves whole segments, and messages whose
-locks expire: both are safe.
+Invariant: no message is settled before its segment has been written, synced and read back. No shuffle follows, so Spark
+repeats no stage whose messages are settled. A task that dies leaves whole segments, and messages whose locks expire.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp_client.client import connect
@@ -19,61 +18,74 @@ from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError, Unavailable
 from sbpair.model.message_key import message_key
 from sbpair.move.raw_source import RawSource, peek_queue
-from sbpair.replay.archive_layout import ACCEPTED_FILE
-from sbpair.replay.drain_cutoff import DrainCutoff, was_present
-from sbpair.replay.event_loop import run_in_worker
-from sbpair.replay.namespace_retry import retry, retry_while_progressing
-from sbpair.replay.schema import SEGMENT
+from sbpair.replay.archive_layout import ACCEPTED_FILE, SEGMENT
 from sbpair.replay.segment import Segment
+from sbpair.replay.spark_task import queue_task, retry, retry_while_progressing
 
 if TYPE_CHECKING:
-    from sbpair.amqp_client.client import GetToken
     from sbpair.model.message_key import Key
+    from sbpair.move.interface import ReceivedMessage
     from sbpair.move.raw_source import RawReceivedMessage
     from sbpair.replay.archive import Archive
-    from sbpair.replay.run import TaskJob
+    from sbpair.replay.run import ReplayRun, TaskJob
 
 log = logging.getLogger(__name__)
 
 MAX_RECEIVE = 2_000
-LOCK_SHARE = 0.4
-"""The share of a lock's time after which its message must be in a segment."""
+LOCK_SHARE = 0.4  # the share of a lock's time after which its message must be in a segment
+IDLE_SECONDS = 0.25  # a segment is stored after so long without a message
+MIN_QUIET = 2  # peeks in a row without a message of the run, each after a receive of nothing, that end a queue
+MAX_CLOCK_SKEW_MS = 60_000
 
-IDLE_SECONDS = 0.25
-"""A segment is stored after so long without a message."""
+
+class DrainCutoff:
+    """The cut-off of one queue, which is received from until `is_reached`."""
+
+    def __init__(self, run: ReplayRun) -> None:
+        self._run = run
+        self._quiet = 0
+        self._received_at = self._peeked_at = 0.0
+
+    def restart(self) -> None:
+        """Start the wait again, as after a connection or a message of the run."""
+        self._quiet, self._received_at = 0, asyncio.get_running_loop().time()
+
+    def note_received(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Restart if a message is older than the run: applications may go on sending newer ones."""
+        if any(was_present(self._run, message.facts.enqueued_at) for message in messages):
+            self.restart()
+
+    def is_due(self) -> bool:
+        """Return whether to peek though newer messages arrive: none of the run's came for `empty_seconds`."""
+        quiet_since = max(self._received_at, self._peeked_at)
+        return asyncio.get_running_loop().time() - quiet_since >= self._run.options.empty_seconds
+
+    async def is_reached(self, source: RawSource) -> bool:
+        """Peek the queue. A message of the run that another receiver has locked is seen, and is waited for."""
+        self._peeked_at = asyncio.get_running_loop().time()
+        async for page in source.peek_pages():
+            if any(not peeked.deferred and was_present(self._run, peeked.enqueued_at) for peeked in page):
+                self._quiet = 0
+                return asyncio.get_running_loop().time() - self._received_at >= self._run.options.locked_seconds
+        self._quiet += 1
+        return self._quiet >= MIN_QUIET
 
 
-def task_queues(job: TaskJob) -> list[str]:
-    """Return the queue of each task: every queue has one, and the remaining tasks go round.
-
-    In an ordered direct run each queue has exactly one task.
-    """
-    queues, alone = job.run.queues, job.run.direct and job.run.options.ordered
-    return [queues[index % len(queues)] for index in range(len(queues) if alone else max(job.tasks, len(queues)))]
+def was_present(run: ReplayRun, enqueued_at_ms: int) -> bool:
+    """Return whether a message was in its queue when the run began."""
+    return enqueued_at_ms <= run.started_ms + MAX_CLOCK_SKEW_MS
 
 
 def drain_task(job: TaskJob) -> Any:
     """Return the function for `mapInArrow` over one row per task."""
-
-    def task(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        queues = task_queues(job)
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                messages = run_in_worker(QueueDrain(job, queues[index]).run())
-                yield pa.RecordBatch.from_pydict({"queue": [queues[index]], "messages": [messages]})
-
-    return task
+    return queue_task(job, lambda queue: QueueDrain(job, queue).run())
 
 
 class QueueDrain:
     """The drain of one queue into segments, up to the run's cut-off. One segment is stored while the next fills."""
 
     def __init__(self, job: TaskJob, queue: str) -> None:
-        self._job = job
-        self._queue = queue
-        self._archive = job.open()
+        self._job, self._queue, self._archive = job, queue, job.open()
         self._options = job.run.options
         self._accepted = load_accepted(self._archive, queue)
         self._messages = 0
@@ -82,10 +94,7 @@ class QueueDrain:
         self._store_error: SbpairError | None = None
 
     async def run(self) -> int:
-        """Drain, over new connections if needed. Returns how many messages were archived.
-
-        Raises Unavailable if the namespace stays away, MachineLacks if the archive fails.
-        """
+        """Return how many messages were archived. Raises Unavailable, or MachineLacks if the archive fails."""
         async with token_getter(self._job.pair()) as get_token:
 
             async def attempt() -> None:
@@ -115,7 +124,8 @@ class QueueDrain:
         while self._store_error is None and not self._archive.stop_requested():
             source.grant(MAX_RECEIVE)
             limit = max(1, self._options.segment_messages - len(segment))
-            messages = await source.receive(min(MAX_RECEIVE, limit), seconds=self._wait_seconds(segment))
+            seconds = IDLE_SECONDS if segment else self._options.empty_seconds
+            messages = await source.receive(min(MAX_RECEIVE, limit), seconds=seconds)
             if messages:
                 self._cutoff.note_received(messages)
                 await self._add(source, segment, messages)
@@ -133,16 +143,9 @@ class QueueDrain:
         shards = self._job.run.shards
         return Segment(self._queue, self._archive.new_table(SEGMENT, shards, large=True), shards)
 
-    def _wait_seconds(self, segment: Segment) -> float:
-        return IDLE_SECONDS if segment else self._options.empty_seconds
-
     def _is_full(self, segment: Segment) -> bool:
-        options = self._options
-        return (
-            segment.bytes >= options.segment_bytes
-            or len(segment) >= options.segment_messages
-            or asyncio.get_running_loop().time() >= segment.due
-        )
+        full = segment.bytes >= self._options.segment_bytes or len(segment) >= self._options.segment_messages
+        return full or asyncio.get_running_loop().time() >= segment.due
 
     async def _add(self, source: RawSource, segment: Segment, messages: list[RawReceivedMessage]) -> None:
         now = asyncio.get_running_loop().time()
@@ -188,30 +191,24 @@ class QueueDrain:
                 raise why  # reconnect
 
 
-async def count_remaining(job: TaskJob) -> dict[str, int]:
-    """Count the messages that were present when the run began and still are, by queue; queues without any are left out.
+async def count_remaining(job: TaskJob, *, count_all: bool = True) -> dict[str, int]:
+    """Count by queue the messages of the run that another receiver has locked or deferred. Raises Unavailable.
 
-    Another receiver has locked them, or has deferred them. Raises Unavailable if the namespace stays away.
+    Without `count_all`, the counts only show whether a queue has any, which is quicker.
     """
+
+    async def peek() -> dict[str, int]:
+        found: Counter[str] = Counter()
+        async with connect(job.secondary.endpoint(), get_token=get_token) as client:
+            for queue in job.run.queues:
+                async for page in peek_queue(client, queue):
+                    found[queue] += sum(was_present(job.run, peeked.enqueued_at) for peeked in page)
+                    if found[queue] and not count_all:
+                        break
+        return {queue: count for queue, count in found.items() if count}
+
     async with token_getter(job.pair()) as get_token:
-        return await retry(lambda: _peek_remaining(job, get_token))
-
-
-async def has_remaining(job: TaskJob) -> bool:
-    """Return whether any such message remains, which is quicker than to count them. Raises Unavailable."""
-    async with token_getter(job.pair()) as get_token:
-        return bool(await retry(lambda: _peek_remaining(job, get_token, count_all=False)))
-
-
-async def _peek_remaining(job: TaskJob, get_token: GetToken | None, *, count_all: bool = True) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    async with connect(job.secondary.endpoint(), get_token=get_token) as client:
-        for queue in job.run.queues:
-            async for page in peek_queue(client, queue):
-                found[queue] += sum(was_present(job.run, peeked) for peeked in page)
-                if found[queue] and not count_all:
-                    break
-    return {queue: count for queue, count in found.items() if count}
+        return await retry(peek)
 
 
 def load_accepted(archive: Archive, queue: str) -> set[tuple[Any, ...]]:

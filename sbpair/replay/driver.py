@@ -13,18 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import SbpairError, UsageError
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_check import check_executors, check_spark_reads
-from sbpair.replay.archive_layout import DRAINED_FILE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, STOP_FILE
-from sbpair.replay.drain_phase import drain_phase, move_phase
+from sbpair.replay.archive_layout import DRAINED_FILE, RECEIPT_FILE, REMOVED_FILE, STOP_FILE
 from sbpair.replay.drain_task import save_accepted
-from sbpair.replay.plan_phase import check_selected_destinations, plan_phase
+from sbpair.replay.phases import Phases, check_executors, check_selected_destinations, check_spark_reads
 from sbpair.replay.progress import OnEvent, ReplayPhase
-from sbpair.replay.request import ReplayRequest, check_direct
-from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, TaskJob, load_run, save_run
+from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, TaskJob, load_run, save_run
 from sbpair.replay.selection import check_selection
-from sbpair.replay.send_phase import send_phase
-from sbpair.replay.spark import spark_errors, spark_session, stopping
-from sbpair.replay.spark_action import translate_failure
+from sbpair.replay.spark import spark_session, stopping
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.verify import check_segments, messages_removed, verify
 from sbpair.runs.database import identity, state_if_any
@@ -32,11 +27,10 @@ from sbpair.runs.journal import accepted_keys
 from sbpair.runs.run_log import new_id
 
 if TYPE_CHECKING:
-    from sbpair.replay.proof import Proof
     from sbpair.replay.selection import Selection
+    from sbpair.replay.verify import Proof
 
-SHARDS_PER_TASK = 2
-"""More shards than tasks, so that a large shard delays the end less."""
+SHARDS_PER_TASK = 2  # more shards than tasks, so that a large shard delays the end less
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ def start_run(
 ) -> ReplayResult:
     """Start a run. Usage and safety errors are raised before anything is received."""
     request.check()
-    check_direct(options, queues)
+    options.check(queues)
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
@@ -70,7 +64,6 @@ def start_run(
             archive.create()
             archive.check_writable()
             save_run(archive, run)
-            _save_journal(request, archive)
             return _run(request, archive, run, held, on_event)
         except SbpairError:
             if not held.used:
@@ -95,12 +88,12 @@ def resume_run(
     archive.check_writable()
     with _leases(request, archive) as held:
         archive.remove(STOP_FILE)
-        _save_journal(request, archive)
         return _run(request, archive, run, held, on_event)
 
 
 def _run(request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLease, on_event: OnEvent) -> ReplayResult:
     began = time.monotonic()
+    _save_journal(request, archive)
     on_event(ReplayPhase("check", f"run {run.id}: checking the archive", run.id))
     check_segments(archive)
     before = verify(archive, run)
@@ -120,24 +113,15 @@ def _run(request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLea
             check_spark_reads(spark, archive)
         # At most one sender per shard and core; of a cluster, the cores registered by now.
         job = replace(job, senders=min(run.shards, spark.sparkContext.defaultParallelism))
+        phases = Phases(spark, job, archive, request.pair, held, on_event)
         if run.direct:
-            move_phase(spark, job, request.pair, held, on_event)
+            phases.move()
         else:
-            drain_phase(spark, job, request.pair, held, on_event)
-            _send(spark, job, archive, held, on_event)
+            phases.drain()
+            phases.send()
         on_event(ReplayPhase("verify", "counting the messages in the archive"))
         with stopping(spark):
             return _prove(archive, run, began)
-
-
-def _send(spark: Any, job: TaskJob, archive: Archive, held: HeldLease, on_event: OnEvent) -> None:
-    if archive.stop_requested() or not archive.files(SEGMENTS):
-        return
-    try:
-        plan = plan_phase(spark, job, archive, on_event)
-        send_phase(plan, job, archive, held, on_event)
-    except spark_errors() as error:
-        raise translate_failure(error, archive) from error
 
 
 def _invalidate_receipt(archive: Archive) -> None:
@@ -164,9 +148,6 @@ def _leases(request: ReplayRequest, archive: Archive) -> AbstractContextManager[
 
 
 def _save_journal(request: ReplayRequest, archive: Archive) -> None:
-    """Save the keys that the syphon's journal has as accepted."""
-    state = state_if_any(request.state, request.pair)
-    if state is None:
-        return
-    with state:
-        save_accepted(archive, accepted_keys(state))
+    if (state := state_if_any(request.state, request.pair)) is not None:
+        with state:
+            save_accepted(archive, accepted_keys(state))

@@ -1,38 +1,25 @@
 """Removal of a run's messages, once each is proved to have an outcome.
 
-Invariant: only proved files are removed; files that appear later stay. Messages that were not sent exist nowhere else,
-and are removed only on request. The removal is recorded first, and from then on no resume sends from the run. Segments
-are removed before the ledger: a run without its ledger alone would send everything again.
+Invariant: only proved files are removed; files that appear later stay. Messages never sent are removed on request. The
+removal is recorded first, and from then on no resume sends from the run. Segments are removed before the ledger: a run
+without its ledger alone would send everything again.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sbpair.errors import StateRefused, Unsafe
-from sbpair.replay.archive_layout import (
-    DEDUPLICATED,
-    DOUBTFUL,
-    DRAINED_FILE,
-    EXPIRED,
-    HELD,
-    LEDGER,
-    QUARANTINE,
-    RECEIPT_FILE,
-    REMOVED_FILE,
-    SEGMENTS,
-)
+from sbpair.replay.archive_layout import DRAINED_FILE, NOT_SENT, RECEIPT_FILE, REMOVABLE, REMOVED_FILE, SEGMENTS
 from sbpair.replay.run import load_run
 from sbpair.replay.verify import verify
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
-    from sbpair.replay.proof import Proof
-
-NOT_SENT = (EXPIRED, QUARANTINE)
-ALWAYS = (SEGMENTS, DEDUPLICATED, LEDGER, DOUBTFUL, HELD)
+    from sbpair.replay.verify import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +36,10 @@ class GarbageCollection:
 
 
 def plan_gc(archive: Archive, *, unsent: bool) -> GarbageCollection:
-    """Return the files to remove; with `unsent`, also unsent messages. Raises Unsafe if none may be removed."""
+    """Return the files to remove; with `unsent`, also messages never sent. Raises Unsafe if none may be removed."""
     run = load_run(archive)
     # Before the proof: a file written later is in neither, or in the proof alone.
-    sizes = {place: archive.sizes(place) for place in (*ALWAYS, *(NOT_SENT if unsent else ()))}
+    sizes = {place: archive.sizes(place) for place in (*REMOVABLE, *(NOT_SENT if unsent else ()))}
     if not archive.exists(DRAINED_FILE) or not archive.exists(RECEIPT_FILE):
         raise _refused(archive, "has not ended: it may be running")
     if archive.exists(REMOVED_FILE):
@@ -63,17 +50,12 @@ def plan_gc(archive: Archive, *, unsent: bool) -> GarbageCollection:
         sizes[SEGMENTS] = {path: size for path, size in sizes[SEGMENTS].items() if path in known}
     else:
         _check(archive, verify(archive, run), unsent=unsent)
-    kept = 0 if unsent else sum(_rows(archive, path) for place in NOT_SENT for path in archive.files(place))
+    kept = 0
+    for path in (path for place in NOT_SENT for path in archive.files(place) if not unsent):
+        with suppress(StateRefused):  # a loss of power has cut it short, which the proof has accepted
+            kept += archive.row_count(path)
     places = {place: tuple(paths) for place, paths in sizes.items()}
     return GarbageCollection(places, sum(sum(paths.values()) for paths in sizes.values()), kept)
-
-
-def _rows(archive: Archive, path: str) -> int:
-    """Return a file's rows; 0 if a loss of power has cut it short, which the proof has accepted."""
-    try:
-        return archive.row_count(path)
-    except StateRefused:
-        return 0
 
 
 def remove_messages(archive: Archive, planned: GarbageCollection) -> None:

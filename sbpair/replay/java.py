@@ -46,7 +46,11 @@ def check_machine(environ: Mapping[str, str]) -> None:
             "Java is not installed, and Spark needs it",
             hint=f"install {JAVAS} (on Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME",
         )
-    version = java_version(_version_output(program))
+    try:
+        done = subprocess.run([program, "-version"], capture_output=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MachineLacks(f"{program} cannot be started", hint=f"install {JAVAS}, or set JAVA_HOME") from error
+    version = java_version((done.stderr + done.stdout).decode(errors="replace"))
     if version is not None and version < MIN_JAVA:
         raise MachineLacks(f"{program} is Java {version}, too old for Spark", hint=f"install {JAVAS}, or set JAVA_HOME")
     check_packages()
@@ -66,11 +70,3 @@ def is_installed(package: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _version_output(program: str) -> str:
-    try:
-        done = subprocess.run([program, "-version"], capture_output=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise MachineLacks(f"{program} cannot be started", hint=f"install {JAVAS}, or set JAVA_HOME") from error
-    return (done.stderr + done.stdout).decode(errors="replace")

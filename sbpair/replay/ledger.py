@@ -13,18 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.replay.archive_layout import DOUBTFUL, HELD, LINES, OUTCOMES
-from sbpair.replay.schema import KEY, OUTCOME, VERSION
+from sbpair.replay.archive_layout import DOUBTFUL, HELD, KEY, LINES, OUTCOME, OUTCOMES
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
-    from sbpair.replay.table_file import Footer
 
-Key: TypeAlias = tuple[str, int, int, str | None]
-"""(queue, sequence number, enqueued at, message id)"""
-
-MAX_HELD_PER_FILE = 1_000
-"""Held messages recorded in one file. The file is removed once none of them is held."""
+Key: TypeAlias = tuple[str, int, int, str | None]  # (queue, sequence number, enqueued at, message id)
+MAX_HELD_PER_FILE = 1_000  # held messages recorded in one file. The file is removed once none of them is held.
 
 
 class Entry(NamedTuple):
@@ -37,16 +32,20 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """The chunks that one attempt at a task writes.
+    """The chunks that one attempt at a task writes. Without `sync`, a loss of power may lose the last ones."""
 
-    Without `sync`, a loss of power may lose the last chunks; a kill loses none.
-    """
-
-    def __init__(self, archive: Archive, shards: int, attempt: str | None = None, *, sync: bool = True) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        shards: int,
+        attempt: str | None = None,
+        *,
+        sync: bool = True,
+        max_held_per_file: int = MAX_HELD_PER_FILE,
+    ) -> None:
         self.attempt = attempt or uuid.uuid4().hex
-        self._sync = sync
-        self._archive = archive
-        self._shards = shards
+        self._archive, self._shards, self._sync = archive, shards, sync
+        self._max_held_per_file = max_held_per_file
         self._held_files: set[str] = set()
         self._held_path, self._room = "", 0
         self._numbers = count()
@@ -54,14 +53,15 @@ class Ledger:
         self._doubtful_lock = threading.Lock()
 
     def write(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
-        """Write one chunk, durable on return if the ledger syncs. Raises MachineLacks.
-
-        Doubtful entries go first: a message with an outcome is no longer looked up among the held.
-        """
+        """Write one chunk, durable on return if the ledger syncs. Raises MachineLacks."""
         if entries:
+            # Doubtful entries go first: a message with an outcome is no longer looked up among the held.
             self.write_doubtful()
-            path = f"{kind}/{shard}/{uuid.uuid4().hex}.parquet"
-            self._archive.write_table(path, entries_table(entries, self.attempt), self._shards, sync=self._sync)
+            self._write_chunk(kind, shard, entries)
+
+    def _write_chunk(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
+        path = f"{kind}/{shard}/{uuid.uuid4().hex}.parquet"
+        self._archive.write_table(path, entries_table(entries, self.attempt), self._shards, sync=self._sync)
 
     def add_doubtful(self, entry: Entry) -> None:
         """Note a message that was sent without an answer, and may arrive twice. Nothing is written yet."""
@@ -71,23 +71,19 @@ class Ledger:
         """Write the doubtful entries noted so far. Raises MachineLacks."""
         with self._doubtful_lock:
             if entries := list(self._doubtful):
-                path = f"{DOUBTFUL}/0/{uuid.uuid4().hex}.parquet"
-                self._archive.write_table(path, entries_table(entries, self.attempt), self._shards, sync=self._sync)
+                self._write_chunk(DOUBTFUL, 0, entries)
                 for _ in entries:
                     self._doubtful.popleft()
 
     def record_held(self, entries: Sequence[Entry]) -> str:
-        """Record messages that may be sent from now on. Returns the path of the file that lists them.
-
-        The file is read only after a crash. A loss of power may cut it short.
-        """
+        """Record messages that may be sent from now on. Returns the path of their file, read only after a crash."""
         keys = [entry.key for entry in entries]
         room, self._room = self._room - len(entries), 0  # nothing is readable behind a line that was cut short
         if room < 0:
             self._held_path = f"{HELD}/{self.attempt}.{next(self._numbers)}{LINES}"
             self._archive.write_line(self._held_path, keys)
             self._held_files.add(self._held_path)
-            room = MAX_HELD_PER_FILE - len(entries) if self._archive.is_local else 0
+            room = self._max_held_per_file - len(entries) if self._archive.is_local else 0
         else:
             self._archive.append_line(self._held_path, keys)
         self._room = room
@@ -116,10 +112,7 @@ class Ledger:
 
 
 class HeldRecord:
-    """The messages a task holds, by the file that lists them. A file stays while one of its messages is held.
-
-    `add` is for one thread; `discard` may be called from another.
-    """
+    """The messages a task holds, by the file that lists them. `add` is for one thread, `discard` for any."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -175,7 +168,6 @@ class EntryBuffer:
 
 
 def entries_table(entries: Sequence[Entry], attempt: str) -> pa.Table:
-    """Return entries as a table of OUTCOME."""
     if not entries:
         return OUTCOME.empty_table()
     keys, destinations, reasons, messages = zip(*entries, strict=True)
@@ -185,18 +177,14 @@ def entries_table(entries: Sequence[Entry], attempt: str) -> pa.Table:
 
 
 def table_keys(table: pa.Table) -> list[Key]:
-    """Return the key of each row."""
     return list(zip(*(table.column(name).to_pylist() for name in KEY), strict=True))
 
 
 def read_held(archive: Archive, path: str) -> Iterator[Key]:
-    """Yield the keys that an attempt held. Raises StateRefused at the first line that cannot be read.
-
-    A loss of power may cut such a file short. A kill may do so too, before a message of that line was sent.
-    """
+    """Yield the keys that an attempt held. Raises StateRefused at the first line that cannot be read."""
     for keys in archive.read_lines(path):
         if not (isinstance(keys, list) and all(map(_is_key, keys))):
-            raise wrong_columns(archive, path)
+            raise archive.wrong_columns(path)
         yield from map(tuple, keys)
 
 
@@ -207,19 +195,10 @@ def _is_key(value: object) -> bool:
     return False
 
 
-def wrong_columns(archive: Archive, path: str) -> StateRefused:
-    """Return the error for a file with unexpected columns."""
-    return StateRefused(
-        f"{archive.root}/{path} lacks the columns of version {VERSION}",
-        hint="restore the original file, or remove it if sbpair did not write it",
-    )
-
-
 def check_chunks(archive: Archive, shards: int, *, synced: bool) -> tuple[int, list[str]]:
-    """Return (rows of all chunks, paths of unreadable chunks).
+    """Return (rows of all chunks, paths of unreadable chunks): a loss of power cuts short only those not `synced`.
 
-    Raises StateRefused for a chunk of another run or shard count. Raises it also for an unreadable chunk if `synced`:
-    a loss of power cuts short only chunks that are not.
+    Raises StateRefused for a chunk of another run or shard count, and if `synced` for an unreadable one.
     """
     found, broken = 0, list[str]()
     for path in (path for kind in OUTCOMES for path in archive.files(kind)):
@@ -230,22 +209,10 @@ def check_chunks(archive: Archive, shards: int, *, synced: bool) -> tuple[int, l
                 raise
             broken.append(path)
             continue
-        _check_chunk(archive, path, footer, shards)
-        found += footer.rows
+        found += archive.check_footer(path, footer, OUTCOME)
+        if (number := footer.metadata.get("sbpair.shards")) != str(shards):
+            raise StateRefused(
+                f"{archive.root}/{path} was written for {number} shards, and run {archive.run} has {shards}",
+                hint="restore the original run.json from a copy: the number of shards never changes",
+            )
     return found, broken
-
-
-def _check_chunk(archive: Archive, path: str, footer: Footer, shards: int) -> None:
-    if not footer.schema.equals(OUTCOME):
-        raise wrong_columns(archive, path)
-    run, number = footer.metadata.get("sbpair.run"), footer.metadata.get("sbpair.shards")
-    if run != archive.run:
-        raise StateRefused(
-            f"{archive.root}/{path} belongs to run {run}, not {archive.run}",
-            hint="move it back to the run it belongs to",
-        )
-    if number != str(shards):
-        raise StateRefused(
-            f"{archive.root}/{path} was written for {number} shards, and run {archive.run} has {shards}",
-            hint="restore the original run.json from a copy: the number of shards never changes",
-        )

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
-
 
 def make_directories(root: Path, directory: Path) -> None:
     """Create the directories missing below `root` and sync their parents. Raises FileNotFoundError without `root`."""
@@ -67,7 +65,7 @@ def is_in_memory(url: str) -> bool:
         mounts = Path("/proc/self/mounts").read_text(errors="replace")
     except OSError:  # not Linux
         return False
-    return filesystem_type(Path(url.removeprefix("file:")).resolve(), mounts) in MEMORY_FILESYSTEMS
+    return filesystem_type(Path(url.removeprefix("file:")).resolve(), mounts) in ("tmpfs", "ramfs")
 
 
 def filesystem_type(path: Path, mounts: str) -> str:

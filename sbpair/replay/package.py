@@ -36,7 +36,9 @@ def build_package(path: Path) -> tuple[Contents, int]:
     contents, files = _collect()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name in sorted({*files, *_directories(files)}):
+        # Python finds a namespace package, such as azure, by its directory.
+        parents = (parent for name in files for parent in PurePosixPath(name).parents if str(parent) != ".")
+        for name in sorted({*files, *(f"{parent}/" for parent in parents)}):
             source = files.get(name)
             data = b"" if source is None else source.read_bytes()
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
@@ -89,15 +91,9 @@ def _dependencies() -> dict[str, importlib.metadata.Distribution]:
 
 
 def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
-    """Return the normalized names of its requirements, without extras."""
     requirements = [each for each in distribution.requires or [] if "extra ==" not in each]
     return [re.sub(r"[-_.]+", "-", match[0]).lower() for match in map(_NAME.match, requirements) if match]
 
 
 def _belongs(path: Path) -> bool:
     return path.is_file() and path.suffix != ".pyc"
-
-
-def _directories(files: dict[str, Path]) -> set[str]:
-    """Return all directories: Python finds a namespace package, such as azure, by its directory."""
-    return {f"{parent}/" for name in files for parent in PurePosixPath(name).parents if str(parent) != "."}

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 ALREADY_SENT, DEDUPLICATED, UNSENT = "already_sent", "deduplicated", "unsent"
 
-MAX_REMEMBERED = 10_000_000
-"""Upper bound on message ids kept, at about 70 bytes each."""
+MAX_REMEMBERED = 10_000_000  # upper bound on message ids kept, at about 70 bytes each
 
 
 def normalize_destinations(destinations: Iterable[str]) -> tuple[str, ...]:
@@ -35,15 +34,13 @@ def normalize_destinations(destinations: Iterable[str]) -> tuple[str, ...]:
 class PlanPreview:
     """The plan of one preview. With `dedup`, a duplicate by message id and destination is not sent.
 
-    `accepted` are keys that the primary has, from the syphon's journal. `ids_overflowed` is set once there are more
-    than MAX_REMEMBERED message ids.
+    `accepted` are keys in the syphon's journal. `ids_overflowed` is set beyond MAX_REMEMBERED message ids.
     """
 
     def __init__(
         self, namespace: str, *, dedup: bool, destinations: Collection[str] = (), accepted: Collection[Key] = ()
     ) -> None:
-        self._namespace = namespace
-        self._dedup = dedup
+        self._namespace, self._dedup = namespace, dedup
         self._destinations = {name.lower() for name in destinations}
         self._accepted = frozenset(accepted)
         self._ids: set[bytes] = set()

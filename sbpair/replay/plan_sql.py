@@ -12,25 +12,20 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from sbpair.move.message.route import TimeToLive
+from sbpair.replay.archive_layout import KEY
 from sbpair.replay.run import DedupMode
-from sbpair.replay.schema import KEY
 
 if TYPE_CHECKING:
     from sbpair.replay.run import ReplayRun
 
 MESSAGES, SHARED, ACCEPTED = "messages", "shared", "accepted"
-"""Views that the SQL reads: rows of segments; match keys that several rows have; distinct keys that an earlier attempt
-has in the ledger."""
+"""Views that the SQL reads: rows of segments; match keys of several rows; keys that an earlier attempt sent."""
 
 SEND, COPY, DEDUPLICATED, EXPIRED, INVALID = "send", "copy", "deduplicated", "expired", "invalid"
-UNSELECTED, WAITING = "unselected", "waiting"
-"""UNSELECTED was not selected. WAITING was, but is a duplicate of an unselected message, and stays with it."""
-
+UNSELECTED, WAITING = "unselected", "waiting"  # WAITING is a selected duplicate of an unselected message
 ORDER = ("enqueued_at_ms", "queue", "sequence_number")
 UNSENT = (COPY, DEDUPLICATED, WAITING, UNSELECTED)
-_SPREAD = 40503
-"""A multiplier that spreads checksums over all bits: names that differ in a digit have checksums with few different
-bits."""
+_SPREAD = 40503  # spreads checksums over all bits: names that differ in a digit have similar checksums
 
 _KEY = ", ".join(KEY)
 _IN_ORDER = ", ".join(ORDER)
@@ -55,10 +50,8 @@ def placement_query(shards: int) -> str:
 
 
 def placement_expression(shards: int, places: Sequence[int]) -> str:
-    """Return SQL for a number that Spark puts into a partition per shard. By shard alone, some would share one.
-
-    `places` is the array of `placement_query`.
-    """
+    """Return SQL for a number that Spark puts into a partition per shard, by the `places` of `placement_query`."""
+    # By shard alone, some shards would have the same partition.
     number_for = {place: number for number, place in enumerate(places)}
     numbers = ", ".join(str(number_for.get(each, each)) for each in range(shards))
     return f"element_at(array({numbers}), shard + 1)"
@@ -72,21 +65,15 @@ def remaining_ms_expression(now_ms: int) -> str:
 
 
 class Compare(StrEnum):
-    """Which rows are compared with each other. Rows that share a match key always are.
-
-    SHARING are those whose match key is in SHARED.
-    """
+    """Which rows are compared with each other. Rows that share a match key always are."""
 
     EVERY = "every"
-    SHARING = "sharing"
+    SHARING = "sharing"  # those whose match key is in SHARED
     NONE = "none"
 
 
-MAX_SHARED = 100_000
-"""Upper bound on shared match keys that are sent to each task, to filter rows by them."""
-
+MAX_SHARED = 100_000  # upper bound on shared match keys that are sent to each task, to filter rows by them
 _FIRST_TYPE = "struct<queue: string, sequence_number: bigint, enqueued_at_ms: bigint, message_id: string, shard: int>"
-
 _MATCH_KEY = f"CASE WHEN coalesce(message_id, '') = '' THEN xxhash64({_KEY}) ELSE xxhash64(message_id) END"
 """A hash that copies and duplicates share. A collision costs a comparison."""
 

@@ -1,17 +1,26 @@
-"""Progress of a run: events, counted from the files that its tasks have written."""
+"""Progress and status of a run, counted from the files that its tasks have written.
+
+Invariant: a signal or a lost lease lets the tasks finish the messages they hold; nothing is cut off.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.errors import StateRefused
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import LEDGER, SEGMENTS
+from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, STOP_FILE
+from sbpair.replay.run import ReplayRun, load_run
+from sbpair.replay.spark import translate_failure
+
+if TYPE_CHECKING:
+    from sbpair.replay.task_lease import HeldLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +54,103 @@ Event: TypeAlias = ReplayPhase | Expected | PhaseProgress
 OnEvent: TypeAlias = Callable[[Event], None]
 
 
+def _count_segment(archive: Archive, path: str) -> Counter[str]:
+    queue = path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]
+    return Counter({queue: archive.row_count(path)})
+
+
+COUNTED: dict[str, tuple[str, Callable[[Archive, str], Counter[str]]]] = {
+    "drain": (SEGMENTS, _count_segment),
+    "send": (LEDGER, partial(Archive.count_values, column="destination")),
+    "move": (LEDGER, partial(Archive.count_values, column="queue")),
+}
+"""The files of a phase, and the function that counts the messages in one, by queue or destination."""
+
+
 class PhaseWatcher:
     """A counter of the rows in one phase's files. Each file is read once."""
 
-    def __init__(self, archive: Archive, phase: str, under: str, count: Callable[[Archive, str], Counter[str]]) -> None:
-        self._archive, self._phase, self._under, self._count = archive, phase, under, count
+    def __init__(self, archive: Archive, phase: str) -> None:
+        self.archive, self._phase = archive, phase
+        self._under, self._count = COUNTED[phase]
         self._seen: set[str] = set()
         self._by: Counter[str] = Counter()
 
     def sample(self) -> PhaseProgress:
         """Count the new files, and return the totals."""
-        for path in self._archive.files(self._under):
+        for path in self.archive.files(self._under):
             if path not in self._seen:
                 with suppress(StateRefused):  # the proof reports unreadable files
-                    self._by += self._count(self._archive, path)
+                    self._by += self._count(self.archive, path)
                 self._seen.add(path)
         return PhaseProgress(self._phase, self._by.total(), len(self._seen), dict(self._by))
 
 
-def drain_watcher(archive: Archive) -> PhaseWatcher:
-    """Return a counter of archived messages, by queue."""
-    return PhaseWatcher(archive, "drain", SEGMENTS, _count_segment)
+def run_action(
+    watcher: PhaseWatcher, action: Callable[[], Any], held: HeldLease, on_event: OnEvent, poll_seconds: float = 1.0
+) -> None:
+    """Run a Spark action in a thread, and report progress. Raises its tasks' error, or LeaseLost."""
+    archive, failure = watcher.archive, list[BaseException]()
+    over = threading.Event()
+
+    def act() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001  it is raised below, in the waiting thread
+            failure.append(error)
+        finally:
+            over.set()
+
+    threading.Thread(target=act, name="spark action", daemon=True).start()
+    while True:
+        try:
+            # Not join(): after a signal during join, Python believes that the thread has ended.
+            ended = over.wait(poll_seconds)
+            if held.is_lost() and not archive.stop_requested():
+                archive.write(STOP_FILE, b"")
+            on_event(watcher.sample())
+            if ended:
+                break
+        except KeyboardInterrupt:
+            if archive.stop_requested():
+                raise
+            archive.write(STOP_FILE, b"")
+            on_event(ReplayPhase("stop", "finishing the messages in flight; a second signal ends at once"))
+    held.check()
+    if failure:
+        raise translate_failure(failure[0], archive) from failure[0]
 
 
-def send_watcher(archive: Archive) -> PhaseWatcher:
-    """Return a counter of accepted messages, by destination."""
-    return PhaseWatcher(archive, "send", LEDGER, partial(Archive.count_values, column="destination"))
+def run_status(archive: Archive) -> dict[str, Any]:
+    """Return the phase and the counts of a run as its JSON contract."""
+    run = load_run(archive)
+    sent = PhaseWatcher(archive, "send").sample()
+    archived = PhaseWatcher(archive, "move" if run.direct else "drain").sample()
+    return {
+        "run": run.id,
+        "pair": run.pair,
+        "mode": run.options.mode.value,
+        "phase": _phase(archive, run, sent.files),
+        "stopped": archive.stop_requested(),
+        "archived_rows": 0 if run.direct else archived.messages,
+        "segments": 0 if run.direct else archived.files,
+        "acknowledged_rows": sent.messages,
+        "queues": archived.by,
+    }
 
 
-def move_watcher(archive: Archive) -> PhaseWatcher:
-    """Return a counter of a direct run's accepted messages, by queue."""
-    return PhaseWatcher(archive, "move", LEDGER, partial(Archive.count_values, column="queue"))
+def _phase(archive: Archive, run: ReplayRun, chunks_sent: int) -> str:
+    drained = archive.exists(DRAINED_FILE)
+    if run.direct:
+        return "moved" if drained else "move"
+    if archive.exists(REMOVED_FILE):
+        return "removed"
+    if archive.exists(RECEIPT_FILE) and archive.read_json(RECEIPT_FILE).get("balanced") is True:
+        return "proved"
+    return "send" if chunks_sent else "drained" if drained else "drain"
 
 
-def _count_segment(archive: Archive, path: str) -> Counter[str]:
-    queue = path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]
-    return Counter({queue: archive.row_count(path)})
+def request_stop(archive: Archive) -> None:
+    """Request a stop: the run's tasks finish the messages they hold."""
+    load_run(archive)
+    archive.write(STOP_FILE, b"")

@@ -1,34 +1,33 @@
-"""A run: its pair, queues, shard count and options, as in run.json. It holds no secret."""
+"""A run as in run.json, without a secret; the request to start or resume it; and the parameters of its tasks."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from sbpair.errors import NameInvalid, StateRefused, UsageError
+from sbpair.errors import NameInvalid, StateRefused, Unsafe, UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair
+from sbpair.move.message import dead_letters
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import RUN_FILE
+from sbpair.replay.archive_layout import RUN_FILE, VERSION
 from sbpair.replay.plan_preview import normalize_destinations
-from sbpair.replay.schema import VERSION
 from sbpair.replay.selection import EVERYTHING, Selection
+from sbpair.replay.spark import check_speculation, is_local_master, local_parallelism
 from sbpair.runs.database import identity
 
 SCHEMA = "sbpair/replay-run/1"
 
 SHORT_EMPTY_SECONDS, SHORT_LOCKED_SECONDS = 0.25, 2.0
-"""Waits of tasks whose queues are peeked afterwards: for an empty queue, and for one with locked messages. A busy
-namespace may settle for a while before it delivers more."""
+"""Waits if queues are peeked afterwards. A busy namespace may settle for a while before it delivers more."""
 
 NUMERIC_OPTIONS = ("segment_bytes", "segment_messages", "empty_seconds", "locked_seconds")
-"""Options that are numbers."""
-
 _ID = re.compile(r"[\w.-]+")
 
 
@@ -66,6 +65,21 @@ class ReplayOptions:
     locked_seconds: float = 150.0
     selection: Selection = EVERYTHING
     mode: ReplayMode = ReplayMode.ARCHIVE
+
+    def check(self, queues: Sequence[str]) -> None:
+        """Raise UsageError for options that a direct run does not support."""
+        unsupported = {
+            f"--dedup {self.dedup}": self.dedup is not DedupMode.KEY,
+            "--destination": bool(self.selection.destinations),
+            "--where": self.selection.where is not None,
+            "--dead-letters": any(map(dead_letters.is_dead_letter_path, queues)),
+        }
+        for name, given in unsupported.items():
+            if given and self.mode is ReplayMode.DIRECT:
+                raise UsageError(
+                    f"{name} cannot be combined with --mode direct",
+                    hint="a direct run sends each message as it comes: leave it out, or use --mode archive",
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +143,22 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> ReplayRun:
         stored = document["options"]
         selected = stored.get("selection", {"destinations": (), "where": None})
         where = None if selected["where"] is None else str(selected["where"])
-        kinds = {
+        default = ReplayOptions()
+        known = {
             "dedup": DedupMode(stored["dedup"]),
             "ttl": TimeToLive(stored["ttl"]),
             "selection": Selection(normalize_destinations(selected["destinations"]), where),
             "mode": ReplayMode(stored.get("mode", ReplayMode.ARCHIVE)),
+            "rate": None if stored.get("rate") is None else float(stored["rate"]),
+            **{name: type(getattr(default, name))(stored[name]) for name in NUMERIC_OPTIONS if name in stored},
         }
-        default = ReplayOptions()
-        numbers = {name: type(getattr(default, name))(stored[name]) for name in NUMERIC_OPTIONS if name in stored}
-        rate = None if stored.get("rate") is None else float(stored["rate"])
-        options = ReplayOptions(**{**stored, **kinds, **numbers, "rate": rate})
+        options = ReplayOptions(**{**stored, **known})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(document["shards"]), int(document["started_ms"])
         return ReplayRun(str(document["id"]), pair, _names(document["queues"]), shards, started_ms, options)
     except (KeyError, TypeError, ValueError, AttributeError, NameInvalid) as error:
         raise StateRefused(
-            f"{archive.root}/{RUN_FILE} cannot be read",
-            hint="restore it from a copy: a run needs it",
+            f"{archive.root}/{RUN_FILE} cannot be read", hint="restore it from a copy: a run needs it"
         ) from error
 
 
@@ -157,13 +170,10 @@ def _names(value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceAccess:
-    """How tasks on other machines reach a namespace: its address, and the environment variable that has its key there.
-
-    `variable` is None for an identity, which each machine has itself.
-    """
+    """How tasks on other machines reach a namespace: by its address, and its key in an environment variable there."""
 
     address: Mapping[str, Any]
-    variable: str | None
+    variable: str | None  # None for an identity, which each machine has itself
 
     @classmethod
     def from_endpoint(cls, endpoint: Endpoint, variable: str | None) -> NamespaceAccess:
@@ -190,12 +200,53 @@ class NamespaceAccess:
         return Endpoint(**self.address, credential=endpoint_from_connection_string(text).credential)
 
 
+@dataclass(frozen=True)
+class ReplayRequest:
+    """The parameters of a start or resume.
+
+    `variables` are the environment variables with the keys of primary and secondary, if any. `tasks` is how many may
+    run at once; None for as many as a local master runs. `lease` excludes other movers of this machine, and
+    `lease_queue` names the queue that excludes those of other machines. `package` is a zip of sbpair for executors.
+    """
+
+    pair: Pair
+    archive: str
+    variables: tuple[str | None, str | None]
+    state: Path
+    master: str = "local[2,4]"
+    tasks: int | None = None
+    shared_archive: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
+    lease: bool = True
+    lease_queue: str | None = None
+    verbose: bool = False
+    package: str | None = None
+
+    @property
+    def parallelism(self) -> int:
+        return self.tasks or local_parallelism(self.master) or 2
+
+    def access(self) -> tuple[NamespaceAccess, NamespaceAccess]:
+        """Return how tasks reach primary and secondary. Raises UsageError for a key in no environment variable."""
+        pair, (primary, secondary) = self.pair, self.variables
+        access = NamespaceAccess.from_endpoint
+        return access(pair.primary, primary), access(pair.secondary, secondary)
+
+    def check(self) -> None:
+        """Raise Unsafe or UsageError for mistakes that show before Java starts."""
+        check_speculation(self.settings.get("spark.speculation", "false"))
+        remote = not is_local_master(self.master)
+        if remote and Archive(self.archive, "probe").is_local and not self.shared_archive:
+            raise Unsafe(
+                f"the archive {self.archive} is a directory of this machine, and {self.master} runs on others",
+                hint="pass --shared-archive if all mount it at that path, or name a URL such as s3://bucket/backlog",
+            )
+        self.access()
+
+
 @dataclass(frozen=True, slots=True)
 class TaskJob:
-    """The pickled parameters of a task. `archive` is a URL, `heartbeat` a path in it.
-
-    `senders` is how many tasks share the rate: Spark may run more at once than `tasks`.
-    """
+    """The pickled parameters of a task. `archive` is a URL, `heartbeat` a path in it; `senders` share the rate."""
 
     run: ReplayRun
     archive: str
@@ -208,12 +259,12 @@ class TaskJob:
     def with_short_waits(self) -> TaskJob:
         """Return the job with short waits, for tasks whose queues are peeked afterwards."""
         options = self.run.options
-        shortened = replace(
-            options,
-            empty_seconds=min(options.empty_seconds, SHORT_EMPTY_SECONDS),
-            locked_seconds=min(options.locked_seconds, SHORT_LOCKED_SECONDS),
+        empty, locked = (
+            min(options.empty_seconds, SHORT_EMPTY_SECONDS),
+            min(options.locked_seconds, SHORT_LOCKED_SECONDS),
         )
-        return replace(self, run=replace(self.run, options=shortened))
+        options = replace(options, empty_seconds=empty, locked_seconds=locked)
+        return replace(self, run=replace(self.run, options=options))
 
     def open(self) -> Archive:
         return Archive(self.archive, self.run.id)

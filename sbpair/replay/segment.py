@@ -1,54 +1,63 @@
-"""Drained messages that become a segment: the rows of one file. Nothing here does I/O.
+"""Segments: files of drained messages, which tasks read by position to send them.
 
-Invariant: a message is held once, as it came or as the file has it. In the file, the rows of a shard lie together, so
-that a task reads little of other shards.
+Invariant: a message is held once, as it came or as the file has it. Rows of a shard lie together, to be read together.
+Each message read belongs to the row with its own key, and is whole; anything else is an error.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sbpair.move.message import dead_letters
 from sbpair.move.message.route import Facts, Send, route
-from sbpair.replay.archive_layout import segment_path
+from sbpair.replay.archive import file_metadata
+from sbpair.replay.archive_layout import KEY, PARQUET, SEGMENT, SEGMENTS, segment_path
+from sbpair.replay.ledger import Key, table_keys
 from sbpair.replay.plan_sql import shard_of
-from sbpair.replay.schema import SEGMENT
 
 if TYPE_CHECKING:
     from sbpair.move.raw_source import RawReceivedMessage
-    from sbpair.replay.table_file import TableFile
+    from sbpair.replay.archive import Archive, TableFile
 
-MAX_PARTS = 64
-"""Upper bound on the parts of a segment. With more shards than that, neighbours share a part."""
+MAX_PARTS = 64  # upper bound on the parts of a segment. With more shards than that, neighbours share a part.
+PART_BYTES = 2 * 1024 * 1024  # aimed size of a row group. Smaller ones would each cost as much as their messages.
+MIN_PART_BYTES = 64 * 1024  # lower bound on a part's size; small segments get fewer parts
+MAX_FILES = 64  # segments open at once. Segments drained at the same time are sent at the same time.
+GROUPS_BYTES = MAX_FILES * PART_BYTES  # bound on cached row groups that are not all requested yet: one for each file
 
-PART_BYTES = 2 * 1024 * 1024
-"""Aimed size of a row group. Smaller ones would each cost as much as their messages."""
-
-MIN_PART_BYTES = 64 * 1024
-"""Lower bound on a part's size; small segments get fewer parts."""
-
-
-def part_count(shards: int) -> int:
-    return min(shards, MAX_PARTS)
+RowPosition: TypeAlias = tuple[str, int]  # (segment, position)
+Name = TypeVar("Name")
+Value = TypeVar("Value")
 
 
 class Segment:
-    """A segment that is being filled. `due` is the loop's time at which it must be written.
+    """A segment that is being filled, to be written at `due` of the loop's time, and its groups once they are full."""
 
-    `ungrouped_bytes` is the size of messages that are in no row group yet. Once `has_full_groups`, write them.
-    """
-
-    def __init__(self, queue: str, file: TableFile, shards: int) -> None:
+    def __init__(
+        self,
+        queue: str,
+        file: TableFile,
+        shards: int,
+        part_bytes: int = PART_BYTES,
+        min_part_bytes: int = MIN_PART_BYTES,
+    ) -> None:
         self.file = file
         self.name = uuid.uuid4().hex
         self.path = segment_path(queue, self.name)
-        self._queue, self._shards = queue, shards
+        self._queue, self._shards, self._max_parts = queue, shards, min(shards, MAX_PARTS)
+        self._part_bytes, self._min_part_bytes = part_bytes, min_part_bytes
         self.messages: list[RawReceivedMessage] = []
-        self.bytes = self.ungrouped_bytes = 0
+        self.bytes = self.ungrouped_bytes = 0  # of all messages, and of those in no row group yet
         self._grouped = 0
         self.due = float("inf")
 
@@ -72,12 +81,12 @@ class Segment:
 
     @property
     def has_full_groups(self) -> bool:
-        return self.ungrouped_bytes >= PART_BYTES * part_count(self._shards)
+        return self.ungrouped_bytes >= self._part_bytes * self._max_parts
 
     def write_groups(self) -> None:
         """Write the remaining messages to the file, each part as one row group or several."""
         for part in self._parts(self.messages[self._grouped :]):
-            for group in _row_groups(part):
+            for group in _row_groups(part, self._part_bytes):
                 self.file.add(self._table(group))
                 for message in group:
                     message.payload = b""
@@ -86,7 +95,7 @@ class Segment:
     def _parts(self, messages: list[RawReceivedMessage]) -> list[list[RawReceivedMessage]]:
         """Group messages by neighbouring shards, each part in the order of arrival."""
         shards = self._shards
-        count = min(part_count(shards), 1 + self.ungrouped_bytes // MIN_PART_BYTES)
+        count = min(self._max_parts, 1 + self.ungrouped_bytes // self._min_part_bytes)
         found: list[list[RawReceivedMessage]] = [[] for _ in range(count)]
         for message in messages:
             facts = message.facts
@@ -102,18 +111,13 @@ class Segment:
         destinations, flaws = zip(*map(_destination, facts), strict=True)
         reasons, descriptions = self._dead_letter_columns(messages)
         columns = {
+            **of,
             "segment": pa.repeat(self.name, count),
             "position": range(start, start + count),
             "queue": pa.repeat(self._queue, count),
-            "sequence_number": of["sequence_number"],
             "enqueued_at_ms": of["enqueued_at"],
-            "message_id": of["message_id"],
             "destination": destinations,
-            "session_id": of["session_id"],
-            "ttl_ticks": of["ttl_ticks"],
             "scheduled_at_ms": of["scheduled_at"],
-            "content_type": of["content_type"],
-            "size": of["size"],
             "flaw": flaws,
             "dead_letter_reason": reasons,
             "dead_letter_description": descriptions,
@@ -121,19 +125,17 @@ class Segment:
         }
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 
-    def _dead_letter_columns(self, messages: list[RawReceivedMessage]) -> tuple[Any, Any]:
-        """Return reasons and descriptions; nulls unless the queue is a dead-letter queue."""
+    def _dead_letter_columns(self, messages: list[RawReceivedMessage]) -> tuple[Any, ...]:
         if not dead_letters.is_dead_letter_path(self._queue):
             nulls = pa.nulls(len(messages), pa.string())
             return nulls, nulls
-        reasons, descriptions = zip(*(dead_letters.cause_of(message.payload) for message in messages), strict=True)
-        return reasons, descriptions
+        return tuple(zip(*(dead_letters.cause_of(message.payload) for message in messages), strict=True))
 
 
-def _row_groups(part: list[RawReceivedMessage]) -> Iterator[list[RawReceivedMessage]]:
+def _row_groups(part: list[RawReceivedMessage], part_bytes: int) -> Iterator[list[RawReceivedMessage]]:
     """Split a large part: a reader of one message holds its whole row group."""
     size = sum([message.facts.size for message in part])
-    enough = size / max(1, round(size / PART_BYTES))
+    enough = size / max(1, round(size / part_bytes))
     start = held = 0
     for end, message in enumerate(part, 1):
         held += message.facts.size
@@ -146,3 +148,89 @@ def _destination(facts: Facts) -> tuple[str | None, str | None]:
     """Return (destination, flaw); one of them is None."""
     decision = route(facts)
     return (decision.destination, None) if isinstance(decision, Send) else (None, decision.description)
+
+
+class SegmentReader:
+    """One task's reader, for one thread at a time."""
+
+    def __init__(self, archive: Archive, max_files: int = MAX_FILES, groups_bytes: int = GROUPS_BYTES) -> None:
+        self._archive = archive
+        self._paths = {PurePosixPath(path).stem: path for path in archive.files(SEGMENTS)}
+        self._files = LruCache(self._open, max_files)
+        self._groups = LruCache(self._read_group, groups_bytes, lambda group: group.size)
+
+    def read(self, positions: Sequence[RowPosition]) -> list[tuple[Key, bytes]]:
+        """Return key and message at each position, in order. Raises StateRefused if a segment is missing or broken."""
+        found: list[Any] = [None] * len(positions)
+        for (segment, number), wanted in self._by_group(positions).items():
+            group = self._groups[segment, number]
+            for index in wanted:
+                found[index] = group.rows[positions[index][1] - group.start]
+            group.unread -= len(wanted)
+            if group.unread <= 0:
+                del self._groups[segment, number]
+        return found
+
+    def _by_group(self, positions: Sequence[RowPosition]) -> dict[tuple[str, int], list[int]]:
+        found: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        starts_of: dict[str, list[int]] = {}
+        for index, (segment, position) in enumerate(positions):
+            if segment not in starts_of:
+                _, starts_of[segment] = self._files[segment]
+            starts = starts_of[segment]
+            if position >= starts[-1]:
+                raise self._archive.broken(self._paths[segment], "it has fewer rows than were planned")
+            found[segment, bisect_right(starts, position) - 1].append(index)
+        return found
+
+    def _open(self, segment: str) -> tuple[pq.ParquetFile, list[int]]:
+        """Return the file, and the first positions of its row groups with its number of rows behind them."""
+        if segment not in self._paths:
+            raise self._archive.broken(f"{SEGMENTS}/*/{segment}{PARQUET}", "it is missing")
+        file = self._archive.parquet(self._paths[segment])
+        if file_metadata(file.schema_arrow).get("sbpair.run") != self._archive.run:
+            raise self._archive.broken(self._paths[segment], "it belongs to another run")
+        counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
+        return file, [0, *accumulate(counts)]
+
+    def _read_group(self, name: tuple[str, int]) -> RowGroup:
+        segment, number = name
+        file, starts = self._files[segment]
+        try:
+            table = file.read_row_group(number, columns=[*KEY, "message"], use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise self._archive.broken(self._paths[segment], error) from error
+        rows = list(zip(table_keys(table), table.column("message").to_pylist(), strict=True))
+        return RowGroup(starts[number], rows, table.nbytes, len(rows))
+
+
+@dataclass(slots=True)
+class RowGroup:
+    """Key and message of neighbouring rows, from position `start` on. `size` is in bytes, `unread` a count of rows."""
+
+    start: int
+    rows: list[tuple[Key, bytes]]
+    size: int
+    unread: int
+
+
+class LruCache(Generic[Name, Value]):
+    """Values made on demand. The least recently used are dropped beyond `limit` in weight; the last one stays."""
+
+    def __init__(self, make: Callable[[Name], Value], limit: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
+        self._make, self._limit, self._weigh = make, limit, weigh
+        self._held: OrderedDict[Name, Value] = OrderedDict()
+        self._weight = 0
+
+    def __getitem__(self, name: Name) -> Value:
+        if name in self._held:
+            self._held.move_to_end(name)
+            return self._held[name]
+        made = self._held[name] = self._make(name)
+        self._weight += self._weigh(made)
+        while self._weight > self._limit and len(self._held) > 1:
+            del self[next(iter(self._held))]
+        return made
+
+    def __delitem__(self, name: Name) -> None:
+        self._weight -= self._weigh(self._held.pop(name))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbpair.errors import UsageError
+from sbpair.replay.archive_layout import ENVELOPE, NOT_ENVELOPE, SEGMENT, SPARK_TYPES
 from sbpair.replay.plan_preview import normalize_destinations
-from sbpair.replay.schema import ENVELOPE, NOT_ENVELOPE, SEGMENT, SPARK_TYPES
 from sbpair.replay.spark import spark_message
 
 _ATTRIBUTE = re.compile(r"(\w+)#\d+")
@@ -61,7 +61,15 @@ def check_selection(spark: Any, selection: Selection) -> None:
         selected = spark.sql(f"SELECT 1 FROM {_empty_table(SEGMENT.names)} WHERE {selection.sql()}")  # noqa: S608
     except PySparkException as error:
         raise UsageError(f"--where is refused by Spark: {sql_message(error)}", hint=_HINT) from None
-    _check_plan(selected._jdf.queryExecution().analyzed())
+    plan = selected._jdf.queryExecution().analyzed()
+    if not plan.subqueriesAll().isEmpty():
+        raise UsageError("--where has a subquery", hint=_HINT)
+    if not plan.deterministic():
+        raise UsageError("--where is not deterministic", hint=_HINT)
+    # A star selects all columns.
+    columns = set(_ATTRIBUTE.findall(plan.children().head().references().toString()))
+    if columns & {*NOT_ENVELOPE}:
+        raise UsageError("--where uses all columns, and bodies are not part of the envelope", hint=_HINT)
 
 
 def sql_message(error: Any) -> str:
@@ -73,18 +81,6 @@ def sql_message(error: Any) -> str:
 def _empty_table(columns: Iterable[str]) -> str:
     cast = (f"cast(null AS {SPARK_TYPES[str(SEGMENT.field(name).type)]}) AS {name}" for name in columns)
     return f"(SELECT {', '.join(cast)})"
-
-
-def _check_plan(plan: Any) -> None:
-    """Raise UsageError for a subquery, a random function, or a column outside the envelope."""
-    if not plan.subqueriesAll().isEmpty():
-        raise UsageError("--where has a subquery", hint=_HINT)
-    if not plan.deterministic():
-        raise UsageError("--where is not deterministic", hint=_HINT)
-    # A star selects them.
-    columns = set(_ATTRIBUTE.findall(plan.children().head().references().toString()))
-    if columns & {*NOT_ENVELOPE}:
-        raise UsageError("--where uses all columns, and bodies are not part of the envelope", hint=_HINT)
 
 
 EVERYTHING = Selection()

@@ -1,9 +1,13 @@
-"""One task of the send: the rows of its shards, moved from the archive to the primary by the syphon's mover."""
+"""One task of the send: the rows of its shards, moved from the archive to the primary by the syphon's mover.
+
+Invariant: a duplicate by message id is marked as deduplicated only once the primary has accepted the first copy.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.credentials import token_getter
@@ -13,38 +17,38 @@ from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.move.wrong_primary import WrongPrimaryBreaker
-from sbpair.replay.event_loop import run_in_worker
+from sbpair.replay.archive_layout import DEDUPLICATED, KEY, LEDGER
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.shard_source import ShardSource
+from sbpair.replay.spark_task import column_rows, progress_task, run_in_worker
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.journal import Journal
 
 if TYPE_CHECKING:
+    from sbpair.replay.archive import Archive
     from sbpair.replay.run import TaskJob
 
-MAX_DESTINATION_FAILURES = 5
-"""Failures in a row of a destination after which the task leaves the rest to a resume."""
-
+MAX_DESTINATION_FAILURES = 5  # failures in a row of a destination after which the task leaves the rest to a resume
 WAIT_SECONDS = 1.0
+
+DUPLICATE_COLUMNS = (*KEY, "destination", "shard", *(f"first_{name}" for name in KEY), "first_shard")
+DUPLICATE_ORDER = ("first_shard", "shard")  # so that a task reads the ledger of one shard after the other
+DUPLICATE_REASON = "another message with this id went to the same destination before it"
+MAX_CHUNK = 10_000  # duplicates marked in one file
 
 
 def send_task(job: TaskJob) -> Any:
     """Return the function for `mapInArrow` over rows of whole shards, each shard in order."""
+    return progress_task(lambda batches: [("", run_in_worker(send_batches(job, batches)))])
 
-    def task(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
 
-        messages = run_in_worker(send_batches(job, batches))
-        yield pa.RecordBatch.from_pydict({"queue": [""], "messages": [messages]})
-
-    return task
+def dedup_task(job: TaskJob) -> Any:
+    """Return the function for `mapInArrow` over rows of DUPLICATE_COLUMNS, in DUPLICATE_ORDER."""
+    return progress_task(lambda batches: [("", mark_deduplicated(job.open(), job.run.shards, batches))])
 
 
 async def send_batches(job: TaskJob, batches: Iterator[Any]) -> int:
-    """Send rows, and return how many messages the primary accepted.
-
-    Raises if no message can be sent at all, or the ledger cannot be written.
-    """
+    """Return how many messages the primary accepted. Raises if none can be sent, or the ledger cannot be written."""
     ledger = Ledger(job.open(), job.run.shards)
     source = ShardSource(batches, job.open(), ledger)
     lease = TaskLease(job.open(), job.heartbeat)
@@ -110,3 +114,20 @@ async def _move(source: ShardSource, primary: RawPrimary, context: MoveContext) 
         mover.abandon_all()
     if mover.fatal is not None:
         raise mover.fatal
+
+
+def mark_deduplicated(archive: Archive, shards: int, batches: Iterator[Any]) -> int:
+    """Record the duplicates whose first copy was accepted, and return how many: a resume sends the others."""
+    ledger, written = Ledger(archive, shards), 0
+    by_shards = groupby(column_rows(batches, DUPLICATE_COLUMNS), key=lambda row: (row[len(KEY) + 1], row[-1]))
+    for (shard, first_shard), rows in by_shards:
+        ended, accepted = ledger.ended_keys(shard), ledger.ended_keys(first_shard, [LEDGER])
+        entries: list[Entry] = []
+        for *key_parts, destination, _, queue, number, enqueued_at, message_id, _ in rows:
+            key = tuple(key_parts)
+            if key not in ended and (queue, number, enqueued_at, message_id) in accepted:
+                entries.append(Entry(key, destination, DUPLICATE_REASON))
+        for start in range(0, len(entries), MAX_CHUNK):
+            ledger.write(DEDUPLICATED, shard, entries[start : start + MAX_CHUNK])
+        written += len(entries)
+    return written

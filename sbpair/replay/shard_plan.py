@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import UsageError
-from sbpair.replay import dedup, plan_sql, shard_source
-from sbpair.replay.archive_layout import EXPIRED, LEDGER, PLAN_FILE, QUARANTINE, SEGMENTS
+from sbpair.replay import plan_sql, send_task, shard_source
+from sbpair.replay.archive_layout import (
+    EXPIRED,
+    KEY,
+    KEY_IN_SPARK,
+    LEDGER,
+    PLAN_FILE,
+    QUARANTINE,
+    SEGMENT_IN_SPARK,
+    SEGMENTS,
+)
 from sbpair.replay.run import DedupMode, ReplayRun
-from sbpair.replay.schema import KEY, KEY_IN_SPARK, SEGMENT_IN_SPARK
 from sbpair.replay.selection import sql_message
 from sbpair.replay.spark import spark_errors, unreadable_segment
 
@@ -52,28 +60,29 @@ class ShardPlan:
 
     def send_rows(self) -> Any:
         """Return the rows to send, one partition per shard, each in order."""
-        rows = self.spark.sql(plan_sql.send_query(PLAN_VIEW)).repartition(self.run.shards, self._partition())
+        from pyspark.sql.functions import expr
+
+        [(places,)] = self.spark.sql(plan_sql.placement_query(self.run.shards)).collect()
+        partition = expr(plan_sql.placement_expression(self.run.shards, places))
+        rows = self.spark.sql(plan_sql.send_query(PLAN_VIEW)).repartition(self.run.shards, partition)
         return rows.sortWithinPartitions(*plan_sql.ORDER).select(*shard_source.COLUMNS)
 
     def duplicate_rows(self) -> Any:
         """Return the rows of duplicates that are not sent, by the shard of their first copy."""
-        rows = self.spark.sql(plan_sql.duplicates_query(PLAN_VIEW)).select(*dedup.COLUMNS)
-        return rows.repartition(self.run.shards, "first_shard").sortWithinPartitions(*dedup.ORDER)
-
-    def _partition(self) -> Any:
-        from pyspark.sql.functions import expr
-
-        [(places,)] = self.spark.sql(plan_sql.placement_query(self.run.shards)).collect()
-        return expr(plan_sql.placement_expression(self.run.shards, places))
+        rows = self.spark.sql(plan_sql.duplicates_query(PLAN_VIEW)).select(*send_task.DUPLICATE_COLUMNS)
+        return rows.repartition(self.run.shards, "first_shard").sortWithinPartitions(*send_task.DUPLICATE_ORDER)
 
 
 def build_plan(spark: Any, run: ReplayRun, archive: Archive) -> ShardPlan:
     """Plan the archive as it is now. Raises UsageError if --where fails on a message, and Spark's errors."""
     _messages(spark, run, archive).createOrReplaceTempView(plan_sql.MESSAGES)
-    resumed = _create_accepted_view(spark, run, archive)
-    # With deduplication, each plan chooses the same first message, however late: it may have been sent.
-    now_ms = run.started_ms if run.options.dedup is DedupMode.MESSAGE_ID else int(time.time() * 1000)
-    query = plan_sql.plan_query(run, now_ms, _choose_compare(spark), resumed=resumed)
+    now_ms, accepted = int(time.time() * 1000), None
+    if run.options.dedup is DedupMode.MESSAGE_ID:
+        # Each plan chooses the same first message, however late: it may have been sent.
+        now_ms, accepted = run.started_ms, _rows(spark, archive, KEY_IN_SPARK, LEDGER)
+    if accepted is not None:
+        accepted.distinct().createOrReplaceTempView(plan_sql.ACCEPTED)
+    query = plan_sql.plan_query(run, now_ms, _choose_compare(spark), resumed=accepted is not None)
     spark.sql(query).createOrReplaceTempView(PLAN_VIEW)
     plan = ShardPlan(spark, run, _flows(spark, run))
     archive.write_json(PLAN_FILE, {"flows": plan.flows})
@@ -81,35 +90,21 @@ def build_plan(spark: Any, run: ReplayRun, archive: Archive) -> ShardPlan:
 
 
 def _messages(spark: Any, run: ReplayRun, archive: Archive) -> Any:
-    """Return the rows of all segments. With deduplication, expired and quarantined ones are left out.
-
-    Then their duplicates are sent.
-    """
+    """Return the rows of all segments. With deduplication, duplicates of expired and quarantined ones are sent."""
     found = _rows(spark, archive, SEGMENT_IN_SPARK, SEGMENTS)
-    if run.options.dedup is not DedupMode.MESSAGE_ID:
-        return found
-    unsent = _rows(spark, archive, KEY_IN_SPARK, EXPIRED, QUARANTINE)
+    by_id = run.options.dedup is DedupMode.MESSAGE_ID
+    unsent = _rows(spark, archive, KEY_IN_SPARK, EXPIRED, QUARANTINE) if by_id else None
     if unsent is None:
         return found
     return found.join(unsent, [found[name].eqNullSafe(unsent[name]) for name in KEY], "left_anti")
 
 
-def _create_accepted_view(spark: Any, run: ReplayRun, archive: Archive) -> bool:
-    """Create ACCEPTED from the ledger if deduplication needs it. Returns whether it exists."""
-    accepted = _rows(spark, archive, KEY_IN_SPARK, LEDGER) if run.options.dedup is DedupMode.MESSAGE_ID else None
-    if accepted is not None:
-        accepted.distinct().createOrReplaceTempView(plan_sql.ACCEPTED)
-    return accepted is not None
-
-
 def _rows(spark: Any, archive: Archive, columns: str, *kinds: str) -> Any:
-    """Return the rows of the present files, or None without files."""
     files = [archive.spark_url(path) for kind in kinds for path in archive.files(kind)]
     return spark.read.schema(columns).parquet(*files) if files else None
 
 
 def _choose_compare(spark: Any) -> plan_sql.Compare:
-    """Choose the rows to compare, and cache SHARED if they are chosen by it."""
     [(keys,)] = spark.sql(f"SELECT count(*) FROM ({plan_sql.shared_query()})").collect()  # noqa: S608
     compare = plan_sql.choose_compare(keys)
     if compare is plan_sql.Compare.SHARING:

@@ -1,7 +1,6 @@
 """The archive as a mover's source: rows in order become deliveries, and their outcomes become ledger entries.
 
-Invariant: a chunk of the ledger is written after the primary has accepted its messages. Messages that the ledger has
-are not delivered again.
+Invariant: a chunk of the ledger is written after the primary has accepted its messages, and none of them comes again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from sbpair.move.message.route import EXPIRED as EXPIRED_REASON
 from sbpair.replay.archive_layout import EXPIRED, LEDGER, QUARANTINE
 from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Ledger
 from sbpair.replay.ledger import Key as RowKey
-from sbpair.replay.segment_reader import RowPosition, SegmentReader
+from sbpair.replay.segment import RowPosition, SegmentReader
+from sbpair.replay.spark_task import column_rows
 
 if TYPE_CHECKING:
     from sbpair.model.message_key import Key
@@ -30,15 +30,9 @@ if TYPE_CHECKING:
     from sbpair.move.message.route import Facts
     from sbpair.replay.archive import Archive
 
-STOP_POLL_SECONDS = 0.5
-"""How often a task checks whether a stop is requested."""
-
-MAX_CHUNK, CHUNK_BYTES = 1_000, 8 * 1024 * 1024
-"""Messages read, or recorded as sent, at a time. A file costs as much as sending a hundred messages."""
-
-CHUNK_SECONDS = 1.0
-"""Accepted messages are recorded after so long, together with the next that is accepted."""
-
+STOP_POLL_SECONDS = 0.5  # how often a task checks whether a stop is requested
+MAX_CHUNK, CHUNK_BYTES = 1_000, 8 * 1024 * 1024  # read, or recorded as sent, at a time: a file costs 100 sends
+CHUNK_SECONDS = 1.0  # accepted messages are recorded after so long, together with the next that is accepted
 COLUMNS = ("shard", "segment", "position", "size")
 
 
@@ -57,53 +51,21 @@ class ArchivedMessage:
     key: Key = NO_KEY
 
 
-class AcceptedChunk:
-    """Messages that the primary accepted and the ledger does not have yet."""
-
-    def __init__(self, ledger: Ledger, held: HeldRecord) -> None:
-        self._ledger = ledger
-        self._held = held
-        self._messages: list[ArchivedMessage] = []
-        self._since = 0.0
-
-    def add(self, messages: Sequence[ArchivedMessage]) -> bool:
-        """Add messages, and return whether the chunk is due to be written."""
-        now = time.monotonic()
-        if not self._messages:
-            self._since = now
-        self._messages += messages
-        return len(self._messages) >= MAX_CHUNK or now - self._since >= CHUNK_SECONDS
-
-    async def write(self) -> None:
-        """Record the messages, and then hold them no longer. Raises MachineLacks."""
-        messages, self._messages = self._messages, []
-        by_shard: dict[int, list[Entry]] = {}
-        for message in messages:
-            by_shard.setdefault(message.shard, []).append(_entry(message))
-        for shard, entries in by_shard.items():
-            await asyncio.to_thread(self._ledger.write, LEDGER, shard, entries)
-        self._held.discard(messages)
-
-
 class ShardReader:
-    """The rows of one task as messages: whole shards, each in order, without those that have an outcome.
-
-    Each message read is recorded as held until it has an outcome, so that a crash leaves the possible duplicates known.
-    """
+    """The rows of one task as messages without an outcome, each shard in order. Each is recorded as held when read."""
 
     def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, held: HeldRecord) -> None:
         self.exhausted = False
-        self._rows = _unpacked(batches)
+        self._rows = column_rows(batches, COLUMNS)
         self._segments = SegmentReader(archive)
-        self._ledger = ledger
-        self._held = held
+        self._ledger, self._held = ledger, held
         self._decoders: dict[str, Decoder] = {}
         self._count = 0
         self._shard, self._ended = -1, set[RowKey]()
 
-    def read(self) -> list[ArchivedMessage]:
+    def read(self, max_rows: int, max_bytes: int) -> list[ArchivedMessage]:
         """Return the messages of the next rows, maybe none. Raises StateRefused, MachineLacks."""
-        shards, positions = self._next_positions()
+        shards, positions = self._next_positions(max_rows, max_bytes)
         rows = []
         for shard, (key, message) in zip(shards, self._segments.read(positions), strict=True):
             if shard != self._shard:
@@ -115,11 +77,10 @@ class ShardReader:
             self._held.add({each: _entry(each) for each in found})
         return found
 
-    def _next_positions(self) -> tuple[list[int], list[RowPosition]]:
-        """Return the shards and positions of the next rows."""
+    def _next_positions(self, max_rows: int, max_bytes: int) -> tuple[list[int], list[RowPosition]]:
         shards, positions = list[int](), list[RowPosition]()
         size = 0
-        while len(positions) < MAX_CHUNK and size < CHUNK_BYTES:
+        while len(positions) < max_rows and size < max_bytes:
             row = next(self._rows, None)
             if row is None:
                 self.exhausted = True
@@ -155,17 +116,30 @@ class ShardReader:
 class ShardSource:
     """One task's messages for a mover. `error` is why no more may be sent."""
 
+    queue = "archive"
     service_ms = None
 
-    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, name: str = "archive") -> None:
-        self.queue = name
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        archive: Archive,
+        ledger: Ledger,
+        *,
+        max_chunk: int = MAX_CHUNK,
+        chunk_bytes: int = CHUNK_BYTES,
+        chunk_seconds: float = CHUNK_SECONDS,
+        stop_poll_seconds: float = STOP_POLL_SECONDS,
+    ) -> None:
+        self._max_chunk, self._chunk_bytes = max_chunk, chunk_bytes
+        self._chunk_seconds, self._stop_poll_seconds = chunk_seconds, stop_poll_seconds
         self.error: SbpairError | None = None
-        self._archive = archive
-        self._ledger = ledger
+        self._archive, self._ledger = archive, ledger
         self._held = HeldRecord(ledger)
         self._reader = ShardReader(batches, archive, ledger, self._held)
         self._read_ahead: deque[ArchivedMessage] = deque()
-        self._chunk = AcceptedChunk(ledger, self._held)
+        # Accepted by the primary, and not in the ledger yet.
+        self._accepted: list[ArchivedMessage] = []
+        self._accepted_since = 0.0
         self._buffer = EntryBuffer(ledger)
         self._checked_at, self._stopped = float("-inf"), False
 
@@ -180,7 +154,8 @@ class ShardSource:
         if not self._read_ahead and not self._reader.exhausted:
             try:
                 # In a thread: Spark may take its time, and heartbeats are to be answered.
-                self._read_ahead.extend(await asyncio.to_thread(self._reader.read))
+                found = await asyncio.to_thread(self._reader.read, self._max_chunk, self._chunk_bytes)
+                self._read_ahead.extend(found)
             except SbpairError as error:
                 # Messages on their way are still waited for, and recorded if possible.
                 self.error = error
@@ -188,18 +163,28 @@ class ShardSource:
 
     async def complete(self, messages: Sequence[ReceivedMessage]) -> Failures:
         """Take messages that the primary has accepted. The ledger gets them in chunks; until then they are held."""
-        if self._chunk.add(cast("Sequence[ArchivedMessage]", messages)):
-            error = await self.write_accepted()
-            return [(message, error) for message in messages] if error is not None else []
-        return []
+        now = time.monotonic()
+        if not self._accepted:
+            self._accepted_since = now
+        self._accepted += cast("Sequence[ArchivedMessage]", messages)
+        if len(self._accepted) < self._max_chunk and now - self._accepted_since < self._chunk_seconds:
+            return []
+        error = await self.write_accepted()
+        return [(message, error) for message in messages] if error is not None else []
 
     async def write_accepted(self) -> SbpairError | None:
-        """Record all accepted messages. Returns the error if that fails, and sets `error`."""
+        """Record accepted messages, then hold them no longer. Returns the error if that fails, and sets `error`."""
+        messages, self._accepted = self._accepted, []
+        by_shard: defaultdict[int, list[Entry]] = defaultdict(list)
+        for message in messages:
+            by_shard[message.shard].append(_entry(message))
         try:
-            await self._chunk.write()
+            for shard, entries in by_shard.items():
+                await asyncio.to_thread(self._ledger.write, LEDGER, shard, entries)
         except SbpairError as error:
             self.error = error
             return error
+        self._held.discard(messages)
         return None
 
     async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None:
@@ -215,7 +200,7 @@ class ShardSource:
 
     def stop_requested(self) -> bool:
         now = time.monotonic()
-        if not self._stopped and now - self._checked_at >= STOP_POLL_SECONDS:
+        if not self._stopped and now - self._checked_at >= self._stop_poll_seconds:
             self._checked_at, self._stopped = now, self._archive.stop_requested()
         return self._stopped
 
@@ -239,11 +224,6 @@ class ShardSource:
 
     async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
         del messages
-
-
-def _unpacked(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
-    for batch in batches:
-        yield from zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
 
 
 def _entry(message: ArchivedMessage) -> Entry:

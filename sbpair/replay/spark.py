@@ -9,16 +9,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sbpair.errors import MachineLacks, Unsafe
+from sbpair import errors
+from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe
 from sbpair.replay.archive_layout import SEGMENTS
 
-ROWS_PER_BATCH = 5_000
-"""Rows a task takes from Spark at a time, enough for Arrow to be fast. They are small, without bodies."""
+if TYPE_CHECKING:
+    from sbpair.replay.archive import Archive
 
+ROWS_PER_BATCH = 5_000  # rows a task takes from Spark at a time: enough for Arrow to be fast, and small without bodies
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 DAEMON = "sbpair.replay.pyspark_daemon"
 
@@ -36,17 +38,10 @@ logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
 
-LOCAL_JAVA = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-"""Options of a local master's Java. The second compiler takes more time of the cores than it saves, since Java does
-little of the work."""
-
+LOCAL_JAVA = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"  # the second compiler takes more time than it saves
 EXTRA_TASKS = 2
-LOCAL_TASK_TRIES = 4
-"""Tries of a task on a local master, which by default tries once."""
-
-FEW_TASKS = 4 + EXTRA_TASKS
-"""Up to so many tasks the serial collector suffices; a parallel one would take their cores."""
-
+LOCAL_TASK_TRIES = 4  # tries of a task on a local master, which by default tries once
+FEW_TASKS = 4 + EXTRA_TASKS  # up to so many tasks the serial collector suffices; a parallel one would take their cores
 _READING = re.compile(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)")
 
 SETTINGS = {
@@ -87,15 +82,16 @@ def local_parallelism(master: str) -> int | None:
 def spark_session(
     master: str, settings: Mapping[str, str], *, verbose: bool = False, package: str | None = None
 ) -> Iterator[Any]:
-    """Open a session for the block. `package` is a zip that every task can import from.
-
-    Raises Unsafe if speculation is on, MachineLacks if Spark does not start.
-    """
+    """Open a session, with a `package` to import from. Raises Unsafe for speculation, MachineLacks without a start."""
     if is_local_master(master):
         # By default workers use the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not verbose:
-        _quiet_tracebacks()
+        with suppress(ImportError):  # Spark 3.5 does not have the logger
+            from pyspark.logger import PySparkLogger
+
+            # It writes a Java traceback of each error, even if it is caught.
+            PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
         handler = signal.getsignal(signal.SIGINT)
         options = _java_options(master, settings.get(JAVA_OPTIONS, ""), Path(directory), verbose=verbose)
@@ -124,22 +120,10 @@ def stopping(spark: Any) -> Iterator[None]:
         thread.join()
 
 
-def _quiet_tracebacks() -> None:
-    """Disable the logger that writes a Java traceback of each error, even if it is caught."""
-    try:
-        from pyspark.logger import PySparkLogger
-    except ImportError:  # Spark 3.5 does not
-        return
-    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
-
-
 def check_speculation(speculation: str) -> None:
     """Raise Unsafe for speculation, which would let two tasks send the same messages at once."""
     if speculation.strip().lower() == "true":
-        raise Unsafe(
-            "spark.speculation is on, and would send messages twice",
-            hint="remove it from --conf",
-        )
+        raise Unsafe("spark.speculation is on, and would send messages twice", hint="remove it from --conf")
 
 
 def _start(master: str, settings: Mapping[str, str], directory: str) -> Any:
@@ -199,3 +183,20 @@ def _java_options(master: str, chosen: str, directory: Path, *, verbose: bool) -
         (directory / "log4j2.properties").write_text(QUIET_LOG4J)
         options.append(f"-Dlog4j2.configurationFile=file:{directory}/log4j2.properties")
     return " ".join([*options, chosen]).strip()
+
+
+def translate_failure(error: BaseException, archive: Archive) -> BaseException:
+    """Return the sbpair error that a task raised. Spark sends its traceback as text, so its name identifies it."""
+    text = str(error)
+    if (path := unreadable_segment(text)) is not None:
+        return archive.broken(path, "Spark cannot read it")
+    resume = f"'sbpair replay resume {archive.run}'"
+    for line in reversed(text.splitlines()):
+        name, _, message = line.strip().removeprefix("sbpair.errors.").partition(": ")
+        kind = getattr(errors, name, None)
+        if "sbpair.errors." in line and isinstance(kind, type) and issubclass(kind, SbpairError):
+            return kind(message or name, hint=f"correct that, then {resume}: nothing is lost")
+    if isinstance(error, (KeyboardInterrupt, SbpairError)):
+        return error
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return Unavailable(f"Spark failed: {first}", hint=f"{resume} continues; nothing is lost")

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,27 +30,19 @@ if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
     from sbpair.runs.session_lease import SessionLease
 
-HEARTBEAT_SECONDS = 0.5
-"""How often the driver writes a heartbeat."""
-
-POLL_SECONDS = 0.5
-"""How often a task reads it."""
-
-READY_SECONDS = 30.0
-"""How long a task waits for its first confirmation, which takes two heartbeats."""
+HEARTBEAT_SECONDS = 0.5  # how often the driver writes a heartbeat
+POLL_SECONDS = 0.5  # how often a task reads it
+READY_SECONDS = 30.0  # how long a task waits for its first confirmation, which takes two heartbeats
 
 
+@dataclass
 class HeldLease:
-    """The driver's leases. `heartbeat` is the path of the heartbeat file, or None without a lease across machines.
+    """The driver's leases. `used` is whether a task may have received messages."""
 
-    `used` is whether a task may have received messages.
-    """
-
-    def __init__(self) -> None:
-        self.machine: Lease | None = None
-        self.used = False
-        self.heartbeat: str | None = None
-        self.lost: SbpairError | None = None
+    machine: Lease | None = None
+    used: bool = False
+    heartbeat: str | None = None  # its file, if there is a lease across machines
+    lost: SbpairError | None = None
 
     def check(self) -> None:
         """Raise LeaseLost, or the other error for which the lease is lost."""
@@ -57,6 +50,14 @@ class HeldLease:
             raise self.lost
         if self.machine is not None:
             self.machine.check()
+
+    def is_lost(self) -> bool:
+        """Return whether the lease is lost; then it stays so."""
+        try:
+            self.check()
+        except SbpairError as error:
+            self.lost = error
+        return self.lost is not None
 
 
 @contextmanager
@@ -84,9 +85,7 @@ class LeaseKeeper:
     """The thread that holds the lease across machines while the driver waits for Spark."""
 
     def __init__(self, archive: Archive, held: HeldLease) -> None:
-        self._archive = archive
-        self._held = held
-        self._loop = asyncio.new_event_loop()
+        self._archive, self._held, self._loop = archive, held, asyncio.new_event_loop()
         self._acquired: Future[None] = Future()
         self._ended = asyncio.Event()
         self._numbers = count(1)
@@ -135,16 +134,13 @@ class LeaseKeeper:
                     await asyncio.to_thread(self._write, seconds)
                 await asyncio.wait((losing, ending), timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if losing.done():
-                self._report_lost(losing.result())
+                self._held.lost = losing.result()
+                self._write(0.0, self._held.lost.message)
+                # Drain tasks send nothing, and do not check the lease.
+                self._archive.write(STOP_FILE, b"")
         finally:
             losing.cancel()
             ending.cancel()
-
-    def _report_lost(self, error: SbpairError) -> None:
-        self._held.lost = error
-        self._write(0.0, error.message)
-        # Drain tasks send nothing, and do not check the lease.
-        self._archive.write(STOP_FILE, b"")
 
     def _write(self, seconds: float, lost: str | None = None) -> None:
         assert self._held.heartbeat is not None  # noqa: S101  it was named before the lease was taken
@@ -156,9 +152,7 @@ class TaskLease:
     """A task's check of the driver's lease. `now` is in seconds, and also advances while the machine sleeps."""
 
     def __init__(self, archive: Archive, heartbeat: str | None, now: Callable[[], float] = uptime) -> None:
-        self._archive = archive
-        self._heartbeat = heartbeat
-        self._now = now
+        self._archive, self._heartbeat, self._now = archive, heartbeat, now
         self._checked_at = self._valid_until = float("-inf")
         self._lost: str | None = None
         self._number = 0
@@ -176,9 +170,9 @@ class TaskLease:
         if self._now() >= self._valid_until:
             raise Unreachable("the lease was not confirmed in time", hint="check that the driver is running")
 
-    async def wait_confirmed(self) -> None:
-        """Wait up to READY_SECONDS for a confirmation. Raises as `check` does."""
-        limit = self._now() + READY_SECONDS
+    async def wait_confirmed(self, ready_seconds: float = READY_SECONDS) -> None:
+        """Wait up to `ready_seconds` for a confirmation. Raises as `check` does."""
+        limit = self._now() + ready_seconds
         while True:
             try:
                 return self.check()

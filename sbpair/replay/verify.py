@@ -1,84 +1,156 @@
-"""The verification of a run, from its files alone: neither Spark nor a namespace is asked.
+"""The proof of a run, from its files alone: archived = acknowledged + expired + quarantined + deduplicated.
 
-Messages are counted by key, in slices, so that memory does not depend on their number. Rows become Python objects only
-for messages that are listed.
+Messages are counted by key as Arrow tables, in slices, so that memory does not depend on their number. Rows become
+Python objects only for messages that are listed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbpair.errors import StateRefused
+from sbpair.errors import ExitCode, StateRefused, UsageError
+from sbpair.replay import archive_layout
 from sbpair.replay.archive import value_counts
-from sbpair.replay.archive_layout import DOUBTFUL, DRAINED_FILE, HELD, LEDGER, OUTCOMES, REMOVED_FILE, REPORT, SEGMENTS
-from sbpair.replay.key_counts import (
-    KINDS,
-    Slice,
-    count_copies,
-    group_by_key,
-    group_shared_keys,
-    keys_table,
-    marked_keys,
-    ones,
-)
-from sbpair.replay.ledger import Key, check_chunks, read_held, table_keys, wrong_columns
-from sbpair.replay.proof import BUCKETS, Proof, ProofBuilder
-from sbpair.replay.schema import KEY, KEYS, OUTCOME, SEGMENT
+from sbpair.replay.archive_layout import BUCKETS, HELD, KEY, KEYS, LEDGER, OUTCOME, OUTCOMES, SEGMENT, SEGMENTS
+from sbpair.replay.ledger import Key, check_chunks, read_held, table_keys
+from sbpair.replay.run import ReplayRun, load_run
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
-    from sbpair.replay.run import ReplayRun
 
-MAX_SLICE = 2_000_000
-"""Upper bound on keys in memory."""
+KINDS = (SEGMENTS, *OUTCOMES)  # directories that a message's key may occur in: as archived, and with each outcome
+MAX_SLICE = 2_000_000  # upper bound on keys in memory
+MAX_NAMED = 20_000  # upper bound on doubtful messages listed: as many as a dozen killed tasks hold
+MAX_REASONS = 1_000  # upper bound on reasons listed
+COUNTS = ("archived", *BUCKETS.values(), "unsent")
+COUNTED = (*COUNTS, "copies")  # the keys of the JSON contract in order; FOUND come next
+FOUND = (
+    *("balanced", "contradictions", "unknown", "segments", "queues", "destinations", "reasons"),
+    *("doubtful", "doubtful_total", "remaining_in_queues", "unreadable"),
+)
 
 
-def verify(archive: Archive, run: ReplayRun) -> Proof:
+@dataclass(frozen=True)
+class Proof:
+    """Counts of messages. `copies` are rows beyond the first of a message; `unsent` have no outcome yet.
+
+    `contradictions` have two different outcomes, and `unknown` one without being in a segment. `doubtful` lists
+    messages that may be in the primary twice, at most MAX_NAMED of `doubtful_total`. `unreadable` are files that would
+    name more of them: files that are not synced may be cut short by a loss of power. `remaining_in_queues` counts by
+    queue the messages that were in the backlog when the run began, and still were when it was drained.
+    """
+
+    archived: int = 0
+    acknowledged: int = 0
+    expired: int = 0
+    quarantined: int = 0
+    deduplicated: int = 0
+    unsent: int = 0
+    copies: int = 0
+    contradictions: int = 0
+    unknown: int = 0
+    segments: int = 0
+    queues: dict[str, dict[str, int]] = field(default_factory=dict)
+    destinations: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    doubtful: list[dict[str, object]] = field(default_factory=list)
+    doubtful_total: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    remaining_in_queues: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def balanced(self) -> bool:
+        ended = self.acknowledged + self.expired + self.quarantined + self.deduplicated
+        return self.archived == ended and not (self.contradictions or self.unknown)
+
+    @property
+    def exit_code(self) -> int:
+        """DONE if everything was sent, PARTIAL_OR_FINDINGS if something was not, BUG if the files disagree."""
+        if self.contradictions or self.unknown:
+            return ExitCode.BUG
+        unfinished = self.unsent or self.expired or self.quarantined or self.remaining_in_queues
+        return ExitCode.PARTIAL_OR_FINDINGS if unfinished else ExitCode.DONE
+
+    def document(self, run: ReplayRun) -> dict[str, Any]:
+        """Return the JSON contract. A direct run has "received" and "in_doubt" instead of "archived" and "unsent"."""
+        found: dict[str, Any] = {"mode": run.options.mode.value, **{name: getattr(self, name) for name in COUNTED}}
+        queues = self.queues
+        if run.direct:
+            found |= {"archived": None, "unsent": None, "received": self.archived, "in_doubt": self.unsent}
+            names = {"archived": "received", "unsent": "in_doubt"}
+            queues = {queue: {names.get(name, name): n for name, n in each.items()} for queue, each in queues.items()}
+        return {**found, **{name: getattr(self, name) for name in FOUND}, "queues": queues}
+
+
+def verify(archive: Archive, run: ReplayRun, max_slice: int = MAX_SLICE, max_named: int = MAX_NAMED) -> Proof:
     """Read every segment and every chunk. Raises StateRefused for a broken, foreign or missing one.
 
     For a direct run, `archived` is the number received as far as the files show, and `unsent` the number in doubt.
     """
-    if archive.exists(REMOVED_FILE):
+    if archive.exists(archive_layout.REMOVED_FILE):
         raise messages_removed(archive)
-    return _Verification(archive, run).run()
+    return _Verification(archive, run, max_slice, max_named).run()
+
+
+def prove_run(archive: Archive) -> tuple[ReplayRun, Proof]:
+    """Verify a run from its files alone. Raises UsageError for a direct run."""
+    run = load_run(archive)
+    if run.direct:
+        raise UsageError(
+            f"run {run.id} is direct: it archived no messages that would prove it",
+            hint=f"'sbpair replay status {run.id}' shows its ledger's counts",
+        )
+    return run, verify(archive, run)
 
 
 class _Verification:
-    """One reading of a run's files.
+    """One reading of a run's files. Chunks of a direct run that a loss of power has cut short count as `unreadable`."""
 
-    Chunks of a direct run are not synced: a loss of power may cut them short. They are then counted as `unreadable`.
-    """
-
-    def __init__(self, archive: Archive, run: ReplayRun) -> None:
-        self._archive = archive
-        self._run = run
+    def __init__(self, archive: Archive, run: ReplayRun, max_slice: int, max_named: int) -> None:
+        self._archive, self._run, self._max_named = archive, run, max_named
         rows = check_segments(archive)
-        chunk_rows, broken = check_chunks(archive, run.shards, synced=not run.direct)
-        self._slices = 1 << (max(rows, chunk_rows) // MAX_SLICE).bit_length()
-        self._builder = ProofBuilder(run, broken)
-        self._files = {kind: [path for path in archive.files(kind) if path not in broken] for kind in KINDS}
-        self._attempts = dict[Key, set[str]]()
+        chunk_rows, self._unreadable = check_chunks(archive, run.shards, synced=not run.direct)
+        self._slices = 1 << (max(rows, chunk_rows) // max_slice).bit_length()
+        self._files = {kind: [path for path in archive.files(kind) if path not in self._unreadable] for kind in KINDS}
+        self._queues: dict[str, Counter[str]] = {queue: Counter() for queue in run.queues}
+        self._destinations, self._reasons = Counter[str](), Counter[str]()
+        self._copies = self._contradictions = self._unknown = 0
+        self._named: dict[tuple[object, ...], dict[str, object]] = {}
+        self._doubtful_total = 0
 
     def run(self) -> Proof:
-        self._attempts = self._held_by_attempts()
+        attempts = self._held_by_attempts()
         for part in range(self._slices):
-            counts = self._count_keys(Slice(self._slices, part))
-            self._builder.copies += 0 if self._run.direct else count_copies(counts)
+            counts = self._count_keys(Slice(self._slices, part), attempts)
+            self._copies += 0 if self._run.direct else _count_copies(counts)
             self._count_outcomes(counts)
-            self._list_doubled(_suspects(counts, self._attempts))
+            # In the ledger twice; or held by a dead attempt, and then it may have arrived, whatever came of it later.
+            twice = table_keys(counts.filter(pc.field(LEDGER) > 1))
+            self._list_doubled({**{key: set() for key in twice}, **attempts})
         self._list_unanswered()
-        return self._builder.build(len(self._files[SEGMENTS]), remaining_at_drain(self._archive))
+        return Proof(
+            **{name: sum(counts[name] for counts in self._queues.values()) for name in COUNTS},
+            copies=self._copies,
+            contradictions=self._contradictions,
+            unknown=self._unknown,
+            segments=len(self._files[SEGMENTS]),
+            queues={queue: {name: counts[name] for name in COUNTS} for queue, counts in self._queues.items()},
+            destinations=dict(sorted(self._destinations.items())),
+            reasons=dict(self._reasons.most_common(MAX_REASONS)),
+            doubtful=list(self._named.values()),
+            doubtful_total=self._doubtful_total,
+            remaining_in_queues=remaining_at_drain(self._archive),
+            unreadable=self._unreadable,
+        )
 
     def _held_by_attempts(self) -> dict[Key, set[str]]:
-        """Return the attempts that held each message when they died.
-
-        These files are not synced. If a loss of power has cut one short, only names are lost.
-        """
+        """Return the attempts that held each message when they died. A loss of power may cut a file short."""
         found: dict[Key, set[str]] = {}
         for path in self._archive.files(HELD):
             attempt = path.removeprefix(f"{HELD}/").partition(".")[0]
@@ -86,10 +158,10 @@ class _Verification:
                 for key in read_held(self._archive, path):
                     found.setdefault(key, set()).add(attempt)
             except StateRefused:
-                self._builder.unreadable.append(path)
+                self._unreadable.append(path)
         return found
 
-    def _count_keys(self, part: Slice) -> pa.Table:
+    def _count_keys(self, part: Slice, held: Iterable[Key]) -> pa.Table:
         """Return a row per message: KEY, and for each of KINDS its number of rows in files.
 
         In a direct run, a message that any task has held counts as archived.
@@ -98,17 +170,18 @@ class _Verification:
         for path in self._files[SEGMENTS]:
             keys[SEGMENTS].append(part.keys(self._archive.read_table(path, list(KEY))))
         for kind in OUTCOMES:
-            builder = self._builder
-            counts, name = (builder.destinations, "destination") if kind == LEDGER else (builder.reasons, "reason")
+            counts, name = (self._destinations, "destination") if kind == LEDGER else (self._reasons, "reason")
             for path in self._files[kind]:
                 rows = part.rows(self._read(path, [*KEY, name]))
                 counts.update(value_counts(rows.column(name)))
                 keys[kind].append(rows.select(list(KEY)).cast(KEYS))
         if not self._run.direct:
-            return group_by_key(marked_keys(keys))
-        keys[SEGMENTS].append(part.keys(keys_table(self._attempts)))
-        found = group_shared_keys(marked_keys(keys))
-        return found.set_column(found.column_names.index(SEGMENTS), SEGMENTS, ones(len(found)))
+            return _group_by_key(_marked_keys(keys))
+        held_rows = [dict(zip(KEY, key, strict=True)) for key in held]
+        keys[SEGMENTS].append(part.keys(pa.Table.from_pylist(held_rows, schema=KEYS)))
+        found = _group_shared_keys(_marked_keys(keys))
+        ones = pa.repeat(pa.scalar(1, pa.int64()), len(found))
+        return found.set_column(found.column_names.index(SEGMENTS), SEGMENTS, ones)
 
     def _read(self, path: str, columns: list[str]) -> pa.Table:
         """Read columns of a chunk. An unreadable chunk of a direct run counts as empty: it is all or nothing."""
@@ -117,87 +190,70 @@ class _Verification:
         try:
             return self._archive.read_table(path).select(columns)
         except StateRefused:
-            if path not in self._builder.unreadable:
-                self._builder.unreadable.append(path)
+            if path not in self._unreadable:
+                self._unreadable.append(path)
             return OUTCOME.empty_table().select(columns)
 
     def _count_outcomes(self, counts: pa.Table) -> None:
-        """Count messages by queue and outcome."""
-        builder = self._builder
-        known = pa.table(
-            {"queue": counts.column("queue"), **{kind: pc.greater(counts.column(kind), 0) for kind in KINDS}}
-        )
+        present = {kind: pc.greater(counts.column(kind), 0) for kind in KINDS}
+        known = pa.table({"queue": counts.column("queue"), **present})
         grouped = known.group_by(["queue", *KINDS], use_threads=False).aggregate([([], "count_all")])
         for row in grouped.to_pylist():
             messages = row["count_all"]
-            totals = builder.queues.setdefault(row["queue"], Counter())
+            totals = self._queues.setdefault(row["queue"], Counter())
             outcomes = [bucket for kind, bucket in BUCKETS.items() if row[kind]]
             for bucket in outcomes:
                 totals[bucket] += messages
-            builder.contradictions += messages * max(0, len(outcomes) - 1)
+            self._contradictions += messages * max(0, len(outcomes) - 1)
             if row[SEGMENTS]:
                 totals["archived"] += messages
                 totals["unsent"] += 0 if outcomes else messages
             else:
-                builder.unknown += messages * len(outcomes)
+                self._unknown += messages * len(outcomes)
 
     def _list_doubled(self, suspects: dict[Key, set[str]]) -> None:
         """List suspects that an attempt other than the dead one recorded, or that are recorded twice."""
         found: set[Key] = set()
         numbers = pa.array({key[1] for key in suspects}, pa.int64())
-        for path in self._readable_chunks() if suspects else ():
+        chunks = (path for kind in OUTCOMES for path in self._files[kind] if path not in self._unreadable)
+        for path in chunks if suspects else ():
             table = self._archive.read_table(path, [*KEY, "attempt", "destination"])
             table = table.filter(pc.is_in(table.column("sequence_number"), numbers))
             columns = (table.column(name).to_pylist() for name in ("attempt", "destination"))
             for key, attempt, destination in zip(table_keys(table), *columns, strict=True):
                 if key in suspects and (key in found or suspects[key] - {attempt}):
-                    self._builder.add_doubtful(key, destination)
+                    self._add_doubtful(key, destination)
                 found.add(key)
 
-    def _readable_chunks(self) -> Iterator[str]:
-        unreadable = self._builder.unreadable
-        return (path for kind in OUTCOMES for path in self._files[kind] if path not in unreadable)
-
     def _list_unanswered(self) -> None:
-        """List messages that a task sent without an answer, and sent again."""
-        for path in self._archive.files(DOUBTFUL):
+        for path in self._archive.files(archive_layout.DOUBTFUL):
             table = self._read(path, [*KEY, "destination"])
             for key, destination in zip(table_keys(table), table.column("destination").to_pylist(), strict=True):
-                self._builder.add_doubtful(key, destination)
+                self._add_doubtful(key, destination)
 
-
-def _suspects(counts: pa.Table, attempts: dict[Key, set[str]]) -> dict[Key, set[str]]:
-    """Return messages that may be in the primary twice: in the ledger twice, or held by a dead attempt.
-
-    The latter may have arrived, whatever their outcome in the next attempt.
-    """
-    twice = counts.filter(pc.field(LEDGER) > 1)
-    return {**{key: set() for key in table_keys(twice)}, **attempts}
+    def _add_doubtful(self, key: Key, destination: str | None) -> None:
+        """Count a message that may be in the primary twice, and list it if there is room."""
+        queue, number, _, message_id = key
+        named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
+        if tuple(named.values()) not in self._named:
+            self._doubtful_total += 1
+            if len(self._named) < self._max_named:
+                self._named[tuple(named.values())] = named
 
 
 def messages_removed(archive: Archive) -> StateRefused:
     """Return the error for a run whose messages `gc` has removed."""
     return StateRefused(
         f"the messages of run {archive.run} were removed by sbpair replay gc",
-        hint=f"its receipt is in {archive.root}/{REPORT}",
+        hint=f"its receipt is in {archive.root}/{archive_layout.REPORT}",
     )
 
 
 def check_segments(archive: Archive) -> int:
     """Return the number of messages in all segments. Raises StateRefused for a broken, foreign or missing one."""
-    rows = 0
-    for path in archive.files(SEGMENTS):
-        footer = archive.footer(path)
-        if footer.metadata.get("sbpair.run") != archive.run:
-            raise StateRefused(
-                f"{archive.root}/{path} belongs to run {footer.metadata.get('sbpair.run')}, not {archive.run}",
-                hint="move it back to the run it belongs to",
-            )
-        if not footer.schema.equals(SEGMENT):
-            raise wrong_columns(archive, path)
-        rows += footer.rows
+    rows = sum(archive.check_footer(path, archive.footer(path), SEGMENT) for path in archive.files(SEGMENTS))
     drained, _remaining = _drained(archive)
-    if rows < drained and not archive.exists(REMOVED_FILE):
+    if rows < drained and not archive.exists(archive_layout.REMOVED_FILE):
         raise StateRefused(
             f"{archive.root}/{SEGMENTS} holds {rows} messages, and {drained} were drained into it",
             hint="restore the missing files from a copy: their messages left the backlog",
@@ -213,10 +269,64 @@ def remaining_at_drain(archive: Archive) -> dict[str, int]:
 def _drained(archive: Archive) -> tuple[int, dict[str, int]]:
     """Return (messages in segments, messages remaining in each queue) at the end of the drain."""
     try:
-        report = archive.read_json(DRAINED_FILE)
+        report = archive.read_json(archive_layout.DRAINED_FILE)
         remaining = {str(queue): int(count) for queue, count in report.get("remaining_in_queues", {}).items()}
         return int(report.get("messages", 0)), remaining
     except FileNotFoundError:
         return 0, {}
     except (AttributeError, TypeError, ValueError) as error:
-        raise archive.broken(DRAINED_FILE, "it does not have the drain's counts") from error
+        raise archive.broken(archive_layout.DRAINED_FILE, "it does not have the drain's counts") from error
+
+
+class Slice(NamedTuple):
+    """One of `of` parts that messages are divided into: a power of two, by the last bits of the sequence number."""
+
+    of: int
+    part: int
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        if self.of == 1:
+            return table
+        return table.filter(pc.equal(pc.bit_wise_and(table.column("sequence_number"), self.of - 1), self.part))
+
+    def keys(self, table: pa.Table) -> pa.Table:
+        return self.rows(table).select(list(KEY)).cast(KEYS)
+
+
+def _marked_keys(keys: Mapping[str, Sequence[pa.Table]]) -> pa.Table:
+    """Return keys of all kinds in one table, with a column for each of KINDS: 1 for the kind they are from."""
+    found = []
+    for kind, tables in keys.items():
+        rows = pa.concat_tables(tables)
+        for each in KINDS:
+            rows = rows.append_column(each, pa.repeat(pa.scalar(int(each == kind), pa.int8()), len(rows)))
+        found.append(rows)
+    return pa.concat_tables(found)
+
+
+def _group_by_key(rows: pa.Table) -> pa.Table:
+    """Return one row per key, with the sums of KINDS. Queues are few: encoded as numbers they cost a fifth."""
+    queues = rows.column("queue").combine_chunks().dictionary_encode()
+    rows = rows.set_column(0, "queue", queues.indices)
+    # Several threads would each build groups, and merging those costs five times as much.
+    found = rows.group_by(list(KEY), use_threads=False).aggregate([(kind, "sum") for kind in KINDS])
+    columns = {kind: found.column(f"{kind}_sum") for kind in KINDS}
+    names = queues.dictionary.take(found.column("queue").combine_chunks())
+    return pa.table({"queue": names, **{name: found.column(name) for name in KEY[1:]}, **columns})
+
+
+def _group_shared_keys(rows: pa.Table) -> pa.Table:
+    """Return the same at a fifth of the cost if few keys have two rows: only rows that share a place are grouped."""
+    queues = rows.column("queue").combine_chunks().dictionary_encode()
+    # On overflow two places may become equal, and are then grouped by key; equal places never become two.
+    places = pc.multiply(rows.column("sequence_number"), len(queues.dictionary)).combine_chunks()
+    places = pc.add(places, queues.indices.cast(pa.int64()))
+    in_order = places.take(pc.array_sort_indices(places))
+    shared = pc.is_in(places, in_order.filter(pc.equal(pc.pairwise_diff(in_order), 0)))
+    grouped = _group_by_key(rows.filter(shared))
+    return pa.concat_tables([rows.filter(pc.invert(shared)).cast(grouped.schema), grouped])
+
+
+def _count_copies(counts: pa.Table) -> int:
+    rows = counts.column(SEGMENTS)
+    return int(pc.sum(rows).as_py() or 0) - int(pc.sum(pc.greater(rows, 0)).as_py() or 0)

@@ -104,7 +104,7 @@ def test_the_archive_can_be_read_as_it_says(tmp_path: Path) -> None:
 
 
 def test_every_column_of_the_archive_is_in_it() -> None:
-    from sbpair.replay.schema import OUTCOME, SEGMENT
+    from sbpair.replay.archive_layout import OUTCOME, SEGMENT
 
     part = (ROOT / "sbpair/replay/README.md").read_text()
     assert [name for name in (*SEGMENT.names, *OUTCOME.names) if f"`{name}`" not in part] == []

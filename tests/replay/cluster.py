@@ -51,7 +51,6 @@ class Cluster:
         return name
 
     def replace_dead(self) -> None:
-        """Start a worker for each that has been killed."""
         alive = {process.pid for process in self._processes if process.poll() is None}
         dead = [pid for pid in self.workers if pid not in alive]
         self.workers = [pid for pid in self.workers if pid in alive]
@@ -59,11 +58,9 @@ class Cluster:
             self.add_worker()
 
     def daemons(self) -> list[int]:
-        """Return the pids of master and workers."""
         return [process.pid for process in self._processes]
 
     def executors(self) -> list[int]:
-        """Return the pids of the executors' JVMs."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):

@@ -106,8 +106,8 @@ class Handler(BaseHTTPRequestHandler):
         if "uploadId" in query:
             parts = self.server.parts.pop(query["uploadId"])
             self.server.put(key, b"".join(parts[number] for number in sorted(parts)))
-            said = f"<Key>{escape(key)}</Key><ETag>e</ETag>"
-            return self._xml(f"<CompleteMultipartUploadResult {XMLNS}>{said}</CompleteMultipartUploadResult>")
+            inner = f"<Key>{escape(key)}</Key><ETag>e</ETag>"
+            return self._xml(f"<CompleteMultipartUploadResult {XMLNS}>{inner}</CompleteMultipartUploadResult>")
         bucket = key.partition("/")[0]
         for each in ET.fromstring(body).iter():  # noqa: S314  pyarrow wrote it
             if each.tag.endswith("Key"):
@@ -148,8 +148,8 @@ class Handler(BaseHTTPRequestHandler):
                 found[common] = f"<CommonPrefixes><Prefix>{escape(common)}</Prefix></CommonPrefixes>"
             else:
                 size = len(self.server.objects[f"{bucket}/{name}"])
-                said = f"<Key>{escape(name)}</Key><Size>{size}</Size><LastModified>2026-11-22T00:00:00Z</LastModified>"
-                found[name] = f"<Contents>{said}</Contents>"
+                inner = f"<Key>{escape(name)}</Key><Size>{size}</Size><LastModified>2026-11-22T00:00:00Z</LastModified>"
+                found[name] = f"<Contents>{inner}</Contents>"
         rest_of = [name for name in found if name > after]
         more = len(rest_of) > limit
         token = f"<NextContinuationToken>{escape(rest_of[limit - 1])}</NextContinuationToken>" if more else ""

@@ -16,22 +16,23 @@ from typing import Any
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.replay import driver, progress
-from sbpair.replay.request import ReplayRequest
-from sbpair.replay.run import ReplayOptions
+from sbpair.replay.run import ReplayOptions, ReplayRequest
 from tests.replay.world import NAMESPACE, OTHER, VARIABLES
 
 BEGAN = time.monotonic()
 
 
-def main(said: dict[str, Any]) -> None:
+def main(given: dict[str, Any]) -> None:
     primary, secondary = (endpoint_from_connection_string(os.environ[name]) for name in VARIABLES)
     pair = Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
-    directory = Path(said["directory"])
-    request = ReplayRequest(pair, str(directory / "archive"), VARIABLES, directory / "state", **said.get("request", {}))
-    if "resume" in said:
-        result = driver.resume_run(request, said["resume"], tell)
+    directory = Path(given["directory"])
+    request = ReplayRequest(
+        pair, str(directory / "archive"), VARIABLES, directory / "state", **given.get("request", {})
+    )
+    if "resume" in given:
+        result = driver.resume_run(request, given["resume"], tell)
     else:
-        result = driver.start_run(request, ReplayOptions(**said["options"]), said["queues"], 4, tell)
+        result = driver.start_run(request, ReplayOptions(**given["options"]), given["queues"], 4, tell)
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 

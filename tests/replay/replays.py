@@ -81,22 +81,16 @@ class Replay:
     def archive(self) -> Archive:
         return Archive(str(self._directory / "archive"), self.run)
 
-    def kill(self) -> None:
-        """Kill the driver's Python process only: the others have to notice."""
-        self.process.kill()
-
     def until(self, phase: str, files: int = 4) -> None:
-        """Wait until a phase has written some files."""
         looks = {"drain": lambda: self.files(SEGMENTS) >= files, "plan": self.is_drained}
         is_there = looks.get(phase, lambda: self.files(LEDGER) >= files)
         limit = time.monotonic() + PATIENCE_SECONDS
         while not is_there():
-            assert self.process.poll() is None, self.said
+            assert self.process.poll() is None, self.output
             assert time.monotonic() < limit, f"it never came to {phase}"
             time.sleep(0.01)
 
     def is_in(self, phase: str, messages: int) -> bool:
-        """Return whether it is still in the phase that `until` waited for, or died there."""
         if phase == "drain":
             return not self.is_drained()
         if phase == "plan":
@@ -108,7 +102,7 @@ class Replay:
         return any(self._directory.glob(f"archive/*/{DRAINED_FILE}"))
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The output so far."""
         return self._log.read_text()
 
@@ -118,19 +112,19 @@ class Replay:
     def receipt(self) -> dict[str, Any] | None:
         """Wait for the end, and return the receipt, or None without one."""
         self.process.wait(PATIENCE_SECONDS)
-        print(self.said)  # noqa: T201  shown where the test fails
-        found = [line for line in self.said.splitlines() if line.startswith("receipt ")]
+        print(self.output)  # noqa: T201  shown where the test fails
+        found = [line for line in self.output.splitlines() if line.startswith("receipt ")]
         return dict(json.loads(found[0].removeprefix("receipt "))) if found else None
 
 
 @contextmanager
-def replay(place: World, directory: Path, **said: Any) -> Iterator[Replay]:
+def replay(place: World, directory: Path, **parameters: Any) -> Iterator[Replay]:
     """Start a replay in a process group, and kill all of it at the end."""
-    told = {"directory": str(directory), "queues": place.queues, "options": OPTIONS, **said}
-    log = directory / f"said-{time.monotonic_ns()}.log"
+    document = {"directory": str(directory), "queues": place.queues, "options": OPTIONS, **parameters}
+    log = directory / f"output-{time.monotonic_ns()}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.replay.replay_process", json.dumps(told)],
+            [sys.executable, "-m", "tests.replay.replay_process", json.dumps(document)],
             env=place.shell(directory),
             stdin=subprocess.DEVNULL,
             stdout=file,
@@ -152,7 +146,6 @@ def end(pid: int) -> None:
 
 
 def offspring(pid: int) -> list[int]:
-    """Return the pids of all descendants of a process."""
     children = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*/stat"):
         if fields := read(path).rpartition(")")[2].split():
@@ -180,7 +173,6 @@ def python_workers(pid: int) -> list[int]:
 
 
 def is_connected(pid: int, port: int) -> bool:
-    """Return whether a process has a TCP connection to a port of this machine."""
     rows = [line.split() for line in read(Path("/proc/net/tcp")).splitlines()[1:]]
     sockets = {f"socket:[{row[9]}]" for row in rows if int(row[2].rpartition(":")[2], 16) == port}
     return any(link in sockets for link in map(pointed, Path(f"/proc/{pid}/fd").glob("*")))
@@ -212,16 +204,16 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def nothing_is_lost(place: World, told: dict[str, Any]) -> None:
-    assert told["balanced"], told
-    assert told["archived"] == told["acknowledged"] == len(place.sent)
+def nothing_is_lost(place: World, receipt: dict[str, Any]) -> None:
+    assert receipt["balanced"], receipt
+    assert receipt["archived"] == receipt["acknowledged"] == len(place.sent)
     assert place.left() == 0
     arrived = Counter(place.ids())
     assert set(arrived) == set(place.sent)
     assert place.altered() == []
     twice = {name for name, count in arrived.items() if count > 1}
     assert len(twice) <= TASKS * (MAX_CHUNK + DEFAULT_BATCH_LIMITS.prefetch), "no more than what each task had in hand"
-    assert twice <= {each["message_id"] for each in told["doubtful"]}, "what came twice is named"
+    assert twice <= {each["message_id"] for each in receipt["doubtful"]}, "what came twice is named"
     # Of each, when it first came.
     order = {key: [*dict.fromkeys(numbers)] for key, numbers in place.by_session().items()}
     assert all(numbers == sorted(numbers) for numbers in order.values())

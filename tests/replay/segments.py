@@ -6,40 +6,39 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sbpair.replay.archive_layout import segment_path
-from sbpair.replay.schema import SEGMENT
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import KEY, SEGMENT, segment_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from sbpair.replay.archive import Archive
     from sbpair.replay.ledger import Key
 
 
+def created(directory: Path | str, run: str = "r1") -> Archive:
+    archive = Archive(str(directory), run)
+    archive.create()
+    return archive
+
+
 def write_segment(
-    archive: Archive, name: str, keys: Sequence[Key], messages: Sequence[bytes], *, group: int = 1_000, shards: int = 2
+    archive: Archive,
+    name: str,
+    keys: Sequence[Key],
+    messages: Sequence[bytes],
+    *,
+    group: int = 1_000,
+    shards: int = 2,
+    queue: str = "",
 ) -> None:
-    """Write rows of one queue, in row groups of `group`."""
+    """Write rows, in row groups of `group`, as a segment of `queue` or that of the first key."""
+    rows = [
+        {"segment": name, "position": at, **dict(zip(KEY, key, strict=True)), "destination": "orders"}
+        | {"size": len(message), "message": message}
+        for at, (key, message) in enumerate(zip(keys, messages, strict=True))
+    ]
     file = archive.new_table(SEGMENT, shards, large=True)
-    for start in range(0, len(keys), group):
-        rows = [
-            {"segment": name, "position": start + index, **_row(key, message)}
-            for index, (key, message) in enumerate(
-                zip(keys[start : start + group], messages[start : start + group], strict=True)
-            )
-        ]
-        file.add(pa.Table.from_pylist(rows, schema=SEGMENT))
-    archive.put(segment_path(keys[0][0], name), file)
-
-
-def _row(key: Key, message: bytes) -> dict[str, object]:
-    queue, number, enqueued_at, message_id = key
-    return {
-        "queue": queue,
-        "sequence_number": number,
-        "enqueued_at_ms": enqueued_at,
-        "message_id": message_id,
-        "destination": "orders",
-        "size": len(message),
-        "message": message,
-    }
+    for start in range(0, len(rows), group) or [0]:
+        file.add(pa.Table.from_pylist(rows[start : start + group], schema=SEGMENT))
+    archive.put(segment_path(queue or keys[0][0], name), file)

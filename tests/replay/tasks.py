@@ -12,15 +12,13 @@ import pyarrow as pa
 from sbpair.backlog import Aliases
 from sbpair.move.raw_source import RawSource
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DRAINED_FILE, SEGMENTS
+from sbpair.replay.archive_layout import DRAINED_FILE, KEY, SEGMENTS
 from sbpair.replay.drain_task import QueueDrain, count_remaining
 from sbpair.replay.plan_sql import ORDER
-from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun, TaskJob, save_run
-from sbpair.replay.schema import KEY
+from sbpair.replay.run import ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.send_task import send_batches
 from sbpair.replay.verify import verify
 from sbpair.runs.database import identity
-from tests.replay.world import VARIABLES, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,22 +26,23 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from sbpair.replay.proof import Proof
+    from sbpair.replay.verify import Proof
+    from tests.replay.world import World
 
 QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)
 
 
 def job_of(place: World, directory: Path, **options: Any) -> TaskJob:
-    """Create a run of one shard."""
-    pair = place.pair
-    run = ReplayRun("r1", identity(pair), tuple(place.queues), 1, int(time.time() * 1000), replace(QUICK, **options))
+    now_ms = int(time.time() * 1000)
+    run = ReplayRun("r1", identity(place.pair), tuple(place.queues), 1, now_ms, replace(QUICK, **options))
     archive = Archive(str(directory), run.id)
     save_run(archive, run)
-    reaches = (
-        NamespaceAccess.from_endpoint(side, name)
-        for side, name in zip((pair.primary, pair.secondary), VARIABLES, strict=True)
-    )
-    return TaskJob(run, archive.url, *reaches, tasks=1)
+    return TaskJob(run, archive.url, *place.request(directory).access(), tasks=1)
+
+
+def stranded(place: World, directory: Path, count: int, **options: Any) -> TaskJob:
+    place.strand_many(count)
+    return job_of(place, directory, **options)
 
 
 def drain(job: TaskJob) -> None:

@@ -21,26 +21,25 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
-from sbpair.replay import driver, progress, run_status
+from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE, STOP_FILE
 from sbpair.replay.direct_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts
-from sbpair.replay.drain_task import task_queues
 from sbpair.replay.ledger import Entry, Ledger, read_held
-from sbpair.replay.progress import ReplayPhase, move_watcher
-from sbpair.replay.run import DedupMode, NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun, TaskJob, save_run
+from sbpair.replay.progress import PhaseWatcher, ReplayPhase, run_action, run_status
+from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.selection import Selection
-from sbpair.replay.spark_action import run_action
+from sbpair.replay.spark_task import task_queues
 from sbpair.replay.task_lease import HeldLease
-from sbpair.replay.verify import verify
+from sbpair.replay.verify import prove_run, verify
 from sbpair.runs.database import identity
 from tests.replay.tasks import go_on_sending
-from tests.replay.world import HOUR_TICKS, VARIABLES, World
+from tests.replay.world import HOUR_TICKS, World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbpair.replay.proof import Proof
+    from sbpair.replay.verify import Proof
 
 QUICK = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.05)
 
@@ -50,11 +49,12 @@ def job_of(place: World, directory: Path, options: ReplayOptions = QUICK, tasks:
     run = ReplayRun("r1", identity(pair), tuple(place.queues), len(place.queues), 2**53, options)
     archive = Archive(str(directory), run.id)
     save_run(archive, run)
-    sides = (
-        NamespaceAccess.from_endpoint(pair.primary, VARIABLES[0]),
-        NamespaceAccess.from_endpoint(pair.secondary, VARIABLES[1]),
-    )
-    return TaskJob(run, str(directory), *sides, tasks)
+    return TaskJob(run, str(directory), *place.request(directory).access(), tasks)
+
+
+def stranded(place: World, directory: Path, count: int) -> TaskJob:
+    place.strand_many(count)
+    return job_of(place, directory)
 
 
 def move(made: TaskJob, queues: Sequence[str] | None = None) -> Proof:
@@ -67,9 +67,7 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
     place.strand_many(60, body=b"a secret of some kind")
     place.strand(0, "nowhere", None)
     made = job_of(place, tmp_path)
-
     proof = move(made)
-
     assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (61, 60, 1, 0)
     assert proof.balanced
     assert proof.exit_code == 3
@@ -80,24 +78,12 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
 
 
 def test_the_receipt_has_received_and_in_doubt(place: World, tmp_path: Path) -> None:
-    place.strand_many(2)
-    made = job_of(place, tmp_path)
-    told = move(made).document(made.run)
-    assert (told["mode"], told["archived"], told["unsent"], told["received"], told["in_doubt"]) == (
-        "direct",
-        None,
-        None,
-        2,
-        0,
-    )
-    assert told["queues"][place.queues[0]] == {
-        "received": 1,
-        "acknowledged": 1,
-        "expired": 0,
-        "quarantined": 0,
-        "deduplicated": 0,
-        "in_doubt": 0,
-    }
+    made = stranded(place, tmp_path, 2)
+    document = move(made).document(made.run)
+    counts = {"mode": "direct", "archived": None, "unsent": None, "received": 2, "in_doubt": 0}
+    assert {name: document[name] for name in counts} == counts
+    none = dict.fromkeys(("expired", "quarantined", "deduplicated", "in_doubt"), 0)
+    assert document["queues"][place.queues[0]] == {"received": 1, "acknowledged": 1, **none}
 
 
 def test_an_unroutable_message_is_dead_lettered_in_the_backlog(place: World, tmp_path: Path) -> None:
@@ -105,9 +91,7 @@ def test_an_unroutable_message_is_dead_lettered_in_the_backlog(place: World, tmp
     place.strand(0, "late", Aliases("orders", None, 1))
     place.running.advance(1)
     made = job_of(place, tmp_path, replace(QUICK, ttl=TimeToLive.REMAINING))
-
     proof = move(made)
-
     assert (proof.quarantined, proof.expired) == (1, 1)
     assert place.left() == 2
     dead = place.running.do(lambda: place.running.other.queue(place.queues[0]).counts().dead_letter)
@@ -143,17 +127,14 @@ def keys(place: World, index: int = 0) -> list[Any]:
 
 def test_messages_a_killed_task_had_sent_are_completed_and_not_sent_again(place: World, tmp_path: Path) -> None:
     """It held three: the first is in the ledger, the second may have arrived, the third was released."""
-    place.strand_many(6)
-    made = job_of(place, tmp_path)
+    made = stranded(place, tmp_path, 6)
     first, second, third = keys(place)
     dead = Ledger(made.open(), made.run.shards, "dead")
     dead.write(LEDGER, 0, [Entry(first, "orders")])
     dead.record_held([Entry(first, "orders"), Entry(second, "orders")])
-
     before = verify(made.open(), made.run)
     assert (before.archived, before.acknowledged, before.unsent) == (2, 1, 1)
     proof = move(made)
-
     assert (proof.archived, proof.acknowledged, proof.unsent) == (6, 6, 0)
     assert sorted(place.ids()) == [f"m{number}" for number in range(1, 6)]
     assert place.left() == 0
@@ -162,8 +143,7 @@ def test_messages_a_killed_task_had_sent_are_completed_and_not_sent_again(place:
 
 
 def test_a_truncated_list_of_held_messages_does_not_prevent_a_resume(place: World, tmp_path: Path) -> None:
-    place.strand_many(3)
-    made = job_of(place, tmp_path)
+    made = stranded(place, tmp_path, 3)
     Ledger(made.open(), made.run.shards, "dead").record_held([Entry(key, "orders") for key in keys(place)])
     [path] = made.open().files(HELD)
     Path(made.open().root, path).write_bytes(b"")
@@ -172,16 +152,14 @@ def test_a_truncated_list_of_held_messages_does_not_prevent_a_resume(place: Worl
 
 
 def test_a_truncated_ledger_chunk_does_not_prevent_a_resume(place: World, tmp_path: Path) -> None:
-    place.strand_many(3)
-    made = job_of(place, tmp_path)
+    made = stranded(place, tmp_path, 3)
     dead = Ledger(made.open(), made.run.shards, "dead")
     first, second = keys(place)
     dead.record_held([Entry(second, "orders")])
     dead.write(LEDGER, 0, [Entry(key, "orders") for key in (first, second)])
     [path] = made.open().files(LEDGER)
     Path(made.open().root, path).write_bytes(Path(made.open().root, path).read_bytes()[:-9])
-
-    assert progress.move_watcher(made.open()).sample().messages == 0
+    assert PhaseWatcher(made.open(), "move").sample().messages == 0
     proof = move(made)
     assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
     assert [each["message_id"] for each in proof.doubtful] == [second[3]]
@@ -189,8 +167,7 @@ def test_a_truncated_ledger_chunk_does_not_prevent_a_resume(place: World, tmp_pa
 
 def test_any_truncation_of_an_unsynced_chunk_allows_a_resume(place: World, tmp_path: Path) -> None:
     """Its end may exist without its beginning; records of doubtful messages are no more durable."""
-    place.strand_many(3)
-    made = job_of(place, tmp_path)
+    made = stranded(place, tmp_path, 3)
     dead = Ledger(made.open(), made.run.shards, "dead", sync=False)
     first, second = keys(place)
     dead.record_held([Entry(first, "orders")])
@@ -200,7 +177,6 @@ def test_any_truncation_of_an_unsynced_chunk_allows_a_resume(place: World, tmp_p
     whole = Path(made.open().root, chunk).read_bytes()
     Path(made.open().root, chunk).write_bytes(whole[:4] + bytes(200) + whole[204:])
     Path(made.open().root, doubts).write_bytes(b"")
-
     proof = move(made)
     assert (proof.acknowledged, sorted(proof.unreadable), place.left()) == (3, sorted([chunk, doubts]), 0)
     assert [each["message_id"] for each in proof.doubtful] == [first[3]]
@@ -209,8 +185,7 @@ def test_any_truncation_of_an_unsynced_chunk_allows_a_resume(place: World, tmp_p
 def test_a_move_ends_while_applications_go_on_sending(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.strand_many(8)
-    made = job_of(place, tmp_path)
+    made = stranded(place, tmp_path, 8)
     made = replace(made, run=replace(made.run, started_ms=int(time.time() * 1000)))
     coming = iter(range(300))
     place.running.advance(120)
@@ -221,8 +196,7 @@ def test_a_move_ends_while_applications_go_on_sending(
 
 
 def test_a_message_that_differs_from_the_ledgers_in_its_key_is_sent(place: World, tmp_path: Path) -> None:
-    place.strand_many(2)
-    made = job_of(place, tmp_path)
+    made = stranded(place, tmp_path, 2)
     [[queue, number, at, message_id]] = keys(place)
     dead = Ledger(made.open(), made.run.shards, "dead")
     other = Entry((queue, number, at - 1, message_id), "orders")
@@ -235,9 +209,7 @@ def test_a_message_that_differs_from_the_ledgers_in_its_key_is_sent(place: World
 def test_accepted_unsettled_messages_are_known_to_the_next_attempt(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The locks expire between acceptance and settlement."""
-    place.strand_many(8)
-    made = job_of(place, tmp_path)
+    made = stranded(place, tmp_path, 8)
     complete, broken = RecordedSource.complete, Counter[str]()
 
     async def late(self: Any, arrivals: Any) -> Any:
@@ -277,8 +249,7 @@ def test_unconfirmed_settlements_are_known_after_a_crash(tmp_path: Path, monkeyp
 
 
 def test_a_stopped_run_receives_nothing(place: World, tmp_path: Path) -> None:
-    place.strand_many(4)
-    made = job_of(place, tmp_path)
+    made = stranded(place, tmp_path, 4)
     made.open().write(STOP_FILE, b"")
     proof = move(made)
     assert (proof.archived, place.left()) == (0, 4)
@@ -287,8 +258,7 @@ def test_a_stopped_run_receives_nothing(place: World, tmp_path: Path) -> None:
 def test_a_ledger_error_ends_the_move_before_settlement(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.strand_many(4)
-    made = job_of(place, tmp_path)
+    made = stranded(place, tmp_path, 4)
 
     def full(_ledger: Ledger, _kind: str, _shard: int, entries: Any) -> None:
         if entries:
@@ -299,15 +269,14 @@ def test_a_ledger_error_ends_the_move_before_settlement(
         move(made)
     assert place.left() == 4
     held = [key for path in made.open().files(HELD) for key in read_held(made.open(), path)]
-    assert held, "what may be there twice can be told"
+    assert held, "possible duplicates are listed"
 
 
-def test_nothing_is_sent_without_a_heartbeat(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.replay.task_lease.READY_SECONDS", 0.0)
+def test_nothing_is_sent_without_a_heartbeat(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
     made = replace(job_of(place, tmp_path), heartbeat="lease/none.json")
     with pytest.raises(errors.Unreachable):
-        move(made)
+        asyncio.run(DirectMove(made, place.queues[0]).run(ready_seconds=0.0))
     assert (place.ids(), place.left()) == ([], 4)
 
 
@@ -321,11 +290,8 @@ def test_messages_for_a_missing_destination_are_dead_lettered(place: World, tmp_
     assert made.open().read_table(path).column("message").to_pylist() == [None]
 
 
-# What is refused
-
-
 @pytest.mark.parametrize(
-    ("said", "options"),
+    ("option", "options"),
     [
         ("--dedup message-id", {"dedup": DedupMode.MESSAGE_ID}),
         ("--destination", {"selection": Selection(("orders",))}),
@@ -333,9 +299,9 @@ def test_messages_for_a_missing_destination_are_dead_lettered(place: World, tmp_
     ],
 )
 def test_options_that_need_an_archive_are_refused_by_name(
-    place: World, tmp_path: Path, said: str, options: dict[str, Any]
+    place: World, tmp_path: Path, option: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(errors.UsageError, match=f"{said} cannot be combined with --mode direct"):
+    with pytest.raises(errors.UsageError, match=f"{option} cannot be combined with --mode direct"):
         driver.start_run(place.request(tmp_path), replace(QUICK, **options), place.queues, None, lambda _event: None)
     assert not (tmp_path / "archive").exists()
 
@@ -346,29 +312,25 @@ def test_dead_letters_verify_and_another_selection_are_refused_by_name(place: Wo
         driver.start_run(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
     made = job_of(place, tmp_path / "archive")
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
-        run_status.prove_run(made.open())
+        prove_run(made.open())
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
         driver.resume_run(place.request(tmp_path), "r1", lambda _event: None, Selection())
 
 
 def test_the_status_of_a_direct_run_comes_from_its_ledger(place: World, tmp_path: Path) -> None:
-    place.strand_many(6)
-    made = job_of(place, tmp_path)
-    assert run_status.run_status(made.open())["phase"] == "move"
+    made = stranded(place, tmp_path, 6)
+    assert run_status(made.open())["phase"] == "move"
     move(made)
-    told = run_status.run_status(made.open())
-    assert (told["mode"], told["acknowledged_rows"], told["archived_rows"]) == ("direct", 6, 0)
-    assert told["queues"] == dict.fromkeys(place.queues, 3)
+    status = run_status(made.open())
+    assert (status["mode"], status["acknowledged_rows"], status["archived_rows"]) == ("direct", 6, 0)
+    assert status["queues"] == dict.fromkeys(place.queues, 3)
 
 
-def test_a_signal_stops_the_tasks_and_waits_for_them(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sbpair.replay.spark_action.POLL_SECONDS", 0.01)
+def test_a_signal_stops_the_tasks_and_waits_for_them(place: World, tmp_path: Path) -> None:
     # A shell has what it starts in the background ignore the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     archive = job_of(place, tmp_path).open()
-    told, finished = list[Any](), list[bool]()
+    events, finished = list[Any](), list[bool]()
     begun, stopped, looked = threading.Event(), threading.Event(), threading.Event()
 
     def act() -> None:
@@ -377,7 +339,7 @@ def test_a_signal_stops_the_tasks_and_waits_for_them(
         finished.append(stopped.wait(10) and looked.wait(10))
 
     def tell(event: Any) -> None:
-        told.append(event)
+        events.append(event)
         begun.set()
         if isinstance(event, ReplayPhase):
             stopped.set()
@@ -385,18 +347,17 @@ def test_a_signal_stops_the_tasks_and_waits_for_them(
             looked.set()
 
     try:
-        run_action(move_watcher(archive), archive, act, HeldLease(), tell)
+        run_action(PhaseWatcher(archive, "move"), act, HeldLease(), tell, poll_seconds=0.01)
     finally:
         signal.signal(signal.SIGINT, before)
 
     assert archive.stop_requested()
     assert finished == [True], "it was not waited for"
-    assert [event.name for event in told if isinstance(event, ReplayPhase)] == ["stop"]
+    assert [event.name for event in events if isinstance(event, ReplayPhase)] == ["stop"]
 
 
 @pytest.mark.java
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
 def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, own_java: None) -> None:
     del own_java
     place.strand_many(200)
@@ -415,8 +376,9 @@ def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, o
     result = driver.resume_run(place.request(tmp_path), first.run.id, lambda _event: None)
     assert (result.proof.exit_code, result.proof.remaining_in_queues) == (0, {})
     assert sorted(place.ids()) == sorted(place.sent)
-    told = json.loads(json.dumps(result.document()))
-    assert (told["mode"], told["archived"], told["received"], told["acknowledged"]) == ("direct", None, 200, 200)
+    document = json.loads(json.dumps(result.document()))
+    counts = {"mode": "direct", "archived": None, "received": 200, "acknowledged": 200}
+    assert {name: document[name] for name in counts} == counts
     assert [event.name for event in heard if hasattr(event, "name")][:3] == ["check", "spark", "move"]
 
     again = driver.resume_run(place.request(tmp_path), first.run.id, heard.append)
@@ -426,7 +388,6 @@ def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, o
 
 @pytest.mark.java
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
 def test_on_spark_a_deleted_queue_leaves_the_records_of_the_others(
     place: World, tmp_path: Path, own_java: None
 ) -> None:
@@ -435,7 +396,6 @@ def test_on_spark_a_deleted_queue_leaves_the_records_of_the_others(
     gone = f"{place.queues[0]}0"
     with pytest.raises(errors.EntityMissing):
         driver.start_run(place.request(tmp_path), QUICK, [*place.queues, gone], None, lambda _event: None)
-
     [directory] = (tmp_path / "archive").iterdir()
     archive = Archive(str(directory.parent), directory.name)
     accepted = [row["message_id"] for path in archive.files(LEDGER) for row in archive.read_table(path).to_pylist()]

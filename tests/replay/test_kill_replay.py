@@ -35,7 +35,7 @@ PHASES = {"drain": OTHER, "plan": NAMESPACE, "send": NAMESPACE}
 
 Pids = list[int]
 Kill = Callable[[Ground, Replay, int], tuple[Pids, Pids]]
-"""Answers whom to kill, and who has to end for want of them. It is told the port of the namespace talked with."""
+"""Returns the processes to kill, and those that must end then, by the port of the namespace at work."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,6 @@ def executor(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
 
 
 def python_worker(ground: Ground, _running: Replay, port: int) -> tuple[Pids, Pids]:
-    """Return all Python workers of one executor, idle ones too."""
     return python_workers(at_work(ground.cluster.executors(), port)), []
 
 
@@ -82,10 +81,10 @@ def test_a_run_survives_kills_in_each_of_its_phases(whom: Kill, ground: Ground, 
         for phase in PHASES:
             strike(whom, phase, place, ground, running)
             ground.cluster.replace_dead()
-        told = running.receipt()
-    assert told is not None
-    assert told["doubtful"], "somebody had something in hand"
-    nothing_is_lost(place, told)
+        receipt = running.receipt()
+    assert receipt is not None
+    assert receipt["doubtful"], "some messages were held"
+    nothing_is_lost(place, receipt)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -96,10 +95,10 @@ def test_a_run_whose_driver_is_killed_is_resumed(phase: str, ground: Ground, tmp
         strike(driver, phase, place, ground, running)
         assert running.receipt() is None
     with replay(place, tmp_path, request=request, resume=running.run) as again:
-        told = again.receipt()
-    assert told is not None
-    assert bool(told["doubtful"]) == (phase == "send"), "somebody had something in hand"
-    nothing_is_lost(place, told)
+        receipt = again.receipt()
+    assert receipt is not None
+    assert bool(receipt["doubtful"]) == (phase == "send"), "some messages were held"
+    nothing_is_lost(place, receipt)
 
 
 def strike(whom: Kill, phase: str, place: World, ground: Ground, running: Replay) -> None:

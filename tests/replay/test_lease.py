@@ -18,8 +18,8 @@ from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import LEDGER, STOP_FILE
 from sbpair.replay.run import ReplayOptions
-from sbpair.replay.task_lease import POLL_SECONDS, HeldLease, TaskLease, hold_leases
-from sbpair.runs.lease import Lease
+from sbpair.replay.task_lease import POLL_SECONDS, TaskLease, hold_leases
+from tests.replay.segments import created
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,21 +46,11 @@ def until(holds: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-# What a task knows
-
-
 class Clock:
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    seconds = 0.0
 
     def __call__(self) -> float:
         return self.seconds
-
-
-def made(directory: str) -> Archive:
-    archive = Archive(directory, "r1")
-    archive.create()
-    return archive
 
 
 def beat(archive: Archive, number: int, good_seconds: float, lost: str | None = None) -> None:
@@ -76,7 +66,7 @@ def is_sure(task_lease: TaskLease) -> bool:
 
 
 def test_a_task_is_confirmed_from_the_third_heartbeat_until_they_cease(tmp_path: Path) -> None:
-    archive, clock = made(str(tmp_path)), Clock()
+    archive, clock = created(tmp_path), Clock()
     task_lease = TaskLease(archive, BEACON, clock)
     assert not is_sure(task_lease), "nothing was written yet"
     heard = []
@@ -86,18 +76,18 @@ def test_a_task_is_confirmed_from_the_third_heartbeat_until_they_cease(tmp_path:
         heard.append(is_sure(task_lease))
     assert heard == [False, False, True, True]
     clock.seconds += 10.0
-    assert not is_sure(task_lease), "the driver has said nothing since"
+    assert not is_sure(task_lease), "the driver has been silent since"
 
 
 def test_a_task_learns_that_the_lease_is_lost(tmp_path: Path) -> None:
-    archive, clock = made(str(tmp_path)), Clock()
+    archive, clock = created(tmp_path), Clock()
     task_lease = TaskLease(archive, BEACON, clock)
     for number in range(1, 5):
         beat(archive, number, 10.0)
         is_sure(task_lease)
         clock.seconds += POLL_SECONDS
-    beat(archive, 5, 0.0, "it was somebody else's")
-    with pytest.raises(errors.LeaseLost, match="it was somebody else's"):
+    beat(archive, 5, 0.0, "another mover has it")
+    with pytest.raises(errors.LeaseLost, match="another mover has it"):
         task_lease.check()
 
 
@@ -113,7 +103,7 @@ waits = st.sampled_from((0.0, POLL_SECONDS, 3.0, 12.0))
 def test_a_task_is_never_confirmed_for_longer_than_its_driver(beats: list[tuple[float, list[float]]]) -> None:
     """Writes may take any time, and reads may be rare; no clock is shared."""
     with TemporaryDirectory() as directory:
-        archive, clock = made(directory), Clock()
+        archive, clock = created(directory), Clock()
         task_lease = TaskLease(archive, BEACON, lambda: clock() - 1_000)
         good_until = 0.0
 
@@ -131,20 +121,8 @@ def test_a_task_is_never_confirmed_for_longer_than_its_driver(beats: list[tuple[
             look_after(fourth)
 
 
-# What a driver holds
-
-
-def test_a_second_run_on_this_machine_is_refused(place: World, tmp_path: Path) -> None:
-    request = place.request(tmp_path)
-    with Lease(request.state, "somebody"), pytest.raises(errors.LeaseHeld) as refused:
-        driver.start_run(request, ReplayOptions(), place.queues, 4, lambda _event: None)
-    assert refused.value.exit_code == 4
-    assert not [*(tmp_path / "archive").rglob("run.json")]
-
-
 def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, tmp_path: Path) -> None:
-    """Another machine has other directories, and the same queue."""
-    first = made(str(tmp_path / "first"))
+    first = created(tmp_path / "first")
     with hold_leases(place.pair, "r1", first, directory=tmp_path / "first-state", queue=leases):
         request = place.request(tmp_path / "second", lease_queue=leases)
         with pytest.raises(errors.LeaseHeld, match="run r1") as refused:
@@ -164,19 +142,15 @@ def test_a_queue_unsuitable_for_a_lease_is_refused(place: World, tmp_path: Path)
 
 
 def test_tasks_may_use_the_drivers_lease_until_it_is_lost(place: World, leases: str, tmp_path: Path) -> None:
-    archive = made(str(tmp_path / "archive"))
+    archive = created(tmp_path / "archive")
     with hold_leases(place.pair, "r1", archive, queue=leases) as held:
         task_lease = TaskLease(archive, held.heartbeat)
         until(lambda: is_sure(task_lease))
         lose(place)
-        until(lambda: is_lost(held))
+        until(lambda: held.lost is not None)
         with pytest.raises(errors.LeaseLost):
             until(lambda: is_sure(task_lease) and False)
         assert archive.exists(STOP_FILE)
-
-
-def is_lost(held: HeldLease) -> bool:
-    return held.lost is not None
 
 
 def lose(place: World) -> None:
@@ -185,7 +159,7 @@ def lose(place: World) -> None:
 
 
 def test_a_lease_file_that_was_replaced_is_lost(place: World, tmp_path: Path) -> None:
-    archive = made(str(tmp_path / "archive"))
+    archive = created(tmp_path / "archive")
     with hold_leases(place.pair, "r1", archive, directory=tmp_path) as held:
         held.check()
         (tmp_path / "lease").unlink()
@@ -195,7 +169,6 @@ def test_a_lease_file_that_was_replaced_is_lost(place: World, tmp_path: Path) ->
 
 @pytest.mark.java
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
 def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
     place: World, leases: str, tmp_path: Path, own_java: None
 ) -> None:

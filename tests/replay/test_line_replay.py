@@ -18,16 +18,16 @@ pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 MESSAGES = 4_000
 WITH = {"drain": OTHER, "plan": NAMESPACE, "send": NAMESPACE}
-"""Who is talked with in each phase."""
+"""The namespace that each phase works with."""
 
 WANTED = {
     # The connections that there are, and the first ones that are made in their place.
     "reset": {"count": 3},
     "drop": {"count": 3},
     "throttle": {"count": 3},
-    # Nothing passes any more on these, until they are given up: a minute later.
+    # Silent until they are given up, a minute later.
     "stall": {"count": 2},
-    # Taken in, and nobody is told: what was sent is waited for as long.
+    # Accepted without an answer, which is awaited as long.
     "swallow-acks": {"count": 3},
 }
 STRUCK = {
@@ -61,10 +61,10 @@ def test_connection_faults_in_each_phase_lose_nothing(
             running.until(phase, files)
             faults.enter_context(place.during(kind, WITH[phase], **WANTED.get(kind, {})))
             assert running.is_in(phase, MESSAGES), "the fault came too late to prove anything"
-        told = running.receipt()
-    assert told is not None, "it goes on by itself"
-    if told["unsent"] or place.left():
+        receipt = running.receipt()
+    assert receipt is not None, "it goes on by itself"
+    if receipt["unsent"] or place.left():
         with replay(place, tmp_path, request=request, resume=running.run) as again:
-            told = again.receipt()
-        assert told is not None
-    nothing_is_lost(place, told)
+            receipt = again.receipt()
+        assert receipt is not None
+    nothing_is_lost(place, receipt)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 MESSAGES = 400
-SPARK = ("--master", "local[2,4]", *(word for name, said in HASTY.items() for word in ("--conf", f"{name}={said}")))
+SPARK = ("--master", "local[2,4]", *(word for name, value in HASTY.items() for word in ("--conf", f"{name}={value}")))
 
 
 class Shell:
@@ -65,30 +65,30 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) ->
             assert 0 < status["acknowledged_rows"] < MESSAGES
 
             for words in (("run",), ("resume", run)):
-                code, _, said = shell.say(*words, *SPARK)
-                assert code == 4, said
-                assert run in said, "it names who has the lease"
+                code, _, err = shell.say(*words, *SPARK)
+                assert code == 4, err
+                assert run in err, "it names who has the lease"
             assert first.poll() is None
 
             assert shell.say("stop", run)[0] == 0
-            out, said = first.communicate(timeout=PATIENCE_SECONDS)
+            out, err = first.communicate(timeout=PATIENCE_SECONDS)
         finally:
             for pid in (*offspring(first.pid), first.pid):
                 end(pid)
-        told = json.loads(out)
-        assert first.returncode == 130, said
-        assert told["stopped"]
-        assert told["unsent"] == MESSAGES - told["acknowledged"] > 0
-        assert len(place.ids()) == told["acknowledged"], "a stop doubles nothing, and forgets nothing"
-        assert f"sbpair replay resume {run}" in said
+        receipt = json.loads(out)
+        assert first.returncode == 130, err
+        assert receipt["stopped"]
+        assert receipt["unsent"] == MESSAGES - receipt["acknowledged"] > 0
+        assert len(place.ids()) == receipt["acknowledged"], "a stop doubles nothing, and forgets nothing"
+        assert f"sbpair replay resume {run}" in err
 
-        code, told, said = shell.say("resume", run, *SPARK)
-        assert code == 0, said
-        nothing_is_lost(place, told)
+        code, receipt, err = shell.say("resume", run, *SPARK)
+        assert code == 0, err
+        nothing_is_lost(place, receipt)
         assert len(place.ids()) == MESSAGES
 
-        code, told, said = shell.say("resume", run, *SPARK)
-        assert (code, told["acknowledged"], "starting Spark" in said) == (0, MESSAGES, False)
+        code, receipt, err = shell.say("resume", run, *SPARK)
+        assert (code, receipt["acknowledged"], "starting Spark" in err) == (0, MESSAGES, False)
         assert len(place.ids()) == MESSAGES
 
 

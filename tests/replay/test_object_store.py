@@ -120,7 +120,6 @@ def test_an_unknown_run_is_reported(store: Store) -> None:
 
 @pytest.mark.java
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
 def test_nothing_is_received_unless_spark_can_read_the_store(store: Store, place: World, tmp_path: Path) -> None:
     place.strand_many(40)
     store.copies = tmp_path
@@ -129,11 +128,9 @@ def test_nothing_is_received_unless_spark_can_read_the_store(store: Store, place
         driver.start_run(replace(request, archive=BUCKET), QUICK, place.queues, 4, lambda _event: None)
     assert "--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3." in refused.value.hint
     assert (place.left(), place.ids(), [name for name in store.objects if "run.json" in name]) == (40, [], [])
-
     link = {"spark.hadoop.fs.viewfs.mounttable.bucket.link./backlog": f"file://{tmp_path}/bucket/backlog"}
     able = replace(request, archive=BUCKET, settings={**HASTY, **COPIES, **link})
     result = driver.start_run(able, QUICK, place.queues, 4, lambda _event: None)
-
     assert result.proof.balanced
     assert (result.proof.acknowledged, place.left(), place.altered()) == (40, 0, [])
     assert sorted(place.ids()) == sorted(place.sent)

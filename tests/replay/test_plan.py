@@ -11,18 +11,14 @@ from hypothesis import strategies as st
 
 from sbpair.move.message.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import plan_sql
+from sbpair.replay.archive_layout import KEY_IN_SPARK
 from sbpair.replay.run import DedupMode, ReplayOptions, ReplayRun
-from sbpair.replay.schema import KEY_IN_SPARK
 from sbpair.replay.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = [
-    pytest.mark.java,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),  # PySpark's own
-]
+pytestmark = [pytest.mark.java, pytest.mark.slow]
 NOW = 1_000_000
 COLUMNS = (
     "segment string, position int, queue string, sequence_number long, enqueued_at_ms long, message_id string,"
@@ -73,7 +69,6 @@ _CHOSEN: Any = {"dedup": DedupMode.MESSAGE_ID, "ttl": TimeToLive.REMAINING, "sha
 
 
 def naive(rows: list[Row], options: ReplayOptions, accepted: set[Row]) -> dict[tuple[str, int], tuple[str, bool]]:
-    """Return each row's verdict, and whether it is a duplicate."""
     found: dict[tuple[str, int], tuple[str, bool]] = {}
     seen: set[Row] = set()
     sendable = []
@@ -98,14 +93,13 @@ def naive(rows: list[Row], options: ReplayOptions, accepted: set[Row]) -> dict[t
             repeated = plan_sql.DEDUPLICATED if first_is_chosen[name] else plan_sql.WAITING
             found[row[0], row[1]] = repeated if options.dedup is DedupMode.MESSAGE_ID else plan_sql.SEND, True
         first_is_chosen.setdefault(name, is_chosen(row, options.selection) or row[2:6] in accepted)
-    for row in drawn_once(rows, found):
-        if not is_chosen(row, options.selection):
+    for row in rows:
+        if found[row[:2]][0] != plan_sql.COPY and not is_chosen(row, options.selection):
             found[row[0], row[1]] = plan_sql.UNSELECTED, found[row[0], row[1]][1]
     return found
 
 
 def first_of(row: Row, rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]], found: Any) -> Row:
-    """Return key and shard of the first copy of a row."""
     same = [
         each
         for each in rows
@@ -116,24 +110,17 @@ def first_of(row: Row, rows: list[Row], expected: dict[tuple[str, int], tuple[st
     return (*first[2:6], found[first[:2]].shard)
 
 
-def drawn_once(rows: list[Row], found: dict[tuple[str, int], tuple[str, bool]]) -> list[Row]:
-    return [row for row in rows if found[row[0], row[1]][0] != plan_sql.COPY]
-
-
 def is_chosen(row: Row, selection: Selection) -> bool:
-    """Return what CHOICES select, computed in Python."""
     named = not selection.destinations or (row[6] or "").lower() in selection.destinations
     return named and (selection.where is None or row[5] == "a" or row[3] == 2)
 
 
 def is_expired(row: Row, options: ReplayOptions) -> bool:
-    """Ask the function that the syphon uses."""
     facts = Facts(row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9])
     return isinstance(route(facts, ttl=options.ttl, now_ms=NOW), Expire)
 
 
 def summed(rows: list[Row], expected: dict[tuple[str, int], tuple[str, bool]]) -> dict[Row, Row]:
-    """Return messages, bytes, duplicates, and the first and last time."""
     flows: dict[Row, list[Row]] = {}
     for row in rows:
         flows.setdefault((row[2], row[6], expected[row[:2]][0]), []).append(row)
@@ -180,7 +167,7 @@ def test_the_sql_equals_a_naive_plan(
     names.createOrReplaceTempView(plan_sql.SHARED)
     among = plan_sql.choose_compare(names.count()) if looked else plan_sql.Compare.EVERY
     ids = Counter(row[5] for row in drawn if row[5] and row[6] is not None)
-    # Of those that share their id with no other, nobody asks.
+    # A message that shares its id with no other is not looked up.
     accepted = {row[2:6] for row in drawn if row[3] == had and row[6] is not None and ids[row[5]] > 1}
     if had is not None:
         spark.createDataFrame(sorted(accepted), KEY_IN_SPARK).createOrReplaceTempView(plan_sql.ACCEPTED)
@@ -191,13 +178,13 @@ def test_the_sql_equals_a_naive_plan(
     expected = naive(drawn, options, accepted)
 
     assert {at: (row.verdict, row.duplicate) for at, row in found.items()} == expected
-    said = {row[:2]: row[5:8] for row in drawn}
+    envelopes = {row[:2]: row[5:8] for row in drawn}
     for at, row in found.items():
-        message_id, destination, session_id = said[at]
+        message_id, destination, session_id = envelopes[at]
         assert row.shard == plan_sql.shard_of(destination, session_id, message_id, shards), "where its segment has it"
     together: dict[Row, set[int]] = {}
     for row in found.values():
-        session_id = said[row.segment, row.position][2]
+        session_id = envelopes[row.segment, row.position][2]
         together.setdefault((str(row.destination).lower(), session_id or row.message_id), set()).add(row.shard)
     assert (among is plan_sql.Compare.NONE) == (looked and not names.count())
     assert all(len(each) == 1 for each in together.values())
@@ -224,11 +211,10 @@ def test_the_sql_equals_a_naive_plan(
 
 
 def test_sessions_and_single_messages_are_spread_over_the_shards(spark: Any) -> None:
-    """Otherwise some tasks would be idle."""
-    told = "SELECT 'orders' AS destination, {} AS session_id, concat('m', id) AS message_id FROM range(100)"
+    query = "SELECT 'orders' AS destination, {} AS session_id, concat('m', id) AS message_id FROM range(100)"
     for session in ("cast(null AS string)", "concat('s', id)"):
         shards = (
-            spark.sql(told.format(session)).selectExpr(f"{plan_sql.shard_expression(8)} AS shard").distinct().collect()
+            spark.sql(query.format(session)).selectExpr(f"{plan_sql.shard_expression(8)} AS shard").distinct().collect()
         )
         assert {row.shard for row in shards} == set(range(8))
 

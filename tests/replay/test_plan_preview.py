@@ -26,38 +26,37 @@ facts = st.builds(
 
 @given(st.lists(facts), st.booleans(), st.sampled_from([(), ("Orders",)]))
 def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], once: bool, chosen: tuple[str]) -> None:
-    told = PlanPreview("dr", dedup=once, destinations=chosen)
-    said = Counter(told(message, route(message)) for message in messages)
-
+    preview = PlanPreview("dr", dedup=once, destinations=chosen)
+    outcomes = Counter(preview(message, route(message)) for message in messages)
     places = [
         (decision.destination.lower(), message.message_id)
         for message in messages
         if isinstance(decision := route(message), Send)
     ]
     named_ones = [place for place in places if place[1]]
-    assert sum(n for (_, again), n in said.items() if again) == len(named_ones) - len(set(named_ones))
+    assert sum(n for (_, again), n in outcomes.items() if again) == len(named_ones) - len(set(named_ones))
     left = [message for message in messages if chosen and (message.path or "").lower() != "orders"]
-    assert sum(n for (fate, _), n in said.items() if fate == plan_preview.UNSENT) == len(left)
+    assert sum(n for (fate, _), n in outcomes.items() if fate == plan_preview.UNSENT) == len(left)
     ours = [place for place in named_ones if not chosen or place[0] == "orders"]
-    assert said[plan_preview.DEDUPLICATED, True] == (len(ours) - len(set(ours)) if once else 0)
+    assert outcomes[plan_preview.DEDUPLICATED, True] == (len(ours) - len(set(ours)) if once else 0)
 
 
 def test_accepted_messages_match_by_all_five_parts_of_their_key() -> None:
     known = Facts("q/0", 1, 2, "a", "orders")
-    told = PlanPreview("dr", dedup=True, accepted=[message_key("dr", known)])
-    assert told(known, route(known)) == (plan_preview.ALREADY_SENT, False)
+    preview = PlanPreview("dr", dedup=True, accepted=[message_key("dr", known)])
+    assert preview(known, route(known)) == (plan_preview.ALREADY_SENT, False)
     for change in ({"queue": "q/1"}, {"sequence_number": 9}, {"enqueued_at": 9}, {"message_id": "c"}):
         other = known._replace(**change)
-        assert told(other, route(other))[0] != plan_preview.ALREADY_SENT
+        assert preview(other, route(other))[0] != plan_preview.ALREADY_SENT
 
 
 def test_it_reports_that_message_ids_overflowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_preview, "MAX_REMEMBERED", 1)
-    told = PlanPreview("dr", dedup=False)
+    preview = PlanPreview("dr", dedup=False)
     for name in "abb":
         message = Facts("q/0", 1, 2, name, "orders")
-        assert told(message, route(message)) == (None, False)
-    assert told.ids_overflowed
+        assert preview(message, route(message)) == (None, False)
+    assert preview.ids_overflowed
 
 
 @pytest.mark.parametrize("name", ["", "no such", "a//b", "a" * 261, "orders;", "'", "../orders"])

@@ -16,18 +16,14 @@ from sbpair.backlog import Aliases
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DEDUPLICATED, LEDGER, SEGMENTS
+from sbpair.replay.archive_layout import DEDUPLICATED, LEDGER, SEGMENT, SEGMENTS
 from sbpair.replay.progress import ReplayPhase
 from sbpair.replay.run import DedupMode, ReplayOptions, load_run
-from sbpair.replay.schema import SEGMENT
 from sbpair.replay.selection import Selection
 from sbpair.replay.verify import verify
 from tests.replay.world import HOUR_TICKS, World
 
-pytestmark = [
-    pytest.mark.java,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),  # PySpark's own
-]
+pytestmark = pytest.mark.java
 QUICK = ReplayOptions(empty_seconds=0.1)
 MS_TICKS = 10_000
 
@@ -115,10 +111,8 @@ def test_the_duplicate_of_a_refused_message_is_sent_by_a_resume(place: World, tm
     for body in (b"x" * 300_000, b"second", b"second"):
         place.strand(0, "twin", Aliases("orders", None, HOUR_TICKS), body)
         place.running.advance(0.001)
-
     proof = (first := run(place, tmp_path, replace(QUICK, dedup=DedupMode.MESSAGE_ID))).proof
     assert (proof.archived, proof.quarantined, proof.deduplicated, proof.unsent, proof.exit_code) == (3, 1, 0, 2, 3)
-
     proof = driver.resume_run(place.request(tmp_path), first.run.id, lambda _event: None).proof
     assert (proof.acknowledged, proof.quarantined, proof.deduplicated, proof.unsent) == (1, 1, 1, 0)
     assert proof.balanced
@@ -132,10 +126,8 @@ def test_an_accepted_duplicate_stays_first_if_an_older_one_comes_later(place: Wo
         place.running.advance(0.001)
     place.running.do(lambda: place.backlog(0).messages.receive(1))
     options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, locked_seconds=0.2)
-
     proof = (first := run(place, tmp_path, options)).proof
     assert (proof.acknowledged, proof.remaining_in_queues) == (1, {place.queues[0]: 1})
-
     place.running.advance(300)
     proof = driver.resume_run(place.request(tmp_path), first.run.id, lambda _event: None).proof
     assert place.ids() == ["twin"]
@@ -146,10 +138,8 @@ def test_an_accepted_duplicate_stays_first_if_an_older_one_comes_later(place: Wo
 def test_a_missing_destination_is_refused_before_sending(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
     place.strand(0, "lost", Aliases("not-there", None, HOUR_TICKS))
-
     with pytest.raises(errors.EntityMissing, match="not-there") as refused:
         run(place, tmp_path)
-
     assert "resume" in refused.value.hint
     assert place.ids() == []
     [run_id] = [each.name for each in (tmp_path / "archive").iterdir()]

@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.replay import segment_reader
-from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import segment_path
-from sbpair.replay.segment_reader import LruCache, SegmentReader
-from tests.replay.segments import write_segment
+from sbpair.replay.segment import LruCache, RowPosition, SegmentReader
+from tests.replay.segments import created, write_segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sbpair.replay.archive import Archive
     from sbpair.replay.ledger import Key
 
 QUEUES = ("contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1")
@@ -33,8 +32,7 @@ def archive(tmp_path: Path) -> Archive:
 
 def filled(directory: Path, *, group: int = 7) -> Archive:
     """Write two segments for each queue; rows are numbered through all of them, from 0."""
-    archive = Archive(str(directory), "r1")
-    archive.create()
+    archive = created(directory)
     for index in range(4):
         numbers = range(ROWS * index, ROWS * (index + 1))
         write_segment(archive, f"s{index}", [*map(key, numbers)], [*map(message, numbers)], group=group)
@@ -49,7 +47,7 @@ def key(number: int) -> Key:
     return QUEUES[number // ROWS % 2], number, 1_000 + number, None if number % 3 else f"m{number}"
 
 
-def place(number: int) -> segment_reader.RowPosition:
+def place(number: int) -> RowPosition:
     return f"s{number // ROWS}", number % ROWS
 
 
@@ -63,10 +61,8 @@ def place(number: int) -> segment_reader.RowPosition:
 def test_each_message_belongs_to_its_row_at_any_cache_size(
     wanted: Sequence[Sequence[int]], group: int, files: int, held: int
 ) -> None:
-    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(segment_reader, "MAX_FILES", files)
-        patched.setattr(segment_reader, "GROUPS_BYTES", held)
-        reader = SegmentReader(filled(Path(directory), group=group))
+    with TemporaryDirectory() as directory:
+        reader = SegmentReader(filled(Path(directory), group=group), max_files=files, groups_bytes=held)
         for numbers in wanted:
             assert reader.read([*map(place, numbers)]) == [(key(number), message(number)) for number in numbers]
 
@@ -81,7 +77,6 @@ def test_a_row_group_is_read_once(archive: Archive, monkeypatch: pytest.MonkeyPa
     reader = SegmentReader(archive)
     for number in range(ROWS):
         reader.read([place(number), place(ROWS + number)])
-
     assert len(read) == len(set(read)) == 2 * 5
 
 
@@ -94,34 +89,25 @@ def test_a_row_group_is_released_once_all_its_rows_are_read(archive: Archive) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        (("s0", ROWS), "it has fewer rows than were planned"),
-        (("s4", 0), "it is missing"),
-    ],
+    ("position", "why"), [(("s0", ROWS), "it has fewer rows than were planned"), (("s4", 0), "it is missing")]
 )
-def test_a_missing_row_is_refused_by_the_name_of_its_segment(
-    archive: Archive, said: segment_reader.RowPosition, why: str
-) -> None:
-    with pytest.raises(errors.StateRefused, match=f"{said[0]}.*{why}"):
-        SegmentReader(archive).read([place(0), said])
+def test_a_missing_row_is_refused_by_the_name_of_its_segment(archive: Archive, position: RowPosition, why: str) -> None:
+    with pytest.raises(errors.StateRefused, match=f"{position[0]}.*{why}"):
+        SegmentReader(archive).read([place(0), position])
 
 
 def test_a_removed_segment_is_refused(archive: Archive) -> None:
     reader = SegmentReader(archive)
     archive.remove(segment_path(QUEUES[0], "s0"))
-
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
         reader.read([place(0)])
 
 
 def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
-    other = Archive(archive.url, "r2")
-    other.create()
+    other = created(archive.url, "r2")
     write_segment(other, "s0", [key(0)], [message(0)])
     path = segment_path(QUEUES[0], "s0")
     archive.write(path, other.read(path))
-
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken: it belongs to another run"):
         SegmentReader(archive).read([place(0)])
 
@@ -130,7 +116,6 @@ def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
 def test_a_segment_truncated_after_planning_is_refused(archive: Archive, left: int) -> None:
     path = Path(archive.root, segment_path(QUEUES[0], "s0"))
     path.write_bytes(path.read_bytes()[:left])
-
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
         SegmentReader(archive).read([place(0)])
 
@@ -142,7 +127,6 @@ def test_a_corrupted_message_is_refused(archive: Archive) -> None:
     data = bytearray(path.read_bytes())
     data[chunk.data_page_offset + chunk.total_compressed_size - 2] ^= 1
     path.write_bytes(data)
-
     reader = SegmentReader(archive)
     assert reader.read([place(0)]) == [(key(0), message(0))]
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,11 @@ from sbpair import errors
 from sbpair.move.message.route import Facts
 from sbpair.move.raw_source import RawReceivedMessage
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import SEGMENTS
+from sbpair.replay.archive_layout import SEGMENT, SEGMENTS
 from sbpair.replay.plan_sql import shard_of
-from sbpair.replay.schema import SEGMENT
 from sbpair.replay.segment import MAX_PARTS, Segment
-from tests.replay.tasks import drain, job_of, proof_of, send
+from tests.replay.segments import created
+from tests.replay.tasks import drain, proof_of, send, stranded
 from tests.replay.world import World, exported
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ def payload_of(number: int) -> bytes:
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=6), st.sampled_from([1, 4, 3 * MAX_PARTS]))
 def test_any_grouping_keeps_the_rows(comings: list[tuple[int, bool]], shards: int) -> None:
     with TemporaryDirectory() as directory:
-        archive = Archive(directory, "r1")
-        archive.create()
+        archive = created(directory)
         segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
         for count, writes in comings:
             come = [arrival(len(segment) + number) for number in range(count)]
@@ -87,11 +87,9 @@ def test_any_grouping_keeps_the_rows(comings: list[tuple[int, bool]], shards: in
     assert len(segment.written) == len(segment) == total
 
 
-def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage]) -> pq.ParquetFile:
-    """Return a segment of these messages, as its file in an archive."""
-    archive = Archive(str(directory), "r1")
-    archive.create()
-    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
+def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage], **options: int) -> pq.ParquetFile:
+    archive = created(directory)
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards, **options)
     segment.add(arrivals, 1.0)
     segment.write_groups()
     archive.put(segment.path, segment.file)
@@ -99,12 +97,9 @@ def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage]) -> 
 
 
 @pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
-def test_rows_of_a_shard_are_together_in_order_of_arrival(
-    shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_shard_are_together_in_order_of_arrival(shards: int, tmp_path: Path) -> None:
     """A row group has as few shards as possible: a task reads few messages of others."""
-    monkeypatch.setattr("sbpair.replay.segment.MIN_PART_BYTES", 1)
-    file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)])
+    file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)], min_part_bytes=1)
     groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
     assert len(groups) == min(shards, MAX_PARTS)
     seen: list[int] = []
@@ -118,17 +113,14 @@ def test_rows_of_a_shard_are_together_in_order_of_arrival(
 
 
 @pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
-def test_a_group_is_bounded_if_one_session_has_all_messages(
-    shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_is_bounded_if_one_session_has_all_messages(shards: int, tmp_path: Path) -> None:
     """A task that sends some of it holds a row group of each queue at once."""
-    monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1_000)
     arrivals = [arrival(number) for number in range(400)]
     arrivals[200].facts = arrivals[200].facts._replace(size=5_000)
     for each in arrivals:
         each.facts = each.facts._replace(session_id="hot", path="orders")
     sizes = [each.facts.size for each in arrivals]
-    file, start = stored(tmp_path, shards, arrivals), 0
+    file, start = stored(tmp_path, shards, arrivals, part_bytes=1_000), 0
     assert file.read(["sequence_number"])["sequence_number"].to_pylist() == list(range(400))
     for number in range(file.num_row_groups):
         count = file.metadata.row_group(number).num_rows
@@ -143,10 +135,8 @@ def test_few_small_messages_are_one_group_for_any_shard_count(tmp_path: Path) ->
 
 
 def test_a_failed_group_does_not_count_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.replay.segment.MIN_PART_BYTES", 1)
-    archive = Archive(str(tmp_path), "r1")
-    archive.create()
-    segment = Segment(QUEUE, archive.new_table(SEGMENT, 8, large=True), 8)
+    archive = created(tmp_path)
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, 8, large=True), 8, min_part_bytes=1)
     segment.add([arrival(number) for number in range(100)], 1.0)
     segment.write_groups()
     segment.add([arrival(number) for number in range(100, 200)], 1.0)
@@ -175,12 +165,12 @@ class Stores:
         self._add, self._put = Segment.add, Archive.put
         self._first: Segment | None = None
         self._next = threading.Event()
-        # A bound method would not be told of which segment, and which archive.
-        monkeypatch.setattr(Segment, "add", lambda *said: self._added(*said))  # noqa: PLW0108
-        monkeypatch.setattr(Archive, "put", lambda *said: self._stored(*said))  # noqa: PLW0108
+        # A bound method would not get the segment, or the archive.
+        monkeypatch.setattr(Segment, "add", lambda *arguments: self._added(*arguments))  # noqa: PLW0108
+        monkeypatch.setattr(Archive, "put", lambda *arguments: self._stored(*arguments))  # noqa: PLW0108
 
-    def _added(self, segment: Segment, *said: Any) -> None:
-        self._add(segment, *said)
+    def _added(self, segment: Segment, *arguments: Any) -> None:
+        self._add(segment, *arguments)
         self._first = self._first or segment
         if segment is not self._first:
             self._next.set()
@@ -199,12 +189,9 @@ class Stores:
 def test_the_next_segment_is_received_while_one_is_stored(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.strand_many(MESSAGES)
-    job = job_of(place, tmp_path, segment_messages=A_SEGMENT)
+    job = stranded(place, tmp_path, MESSAGES, segment_messages=A_SEGMENT)
     stores = Stores(place, monkeypatch)
-
     drain(job)
-
     assert stores.overlapped
     assert stores.max_at_once == 1, "two segments in memory, and not more"
     assert stores.left_when_stored == [*range(MESSAGES, 0, -A_SEGMENT)], "each is settled when it is stored, not before"
@@ -212,13 +199,10 @@ def test_the_next_segment_is_received_while_one_is_stored(
 
 
 def test_a_drain_writes_groups_while_it_receives(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.replay.segment.PART_BYTES", 1)
+    monkeypatch.setattr("sbpair.replay.drain_task.Segment", partial(Segment, part_bytes=1))
     monkeypatch.setattr("sbpair.replay.drain_task.MAX_RECEIVE", 10)
-    place.strand_many(MESSAGES)
-    job = job_of(place, tmp_path, segment_messages=MESSAGES)
-
+    job = stranded(place, tmp_path, MESSAGES, segment_messages=MESSAGES)
     drain(job)
-
     [path] = job.open().files(SEGMENTS)
     assert pq.read_metadata(f"{job.open().root}/{path}").num_row_groups >= MESSAGES // 10
     send(job)
@@ -229,13 +213,10 @@ def test_a_drain_writes_groups_while_it_receives(place: World, tmp_path: Path, m
 def test_after_a_failed_segment_nothing_more_is_stored_or_settled(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.strand_many(MESSAGES)
-    job = job_of(place, tmp_path, segment_messages=A_SEGMENT)
+    job = stranded(place, tmp_path, MESSAGES, segment_messages=A_SEGMENT)
     stores = Stores(place, monkeypatch, errors.MachineLacks("the archive is full", hint="make room"))
-
     with pytest.raises(errors.MachineLacks, match="full"):
         drain(job)
-
     assert stores.overlapped
     assert job.open().files(SEGMENTS) == []
     assert place.left() == MESSAGES

@@ -21,10 +21,7 @@ from tests.replay.world import HASTY, HOUR_TICKS, World
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.java,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),  # PySpark's own
-]
+pytestmark = pytest.mark.java
 QUICK = ReplayOptions(empty_seconds=0.1)
 
 TAKEN = (
@@ -108,11 +105,11 @@ def test_a_condition_is_accepted_or_refused_with_a_reason(capfd: pytest.CaptureF
         for where in TAKEN:
             selection.check_selection(session, Selection((), where))
         capfd.readouterr()
-        for where, said in REFUSED.items():
+        for where, reason in REFUSED.items():
             with pytest.raises(errors.UsageError) as refused:
                 selection.check_selection(session, Selection((), where))
-            assert said in refused.value.message or IN_3_5.get(where, said) in refused.value.message, where
-            assert not re.search(r"\bpos \d", refused.value.message), "a place in SQL that nobody has written"
+            assert reason in refused.value.message or IN_3_5.get(where, reason) in refused.value.message, where
+            assert not re.search(r"\bpos \d", refused.value.message), "a position in generated SQL"
             assert "\n" not in refused.value.message
             assert "the columns are queue, sequence_number" in refused.value.hint
     out, err = capfd.readouterr()
@@ -125,8 +122,8 @@ def a_refused_selection_receives_nothing(place: World, tmp_path: Path) -> None:
         (Selection((), "destinaton = 'orders'"), errors.UsageError, "destinaton"),
         (Selection(("orders", "not-there")), errors.EntityMissing, "has no not-there; nothing was received"),
     )
-    for chosen, kind, said in refused:
-        with pytest.raises(kind, match=said):
+    for chosen, kind, reason in refused:
+        with pytest.raises(kind, match=reason):
             driver.start_run(
                 place.request(tmp_path), replace(QUICK, selection=chosen), place.queues, 4, lambda _event: None
             )

@@ -31,14 +31,14 @@ def test_a_remote_java_gets_no_options() -> None:
 
 
 def test_the_users_java_options_come_last(tmp_path: Path) -> None:
-    said = spark._java_options("local[2]", "-XX:+UseG1GC", tmp_path, verbose=False)
-    assert said.endswith("-XX:+UseG1GC")
-    assert "log4j2" in said
+    options = spark._java_options("local[2]", "-XX:+UseG1GC", tmp_path, verbose=False)
+    assert options.endswith("-XX:+UseG1GC")
+    assert "log4j2" in options
     assert spark._java_options("spark://host:7077", "", tmp_path, verbose=True) == ""
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         (
             "Calling o1.text.\n: java.lang.RuntimeException: a.b$C.DError: Class org.x.Store not found\n\tat x.y(z:7)",
@@ -48,8 +48,8 @@ def test_the_users_java_options_come_last(tmp_path: Path) -> None:
         ("", "RuntimeError"),
     ],
 )
-def test_a_java_error_is_reduced_to_its_reason(text: str, told: str) -> None:
-    assert spark.spark_message(RuntimeError(text)) == told
+def test_a_java_error_is_reduced_to_its_reason(text: str, reason: str) -> None:
+    assert spark.spark_message(RuntimeError(text)) == reason
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,8 @@ def test_a_worker_imports_pyspark_from_files_before_the_zip() -> None:
 
 @pytest.mark.java
 @pytest.mark.usefixtures("own_java")
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
 def test_local_workers_import_pyspark_from_files_and_no_pandas() -> None:
-    def told(batches: Iterator[Any]) -> Iterator[Any]:
+    def report(batches: Iterator[Any]) -> Iterator[Any]:
         had = set(sys.modules)
         import pyarrow as pa
         import pyspark
@@ -88,7 +87,7 @@ def test_local_workers_import_pyspark_from_files_and_no_pandas() -> None:
             yield pa.RecordBatch.from_pydict({"place": [pyspark.__file__], "pandas": [pandas], "shared": [shared]})
 
     with spark.spark_session("local[1]", HASTY) as session:
-        [row] = session.range(0, 1, 1, 1).mapInArrow(told, "place string, pandas boolean, shared boolean").collect()
+        [row] = session.range(0, 1, 1, 1).mapInArrow(report, "place string, pandas boolean, shared boolean").collect()
     assert ".zip" not in row.place
     assert (row.pandas, row.shared) == (False, True)
 
@@ -106,13 +105,11 @@ def test_preloaded_modules_start_no_thread() -> None:
 
 @pytest.mark.java
 @pytest.mark.usefixtures("own_java")
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # PySpark's own
 def test_a_bad_master_is_reported_and_default_speculation_is_overruled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\nspark.speculation.quantile 0.5\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-
     for master in ("local[x]", "nonsense"):
         with pytest.raises(errors.MachineLacks, match="Could not parse Master URL"), spark.spark_session(master, HASTY):
             pass

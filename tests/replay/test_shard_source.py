@@ -18,15 +18,16 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, write_aliases
-from sbpair.replay import dedup, shard_source
-from sbpair.replay.archive import Archive
+from sbpair.replay import send_task
 from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE, STOP_FILE
 from sbpair.replay.ledger import Entry, HeldRecord, Key, Ledger, read_held, table_keys
 from sbpair.replay.shard_source import COLUMNS, ShardSource
-from tests.replay.segments import write_segment
+from tests.replay.segments import created, write_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sbpair.replay.archive import Archive
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 SEGMENT_NAME = "s0"
@@ -65,16 +66,10 @@ def archive(tmp_path: Path) -> Archive:
     return created(tmp_path)
 
 
-def created(directory: Path) -> Archive:
-    made = Archive(str(directory), "r1")
-    made.create()
-    return made
-
-
-def source(archive: Archive, count: int, **said: Any) -> ShardSource:
+def source(archive: Archive, count: int, **options: Any) -> ShardSource:
     # It looks for the segments before it looks at the rows.
-    rows = list(batches(archive, count, **said))
-    return ShardSource(iter(rows), archive, Ledger(archive, SHARDS))
+    rows = list(batches(archive, count))
+    return ShardSource(iter(rows), archive, Ledger(archive, SHARDS), **options)
 
 
 async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
@@ -91,7 +86,8 @@ async def test_held_and_accepted_messages_are_in_a_file_at_every_moment(seed: in
 
     async def play(archive: Archive) -> None:
         random = Random(seed)
-        made, hands, accepted, taken = source(archive, 12), list[Any](), set[Key](), 0
+        made = source(archive, 12, max_chunk=chunk, chunk_seconds=seconds)
+        hands, accepted, taken = list[Any](), set[Key](), 0
         while not made.ended or hands:
             if not made.ended and random.random() < 0.5:
                 arrivals = await made.receive(random.randint(1, 9))
@@ -109,22 +105,18 @@ async def test_held_and_accepted_messages_are_in_a_file_at_every_moment(seed: in
         assert sorted(written(archive, LEDGER)) == [key(number) for number in range(12)]
         assert (taken, archive.files(HELD)) == (12, [])
 
-    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shard_source, "MAX_CHUNK", chunk)
-        patched.setattr(shard_source, "CHUNK_SECONDS", seconds)
+    with TemporaryDirectory() as directory:
         await play(created(Path(directory)))
 
 
-def test_a_file_of_held_messages_stays_until_none_is_held(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.replay.ledger.MAX_HELD_PER_FILE", 3)
-    hands = HeldRecord(Ledger(archive, SHARDS))
+def test_a_file_of_held_messages_stays_until_none_is_held(archive: Archive) -> None:
+    hands = HeldRecord(Ledger(archive, SHARDS, max_held_per_file=3))
     hands.add({name: Entry(key(name), "orders") for name in (0, 1)})
     hands.discard([0, 1])
     hands.add({2: Entry(key(2), "orders")})
     assert len(archive.files(HELD)) == 1
     hands.add({3: Entry(key(3), "orders")})
     assert sorted(written(archive, HELD)) == [key(0), key(1), key(2), key(3)]
-
     hands.discard([2, "never taken", 2])
     hands.add({4: Entry(key(4), "orders")})
     assert sorted(written(archive, HELD)) == [key(3), key(4)]
@@ -140,10 +132,9 @@ def test_a_file_of_held_messages_stays_until_none_is_held(archive: Archive, monk
 def test_every_held_message_is_recorded_and_few_others(
     takes: list[int], chance: Random, max_reported: int, at_the_end: int
 ) -> None:
-    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sbpair.replay.ledger.MAX_HELD_PER_FILE", max_reported)
+    with TemporaryDirectory() as directory:
         archive = created(Path(directory))
-        ledger = Ledger(archive, SHARDS)
+        ledger = Ledger(archive, SHARDS, max_held_per_file=max_reported)
         hands, held, number = HeldRecord(ledger), list[int](), 0
         for limit in takes:
             hands.add({each: Entry(key(each), "orders") for each in range(number, number + limit)})
@@ -154,7 +145,6 @@ def test_every_held_message_is_recorded_and_few_others(
             held = [each for each in held if each not in gone]
         hands.add({number: Entry(key(number), "orders")})
         assert len(written(archive, HELD)) <= (len(held) + 2) * max(max_reported, 4)
-
         left = [Entry(key(each), "orders") for each in range(at_the_end)]
         ledger.clear_held(keep=left)
         assert sorted(written(archive, HELD)) == sorted(each.key for each in left)
@@ -216,26 +206,23 @@ def test_a_duplicate_is_marked_once_its_first_copy_is_accepted(archive: Archive)
         return *key(number), "orders", 1, *key(first), first_shard
 
     rows = [repeated(10, 0, 0), repeated(11, 1, 0), repeated(12, 3, 0), repeated(13, 2, 1), repeated(14, 2, 1)]
-    batch = pa.RecordBatch.from_pydict(dict(zip(dedup.COLUMNS, zip(*rows, strict=True), strict=True)))
+    batch = pa.RecordBatch.from_pydict(dict(zip(send_task.DUPLICATE_COLUMNS, zip(*rows, strict=True), strict=True)))
 
-    assert dedup.mark_deduplicated(archive, SHARDS, iter([batch])) == 3
-    assert dedup.mark_deduplicated(archive, SHARDS, iter([batch])) == 0
+    assert send_task.mark_deduplicated(archive, SHARDS, iter([batch])) == 3
+    assert send_task.mark_deduplicated(archive, SHARDS, iter([batch])) == 0
     assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
 
 
-async def test_a_requested_stop_is_seen(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_source, "STOP_POLL_SECONDS", 0.0)
-
-    made = source(archive, 20)
+async def test_a_requested_stop_is_seen(archive: Archive) -> None:
+    made = source(archive, 20, stop_poll_seconds=0.0)
     assert len(await made.receive(3)) == 3
     assert not made.stop_requested()
     archive.write(STOP_FILE, b"")
     assert made.stop_requested()
 
 
-async def test_large_messages_are_read_in_small_chunks(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_source, "CHUNK_BYTES", 2 * len(message(0)))
-    made = source(archive, 20)
+async def test_large_messages_are_read_in_small_chunks(archive: Archive) -> None:
+    made = source(archive, 20, chunk_bytes=2 * len(message(0)))
     await made.receive(1)
     assert len(written(archive, HELD)) == 2
 

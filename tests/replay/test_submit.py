@@ -41,7 +41,6 @@ def bare_python(directory: Path) -> Path:
 
 
 def outside(environment: dict[str, str]) -> dict[str, str]:
-    """Return the environment without this checkout's import path."""
     return {key: value for key, value in {**os.environ, **environment}.items() if key != "PYTHONPATH"}
 
 
@@ -74,8 +73,8 @@ def submitted(place: World, directory: Path, *words: str) -> dict[str, object]:
 def test_the_printed_command_runs_by_itself(tmp_path: Path) -> None:
     with world(queues=1) as place:
         place.strand_many(20)
-        told = submitted(place, tmp_path, "--master", "local[2,4]")
-        assert (told["acknowledged"], told["balanced"]) == (20, True)
+        receipt = submitted(place, tmp_path, "--master", "local[2,4]")
+        assert (receipt["acknowledged"], receipt["balanced"]) == (20, True)
         assert sorted(place.ids()) == sorted(place.sent)
         assert place.altered() == []
 
@@ -87,7 +86,7 @@ def test_workers_without_sbpair_import_it_from_the_package(tmp_path: Path) -> No
         place.strand_many(20)
         python = bare_python(tmp_path / "bare")
         master = ("--master", cluster.url, "--shared-archive", "--package", package)
-        told = submitted(place, tmp_path, *master, "--conf", f"spark.pyspark.python={python}")
-        assert (told["acknowledged"], told["balanced"]) == (20, True)
+        receipt = submitted(place, tmp_path, *master, "--conf", f"spark.pyspark.python={python}")
+        assert (receipt["acknowledged"], receipt["balanced"]) == (20, True)
         assert sorted(place.ids()) == sorted(place.sent)
         assert place.left() == 0

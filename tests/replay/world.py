@@ -16,7 +16,7 @@ from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMess
 from sbpair.emulator.timespan import TICKS_PER_SECOND
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
-from sbpair.replay.request import ReplayRequest
+from sbpair.replay.run import ReplayRequest
 from sbpair.testing import Fault
 from tests.kit.running import NAMESPACE, OTHER, Running
 
@@ -57,15 +57,13 @@ class World:
         return Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
 
     def port(self, namespace: str) -> int:
-        """Return the port of a namespace."""
         return endpoint_from_connection_string(self.environment[VARIABLES[namespace == OTHER]]).port
 
     def request(self, directory: Path, **changes: Any) -> ReplayRequest:
-        said = {"master": "local[2,4]", "state": directory / "state", "settings": HASTY, **changes}
-        return ReplayRequest(self.pair, str(directory / "archive"), VARIABLES, **said)
+        parameters = {"master": "local[2,4]", "state": directory / "state", "settings": HASTY, **changes}
+        return ReplayRequest(self.pair, str(directory / "archive"), VARIABLES, **parameters)
 
     def shell(self, directory: Path) -> dict[str, str]:
-        """Return the environment of a process that works with these namespaces."""
         return shell(self.running, directory)
 
     def strand(self, index: int, message_id: str, aliases: Aliases | None, body: bytes = b"") -> None:
@@ -98,7 +96,6 @@ class World:
                 self.running.advance(0.001)
 
     def arrived(self) -> dict[str, list[Any]]:
-        """Return the messages of each destination, in order."""
 
         def look() -> dict[str, list[Any]]:
             return {
@@ -111,7 +108,6 @@ class World:
         return [_id(message) for messages in self.arrived().values() for message in messages]
 
     def altered(self) -> list[str]:
-        """Return the ids of messages whose bodies have changed."""
         messages = [message for each in self.arrived().values() for message in each]
         return [_id(message) for message in messages if message.sections.body != self.sent[_id(message)]]
 
@@ -143,13 +139,11 @@ class World:
 
 
 def environment(running: Running) -> dict[str, str]:
-    """Return the keys of both namespaces as environment variables."""
     ready = running.emulator.ready.namespaces
     return dict(zip(VARIABLES, (each.connection_string for each in ready), strict=True))
 
 
 def shell(running: Running, directory: Path) -> dict[str, str]:
-    """Return the environment of a process that works with these namespaces."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
     names = {"SBPAIR_PRIMARY_NAME": NAMESPACE, "SBPAIR_SECONDARY_NAME": OTHER}
     return {**kept, **environment(running), **names, "XDG_STATE_HOME": str(directory / "home")}
@@ -169,7 +163,6 @@ def world(
 
 @contextmanager
 def exported(monkeypatch: pytest.MonkeyPatch, *, queues: int, lock_seconds: int = 60) -> Iterator[World]:
-    """Create a world whose keys are in this process's environment."""
     with world(queues=queues, lock_seconds=lock_seconds) as made:
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)

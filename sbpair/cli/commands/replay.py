@@ -38,7 +38,7 @@ from sbpair.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from sbpair import config
     from sbpair.replay.driver import ReplayResult
-    from sbpair.replay.request import ReplayRequest
+    from sbpair.replay.run import ReplayRequest
     from sbpair.replay.selection import Selection
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
@@ -220,7 +220,7 @@ def _request(
     found: "config.Profile", archive: str, cluster: Cluster, safeguards: ReplaySafeguards, *, verbose: bool
 ) -> "ReplayRequest":
     from sbpair.replay import spark
-    from sbpair.replay.request import ReplayRequest
+    from sbpair.replay.run import ReplayRequest
 
     tasks = cluster.parallelism
     if tasks is not None and tasks < 1:

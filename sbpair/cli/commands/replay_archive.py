@@ -26,9 +26,9 @@ def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
-    from sbpair.replay import run_status
+    from sbpair.replay import verify
 
-    run, proof = run_status.prove_run(place)
+    run, proof = verify.prove_run(place)
     document = {"run": run_id, **proof.document(run)}
     screen.result(SCHEMA, document, table(document))
     return proof.exit_code
@@ -46,9 +46,9 @@ def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
-    from sbpair.replay import run_status
+    from sbpair.replay import progress
 
-    found = run_status.run_status(place)
+    found = progress.run_status(place)
     shown = [(name.replace("_", " "), str(found[name])) for name in found if name not in ("pair", "queues")]
     screen.result(STATUS_SCHEMA, found, columns(shown))
     return 0
@@ -64,9 +64,9 @@ def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
-    from sbpair.replay import run_status
+    from sbpair.replay import progress
 
-    run_status.request_stop(place)
+    progress.request_stop(place)
     screen.say(f"run {run_id} will stop; sbpair replay resume {run_id} continues it")
     return 0
 
@@ -77,15 +77,17 @@ def gc_command(
     run_id: RunId,
     archive: ArchiveUrl,
     include_unsent: Annotated[
-        bool, option("--include-unsent", "Also delete expired, quarantined and deduplicated messages")
+        bool, option("--include-unsent", "Also delete messages never sent: expired, quarantined, deduplicated")
     ] = False,
     yes: Annotated[bool, option("--yes -y", "Delete without asking")] = False,
     display: Display,
 ) -> int:
     """Delete the messages of a finished and proved run from the archive.
 
-    The run is proved again first, and its receipt stays. Messages that were not sent stay unless --include-unsent.
-    Without --yes it prints the plan and, on a terminal, asks.
+    The run is proved again first, and its receipt stays. Expired and quarantined messages were never sent: the archive
+    keeps them unless --include-unsent. Duplicates by message id were never sent either, and a run with some is refused
+    without it. A run with messages that resume can still send is refused always. Without --yes it prints the plan and,
+    on a terminal, asks.
 
     Examples:
       sbpair replay gc 20261122-101500-3f2a --archive /mnt/archive
@@ -99,12 +101,12 @@ def gc_command(
 
     planned = gc.plan_gc(place, unsent=include_unsent)
     what = f"{planned.files} files of run {run_id}, {size(planned.bytes)}"
-    unsent = ", including all unsent messages" if include_unsent else ""
+    unsent = ", including messages that were never sent" if include_unsent else ""
     deletes = planned.files > 0 and (yes or (screen.can_ask and screen.asks(f"Delete {what}{unsent}?")))
     if deletes:
         gc.remove_messages(place, planned)
     result = {"run": run_id, "removed": deletes, "files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
-    kept = f"; {planned.kept} unsent messages stay" if planned.kept else ""
+    kept = f"; {planned.kept} messages that were never sent stay" if planned.kept else ""
     screen.result(GC_SCHEMA, result, [f"{'deleted' if deletes else 'would delete'} {what}{kept}"])
     if not deletes:
         screen.say("nothing was deleted" + (f": confirm with sbpair replay gc {run_id} --yes" if planned.files else ""))

@@ -13,7 +13,7 @@ from sbpair.cli.options.common import Display, argument, options
 from sbpair.cli.render.screen import Screen, columns, size
 
 if TYPE_CHECKING:
-    from sbpair.replay.request import ReplayRequest
+    from sbpair.replay.run import ReplayRequest
 
 SCHEMA, SUBMIT_SCHEMA = "sbpair/replay-package/1", "sbpair/replay-submit/1"
 FLAG = "--print-submit"

@@ -270,7 +270,7 @@ GC = document(
     removed=flag("Whether they were deleted"),
     files=count("Files"),
     bytes=count("Their bytes"),
-    kept=count("Unsent messages that stay"),
+    kept=count("Expired and quarantined messages that stay"),
 )
 
 PACKAGE = document(

@@ -1,0 +1,92 @@
+"""Parts shared by the tasks of all phases: rows from and to Spark, the event loop of a worker, and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sbpair.errors import Unavailable
+from sbpair.model.backoff import Backoff
+
+if TYPE_CHECKING:
+    from sbpair.replay.run import TaskJob
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+MAX_TRIES = 8
+BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
+
+
+def task_queues(job: TaskJob) -> list[str]:
+    """Return the queue of each task: every queue has one, and the remaining tasks go round unless order needs one."""
+    queues, alone = job.run.queues, job.run.direct and job.run.options.ordered
+    return [queues[index % len(queues)] for index in range(len(queues) if alone else max(job.tasks, len(queues)))]
+
+
+def queue_task(job: TaskJob, run: Callable[[str], Coroutine[Any, Any, int]]) -> Any:
+    """Return the function for `mapInArrow` over one row per task: it runs the coroutine of the task's queue."""
+    queues = task_queues(job)
+
+    def counts(batches: Iterator[Any]) -> Iterator[tuple[str, int]]:
+        for [index] in column_rows(batches, ["id"]):
+            yield queues[index], run_in_worker(run(queues[index]))
+
+    return progress_task(counts)
+
+
+def progress_task(counts: Callable[[Iterator[Any]], Iterable[tuple[str, int]]]) -> Any:
+    """Return the function for `mapInArrow` that yields `counts` as rows of PROGRESS."""
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for queue, messages in counts(batches):
+            yield pa.RecordBatch.from_pydict({"queue": [queue], "messages": [messages]})
+
+    return task
+
+
+def column_rows(batches: Iterator[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of these columns, row by row."""
+    for batch in batches:
+        yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+
+def run_in_worker(task: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, in a worker that does nothing else."""
+    # A mover's objects die by reference count: looking for cycles after every 700 objects cost a tenth of its time.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    return asyncio.run(task)
+
+
+async def retry(operation: Callable[[], Awaitable[T]]) -> T:
+    """Return the operation's result. Raises Unavailable after MAX_TRIES."""
+    for failures in range(1, MAX_TRIES):
+        with suppress(Unavailable):
+            return await operation()
+        await asyncio.sleep(BACKOFF.seconds(failures))
+    return await operation()
+
+
+async def retry_while_progressing(
+    name: str, attempt: Callable[[], Awaitable[None]], progress: Callable[[], int], stop_requested: Callable[[], bool]
+) -> None:
+    """Repeat an attempt. Raises Unavailable after MAX_TRIES in a row without progress, or once a stop is requested."""
+    failures = 0
+    while True:
+        before = progress()
+        try:
+            return await attempt()
+        except Unavailable as error:
+            failures = failures + 1 if progress() == before else 1
+            if failures >= MAX_TRIES or stop_requested():
+                raise
+            log.info("%s: %s; trying again", name, error.message)
+            await asyncio.sleep(BACKOFF.seconds(failures))
