@@ -9,7 +9,8 @@ from sbpair.cli.completion import findings
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
 from sbpair.cli.options.values import Management, group_of, positive_seconds_of, seconds_of, selected_pair
 from sbpair.cli.render import queues
-from sbpair.cli.render.screen import Document, Screen, columns, limited, rounded, spoken
+from sbpair.cli.render.screen import Document, Screen, rounded, spoken
+from sbpair.cli.render.table import columns, limited
 from sbpair.errors import UsageError
 from sbpair.management.audit_findings import (
     FAIL_ON,

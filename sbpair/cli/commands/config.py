@@ -7,7 +7,8 @@ from typing import Annotated
 from sbpair import config
 from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
 from sbpair.cli.options.values import flags_of
-from sbpair.cli.render.screen import Screen, columns
+from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.table import columns
 from sbpair.config.effective import effective
 from sbpair.errors import UsageError
 

@@ -11,7 +11,8 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.options.common import Display, PairSelection, StateDirectory, option, options
 from sbpair.cli.options.values import flags_of, positive_seconds_of
-from sbpair.cli.render.screen import Document, Screen, columns, plural, spoken
+from sbpair.cli.render.screen import Document, Screen, plural, spoken
+from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 from sbpair.model.report import Outcome, Report
 

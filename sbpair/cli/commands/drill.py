@@ -10,7 +10,8 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import pairs
 from sbpair.cli.options.common import Display, PairSelection, option, options
 from sbpair.cli.options.values import seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen, clean, columns
+from sbpair.cli.render.screen import Document, Screen, clean
+from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:

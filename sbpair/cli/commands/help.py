@@ -9,7 +9,8 @@ from typing import Annotated
 
 from sbpair.cli.app import COMMANDS, PROGRAM
 from sbpair.cli.options.common import Display, argument, options
-from sbpair.cli.render.screen import Screen, columns
+from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 
 FIRST = ("runbook", "architecture")

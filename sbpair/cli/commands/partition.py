@@ -13,7 +13,8 @@ from sbpair.cli.help import Command, CommandGroup
 from sbpair.cli.options.common import Display, PairSelection, argument, option, options
 from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render.queues import progress
-from sbpair.cli.render.screen import Document, Screen, columns, size
+from sbpair.cli.render.screen import Document, Screen, size
+from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 from sbpair.model.report import Outcome
 from sbpair.model.tiers import MEGABYTES

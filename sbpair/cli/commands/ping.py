@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import Display, PairSelection, argument, option, options
 from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen, columns
+from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.render.table import columns
 
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError

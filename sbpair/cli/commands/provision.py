@@ -10,7 +10,8 @@ from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
 from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render import queues
-from sbpair.cli.render.screen import Screen, columns
+from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.table import columns
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.report import Outcome
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from sbpair.cli.options.common import Display, option, options
 from sbpair.cli.options.moves import ArchiveUrl, RunId, open_archive
-from sbpair.cli.render.screen import Screen, clean, columns, size, some
+from sbpair.cli.render.screen import Screen, clean, size, some
+from sbpair.cli.render.table import columns
 
 SCHEMA, STATUS_SCHEMA, GC_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1", "sbpair/replay-gc/1"
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sbpair.cli.options.common import Display, argument, options
-from sbpair.cli.render.screen import Screen, columns, size
+from sbpair.cli.render.screen import Screen, size
+from sbpair.cli.render.table import columns
 
 if TYPE_CHECKING:
     from sbpair.replay.run import ReplayRequest

@@ -13,7 +13,8 @@ from sbpair.cli.logs import utc
 from sbpair.cli.options.common import Display, PairSelection, StateDirectory, argument, options
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
-from sbpair.cli.render.screen import Document, Screen, clean, columns, spoken
+from sbpair.cli.render.screen import Document, Screen, clean, spoken
+from sbpair.cli.render.table import columns
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ import json
 from typing import Annotated
 
 from sbpair.cli.options.common import Display, argument, options
-from sbpair.cli.render.screen import Screen, columns
+from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 
 PREFIX, VERSION = "sbpair/", "/1"

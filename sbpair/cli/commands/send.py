@@ -15,7 +15,8 @@ from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.options.common import Display, OutboxFile, PairSelection, argument, option, options
 from sbpair.cli.options.moves import Rate
 from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen, clean, columns, some
+from sbpair.cli.render.screen import Document, Screen, clean, some
+from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, MachineLacks, UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.commands.ping import answered
 from sbpair.cli.options.common import Count, Display, PairSelection, argument, option, options
 from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen, columns, rounded, spoken
+from sbpair.cli.render.screen import Document, Screen, rounded, spoken
+from sbpair.cli.render.table import columns
 
 if TYPE_CHECKING:
     from sbpair.status import DestinationStatus, OutboxStatus, QueueStatus, SideStatus, Status

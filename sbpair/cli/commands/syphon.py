@@ -10,7 +10,8 @@ from sbpair.cli.options.common import Count, Display, PairSelection, StateDirect
 from sbpair.cli.options.moves import Credits, LeaseQueue, NoLease, Rate, TimeToLive, Ttl, check_lease, limits_of
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
-from sbpair.cli.render.screen import Screen, clean, columns, plural, some
+from sbpair.cli.render.screen import Screen, clean, plural, some
+from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, UsageError
 from sbpair.move.receipt import BUCKETS
 

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from sbpair.cli.render.screen import clean, columns, limited, plural, size, some, spoken
+from sbpair.cli.render.screen import clean, plural, size, some, spoken
+from sbpair.cli.render.table import columns, limited
 from sbpair.move.peek.destination_lookup import OTHERS
 from sbpair.syphon.forecast import OUTCOMES, FlowStats, total
 

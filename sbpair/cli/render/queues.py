@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TypeVar
 
-from sbpair.cli.render.screen import Document, Screen, columns
+from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.render.table import columns
 from sbpair.model.queues import ControlEvent, Listed, QueueFinding, QueueProvisioned, Retrying
 from sbpair.model.report import Outcome, Report, ReportItem
 

@@ -6,7 +6,7 @@ An earlier version may have stored it with fewer keys.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sbpair.cli.render.screen import limited
+from sbpair.cli.render.table import limited
 from sbpair.move.receipt import BUCKETS
 
 ROWS_SHOWN = 40

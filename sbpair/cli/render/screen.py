@@ -6,7 +6,7 @@ Text from messages or from a service is stripped of control characters.
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from sbpair.cli.options.common import Display, LogFormat, Output
@@ -139,22 +139,6 @@ def _discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def columns(rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return rows as aligned text, the first one a heading; numbers are right-aligned."""
-    texts = [[clean(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    # A gap in a column of numbers, such as the counts of a missing queue, does not make it one of text.
-    kinds = [{type(row[at]) for row in rows[1:] if row[at] != ""} for at in range(len(widths))]
-    right = [kind == {int} for kind in kinds]
-    return [
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in texts
-    ]
-
-
 def rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 3)
 
@@ -166,13 +150,6 @@ def plural(number: int, noun: str) -> str:
 def some(names: Sequence[object], shown: int = 3, *, more: bool = False) -> str:
     """Return the first names, with an ellipsis if there are `more`."""
     return ", ".join(map(str, names[:shown])) + (", …" if more or len(names) > shown else "")
-
-
-def limited(rows: Sequence[Sequence[object]], shown: int, what: str = "more") -> Iterator[str]:
-    """Yield the heading and the first rows as `columns` does, and the number of the others."""
-    yield from columns(rows[: shown + 1])
-    if len(rows) > shown + 1:
-        yield f"… and {len(rows) - shown - 1} {what}: --output json has all of them"
 
 
 def spoken(seconds: float) -> str:

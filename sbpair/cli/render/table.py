@@ -1,0 +1,208 @@
+"""Tables and long lines of results, which fit the terminal.
+
+On a terminal the path that backlog queues share is printed once, notes wrap between words, and only then long names
+are cut in the middle. Elsewhere everything is printed in full, without colours.
+"""
+
+import os
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sbpair.cli.render.screen import clean
+
+GREEN, YELLOW, RED = 32, 33, 31
+MIN_NOTE, MIN_NAME = 24, 10
+GAP = "  "
+BACKLOG = "/x-servicebus-transfer/"
+
+# The columns whose words have a colour, and those whose numbers have one unless they are 0.
+OUTCOMES = frozenset({"OUTCOME", "STATE", "HEALTH", "FOUND", "DUPLICATES"})
+PROBLEMS = frozenset({"DEAD", "IN DOUBT"})
+COLOURS = {
+    **dict.fromkeys(("ok", "up", "done", "created", "existing", "removed", "yes", "topic", "detected"), GREEN),
+    **dict.fromkeys(("drifted", "extra", "kept", "note", "unknown", "stopped", "waiting", "not", "gone", "?"), YELLOW),
+    **dict.fromkeys(("failed", "missing", "down", "broken", "crashed", "no"), RED),
+}
+
+UNCUT = frozenset({"RUN", "STARTED", *OUTCOMES})
+"""Columns whose cells are never cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The width of a terminal, None for no limit, and whether it has colours."""
+
+    width: int | None = None
+    colour: bool = False
+
+
+def stdout_layout() -> Layout:
+    """Return the layout of stdout."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return Layout()
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    return Layout(shutil.get_terminal_size().columns, not plain)
+
+
+def columns(
+    rows: Sequence[Sequence[object]],
+    *,
+    hints: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    layout: Layout | None = None,
+) -> list[str]:
+    """Return rows as aligned text, the first one a heading; numbers are right-aligned.
+
+    `hints` are printed below the rows. `optional` columns are left out of a terminal that is too narrow for them.
+    """
+    layout = layout or stdout_layout()
+    texts = [[clean(cell) for cell in row] for row in rows]
+    # A gap in a column of numbers, such as the counts of a missing queue, does not make it one of text.
+    right = [bool(cells) and all(map(_is_number, cells)) for cells in _filled(rows)]
+    title, table = [], _Table(texts, right)
+    if layout.width is not None:
+        title = table.shorten_backlog()
+        table.fit(layout.width, optional)
+    return title + list(table.lines(hints, layout))
+
+
+def limited(rows: Sequence[Sequence[object]], shown: int, what: str = "more") -> Iterator[str]:
+    """Yield the heading and the first rows as `columns` does, and the number of the others."""
+    yield from columns(rows[: shown + 1])
+    if len(rows) > shown + 1:
+        yield f"… and {len(rows) - shown - 1} {what}: --output json has all of them"
+
+
+def wrapped(text: str, *, layout: Layout | None = None) -> list[str]:
+    """Return a line in as many lines as the terminal needs, the following ones indented."""
+    width = (layout or stdout_layout()).width
+    return [text] if width is None else _wrap(text, width, GAP) or [""]
+
+
+def coloured(text: str, colour: int | None, layout: Layout) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour and layout.colour else text
+
+
+class _Table:
+    """Cells as text, and the widths of their columns. `below`: the last column is printed below its rows."""
+
+    def __init__(self, texts: list[list[str]], right: list[bool]) -> None:
+        self.texts, self.right = texts, right
+        self.below = False
+        self._measure()
+
+    def shorten_backlog(self) -> list[str]:
+        """Shorten the backlog paths that most rows have in common. Return the title that names this path."""
+        paths = [cell for row in self.texts[1:] for cell in row if BACKLOG in cell.lower() and " " not in cell]
+        found = Counter(path[: path.rindex("/") + 1] for path in paths).most_common(1)
+        if not found or found[0][1] < 2:
+            return []
+        prefix = found[0][0]
+        self.texts = [
+            [f"…/{cell[len(prefix) :]}" if cell in paths and cell.startswith(prefix) else cell for cell in row]
+            for row in self.texts
+        ]
+        self._measure()
+        return [f"backlog queues {prefix}…"]
+
+    def fit(self, width: int, optional: Sequence[str]) -> None:
+        """Make the columns fit: leave some out, wrap the notes, cut the names."""
+        for heading in optional:
+            if self._excess(width) > 0 and heading in self.texts[0]:
+                self._remove(self.texts[0].index(heading))
+        if (excess := self._excess(width)) <= 0:
+            return
+        last = [row[-1] for row in self.texts]
+        if not self.right[-1] and self.widths[-1] > MIN_NOTE:
+            longest = max(len(word) for text in last for word in (*text.split(), ""))
+            if self.widths[-1] - excess >= max(MIN_NOTE, longest):
+                self.widths[-1] -= excess
+                return
+            self.below = True
+        for _ in range(self._excess(width)):
+            at = max(self._cuttable(), key=lambda each: self.widths[each], default=None)
+            if at is not None:
+                self.widths[at] -= 1
+
+    def lines(self, hints: Sequence[str], layout: Layout) -> Iterator[str]:
+        heading = self.texts[0]
+        for number, row in enumerate(self.texts):
+            hint = hints[number - 1] if number and hints else ""
+            first, *more = _wrap(row[-1], self.widths[-1]) if not self.below else [""]
+            cells = [*row[:-1], first] if not self.below else row[:-1]
+            yield GAP.join(
+                self._padded(at, cell, heading[at] if number else "", layout) for at, cell in enumerate(cells)
+            ).rstrip()
+            indent = " " * (sum(self.widths[:-1]) + len(GAP) * (len(self.widths) - 1))
+            yield from (indent + line for line in more)
+            if self.below and number and row[-1]:
+                yield from _indented(row[-1], layout)
+            if hint:
+                yield from _indented(f"-> {clean(hint)}", layout)
+
+    def _measure(self) -> None:
+        self.widths = [max(map(len, column)) for column in zip(*self.texts, strict=True)]
+
+    def _excess(self, width: int) -> int:
+        widths = self.widths[:-1] if self.below else self.widths
+        return sum(widths) + len(GAP) * (len(widths) - 1) - width
+
+    def _remove(self, at: int) -> None:
+        for row in (*self.texts, self.right):
+            del row[at]  # type: ignore[attr-defined]  # both are lists
+        self._measure()
+
+    def _cuttable(self) -> list[int]:
+        """Return the columns whose cells can be cut further."""
+        return [
+            at
+            for at, width in enumerate(self.widths[: -1 if self.below else None])
+            if not self.right[at] and self.texts[0][at] not in UNCUT and width > max(MIN_NAME, len(self.texts[0][at]))
+        ]
+
+    def _padded(self, at: int, cell: str, heading: str, layout: Layout) -> str:
+        width = self.widths[at]
+        text = cut(cell, width)
+        pad = " " * (width - len(text))
+        text = coloured(text, _colour_of(heading, cell), layout)
+        return pad + text if self.right[at] else text + pad
+
+
+def cut(text: str, width: int) -> str:
+    """Return `text`, without its middle if it is longer than `width`."""
+    if len(text) <= width:
+        return text
+    tail = width // 2
+    return text[: width - tail - 1] + "…" + text[len(text) - tail :]
+
+
+def _filled(rows: Sequence[Sequence[object]]) -> list[list[object]]:
+    return [[row[at] for row in rows[1:] if row[at] != ""] for at in range(len(rows[0]))]
+
+
+def _is_number(cell: object) -> bool:
+    """Return whether a cell is a count, or that of a sample: `~250`."""
+    return type(cell) is int or str(cell).startswith("~")
+
+
+def _colour_of(heading: str, cell: str) -> int | None:
+    if heading in OUTCOMES:
+        return YELLOW if "dead-lettered" in cell else COLOURS.get(cell.partition(" ")[0].rstrip(","))
+    return YELLOW if heading in PROBLEMS and cell not in ("", "0") else None
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Return `text` in lines, broken between words; a word that is too long for a line is cut in the middle."""
+    if len(text) <= width:
+        return [text]
+    options = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": indent}
+    return [cut(line, width) for line in textwrap.wrap(text, width, **options)]  # type: ignore[arg-type]
+
+
+def _indented(text: str, layout: Layout) -> list[str]:
+    narrower = replace(layout, width=layout.width and layout.width - len(GAP))
+    return [GAP + line for line in wrapped(text, layout=narrower)]
