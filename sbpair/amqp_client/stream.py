@@ -20,6 +20,7 @@ from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Relea
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, WindowOpened
 from sbpair.amqp_client.conditions import lost_error
+from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ def _tls(endpoint: Endpoint) -> ssl.SSLContext | None:
     if not endpoint.tls:
         return None
     try:
-        return ssl.create_default_context(cafile=endpoint.ca_file)
+        return client_context(endpoint.ca_file)
     except OSError as error:
         raise UsageError(
             f"the CA file {endpoint.ca_file} cannot be used: {error.strerror or error}",

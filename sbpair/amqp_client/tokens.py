@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from urllib.parse import quote_plus
 
 from sbpair.errors import UsageError
 from sbpair.model.pair import Credential, SasKey, SasToken
-
-SAS_SECONDS = 3_600
-"""Life of a signature; it is renewed when a third of it is left."""
+from sbpair.model.signature import SAS_SECONDS, sign
 
 SAS_TYPE, JWT_TYPE = "servicebus.windows.net:sastoken", "jwt"
 ENTRA_SCOPE = "https://servicebus.azure.net/.default"
@@ -70,11 +64,3 @@ async def _fixed(token: CbsToken, _audience: str, _now: float) -> CbsToken:
 async def _issued(get_token: GetToken, _audience: str, _now: float) -> CbsToken:
     value, expires_at = await get_token(ENTRA_SCOPE)
     return CbsToken(value, JWT_TYPE, expires_at)
-
-
-def sign(audience: str, key: SasKey, expires_at: int) -> str:
-    """Return a SharedAccessSignature: HMAC-SHA256 over the encoded audience and the expiry."""
-    resource = quote_plus(audience)
-    digest = hmac.digest(key.key.encode(), f"{resource}\n{expires_at}".encode(), hashlib.sha256)
-    signature = quote_plus(base64.b64encode(digest))
-    return f"SharedAccessSignature sr={resource}&sig={signature}&se={expires_at}&skn={quote_plus(key.name)}"

@@ -19,7 +19,8 @@ from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 from sbpair.azure.arm_json import arm_state, body_of, name_of, path_of, read, read_rule, with_chosen_size
 from sbpair.azure.credentials import token_credential
 from sbpair.azure.management_errors import answer_of, translate_management_errors
-from sbpair.azure.transport import CALL_SECONDS, HttpRoute, RoutedTransport, http_route, is_local, session_for
+from sbpair.azure.management_route import CALL_SECONDS, HttpRoute, http_route, is_local
+from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.errors import EntityMissing, NameTaken, UsageError
 from sbpair.model import tiers
 from sbpair.model.entities import Queue, Rule, Subscription, Topic, with_partitions

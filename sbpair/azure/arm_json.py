@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from sbpair.model import tiers
-from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic, with_defaults
 from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
 
 Json = Mapping[str, Any]
@@ -70,7 +70,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
 def read(named: Described, properties: Json) -> Described:
     """Return `named` with the properties that the service reports. An omitted one has its default."""
     values = {each.name: properties.get(camel(each.name)) for each in fields(named) if each.name not in NAMES}
-    return replace(named, **{name: value for name, value in values.items() if value is not None})
+    return replace(with_defaults(named), **{name: value for name, value in values.items() if value is not None})
 
 
 def with_chosen_size(entity: Sized, tier: tiers.Tier) -> Sized:
@@ -111,16 +111,12 @@ def arm_counts(properties: Json) -> Counts:
 
 def _usage(properties: Json) -> Usage:
     times = (properties.get(name) for name in ("createdAt", "updatedAt", "accessedAt"))
-    return Usage(properties.get("sizeInBytes"), *(epoch_seconds(_datetime(each)) for each in times))
+    return Usage(properties.get("sizeInBytes"), *(epoch_seconds(each) for each in times))
 
 
-def epoch_seconds(at: datetime | None) -> float | None:
+def epoch_seconds(text: str | None) -> float | None:
     """Return seconds since 1970. The service writes the year 1 for a time that never was: None."""
-    return None if at is None or at.year == 1 else at.timestamp()
-
-
-def _datetime(text: str | None) -> datetime | None:
     if not text:
         return None
     at = datetime.fromisoformat(text)
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+    return None if at.year == 1 else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -1,73 +1,59 @@
-"""One namespace's management side over azure-servicebus' administration client: the only adapter to that client.
+"""One namespace's management side over Atom.
 
-Thin: it calls, converts and translates errors. Durations are text, since TimeSpan.MaxValue does not fit a timedelta.
+Thin: it requests, converts and translates errors. `atom_writer`, over azure-servicebus, is opened when something is
+created or changed. Durations are text, since TimeSpan.MaxValue does not fit a timedelta.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, cast
-
-from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
-from azure.servicebus.aio.management import ServiceBusAdministrationClient
+from xml.etree.ElementTree import ParseError
 
 from sbpair.azure.arm_json import with_chosen_size
-from sbpair.azure.atom_entities import (
-    Created,
-    atom_counts,
-    atom_state,
-    atom_usage,
+from sbpair.azure.atom_client import AtomClient, open_client
+from sbpair.azure.atom_decode import (
+    bytes_of,
     count_figures,
-    description,
-    queue_of,
-    rule_of,
-    sdk_action,
-    sdk_filter,
-    skip_answer,
-    subscription_of,
-    topic_of,
+    counts_of,
+    description_of,
+    has_content,
+    queue_state,
+    read,
+    sku_of,
+    title_of,
 )
-from sbpair.azure.credentials import connection_string, token_credential
 from sbpair.azure.interfaces import Kind, NamespaceProbe
-from sbpair.azure.management_errors import answer_of, translate_management_errors
-from sbpair.azure.transport import CALL_SECONDS, RoutedTransport, http_route, session_for
-from sbpair.errors import NameTaken, PartitionsWanted, ServiceRefused
+from sbpair.azure.management_errors import missing, not_a_service_bus
+from sbpair.azure.management_route import CALL_SECONDS
+from sbpair.errors import EntityMissing, NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, with_partitions
-from sbpair.model.pair import SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Iterator
     from xml.etree.ElementTree import Element
 
     from sbpair.azure.arm_json import Sized
+    from sbpair.azure.atom_writer import AtomWriter
     from sbpair.model.entities import AnyEntity
     from sbpair.model.pair import Endpoint
 
-RESTATED = ("max_size_in_megabytes", "default_message_time_to_live", "auto_delete_on_idle")
-"""Properties that an update must not send back as the SDK read them: 16 times the size, and TimeSpan.MaxValue."""
-
 MAX_PROBED_QUEUES = 100
+QUEUES = ("$Resources", "queues")
+TOPICS = ("$Resources", "topics")
 
 
 @asynccontextmanager
 async def open_atom(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator[AtomNamespace]:
     """Open the namespace of `endpoint`. Nothing is connected before the first call; `call_seconds` limits each."""
     async with AsyncExitStack() as stack:
-        # Coroutines may share the client, which keeps no state per request: its session is created for it.
-        session = await stack.enter_async_context(session_for(endpoint))
-        transport = RoutedTransport(http_route(endpoint), session, call_seconds)
-        if isinstance(endpoint.credential, SasKey):
-            text = connection_string(endpoint.authority, endpoint.credential)
-            client = ServiceBusAdministrationClient.from_connection_string(text, transport=transport, retry_total=0)
-        else:
-            credential = await stack.enter_async_context(token_credential(endpoint.credential))
-            client = ServiceBusAdministrationClient(endpoint.authority, credential, transport=transport, retry_total=0)
-        yield AtomNamespace(await stack.enter_async_context(client), endpoint.name)
+        client = await stack.enter_async_context(open_client(endpoint, call_seconds))
+        yield AtomNamespace(client, endpoint, call_seconds, stack)
 
 
 class AtomNamespace:
@@ -76,9 +62,14 @@ class AtomNamespace:
     Every method raises only errors of `sbpair.errors`, and may be called by several coroutines at once.
     """
 
-    def __init__(self, client: ServiceBusAdministrationClient, namespace: str) -> None:
+    def __init__(self, client: AtomClient, endpoint: Endpoint, call_seconds: float, stack: AsyncExitStack) -> None:
         self._client = client
-        self._namespace = namespace
+        self._endpoint = endpoint
+        self._namespace = endpoint.name
+        self._call_seconds = call_seconds
+        self._stack = stack
+        self._writer: AtomWriter | None = None
+        self._writer_lock = asyncio.Lock()
         self._wants_partitions = False
         self._capacity: Capacity | None = None
         self._capacity_lock = asyncio.Lock()
@@ -102,123 +93,107 @@ class AtomNamespace:
     async def probe(self) -> NamespaceProbe:
         """Read the tier's name, known or not, and the first queue that links may be opened to."""
         name, _ = await self._read_sku()
-        with self._translated("list the queues"):
-            return NamespaceProbe(name, await self._linkable_queue())
+        return NamespaceProbe(name, await self._linkable_queue())
 
     async def _read_sku(self) -> tuple[str, int | None]:
-        with self._translated("read the namespace's tier"):
-            try:
-                found = await self._client.get_namespace_properties()
-            except AttributeError as error:
-                # The SDK decodes any other answer as a namespace without a description.
-                raise ServiceRefused(
-                    f"{self._namespace} does not report its tier", hint="check the address: is it a Service Bus?"
-                ) from error
-        return str(getattr(found.messaging_sku, "value", found.messaging_sku)), found.messaging_units
+        with self._reading("read the namespace's tier") as what:
+            sku = sku_of(await self._client.get(what, "$namespaceinfo"))
+        if sku is None:
+            raise ServiceRefused(
+                f"{self._namespace} does not report its tier", hint="check the address: is it a Service Bus?"
+            )
+        return sku
 
     async def _linkable_queue(self) -> str:
         seen = 0
-        async for each in self._client.list_queues():
-            if _accepts_any_link(atom_state(each.name, each).spec):
-                return str(each.name)
-            seen += 1
-            if seen == MAX_PROBED_QUEUES:
-                break
+        with self._reading("list the queues") as what:
+            async for name, description in self._listed(what, Queue.kind, *QUEUES):
+                if _accepts_any_link(read(QueueSpec(name), description)):
+                    return name
+                seen += 1
+                if seen == MAX_PROBED_QUEUES:
+                    break
         return ""
 
     # Queues by path, as the service reports them
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
-        with self._translated("list the queues"):
-            found = [each async for each in self._client.list_queues() if _under(prefix, each.name)]
-            listed = self._client.list_queues_runtime_properties() if counts and found else None
-            runtime = {each.name.lower(): each async for each in listed if _under(prefix, each.name)} if listed else {}
-        figures = {name: (atom_counts(each), atom_usage(each)) for name, each in runtime.items()}
-        return [atom_state(each.name, each, *figures.get(each.name.lower(), ())) for each in found]
+        with self._reading("list the queues") as what:
+            return [
+                queue_state(path, description, counted=counts)
+                async for path, description in self._listed(what, Queue.kind, *QUEUES)
+                if path.lower().startswith(prefix.lower())
+            ]
 
     async def get(self, path: str) -> QueueState:
-        with self._translated(f"read the queue {path}"):
-            try:
-                return atom_state(path, await self._client.get_queue(path))
-            except AttributeError as error:
-                raise self._taken("queue", path) from error
+        with self._reading(f"read the queue {path}") as what:
+            return queue_state(path, await self._described(what, Queue.kind, path))
 
     async def counts(self, path: str) -> Counts:
-        with self._translated(f"count the messages of {path}"):
-            return atom_counts(await self._client.get_queue_runtime_properties(path))
+        with self._reading(f"count the messages of {path}") as what:
+            return counts_of(await self._described(what, Queue.kind, path))
 
     async def exact_counts(self, path: str) -> Counts:
-        with self._translated(f"count the messages of {path}"):
-            runtime = await self._client.get_queue_runtime_properties(path)
-        if any(figure is None for figure in count_figures(runtime)):
-            raise ServiceRefused(
-                f"{self._namespace} does not report how many messages {path} holds",
-                hint="only queues known to be empty are removed: receive or peek its messages",
-            )
-        return atom_counts(runtime)
+        with self._reading(f"count the messages of {path}") as what:
+            found = await self._described(what, Queue.kind, path)
+            if any(figure is None for figure in count_figures(found)):
+                raise ServiceRefused(
+                    f"{self._namespace} does not report how many messages {path} holds",
+                    hint="only queues known to be empty are removed: receive or peek its messages",
+                )
+            return counts_of(found)
 
     async def description(self, path: str) -> dict[str, str]:
         """Return the elements of a queue's description, by name, exactly as the service wrote them."""
-        found: dict[str, str] = {}
-
-        def keep(_answer: object, entry: Element, _headers: object) -> Element:
-            found.update({each.tag.rpartition("}")[2]: each.text or "" for each in entry.iter()})
-            return entry
-
-        with self._translated(f"read the queue {path}"):
-            await self._client.get_queue(path, cls=keep)
-        return found
+        found = await self._described(f"read the queue {path}", Queue.kind, path)
+        return {each.tag.rpartition("}")[2]: each.text or "" for each in found.iter()}
 
     async def set_status(self, path: str, status: str) -> None:
-        """Send the whole description with the new status: the service knows no smaller change."""
-        with self._translated(f"set the status of the queue {path}"):
-            properties = await self._client.get_queue(path)
-            chosen = await self._with_chosen_size(queue_of(properties))
-            restated = {name: getattr(chosen, name) for name in RESTATED}
-            await self._client.update_queue(properties, **restated, status=status)
+        queue = await self.read(Queue(path))
+        await (await self._opened_writer()).set_status(queue, status)
 
     async def delete(self, path: str) -> None:
-        with self._translated(f"delete the queue {path}"):
-            await self._client.delete_queue(path)
+        await self._client.delete(f"delete the queue {path}", path)
 
     # Entities of every kind
 
     async def queue_bytes(self) -> dict[str, int]:
-        with self._translated("read the sizes of the queues"):
-            listed = self._client.list_queues_runtime_properties()
-            return {each.name: each.size_in_bytes or 0 async for each in listed}
+        with self._reading("read the sizes of the queues") as what:
+            return {path: bytes_of(found) async for path, found in self._listed(what, Queue.kind, *QUEUES)}
 
     async def topic_bytes(self) -> dict[str, int]:
-        with self._translated("read the sizes of the topics"):
-            listed = self._client.list_topics_runtime_properties()
-            return {each.name: each.size_in_bytes or 0 async for each in listed}
+        with self._reading("read the sizes of the topics") as what:
+            return {path: bytes_of(found) async for path, found in self._listed(what, Topic.kind, *TOPICS)}
 
     async def queues(self) -> list[Queue]:
-        with self._translated("list the queues"):
-            found = [queue_of(each) async for each in self._client.list_queues()]
+        with self._reading("list the queues") as what:
+            found = [read(Queue(path), each) async for path, each in self._listed(what, Queue.kind, *QUEUES)]
         return [await self._with_chosen_size(each) for each in found]
 
     async def topics(self) -> list[Topic]:
-        with self._translated("list the topics"):
-            found = [topic_of(each) async for each in self._client.list_topics()]
+        with self._reading("list the topics") as what:
+            found = [read(Topic(path), each) async for path, each in self._listed(what, Topic.kind, *TOPICS)]
         return [await self._with_chosen_size(each) for each in found]
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
-        with self._translated(f"list the subscriptions of {topic}"):
-            return [subscription_of(topic, each) async for each in self._client.list_subscriptions(topic)]
+        with self._reading(f"list the subscriptions of {topic}") as what:
+            listed = self._listed(what, Subscription.kind, topic, "subscriptions")
+            return [read(Subscription(topic, name), each) async for name, each in listed]
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
-        with self._translated(f"list the rules of {topic}/{subscription}"):
-            listed = self._client.list_rules(topic, subscription)
-            return [rule_of(topic, subscription, each) async for each in listed]
+        with self._reading(f"list the rules of {topic}/{subscription}") as what:
+            listed = self._listed(what, Rule.kind, topic, "subscriptions", subscription, "rules")
+            return [read(Rule(topic, subscription, name), each) async for name, each in listed]
 
     async def read(self, like: Kind) -> Kind:
-        found = await self._read(like)
+        found = await self.read_effective(like)
         return cast("Kind", await self._with_chosen_size(found) if isinstance(found, (Queue, Topic)) else found)
 
     async def read_effective(self, like: Kind) -> Kind:
         """Read an entity with its size as the service reports it, in one call: the tier is not needed."""
-        return cast("Kind", await self._read(like))
+        with self._reading(f"read the {like.kind} {like.path}") as what:
+            found = await self._described(what, like.kind, *_address(like))
+            return read(like, found)
 
     async def create(self, entity: Described) -> bool:
         """Create an entity, with partitions in a namespace that is partitioned as a whole.
@@ -235,68 +210,63 @@ class AtomNamespace:
 
     async def create_exact(self, entity: Described) -> bool:
         """Create an entity without adding partitions. Raises PartitionsWanted."""
-        with self._translated(f"create the {entity.kind} {entity.path}"):
-            try:
-                await self._creation(entity)
-            except Created:
-                return True
-            except HttpResponseError as error:
-                if answer_of(error).name_is_taken:
-                    return False
-                raise
-        return True
+        return await (await self._opened_writer()).create(entity)
 
     async def delete_rule(self, rule: Rule) -> None:
-        with self._translated(f"delete the rule {rule.path}"), suppress(ResourceNotFoundError):
-            await self._client.delete_rule(rule.topic, rule.subscription, rule.name)
+        with suppress(EntityMissing):
+            await self._client.delete(f"delete the rule {rule.path}", *_address(rule))
 
-    async def _read(self, like: AnyEntity) -> AnyEntity:
-        client = self._client
-        with self._translated(f"read the {like.kind} {like.path}"):
-            try:
-                match like:
-                    case Queue(path=path):
-                        return queue_of(await client.get_queue(path))
-                    case Topic(path=path):
-                        return topic_of(await client.get_topic(path))
-                    case Subscription(topic=topic, name=name):
-                        return subscription_of(topic, await client.get_subscription(topic, name))
-                    case Rule(topic=topic, subscription=subscription, name=name):
-                        return rule_of(topic, subscription, await client.get_rule(topic, subscription, name))
-            except AttributeError as error:
-                raise self._taken(like.kind, like.path) from error
+    async def _opened_writer(self) -> AtomWriter:
+        async with self._writer_lock:
+            if self._writer is None:
+                from sbpair.azure.atom_writer import open_writer
 
-    def _creation(self, entity: Described) -> Awaitable[object]:
-        match entity:
-            case QueueSpec(path=path):
-                return self._client.create_queue(path, cls=skip_answer, **description(entity))  # type: ignore[arg-type]
-            case Topic(path=path):
-                return self._client.create_topic(path, **description(entity))  # type: ignore[arg-type]
-            case Subscription(topic=topic, name=name):
-                return self._client.create_subscription(topic, name, **description(entity))  # type: ignore[arg-type]
-            case Rule(topic=topic, subscription=subscription, name=name):
-                return self._client.create_rule(
-                    topic, subscription, name, filter=sdk_filter(entity.filter), action=sdk_action(entity.action)
-                )
+                writer = open_writer(self._endpoint, self._call_seconds)
+                self._writer = await self._stack.enter_async_context(writer)
+        return self._writer
+
+    async def _listed(self, what: str, kind: str, *path: str) -> AsyncIterator[tuple[str, Element]]:
+        """List the names and descriptions of entities."""
+        async for entry in self._client.entries(what, *path):
+            description = description_of(entry, kind)
+            if description is None:
+                raise LookupError(f"an entry does not describe a {kind}")
+            yield title_of(entry), description
+
+    async def _described(self, what: str, kind: str, *path: str) -> Element:
+        """Read a description. Raises EntityMissing, and NameTaken by another kind."""
+        entry = await self._client.get(what, *path)
+        description = description_of(entry, kind)
+        if description is not None:
+            return description
+        if not has_content(entry):
+            raise missing(what, self._namespace)
+        raise NameTaken(
+            f"{path[0]} is not a {kind} in {self._namespace}", hint="rename or delete the entity of that name"
+        )
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[str]:
+        """Return `what`. Raise Unreachable if the block cannot read the service's XML."""
+        try:
+            yield what
+        except (ParseError, ValueError, LookupError) as error:
+            raise not_a_service_bus(what, self._namespace) from error
 
     async def _with_chosen_size(self, entity: Sized) -> Sized:
         return with_chosen_size(entity, (await self.capacity()).tier) if entity.enable_partitioning else entity
 
-    def _translated(self, what: str) -> AbstractContextManager[None]:
-        return translate_management_errors(what, self._namespace)
 
-    def _taken(self, kind: str, path: str) -> NameTaken:
-        # The SDK decodes another kind's description as one of this kind that has none.
-        return NameTaken(
-            f"{path} is not a {kind} in {self._namespace}", hint="rename or delete the entity of that name"
-        )
+def _address(entity: AnyEntity) -> tuple[str, ...]:
+    match entity:
+        case Subscription(topic=topic, name=name):
+            return topic, "subscriptions", name
+        case Rule(topic=topic, subscription=subscription, name=name):
+            return topic, "subscriptions", subscription, "rules", name
+    return (entity.path,)
 
 
 def _accepts_any_link(spec: QueueSpec) -> bool:
     """Return whether a link may be opened without effect: no idle deletion to postpone, and plain receivers work."""
     lasting = spec.auto_delete_on_idle == TIMESPAN_MAX
     return lasting and spec.status == "Active" and not spec.requires_session and not spec.forward_to
-
-
-def _under(prefix: str, path: str) -> bool:
-    return path.lower().startswith(prefix.lower())

@@ -6,25 +6,30 @@ Invariant: no secret is logged or stored here.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from azure.core.credentials import AccessToken
-
 from sbpair.azure.management_errors import translate_management_errors
 from sbpair.model.pair import Credential, Identity, SasKey, SasToken
+from sbpair.model.signature import SAS_SECONDS, sign
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from azure.core.credentials import AccessToken
     from azure.core.credentials_async import AsyncTokenCredential
 
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Endpoint, Pair
 
     GetToken = Callable[[str], Awaitable[tuple[str, float]]]
 
 # A ready-made signature cannot be renewed, so the SDK sees one that never expires; the service checks the real date.
 FAR_FUTURE = 2**40
+
+SERVICE_BUS_SCOPE = "https://servicebus.azure.net/.default"
+RENEW_SECONDS = 300.0
+"""A token is requested again when it expires sooner."""
 
 GRACE_SECONDS = 5.0
 """How long `close` waits for a pending token request."""
@@ -37,6 +42,8 @@ class ReadyMadeToken:
         self._token = token
 
     async def get_token(self, *_scopes: str, **_options: object) -> AccessToken:
+        from azure.core.credentials import AccessToken
+
         return AccessToken(self._token, FAR_FUTURE)
 
     async def close(self) -> None:
@@ -90,6 +97,36 @@ class SharedTokenRequests:
 
     async def __aexit__(self, *_details: object) -> None:
         await self.close()
+
+
+@asynccontextmanager
+async def authorization_for(endpoint: Endpoint) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+    """Open a function () -> the Authorization header of a request. It raises the errors of azure-identity."""
+    credential = endpoint.credential
+    if isinstance(credential, Identity):
+        async with token_credential(credential) as source:
+            yield _BearerTokens(source).header
+        return
+
+    async def header() -> str:
+        if isinstance(credential, SasKey):
+            return sign(f"https://{endpoint.authority}", credential, int(time.time()) + SAS_SECONDS)
+        return credential.token
+
+    yield header
+
+
+class _BearerTokens:
+    """Headers with a token that is requested again before it expires."""
+
+    def __init__(self, source: AsyncTokenCredential) -> None:
+        self._source = source
+        self._token: AccessToken | None = None
+
+    async def header(self) -> str:
+        if self._token is None or self._token.expires_on - time.time() < RENEW_SECONDS:
+            self._token = await self._source.get_token(SERVICE_BUS_SCOPE)
+        return f"Bearer {self._token.token}"
 
 
 def connection_string(authority: str, key: SasKey) -> str:

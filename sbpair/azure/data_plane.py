@@ -18,7 +18,7 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair.azure.credentials import token_credential
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
-from sbpair.azure.transport import ssl_context
+from sbpair.azure.management_route import ssl_context
 from sbpair.errors import InDoubt, SbpairError, TimedOut, UnreadableMessage
 from sbpair.model.pair import AMQPS_PORT, SasKey, SasToken, authority_of
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.azure.atom import open_atom
 from sbpair.azure.interfaces import DestinationEntity
-from sbpair.azure.transport import CALL_SECONDS
+from sbpair.azure.management_route import CALL_SECONDS
 from sbpair.errors import NameTaken
 from sbpair.model.entities import Queue, Topic
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-import aiohttp
-
+from sbpair.azure.http_client import HttpClient, NotHttp
 from sbpair.azure.management_errors import translate_management_errors
-from sbpair.azure.transport import http_route, session_for
 from sbpair.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -36,31 +35,30 @@ class HealthResponse:
 
 async def check_health(endpoint: Endpoint, *, seconds: float, now: Callable[[], float] = time.time) -> HealthResponse:
     """Request the namespace's properties without a token. Raises Unavailable; MachineLacks for a CA file."""
-    route = http_route(endpoint)
-    url = f"{route.scheme}://{route.netloc}/$namespaceinfo?api-version=2021-05"
-    options = {"headers": {"Host": route.authority}, "server_hostname": route.server_hostname, "allow_redirects": False}
     with translate_management_errors("reach the management side", endpoint.name):
-        try:
-            async with asyncio.timeout(seconds), session_for(endpoint) as session:
+        async with asyncio.timeout(seconds), HttpClient(endpoint) as http:
+            try:
                 before = now()
-                async with session.get(url, **options) as answer:  # type: ignore[arg-type]
-                    after = now()
-                    return _health(answer.status, answer.headers.get("Date"), before, after)
-        except aiohttp.ClientSSLError as error:
-            raise Unreachable(
-                f"the management side of {endpoint.name} does not speak TLS, or its certificate is not trusted",
-                hint="set ca_file to the certificates to trust, or check that the port speaks TLS",
-            ) from error
-        except aiohttp.ClientConnectionError as error:
-            raise Unreachable(
-                f"the management side of {endpoint.name} cannot be reached at {route.netloc}",
-                hint=f"let HTTPS out to {route.netloc}, or set HTTPS_PROXY to your proxy",
-            ) from error
-        except aiohttp.ClientError as error:
-            raise Unreachable(
-                f"the server at {route.netloc} for {endpoint.name} does not speak HTTP ({type(error).__name__})",
-                hint="check the address and the proxy",
-            ) from error
+                answer = await http.request("GET", "/$namespaceinfo?api-version=2021-05")
+                after = now()
+            except ssl.SSLError as error:
+                raise Unreachable(
+                    f"the management side of {endpoint.name} does not speak TLS, or its certificate is not trusted",
+                    hint="set ca_file to the certificates to trust, or check that the port speaks TLS",
+                ) from error
+            except NotHttp as error:
+                raise Unreachable(
+                    f"the server at {http.netloc} for {endpoint.name} does not speak HTTP ({error})",
+                    hint="check the address and the proxy",
+                ) from error
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise Unreachable(
+                    f"the management side of {endpoint.name} cannot be reached at {http.netloc}",
+                    hint=f"let HTTPS out to {http.netloc}, or set HTTPS_PROXY to your proxy",
+                ) from error
+    return _health(answer.status, answer.headers.get("date"), before, after)
 
 
 def _health(status: int, date: str | None, before: float, after: float) -> HealthResponse:

@@ -1,62 +1,27 @@
-"""The route of management requests, and corrections of the SDK's requests.
+"""The transport of the management SDKs along a route, and corrections of their requests.
 
-The SDK speaks only https, to the host that its tokens name. Emulators speak plain HTTP on their AMQP port; proxies and
-private links listen elsewhere.
+The SDKs speak only https, to the host that their tokens name.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 from azure.core.pipeline.transport import AioHttpTransport
 
-from sbpair.errors import MachineLacks
+from sbpair.azure.management_route import CALL_SECONDS, CONNECT_SECONDS, HttpRoute, ssl_context
 from sbpair.model.durations import TIMESPAN_MAX
-from sbpair.model.pair import AMQPS_PORT, Endpoint, authority_of, is_loopback
 
 if TYPE_CHECKING:
     from azure.core.rest import HttpRequest
 
-CONNECT_SECONDS = 15.0
-CALL_SECONDS = 60.0
+    from sbpair.model.pair import Endpoint
+
 # The SDK parses durations into a timedelta, whose six decimals round the maximum up, beyond itself.
 ROUNDED_TIMESPAN_MAX = "P10675199DT2H48M5.477581S"
 _BEARER_OF_SIGNATURE = "Bearer SharedAccessSignature "
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRoute:
-    """The scheme and address to connect to, and the host of the certificate and the Host header."""
-
-    scheme: str
-    netloc: str
-    authority: str
-
-    @property
-    def server_hostname(self) -> str | None:
-        return urlsplit(f"//{self.authority}").hostname if self.scheme == "https" else None
-
-    def apply(self, url: str) -> str:
-        """Return `url` with this route's scheme and address; the path keeps its escapes."""
-        return urlunsplit(urlsplit(url)._replace(scheme=self.scheme, netloc=self.netloc))
-
-
-def http_route(endpoint: Endpoint) -> HttpRoute:
-    """Return the route to a namespace: the HTTPS port beside AMQPS, else the one port that serves both."""
-    shares_port = endpoint.emulator or endpoint.port != AMQPS_PORT
-    port = endpoint.port if shares_port else None
-    scheme = "https" if endpoint.tls else "http"
-    return HttpRoute(scheme, authority_of(endpoint.host, port), endpoint.authority)
-
-
-def is_local(endpoint: Endpoint) -> bool:
-    """Return whether the endpoint is an emulator, which is its own Resource Manager, too."""
-    return endpoint.emulator or is_loopback(endpoint.host)
 
 
 class RoutedTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core loads it lazily
@@ -101,14 +66,3 @@ def session_for(endpoint: Endpoint) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
     )
-
-
-def ssl_context(ca_file: str) -> ssl.SSLContext:
-    """Return a context that trusts exactly the certificates of `ca_file`. Raises MachineLacks."""
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise MachineLacks(
-            f"cannot read the CA file {ca_file}: {error.strerror or 'it holds no certificate'}",
-            hint="name a readable file of certificates in PEM form",
-        ) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from sbpair.amqp_client.stream import open_stream
-from sbpair.azure.transport import ssl_context
+from sbpair.azure.management_route import ssl_context
 from sbpair.doctor.check import UNREACHABLE, Check, Emit, bounded, failed, skipped
 from sbpair.errors import ExitCode
 from sbpair.model.pair import is_loopback
@@ -62,7 +62,7 @@ async def _tcp(name: str, endpoint: Endpoint) -> str | Check:
 async def _tls(name: str, endpoint: Endpoint) -> str | Check:
     if not endpoint.tls:
         return _without_tls(name, endpoint)
-    context = ssl_context(endpoint.ca_file) if endpoint.ca_file else ssl.create_default_context()
+    context = ssl_context(endpoint.ca_file)
     try:
         return await _handshake(endpoint, context)
     except ssl.SSLCertVerificationError as error:

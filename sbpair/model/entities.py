@@ -7,7 +7,7 @@ Durations are ISO 8601 text, as in QueueSpec; every default is the service's own
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.queues import QueueSpec
@@ -132,6 +132,7 @@ class Rule:
 
 AnyEntity = Queue | Topic | Subscription | Rule
 Described = AnyEntity | QueueSpec
+Named = TypeVar("Named", bound=Described)
 
 
 def with_partitions(entity: QueueSpec | Topic) -> Queue | Topic:
@@ -142,6 +143,12 @@ def with_partitions(entity: QueueSpec | Topic) -> Queue | Topic:
 
 NAMES = frozenset({"path", "topic", "subscription", "name"})
 """The fields that identify an entity; all others are its properties."""
+
+
+def with_defaults(named: Named) -> Named:
+    """Return the entity of the same name whose properties are the service's defaults."""
+    return type(named)(**{each.name: getattr(named, each.name) for each in fields(named) if each.name in NAMES})
+
 
 PROPERTY_NAMES = {
     "lock_duration": "LockDuration",

@@ -36,10 +36,10 @@ from sbpair.amqp.types import Int
 from sbpair.amqp_client import client, stream
 from sbpair.amqp_client.client import AmqpClient, connect, lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, RawReceiver, dead_letter
-from sbpair.amqp_client.tokens import sign
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey, SasToken
+from sbpair.model.signature import sign
 from sbpair.move.raw_source import RawSource
 from sbpair.testing import Emulator
 from tests.kit.waiting import until

@@ -12,9 +12,10 @@ from sbpair import errors
 from sbpair.amqp.performatives import Error
 from sbpair.amqp_client.conditions import error_of, lost_error, status_error
 from sbpair.amqp_client.raw_links import ranges
-from sbpair.amqp_client.tokens import JWT_TYPE, SAS_TYPE, sign, source_for
+from sbpair.amqp_client.tokens import JWT_TYPE, SAS_TYPE, source_for
 from sbpair.errors import UsageError
 from sbpair.model.pair import Identity, SasKey, SasToken
+from sbpair.model.signature import sign
 
 KEY = SasKey("Root Manage+Key", "c2VjcmV0/w==+&;")
 

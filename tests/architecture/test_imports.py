@@ -27,7 +27,7 @@ LEVELS: list[set[str]] = [
     {"amqp_client", "azure"},
     {"backlog"},
     {"amqp"},
-    {"model"},
+    {"client_tls", "model"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}

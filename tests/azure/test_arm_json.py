@@ -56,6 +56,11 @@ def test_every_rule_survives_a_round_trip(wanted: SqlFilter | CorrelationFilter,
     assert arm_json.read_rule(Rule("t", "s", "r"), arm_json.body_of(rule)["properties"]) == rule
 
 
+def test_an_omitted_property_is_read_as_its_default() -> None:
+    read = arm_json.read(Queue("orders", forward_to="elsewhere"), {"lockDuration": "PT30S"})
+    assert read == Queue("orders", "PT30S")
+
+
 def test_a_backlog_queue_is_asked_for_without_what_a_tier_could_refuse() -> None:
     assert arm_json.body_of(backlog.queue_spec("contoso", 0)) == {
         "properties": {

@@ -1,0 +1,61 @@
+"""The route of management requests.
+
+Emulators speak plain HTTP on their AMQP port; proxies and private links listen elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+from sbpair.client_tls import client_context
+from sbpair.errors import MachineLacks
+from sbpair.model.pair import AMQPS_PORT, Endpoint, authority_of, is_loopback
+
+if TYPE_CHECKING:
+    import ssl
+
+CONNECT_SECONDS = 15.0
+CALL_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRoute:
+    """The scheme and address to connect to, and the host of the certificate and the Host header."""
+
+    scheme: str
+    netloc: str
+    authority: str
+
+    @property
+    def server_hostname(self) -> str | None:
+        return urlsplit(f"//{self.authority}").hostname if self.scheme == "https" else None
+
+    def apply(self, url: str) -> str:
+        """Return `url` with this route's scheme and address; the path keeps its escapes."""
+        return urlunsplit(urlsplit(url)._replace(scheme=self.scheme, netloc=self.netloc))
+
+
+def http_route(endpoint: Endpoint) -> HttpRoute:
+    """Return the route to a namespace: the HTTPS port beside AMQPS, else the one port that serves both."""
+    shares_port = endpoint.emulator or endpoint.port != AMQPS_PORT
+    port = endpoint.port if shares_port else None
+    scheme = "https" if endpoint.tls else "http"
+    return HttpRoute(scheme, authority_of(endpoint.host, port), endpoint.authority)
+
+
+def is_local(endpoint: Endpoint) -> bool:
+    """Return whether the endpoint is an emulator, which is its own Resource Manager, too."""
+    return endpoint.emulator or is_loopback(endpoint.host)
+
+
+def ssl_context(ca_file: str | None) -> ssl.SSLContext:
+    """Return a context that trusts exactly the certificates of `ca_file`, or the system's. Raises MachineLacks."""
+    try:
+        return client_context(ca_file)
+    except OSError as error:
+        raise MachineLacks(
+            f"cannot read the CA file {ca_file}: {error.strerror or 'it holds no certificate'}",
+            hint="name a readable file of certificates in PEM form",
+        ) from error
