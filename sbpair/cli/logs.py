@@ -6,7 +6,9 @@ reported where they are caught.
 
 import json
 import logging
+import sys
 import time
+from typing import TextIO
 
 from sbpair.cli.options.common import Display, LogFormat
 
@@ -16,6 +18,11 @@ LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 def utc(seconds: float | None) -> str:
     """Return a time in seconds since 1970 as `2026-11-22T10:15:00Z`; the default is now."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def stamp(seconds: float | None = None) -> str:
+    """Return the time of a line on stderr, in UTC: `10:15:00Z` on a terminal, `2026-11-22T10:15:00Z` elsewhere."""
+    return utc(seconds).rpartition("T")[2] if sys.stderr.isatty() else utc(seconds)
 
 
 def line(level: str, logger: str, message: str, *, at: float | None = None, **more: object) -> str:
@@ -31,18 +38,31 @@ class JsonLines(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """Formats records as `10:15:00 warning sbpair.amqp_client: …`, without control characters."""
+    """Formats records as `10:15:00Z warning sbpair.amqp_client: …`, without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{record.levelname.lower()} {record.name}: {record.getMessage()}"
         printable = "".join(each if each.isprintable() else "\ufffd" for each in text)
-        return f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {printable}"
+        return f"{stamp(record.created)} {printable}"
+
+
+class Stderr(logging.StreamHandler[TextIO]):
+    """Writes to stderr as it is at that moment: a live table redirects it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
 
 
 def start(display: Display) -> None:
     """Send the logs of this run to stderr. -v is info, -vv is debug."""
-    handler = logging.StreamHandler()
+    handler = Stderr()
     handler.setFormatter(JsonLines() if display.log_format is LogFormat.JSON else Lines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("azure").setLevel(logging.WARNING if display.verbose else logging.CRITICAL)
-    logging.getLogger("sbpair").setLevel(LEVELS[min(display.verbose, len(LEVELS) - 1)])
+    for name in ("sbpair", "spark"):
+        logging.getLogger(name).setLevel(LEVELS[min(display.verbose, len(LEVELS) - 1)])
+    logging.captureWarnings(True)

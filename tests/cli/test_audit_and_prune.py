@@ -133,7 +133,7 @@ async def test_each_finding_is_one_line_and_warnings_name_skipped_destinations()
         code, out, err = await w.sbpair("audit", "--output", "jsonl", "--sample", "0", "--fail-on", "unseen")
         kinds = [json.loads(line)["outcome"] for line in out.splitlines()]
         assert (code, kinds) == (3, ["ok", "extra", "destination", "skipped"])
-        assert err.startswith("warning: skipped contoso: the destinations: ")
+        assert command.untimed(err).startswith("warning: skipped contoso: the destinations: ")
 
 
 def test_an_unknown_finding_is_answered_with_those_that_there_are() -> None:
@@ -150,7 +150,7 @@ async def test_off_a_terminal_nothing_is_removed_without_consent() -> None:
         code, out, err = await w.sbpair("prune", "--output", "json")
         printed = json.loads(out)
         assert (code, printed["dry_run"], [each["name"] for each in printed["would_remove"]]) == (0, True, [EXTRA])
-        assert err == "nothing was deleted: confirm 1 queue with sbpair prune --yes\n"
+        assert command.untimed(err) == "nothing was deleted: confirm 1 queue with sbpair prune --yes\n"
         assert w.secondary.find_queue(EXTRA) is w.extra
 
 
@@ -161,7 +161,7 @@ async def test_with_consent_a_queue_is_removed_and_a_second_prune_finds_none() -
         assert [queue.path for queue in w.secondary.queues()] == [w.first.path]
         code, out, err = await w.sbpair("prune", "--yes")
         assert (code, out) == (0, "")
-        assert err == "nothing to delete: no backlog queue beyond --count\n"
+        assert command.untimed(err) == "nothing to delete: no backlog queue beyond --count\n"
 
 
 async def test_where_all_of_them_hold_messages_it_refuses() -> None:

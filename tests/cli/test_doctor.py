@@ -143,7 +143,8 @@ async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) ->
         assert code == 0
         assert "QUESTION" in out
         assert "81920 MB  " in out
-        assert err.startswith("warning: --live creates, uses and deletes in contoso and contoso-dr: sbpair-doctor-")
+        warned = "warning: --live creates, uses and deletes in contoso and contoso-dr: sbpair-doctor-"
+        assert f"Z {warned}" in err.splitlines()[0]
         code, out, _ = await finished(["doctor", "--live", "--yes", "--output", "json"], environ)
         live = json.loads(out)["live"]
         assert (code, len(live)) == (0, 12)

@@ -12,6 +12,7 @@ from sbpair.cli.commands import help as help_command
 from sbpair.cli.options.common import Display
 from sbpair.errors import UsageError
 from tests.cli.test_golden import sbpair
+from tests.kit.command import untimed
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def test_a_topic_is_plain_markdown_off_a_terminal(
         assert help_command.command(topic="syphon", **vars_of(Display())) == 0
     out, err = capsys.readouterr()
     assert out == "# The runbook\n\nFirst step.\n\n## Moving messages\n"
-    assert err == "for the options of the command see sbpair syphon --help\n"
+    assert untimed(err) == "for the options of the command see sbpair syphon --help\n"
 
 
 def test_an_unknown_topic_names_the_known_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

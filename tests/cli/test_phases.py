@@ -17,6 +17,7 @@ from sbpair.cli.progress.live_table import draw_phase
 from sbpair.cli.progress.replay_progress import JsonReplayProgress, ReplayProgress
 from sbpair.cli.render.screen import Screen
 from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
+from tests.kit import command
 
 Q = "contoso/x-servicebus-transfer/"
 DRAIN = ReplayPhase("drain", "draining")
@@ -111,7 +112,8 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
             phases(PhaseProgress("drain", 0, 0, {}))
             phases(PhaseProgress("drain", 4, 1, {f"{Q}0": 4}))
             phases(PhaseProgress("drain", 4, 1, {f"{Q}0": 4}))
-        return capsys.readouterr().err.splitlines()
+        err = capsys.readouterr().err
+        return (err if log_format is LogFormat.JSON else command.untimed(err)).splitlines()
 
     return tell
 

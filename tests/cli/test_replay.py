@@ -257,7 +257,7 @@ def proved(tmp_path: Path) -> Archive:
 
 def test_off_a_terminal_and_without_consent_nothing_is_removed(proved: Archive) -> None:
     code, out, err = gc(proved)
-    assert (code, err) == (0, "nothing was deleted: confirm with sbpair replay gc r1 --yes\n")
+    assert (code, command.untimed(err)) == (0, "nothing was deleted: confirm with sbpair replay gc r1 --yes\n")
     assert out.startswith("would delete 2 files of run r1, ")
     assert len(proved.files("segments")) == 1
 

@@ -38,7 +38,7 @@ async def line_of(stream: asyncio.StreamReader, fits: Callable[[dict[str, Any]],
 async def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(3)
-        process = await pair.start("syphon", "--watch", "--output", "jsonl")
+        process = await pair.start("syphon", "--watch", "--output", "jsonl", "--log-format", "json")
         assert process.stderr
         found = await line_of(process.stderr, lambda printed: printed["event"] == "queues-found")
         assert found["managed"] is True
@@ -78,7 +78,7 @@ async def test_a_closed_pipe_does_not_keep_messages_from_being_moved(tmp_path: P
     async with open_pair(tmp_path) as pair:
         await pair.strand(0)
         reading, writing = os.pipe()
-        process = await pair.start("syphon", "--watch", stderr=writing)
+        process = await pair.start("syphon", "--watch", "--log-format", "json", stderr=writing)
         os.close(writing)
         await asyncio.get_running_loop().run_in_executor(None, os.read, reading, 1)
         os.close(reading)

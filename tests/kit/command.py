@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,14 @@ def environment(emulator: Emulator | None, *without: str, **more: str) -> dict[s
         found[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace.connection_string
         found[f"SBPAIR_{side}_NAME"] = namespace.name
     return {**found, **more}
+
+
+def untimed(text: str) -> str:
+    """Return lines of stderr off a terminal without their times, which only errors and hints lack."""
+    timed = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ (?=.)")
+    lines = text.splitlines(keepends=True)
+    assert all(timed.match(line) or line.startswith(("error: ", "hint: ")) for line in lines), text
+    return "".join(timed.sub("", line) for line in lines)
 
 
 def run_program(*words: str | Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:

@@ -46,7 +46,7 @@ def choose_form(
     """Return the form that suits stderr."""
     if screen.animated:
         return live(screen)
-    return lines(screen) if screen.eventful else text(screen)
+    return lines(screen) if screen.eventful and not screen.quiet else text(screen)
 
 
 def wall_clock_ms() -> int:

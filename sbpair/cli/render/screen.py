@@ -69,9 +69,12 @@ class Screen:
 
     @property
     def eventful(self) -> bool:
-        """Whether events are written as JSON lines: off a terminal, or with JSON logs."""
-        wanted = self._display.log_format is LogFormat.JSON or not sys.stderr.isatty()
-        return wanted and not self._display.quiet
+        """Whether events are written as JSON lines."""
+        return self._display.log_format is LogFormat.JSON
+
+    @property
+    def quiet(self) -> bool:
+        return self._display.quiet
 
     def event(self, document: Document) -> None:
         """Write one line of JSON to stderr."""
@@ -118,12 +121,13 @@ class Screen:
             raise Unsafe("not confirmed: nothing was created", hint=f"leave {option} out")
 
     def _print(self, level: str, text: str) -> None:
-        if self._display.log_format is LogFormat.JSON:
-            from sbpair.cli import logs
+        from sbpair.cli import logs
 
+        line = clean(text) if level == "info" else f"{level}: {clean(text)}"
+        if self._display.log_format is LogFormat.JSON:
             line = logs.line(level, "sbpair", clean(text))
-        else:
-            line = clean(text) if level == "info" else f"{level}: {clean(text)}"
+        elif level != "info" or not sys.stderr.isatty():
+            line = f"{logs.stamp()} {line}"
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
