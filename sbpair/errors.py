@@ -14,6 +14,7 @@
     │   └── NotAuthorized           5  a claim (Send, Listen, Manage) is missing
     ├── Unavailable                 6  retriable
     │   ├── Unreachable             6  no connection, or it broke
+    │   │   └── Silent              6  no answer to the first request
     │   ├── TimedOut                6
     │   ├── InDoubt                 6  sent, but no answer came: it may or may not have happened
     │   ├── Throttled               6  the service requests a slower rate
@@ -124,6 +125,10 @@ class Unavailable(SbpairError):
 
 class Unreachable(Unavailable):
     """No connection, or it broke."""
+
+
+class Silent(Unreachable):
+    """No answer came to a first request. Commands that end do not repeat it: a namespace that is up answers."""
 
 
 class TimedOut(Unavailable):

@@ -23,6 +23,7 @@ from sbpair.amqp_client.raw_links import RawReceiver, RawSender
 from sbpair.amqp_client.request_client import RequestClient, Response
 from sbpair.amqp_client.stream import Stream, open_stream
 from sbpair.amqp_client.tokens import GetToken, TokenSource, source_for
+from sbpair.model.reachability import FIRST_ANSWER_SECONDS, key_hint, unreachable
 
 if TYPE_CHECKING:
     from sbpair.amqp.session import Session
@@ -235,13 +236,18 @@ class AmqpClient:
         entity = audience.split("/", 3)[3]
         doing = f"signing in to {self._endpoint.authority} for {entity!r}"
         try:
-            cbs = await self._node("$cbs")
-            answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
+            async with asyncio.timeout(None if self._claims else FIRST_ANSWER_SECONDS):
+                cbs = await self._node("$cbs")
+                answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
             _check_status(answer, doing, 200, 202)
-        except errors.ServiceRefused as error:
+        except TimeoutError:
+            silent = unreachable(self._endpoint.name, self._stream.peer, FIRST_ANSWER_SECONDS, doing=doing)
+            # Its close is not waited for.
+            self._stream.abort(silent)
+            raise silent from None
+        except (errors.ServiceRefused, errors.NotAuthenticated) as error:
             # Not the fault of a message, whatever the reason.
-            hint = "check the endpoint, the key's name and the key"
-            raise errors.NotAuthenticated(error.message, hint=hint) from error
+            raise errors.NotAuthenticated(error.message, hint=key_hint(self._endpoint.key_source)) from error
         now = self._now()
         life = max((token.expires_at - now) * (1 - RENEW_LEFT), MIN_RENEW_SECONDS)
         self._claims[audience] = Claim(now + life, token.expires_at)

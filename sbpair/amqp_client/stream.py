@@ -22,6 +22,8 @@ from sbpair.amqp.session import Disposed, WindowOpened
 from sbpair.amqp_client.conditions import lost_error
 from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
+from sbpair.model.pair import authority_of
+from sbpair.model.reachability import CONNECT_SECONDS, REACH_HINT, unreachable
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Link
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
 
 SILENT_SECONDS = 15.0
@@ -56,6 +57,7 @@ class Stream(asyncio.Protocol):
         host = _host(endpoint)
         self.connection = Connection(SaslClient(), container_id=container_id, hostname=host, now=self._loop.time())
         self.address = endpoint.authority
+        self.peer = authority_of(endpoint.host, endpoint.port)
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.error: SbpairError | None = None
         self.lost = asyncio.Event()
@@ -230,16 +232,16 @@ def _notify(link: Link, event: Any) -> None:
 async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
     """Connect, and wait until both sides have opened. Raises Unavailable; UsageError for an unreadable CA file."""
     context = _tls(endpoint)
-    hint = f"check the address {endpoint.host}:{endpoint.port}, that it is up, and the firewalls in between"
+    address = authority_of(endpoint.host, endpoint.port)
     try:
         async with asyncio.timeout(seconds):
             return await _opened(endpoint, container_id, context)
     except TimeoutError:
-        raise Unreachable(f"{endpoint.authority} did not answer within {seconds:g} s", hint=hint) from None
+        raise unreachable(endpoint.name, address, seconds) from None
     except (OSError, UnicodeError) as error:
-        raise Unreachable(f"no connection to {endpoint.authority}: {_reason(error)}", hint=hint) from error
+        raise unreachable(endpoint.name, address, error) from error
     except Unavailable as error:
-        error.hint = hint
+        error.hint = REACH_HINT
         raise
 
 
@@ -261,12 +263,6 @@ async def _opened(endpoint: Endpoint, container_id: str, context: ssl.SSLContext
 
 def _host(endpoint: Endpoint) -> str:
     return urlsplit(f"//{endpoint.authority}").hostname or endpoint.host
-
-
-def _reason(error: OSError | UnicodeError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message})"
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _tls(endpoint: Endpoint) -> ssl.SSLContext | None:

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from xml.etree import ElementTree as ET
 
 from sbpair.azure.credentials import authorization_for
+from sbpair.azure.first_answer import AnswerLimit
 from sbpair.azure.http_client import HttpClient
 from sbpair.azure.management_errors import of_answer, service_response, translate_management_errors
 
@@ -28,19 +29,21 @@ PAGE_SIZE = 100
 @asynccontextmanager
 async def open_client(endpoint: Endpoint, call_seconds: float) -> AsyncIterator[AtomClient]:
     async with HttpClient(endpoint) as http, authorization_for(endpoint) as authorization:
-        yield AtomClient(http, endpoint.name, authorization, call_seconds)
+        yield AtomClient(http, endpoint, authorization, call_seconds)
 
 
 class AtomClient:
     """Get one from `open_client`. `what` completes "cannot …" in the message of an error."""
 
     def __init__(
-        self, http: HttpClient, namespace: str, authorization: Callable[[], Awaitable[str]], call_seconds: float
+        self, http: HttpClient, endpoint: Endpoint, authorization: Callable[[], Awaitable[str]], call_seconds: float
     ) -> None:
         self._http = http
-        self._namespace = namespace
+        self._namespace = endpoint.name
+        self._key_source = endpoint.key_source
         self._authorization = authorization
         self._call_seconds = call_seconds
+        self._limit = AnswerLimit(http.netloc, call_seconds)
 
     async def get(self, what: str, *path: str) -> Element:
         """Read the entry at a path, or the empty feed there."""
@@ -63,13 +66,15 @@ class AtomClient:
         return ET.fromstring(await self._request("GET", what, target))  # noqa: S314
 
     async def _request(self, method: str, what: str, target: str) -> bytes:
-        with translate_management_errors(what, self._namespace):
+        with translate_management_errors(what, self._namespace, self._http.netloc):
             async with asyncio.timeout(self._call_seconds):
                 headers = {"Authorization": await self._authorization()}
+            async with self._limit.one_request():
                 response = await self._http.request(method, target, headers)
         if response.status != 200:
             text = f"{response.reason}\n{response.body.decode(errors='replace')}"
-            raise of_answer(service_response(response.status, text, response.headers), what, self._namespace)
+            answer = service_response(response.status, text, response.headers)
+            raise of_answer(answer, what, self._namespace, self._key_source)
         return response.body
 
 

@@ -67,15 +67,15 @@ async def open_writer(endpoint: Endpoint, call_seconds: float) -> AsyncIterator[
         else:
             credential = await stack.enter_async_context(token_credential(endpoint.credential))
             client = ServiceBusAdministrationClient(endpoint.authority, credential, transport=transport, retry_total=0)
-        yield AtomWriter(await stack.enter_async_context(client), endpoint.name)
+        yield AtomWriter(await stack.enter_async_context(client), endpoint)
 
 
 class AtomWriter:
     """Get one from `open_writer`. Every method raises only errors of `sbpair.errors`."""
 
-    def __init__(self, client: ServiceBusAdministrationClient, namespace: str) -> None:
+    def __init__(self, client: ServiceBusAdministrationClient, endpoint: Endpoint) -> None:
         self._client = client
-        self._namespace = namespace
+        self._namespace = endpoint.name
 
     async def create(self, entity: Described) -> bool:
         """Create an entity without adding partitions. Returns False for a name in use. Raises PartitionsWanted."""

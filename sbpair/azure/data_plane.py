@@ -18,9 +18,11 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair.azure.credentials import token_credential
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
+from sbpair.azure.first_answer import silence_reported
 from sbpair.azure.management_route import ssl_context
-from sbpair.errors import InDoubt, SbpairError, TimedOut, UnreadableMessage
+from sbpair.errors import InDoubt, NotAuthenticated, SbpairError, TimedOut, UnreadableMessage
 from sbpair.model.pair import AMQPS_PORT, SasKey, SasToken, authority_of
+from sbpair.model.reachability import key_hint, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 
 Signed: TypeAlias = AzureNamedKeyCredential | AzureSasCredential
 
-OPEN_SECONDS = 30.0
+OPEN_SECONDS = 20.0
+"""Time limit of a connection, its sign-in and its link together."""
+
 CLOSE_SECONDS = 10.0
 
 MIN_WAIT_SECONDS = 0.05
@@ -104,7 +108,7 @@ async def open_receiver(endpoint: Endpoint, queue: str) -> AsyncIterator[QueueRe
         # Without prefetch the credit is the requested count, and no more messages are ever locked.
         receiver = client.get_queue_receiver(queue, prefetch_count=0)
         try:
-            await _opened(receiver, f"receiving from {queue!r}")
+            await _opened(receiver, endpoint, f"receiving from {queue!r}")
             yield QueueReceiver(receiver, queue)
         finally:
             await _closed(receiver)
@@ -116,7 +120,7 @@ async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[Sdk
     async with open_client(endpoint) as client:
         sender = client.get_queue_sender(destination)
         try:
-            await _opened(sender, f"sending to {destination!r}")
+            await _opened(sender, endpoint, f"sending to {destination!r}")
             yield SdkSender(sender, destination)
         finally:
             await _closed(sender)
@@ -181,13 +185,19 @@ class SdkSender:
             raise InDoubt(f"{self._doing}: no answer came ({error.message})", hint=error.hint) from error
 
 
-async def _opened(handler: ServiceBusReceiver | ServiceBusSender, doing: str) -> None:
+async def _opened(handler: ServiceBusReceiver | ServiceBusSender, endpoint: Endpoint, doing: str) -> None:
+    address = authority_of(endpoint.host, endpoint.port)
     try:
-        async with asyncio.timeout(OPEN_SECONDS):
-            with translate_data_errors(doing):
-                await handler.__aenter__()
+        with silence_reported(address, OPEN_SECONDS):
+            async with asyncio.timeout(OPEN_SECONDS):
+                with translate_data_errors(doing):
+                    await handler.__aenter__()
     except TimeoutError as error:
-        raise TimedOut(f"{doing}: no link within {OPEN_SECONDS:g} s", hint="retry in a minute") from error
+        raise unreachable(endpoint.name, address, OPEN_SECONDS, doing=doing) from error
+    except NotAuthenticated as error:
+        if endpoint.key_source:
+            error.hint = key_hint(endpoint.key_source)
+        raise
 
 
 async def _closed(handler: ServiceBusReceiver | ServiceBusSender | AioClient) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
+from sbpair.azure.first_answer import silence_reported
 from sbpair.azure.http_client import HttpClient, NotHttp
 from sbpair.azure.management_errors import translate_management_errors
 from sbpair.errors import Unreachable
+from sbpair.model.reachability import DOCTOR_HINT, REACH_HINT, unreachable
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
@@ -35,29 +36,27 @@ class HealthResponse:
 
 async def check_health(endpoint: Endpoint, *, seconds: float, now: Callable[[], float] = time.time) -> HealthResponse:
     """Request the namespace's properties without a token. Raises Unavailable; MachineLacks for a CA file."""
+    side = f"the management side of {endpoint.name}"
     with translate_management_errors("reach the management side", endpoint.name):
-        async with asyncio.timeout(seconds), HttpClient(endpoint) as http:
+        async with HttpClient(endpoint) as http:
             try:
                 before = now()
-                answer = await http.request("GET", "/$namespaceinfo?api-version=2021-05")
+                with silence_reported(http.netloc, seconds):
+                    async with asyncio.timeout(seconds):
+                        answer = await http.request("GET", "/$namespaceinfo?api-version=2021-05")
                 after = now()
-            except ssl.SSLError as error:
-                raise Unreachable(
-                    f"the management side of {endpoint.name} does not speak TLS, or its certificate is not trusted",
-                    hint="set ca_file to the certificates to trust, or check that the port speaks TLS",
-                ) from error
             except NotHttp as error:
                 raise Unreachable(
                     f"the server at {http.netloc} for {endpoint.name} does not speak HTTP ({error})",
                     hint="check the address and the proxy",
                 ) from error
             except TimeoutError:
-                raise
+                raise unreachable(side, http.netloc, seconds) from None
             except OSError as error:
-                raise Unreachable(
-                    f"the management side of {endpoint.name} cannot be reached at {http.netloc}",
-                    hint=f"let HTTPS out to {http.netloc}, or set HTTPS_PROXY to your proxy",
-                ) from error
+                raised = unreachable(side, http.netloc, error)
+                if raised.hint == REACH_HINT:
+                    raised.hint = f"let HTTPS out to {http.netloc}, or set HTTPS_PROXY to your proxy{DOCTOR_HINT}"
+                raise raised from error
     return _health(answer.status, answer.headers.get("date"), before, after)
 
 

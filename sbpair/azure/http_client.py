@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from sbpair.azure.management_route import CONNECT_SECONDS, http_route, ssl_context
+from sbpair.azure.management_route import http_route, ssl_context
+from sbpair.model.reachability import CONNECT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -6,13 +6,14 @@ Statuses and SubCodes are the service's. The service's text becomes part of a me
 from __future__ import annotations
 
 import re
-import ssl
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sbpair import errors
 from sbpair.azure.http_client import NotHttp
+from sbpair.model.pair import authority_of
+from sbpair.model.reachability import REACH_HINT, FirstAnswerTimeout, key_hint, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +34,6 @@ THROTTLED = frozenset({"50004", "50009"})
 SIGN_IN_HINT = "sign in (az login), or set a connection string: see sbpair provision --help"
 _CLAIM_HINT = "use a key or an identity with the Manage claim (the role Azure Service Bus Data Owner)"
 _ROLE_HINT = "assign the identity a role on the namespace: Azure Service Bus Data Owner, or Contributor"
-_REACH_HINT = "check the namespace's name, the network and the firewall; or retry in a minute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +77,25 @@ class ServiceResponse:
 
 
 @contextmanager
-def translate_management_errors(what: str, namespace: str, *, sign_in: str = SIGN_IN_HINT) -> Iterator[None]:
+def translate_management_errors(
+    what: str, namespace: str, address: str = "", *, sign_in: str = SIGN_IN_HINT
+) -> Iterator[None]:
     """Raise an error of the block as an SbpairError. `what` completes "cannot …" in its message.
 
-    `sign_in` is the hint where no identity is signed in.
+    `address` is where connections go. `sign_in` is the hint where no identity is signed in.
     """
     try:
         yield
     except errors.SbpairError:
         raise
+    except FirstAnswerTimeout as error:
+        raise unreachable(namespace, error.address, error.seconds, doing=f"cannot {what}") from error
     except TimeoutError as error:
         raise _timed_out(what, namespace) from error
     except NotHttp as error:
         raise not_a_service_bus(what, namespace) from error
-    except ssl.SSLError as error:
-        raise _untrusted(what, namespace) from error
-    except ConnectionError as error:
-        raise _unreachable(what, namespace) from error
     except OSError as error:
-        raise errors.Unreachable(f"cannot {what}: {namespace}: {error.strerror or error}", hint=_REACH_HINT) from error
+        raise unreachable(namespace, address or namespace, error, doing=f"cannot {what}") from error
     except Exception as error:
         # Loaded only where the SDK may have raised it: it takes a fifth of the time of a short command.
         from azure.core.exceptions import AzureError
@@ -121,14 +121,11 @@ def of_azure(error: AzureError, what: str, namespace: str, sign_in: str = SIGN_I
         return errors.NotAuthenticated(
             f"cannot {what}: no identity is signed in that {namespace} accepts", hint=sign_in
         )
-    return _untrusted(what, namespace) if _is_tls(error.__cause__) else _unreachable(what, namespace)
-
-
-def _is_tls(cause: BaseException | None) -> bool:
-    # Imported here, since only the SDKs need aiohttp.
-    from aiohttp import ClientSSLError
-
-    return isinstance(cause, ClientSSLError)
+    cause = error.__cause__ or error
+    # Of aiohttp, if no connection was made.
+    host, port = getattr(cause, "host", None), getattr(cause, "port", None)
+    address = authority_of(host, port) if host else namespace
+    return unreachable(namespace, address, cause, doing=f"cannot {what}")
 
 
 def answer_of(error: HttpResponseError) -> ServiceResponse:
@@ -145,9 +142,9 @@ def service_response(status: int, text: str, headers: Mapping[str, str]) -> Serv
     return ServiceResponse(status, sub_code.group(1) if sub_code else "", " ".join(detail.split()), _seconds(wait))
 
 
-def of_answer(answer: ServiceResponse, what: str, namespace: str) -> errors.SbpairError:
-    """Return the SbpairError for an HTTP response of the service."""
-    error = _translation(answer, what, namespace)
+def of_answer(answer: ServiceResponse, what: str, namespace: str, key_source: str = "") -> errors.SbpairError:
+    """Return the SbpairError for an HTTP response of the service. `key_source` is the variable of the key."""
+    error = _translation(answer, what, namespace, key_source)
     if isinstance(error, errors.Unavailable):
         error.retry_after_seconds = answer.retry_after_seconds
     return error
@@ -158,9 +155,9 @@ def _seconds(text: str) -> float | None:
     return float(text) if text.isascii() and text.isdigit() and len(text) < MAX_RETRY_AFTER_DIGITS else None
 
 
-def _translation(answer: ServiceResponse, what: str, namespace: str) -> errors.SbpairError:
+def _translation(answer: ServiceResponse, what: str, namespace: str, key_source: str) -> errors.SbpairError:
     if answer.status == 401:
-        return _unauthorized(answer, what, namespace)
+        return _unauthorized(answer, what, namespace, key_source)
     if answer.status == 403 and answer.sub_code != NAMESPACE_IS_FULL:
         hint = _ROLE_HINT if answer.of_resource_manager else _CLAIM_HINT
         return errors.NotAuthorized(f"cannot {what}: {namespace} refuses it (403)", hint=hint)
@@ -188,13 +185,15 @@ def _translation(answer: ServiceResponse, what: str, namespace: str) -> errors.S
     )
 
 
-def _unauthorized(answer: ServiceResponse, what: str, namespace: str) -> errors.SbpairError:
+def _unauthorized(answer: ServiceResponse, what: str, namespace: str, key_source: str) -> errors.SbpairError:
     # A bad token gives "claim is empty or token is invalid", a missing claim one that is required.
     if "claim" in answer.detail.lower() and "required" in answer.detail.lower():
         return errors.NotAuthorized(f"cannot {what}: the key for {namespace} lacks a claim", hint=_CLAIM_HINT)
     return errors.NotAuthenticated(
         f"cannot {what}: {namespace} does not accept the key or token",
-        hint="check the connection string, or sign in again: the key may be wrong or regenerated, the token expired",
+        hint=key_hint(key_source)
+        if key_source
+        else "check the connection string, or sign in again: the key may be wrong or regenerated, the token expired",
     )
 
 
@@ -212,21 +211,10 @@ def _nowhere(what: str, namespace: str) -> errors.SbpairError:
 
 
 def _timed_out(what: str, namespace: str) -> errors.SbpairError:
-    return errors.TimedOut(f"cannot {what}: {namespace} did not answer in time", hint=_REACH_HINT)
+    return errors.TimedOut(f"cannot {what}: {namespace} did not answer in time", hint=REACH_HINT)
 
 
 def not_a_service_bus(what: str, namespace: str) -> errors.Unreachable:
     return errors.Unreachable(
         f"cannot {what}: the server at {namespace} is not a Service Bus", hint="check the address and the proxy"
     )
-
-
-def _untrusted(what: str, namespace: str) -> errors.Unreachable:
-    return errors.Unreachable(
-        f"cannot {what}: {namespace} could not be reached over TLS, or its certificate is not trusted",
-        hint="set ca_file to the certificates to trust, or check that the port speaks TLS",
-    )
-
-
-def _unreachable(what: str, namespace: str) -> errors.Unreachable:
-    return errors.Unreachable(f"cannot {what}: {namespace} cannot be reached", hint=_REACH_HINT)

@@ -16,7 +16,6 @@ from sbpair.model.pair import AMQPS_PORT, Endpoint, authority_of, is_loopback
 if TYPE_CHECKING:
     import ssl
 
-CONNECT_SECONDS = 15.0
 CALL_SECONDS = 60.0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.errors import SbpairError, Throttled, Unavailable
+from sbpair.errors import SbpairError, Silent, Throttled, Unavailable
 from sbpair.model.backoff import Backoff
 from sbpair.model.queues import Retrying
 
@@ -37,7 +37,7 @@ async def attempt(
     on_event: Callable[[Retrying], object],
     chance: Callable[[], float] = random.random,
 ) -> Result:
-    """Run `action` up to three times while its error is retriable. Raises the last error.
+    """Run `action` up to three times while its error is retriable, and not Silent. Raises the last error.
 
     `chance` returns the jitter, a number from 0 to 1.
     """
@@ -46,7 +46,7 @@ async def attempt(
             return await action()
         except SbpairError as error:
             wait = wait_seconds(number, error, chance())
-            if not error.retriable or wait > MAX_WAIT_SECONDS:
+            if not error.retriable or isinstance(error, Silent) or wait > MAX_WAIT_SECONDS:
                 raise
             on_event(Retrying(what, number, wait, error.message))
         await sleep(wait)

@@ -5,14 +5,16 @@ The SDKs speak only https, to the host that their tokens name.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from azure.core.exceptions import ServiceRequestTimeoutError
 from azure.core.pipeline.transport import AioHttpTransport
 
-from sbpair.azure.management_route import CALL_SECONDS, CONNECT_SECONDS, HttpRoute, ssl_context
+from sbpair.azure.first_answer import AnswerLimit
+from sbpair.azure.management_route import CALL_SECONDS, HttpRoute, ssl_context
 from sbpair.model.durations import TIMESPAN_MAX
+from sbpair.model.reachability import CONNECT_SECONDS, FirstAnswerTimeout
 
 if TYPE_CHECKING:
     from azure.core.rest import HttpRequest
@@ -30,7 +32,7 @@ class RoutedTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core loa
     def __init__(self, route: HttpRoute, session: aiohttp.ClientSession, call_seconds: float = CALL_SECONDS) -> None:
         super().__init__(session=session, connection_timeout=CONNECT_SECONDS)
         self._route = route
-        self._call_seconds = call_seconds
+        self._limit = AnswerLimit(route.netloc, call_seconds)
 
     async def send(self, request: HttpRequest, **options: Any) -> Any:
         """Send along the route. The request's URL is restored, since the SDK's policies read it again."""
@@ -39,8 +41,10 @@ class RoutedTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core loa
         request.headers["Host"] = self._route.authority
         _correct(request)
         try:
-            async with asyncio.timeout(self._call_seconds):
+            async with self._limit.one_request():
                 return await super().send(request, server_hostname=self._route.server_hostname, **options)
+        except ServiceRequestTimeoutError as error:
+            raise FirstAnswerTimeout(self._route.netloc, CONNECT_SECONDS) from error
         finally:
             request.url = original
 

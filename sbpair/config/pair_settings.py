@@ -56,7 +56,7 @@ def _seconds(setting: Setting) -> float:
 def _endpoint_at(address: Setting) -> Endpoint:
     if isinstance(address.value, Secret):
         try:
-            return endpoint_from_connection_string(address.value.text)
+            return replace(endpoint_from_connection_string(address.value.text), key_source=address.source)
         except UsageError as error:
             raise type(error)(f"{address.source}: {error.message}", hint=error.hint) from None
     text = str(address.value)

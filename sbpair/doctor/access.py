@@ -30,6 +30,7 @@ from sbpair.doctor.check import (
     within,
 )
 from sbpair.model.pair import Identity, SasKey
+from sbpair.model.reachability import DOCTOR_HINT
 from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
@@ -176,11 +177,11 @@ def _verdict(side: str, claim: str, error: errors.SbpairError | None, passed: se
         return note(name, f"{claim} is not granted, and not needed here")
     if isinstance(error, errors.EntityMissing):
         return unknown(name, f"{claim} could not be tried: no queue to open", _missing_hint(side))
-    what = f"{claim} could not be tried: {error.message}"
+    what, hint = f"{claim} could not be tried: {error.message}", error.hint.removesuffix(DOCTOR_HINT)
     way = f"{side}.{'http' if claim == 'Manage' else 'amqp'}"
     if isinstance(error, errors.Unavailable) and way in passed:
-        return failed(name, what, error.hint, error.exit_code)
-    return unknown(name, what, error.hint)
+        return failed(name, what, hint, error.exit_code)
+    return unknown(name, what, hint)
 
 
 def _missing_hint(side: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sbpair.errors import ExitCode, SbpairError
+from sbpair.model.reachability import DOCTOR_HINT
 from sbpair.model.report import Outcome, Report, ReportItem
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def failed(name: str, what: str, hint: str, code: int = ExitCode.PARTIAL_OR_FIND
 
 
 def of_error(name: str, error: SbpairError) -> Check:
-    """Return an error as a failed check."""
-    return failed(name, error.message, error.hint, error.exit_code)
+    """Return an error as a failed check, without the hint to run the doctor."""
+    return failed(name, error.message, error.hint.removesuffix(DOCTOR_HINT), error.exit_code)
 
 
 def skipped(names: Iterable[str], because: str) -> list[Check]:

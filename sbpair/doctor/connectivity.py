@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
 CLOSE_SECONDS = 1.0
+MAX_SECONDS = 600.0
+"""The time limit of the check is shorter."""
 
 Step: TypeAlias = Callable[[str, "Endpoint"], Coroutine[object, object, str | Check]]
 
@@ -95,7 +97,7 @@ def _without_tls(name: str, endpoint: Endpoint) -> str | Check:
 
 
 async def _amqp(_name: str, endpoint: Endpoint) -> str:
-    stream = await open_stream(endpoint, "sbpair-doctor")
+    stream = await open_stream(endpoint, "sbpair-doctor", seconds=MAX_SECONDS)
     await stream.close(CLOSE_SECONDS)
     return "opens a connection"
 

@@ -7,6 +7,7 @@ is enough to continue.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from sbpair.amqp_client.stream import open_stream
 from sbpair.azure.data_errors import is_answer, translate_data_errors
-from sbpair.errors import ExitCode, SbpairError, Unavailable, UsageError
+from sbpair.errors import ExitCode, SbpairError, Silent, Unavailable, UsageError
 from sbpair.failover.aio import AsyncPairedClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
@@ -25,7 +27,9 @@ from sbpair.move.rate_limit import RateLimiter
 if TYPE_CHECKING:
     from sbpair.failover.aio import AsyncPairedSender
     from sbpair.message_io.line_reader import LineReader, SourceLine
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Endpoint, Pair
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 SendEvent: TypeAlias = Delivered | SenderEvent
@@ -33,6 +37,9 @@ OnEvent = Callable[[SendEvent], object]
 
 DRAIN_SECONDS = 3.0
 """How long to wait for an outbox that delivers nothing."""
+
+FIRST_SEND_SECONDS = 1.0
+"""How long the first message waits before both sides are checked for an answer."""
 
 SEND_SECONDS = 60.0
 """Time of one send in addition to the failover interval, which it may have to wait for."""
@@ -109,9 +116,37 @@ async def send_lines(
         limiter = RateLimiter(time.monotonic(), rate=rate)
         async with client.get_queue_sender(entity) as sender:
             line_sender = _LineSender(sender, reader, limiter, stop, hurry or asyncio.Event(), on_event)
-            result = await line_sender.run()
+            sides = (pair.secondary,) if to_backlog else (pair.primary, pair.secondary)
+            checking = asyncio.create_task(_end_if_silent(line_sender, sides, may_end=outbox is None))
+            try:
+                result = await line_sender.run()
+            finally:
+                checking.cancel()
             await _wait_for_outbox(client, stop, drain_seconds)
     return replace(result, doubtful=tuple(each for each in doubtful if each not in line_sender.undelivered))
+
+
+async def _end_if_silent(sending: _LineSender, sides: Sequence[Endpoint], *, may_end: bool) -> None:
+    """Report the sides that do not answer while the first message waits. If `may_end` and none answers, end the run."""
+    await sending.waiting.wait()
+    await asyncio.sleep(FIRST_SEND_SECONDS)
+    found = await asyncio.gather(*map(_answers, sides)) if not sending.sender.delivered.total else []
+    silent = [error for error in found if error is not None]
+    for error in silent:
+        log.warning("%s", error.message)
+    if may_end and silent and len(silent) == len(sides) and not sending.sender.delivered.total:
+        sending.unreachable = Silent("; ".join(error.message for error in silent), hint=silent[0].hint)
+        sending.hurry.set()
+
+
+async def _answers(side: Endpoint) -> Silent | None:
+    try:
+        await (await open_stream(side, "sbpair-send")).close()
+    except Silent as error:
+        return error
+    except SbpairError as error:
+        log.info("%s", error.message)
+    return None
 
 
 async def _wait_for_outbox(client: AsyncPairedClient, stop: asyncio.Event, seconds: float) -> None:
@@ -141,6 +176,10 @@ class _LineSender:
     hurry: asyncio.Event
     on_event: OnEvent
     clock: Callable[[], float] = time.monotonic
+    unreachable: Silent | None = None
+
+    def __post_init__(self) -> None:
+        self.waiting = asyncio.Event()
 
     async def run(self) -> SendResult:
         started = self.clock()
@@ -172,10 +211,11 @@ class _LineSender:
     async def _send(self, content: Message | SizedBatch, lines: list[SourceLine]) -> None:
         before, answered = self.sender.delivered.total, False
         error: SbpairError | None = None
+        self.waiting.set()
         try:
             with translate_data_errors(f"sending to {self.sender.entity_name!r}"):
                 if await self._unless(self.hurry, self._send_content(content)) is None:
-                    error = Unavailable("the wait for an answer was abandoned")
+                    error = self.unreachable or Unavailable("the wait for an answer was abandoned")
         except SbpairError as caught:
             error, answered = caught, is_answer(caught.__cause__) or not caught.retriable
         self._count(lines, self.sender.delivered.total - before, error, answered=answered)

@@ -44,7 +44,8 @@ class Endpoint:
 
     `name` is the namespace's own name (`contoso`), part of backlog paths. `authority` is the host, with the port if the
     connection string has one; tokens are issued for it. `host` and `port` are the address to connect to, which differs
-    behind a proxy or a private link. `ca_file` holds the certificates to trust instead of the machine's.
+    behind a proxy or a private link. `ca_file` holds the certificates to trust instead of the machine's. `key_source`
+    names the variable that the key or the signature came from.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Endpoint:
     credential: Credential
     ca_file: str | None = None
     emulator: bool = False
+    key_source: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,20 +79,20 @@ async def make_forecast(
     # Loading the SDK takes half a second: a wrong option is reported before.
     from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
-    from sbpair.azure.destinations import open_destinations
+    from sbpair.azure.destinations import DestinationCache, open_destinations
 
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         control = await enter(open_atom(pair.secondary))
-        primary, secondary = [await enter(open_destinations(side)) for side in (pair.primary, pair.secondary)]
+        primary, secondary = await enter(open_destinations(pair.primary)), DestinationCache(control)
         get_token = await enter(token_getter(pair))
         lookup = DestinationLookup(pair.primary, primary, stack, get_token)
+        found = await backlog_queues.find(pair, control)
         tiers = PairTiers(await lookup.tier(), await tier_of(secondary))
         effective = effective_limits(limits, tiers)
         rate_limiter = RateLimiter(clock(), primary=effective.secondary_credits if limits.credits is not None else None)
         peeker = Peeker(pair.secondary, get_token, rate_limiter, clock, sleep, on_event)
         scan = _PreviewScan(ForecastBuilder(limits.ttl, int(now() * 1000)), lookup, peeker, aside)
-        found = await backlog_queues.find(pair, control)
         on_event(found)
         await scan.run(tuple(only) or found.queues)
     if not scan.found:

@@ -30,6 +30,7 @@ from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, QueueWorker, RunPlan, R
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
+    from sbpair.azure.atom import AtomNamespace
     from sbpair.azure.interfaces import QueueControl
     from sbpair.model.pair import Pair
     from sbpair.move.events import QueuesFound, SyphonEvent
@@ -181,9 +182,9 @@ async def _prepare(
 
     control = await stack.enter_async_context(open_atom(pair.secondary))
     get_token = await stack.enter_async_context(token_getter(pair))
-    rate_limiter, send_cost = await _limit(stack, pair, limits) if limits is not None else (None, None)
     find = _queue_finder(pair, control, on_event)
     found = await find()
+    rate_limiter, send_cost = await _limit(stack, pair, control, limits)
     count = _counter(control, tally) if found.managed else None
     return _PreparedRun(get_token, find, found, count, rate_limiter, send_cost)
 
@@ -215,15 +216,17 @@ async def _take_lease(stack: AsyncExitStack, pair: Pair, queue: str, run_id: str
     return await stack.enter_async_context(hold_lease(pair, queue, run_id, stop=stop, get_token=get_token))
 
 
-async def _limit(stack: AsyncExitStack, pair: Pair, limits: MoveLimits) -> tuple[RateLimiter | None, SendCost | None]:
+async def _limit(
+    stack: AsyncExitStack, pair: Pair, control: AtomNamespace, limits: MoveLimits | None
+) -> tuple[RateLimiter | None, SendCost | None]:
     """Return the rate limiter for namespaces of these tiers, and the cost of a message if credits are limited."""
-    from sbpair.azure.destinations import open_destinations
+    if limits is None:
+        return None, None
+    from sbpair.azure.destinations import DestinationCache, open_destinations
 
     tiers, send_cost = PairTiers(), None
     if limits.credits is None or not math.isinf(limits.credits):
-        primary, secondary = [
-            await stack.enter_async_context(open_destinations(side)) for side in (pair.primary, pair.secondary)
-        ]
+        primary, secondary = await stack.enter_async_context(open_destinations(pair.primary)), DestinationCache(control)
         tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(secondary)))
         send_cost = SendCosts(primary).of
     return effective_limits(limits, tiers).rate_limiter(asyncio.get_running_loop().time()), send_cost

@@ -13,7 +13,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.errors import AccessError, ConnectionFaulted, MachineLacks, SbpairError, ServiceRefused, Unavailable, Unsafe
+from sbpair.errors import (
+    AccessError,
+    ConnectionFaulted,
+    MachineLacks,
+    SbpairError,
+    ServiceRefused,
+    Silent,
+    Unavailable,
+    Unsafe,
+)
 from sbpair.move.context import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimings
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import set_within
@@ -106,6 +115,7 @@ class QueueWorker:
         self.error: SbpairError | None = None
         self._plan = plan
         self._failures = 0
+        self._was_open = False
         self._empty_receives = 0
         self._blocked_by: tuple[str, ...] = ()
         self._connections: WorkerConnections | None = None
@@ -181,7 +191,7 @@ class QueueWorker:
             connections = await self._unless_interrupted(stack.enter_async_context(opening))
             if connections is None:
                 return
-            self._connections = connections
+            self._connections, self._was_open = connections, True
             try:
                 self._plan.context.on_event(QueueOpened(self.queue))
                 await self._move(connections)
@@ -388,7 +398,8 @@ class QueueWorker:
     async def _back_off(self, error: Unavailable) -> bool:
         """Wait before the next connection. Return False if the worker ends instead."""
         self._failures += 1
-        if self._failures >= self._plan.tries:
+        never_answered = isinstance(error, Silent) and self._plan.once and not self._was_open
+        if never_answered or self._failures >= self._plan.tries:
             self._fail(error, None)
             return False
         seconds = self._plan.timings.backoff.seconds(self._failures, self._plan.context.jitter())

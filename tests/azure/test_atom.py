@@ -267,7 +267,7 @@ async def test_unauthorized_stops_the_other_creations_at_once() -> None:
 
 async def test_silent_namespace_times_out() -> None:
     async with serving(Namespace(silent=True)) as namespace, open_atom(namespace.endpoint, call_seconds=0.05) as queues:
-        with pytest.raises(errors.TimedOut):
+        with pytest.raises(errors.Silent, match=r"no answer within 0\.05 s"):
             await queues.get("orders")
 
 

@@ -276,8 +276,9 @@ def test_a_namespace_behind_a_closed_port_is_unreachable(tmp_path: Path, closed_
         tmp_path, "audit", **{**PAIR, SECONDARY: emulated(closed_port), "SBPAIR_SECONDARY_NAME": "contoso-dr"}
     )
     *_retries, what, to_do = done.stderr.splitlines()
-    assert what == "error: cannot list the queues: contoso-dr cannot be reached"
-    assert to_do == "hint: check the namespace's name, the network and the firewall; or retry in a minute"
+    where = f"contoso-dr cannot be reached at 127.0.0.1:{closed_port}"
+    assert what == f"error: cannot list the queues: {where}: connection refused"
+    assert to_do == "hint: check the address, the network and the firewall; sbpair doctor tests each step"
     assert (done.returncode, done.stdout) == (6, "")
 
 

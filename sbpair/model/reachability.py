@@ -1,0 +1,78 @@
+"""First contact with a namespace: its time limits, and what to do if it cannot be reached or refuses the key. Pure.
+
+One place for all clients: AMQP, the management side and azure-servicebus.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+
+from sbpair.errors import Silent, Unreachable
+
+CONNECT_SECONDS = 7.0
+"""Time limit of DNS, TCP, TLS and the opening of AMQP. A gateway that is up answers each at once."""
+
+REPORT_SECONDS = 8.0
+"""How long a first request waits in silence before a warning."""
+
+FIRST_ANSWER_SECONDS = 12.0
+"""Time limit of the first answer over a new connection, such as a sign-in. Later answers may take longer."""
+
+DOCTOR_HINT = "; sbpair doctor tests each step"
+REACH_HINT = f"check the address, the network and the firewall{DOCTOR_HINT}"
+TLS_HINT = f"set ca_file to the certificates to trust, or check that the port speaks TLS{DOCTOR_HINT}"
+
+_ERRNO = re.compile(r"Errno (\d+)")
+
+
+class FirstAnswerTimeout(TimeoutError):
+    """No answer came to the first requests of a transport."""
+
+    def __init__(self, address: str, seconds: float) -> None:
+        super().__init__(address, seconds)
+        self.address, self.seconds = address, seconds
+
+
+def key_hint(key_source: str) -> str:
+    """Return the hint for a refused key or signature; `key_source` is the variable that it came from, "" if unknown."""
+    place = f" in {key_source}" if key_source else ""
+    return f"check the key's name and the key{place}: it may be wrong or regenerated, or its signature expired"
+
+
+def unreachable(name: str, address: str, why: BaseException | float, *, doing: str = "") -> Unreachable:
+    """Return the error of a namespace that cannot be reached: Silent if nothing came from it in time.
+
+    `why` is the error of the socket, or the seconds without an answer. `doing` comes first in the message.
+    """
+    place = f"{doing}: {name}" if doing else name
+    if isinstance(why, (int, float)):
+        return Silent(f"{place} cannot be reached at {address}: no answer within {why:g} s", hint=REACH_HINT)
+    kind = Silent if isinstance(why, TimeoutError) else Unreachable
+    return kind(
+        f"{place} cannot be reached at {address}: {cause_of(why)}",
+        hint=TLS_HINT if isinstance(_socket_error(why), ssl.SSLError) else REACH_HINT,
+    )
+
+
+def cause_of(error: BaseException) -> str:
+    """Return why a connection failed, such as "connection refused", in the same words on every system."""
+    inner = _socket_error(error)
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({inner.verify_message})"
+    if isinstance(inner, ssl.SSLError):
+        return f"it does not speak TLS ({inner.reason or type(inner).__name__})"
+    if isinstance(inner, (socket.gaierror, UnicodeError)):
+        return "name not known"
+    if isinstance(inner, TimeoutError):
+        return "timed out"
+    # For a name with several addresses, asyncio joins the texts of all errors.
+    number = getattr(inner, "errno", None) or int((_ERRNO.search(str(inner)) or "00")[1])
+    return os.strerror(number).lower() if number else str(inner) or type(inner).__name__
+
+
+def _socket_error(error: BaseException) -> BaseException:
+    """Return the error that aiohttp wraps, if it does."""
+    return getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
