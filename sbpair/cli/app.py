@@ -82,6 +82,14 @@ def load(name: str) -> Any:
     return typer.main.get_command(single)
 
 
+def find_command(path: Sequence[str]) -> Any:
+    """Return the command of a path such as `replay run`; None if it does not exist."""
+    command = load(path[0]) if path and path[0] in COMMANDS else None
+    for word in path[1:]:
+        command = getattr(command, "commands", {}).get(word)
+    return command
+
+
 app = typer.Typer(cls=Commands, name=PROGRAM, add_completion=False, rich_markup_mode=None)
 
 
@@ -134,9 +142,8 @@ _REWORDED = (
 
 def _path(arguments: Sequence[str]) -> str:
     """Return the path of the command, which not every error names."""
-    words = [word for word in arguments[:1] if word in COMMANDS]
-    below = getattr(load(words[0]), "commands", {}) if words else {}
-    return " ".join([PROGRAM, *words, *(word for word in arguments[1:2] if word in below)])
+    known = next((length for length in (2, 1) if find_command(arguments[:length])), 0)
+    return " ".join([PROGRAM, *arguments[:known]])
 
 
 def _usage(error: typer.TyperException, path: str) -> UsageError:

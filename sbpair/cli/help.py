@@ -36,6 +36,12 @@ class Command(TyperCommand):
         usage = " ".join([ctx.command_path, *arguments, *required, self.options_metavar or OPTIONS])
         formatter.write(page(usage, self.help or "", sections(params)))
 
+    def invoke(self, ctx: Any) -> Any:
+        from sbpair.cli.next_command import invocation
+
+        with invocation(ctx):
+            return super().invoke(ctx)
+
 
 class CommandGroup(TyperGroup):
     """A group of commands, whose help lists them."""

@@ -66,7 +66,7 @@ async def _ready(process: asyncio.subprocess.Process) -> tuple[Endpoint, Endpoin
             line = await process.stdout.readline()
     if not line.strip():
         raise MachineLacks(
-            f"the emulator did not start{await _failure(process)}", hint="run 'sbpair emulator' to see why"
+            f"the emulator did not start{await _failure(process)}", hint="to see why, run sbpair emulator"
         )
     found = {
         entry["name"]: endpoint_from_connection_string(entry["connection_string"], name=entry["name"])

@@ -34,7 +34,7 @@ def none_found(pair: Pair) -> EntityMissing:
     return EntityMissing(
         f"{pair.secondary.name} has no backlog queue of {pair.primary.name}",
         entity=backlog.prefix(pair.primary.name),
-        hint="check the names of both namespaces; 'sbpair provision' creates the queues",
+        hint="check the names of both namespaces, or create the queues with sbpair provision",
     )
 
 

@@ -77,7 +77,7 @@ def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
     if not proof.balanced:
         raise Unsafe(
             f"the files of run {archive.run} contradict each other; nothing was removed",
-            hint="see sbpair replay verify, and please report this",
+            hint=f"please report this, with the output of sbpair replay verify {archive.run}",
         )
     if archive.read_json(RECEIPT_FILE).get("balanced") is not True:
         raise _refused(archive, "was not proved when it ended: it may be running")
@@ -92,5 +92,5 @@ def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
 def _refused(archive: Archive, why: str) -> Unsafe:
     return Unsafe(
         f"run {archive.run} {why}; nothing was removed",
-        hint=f"'sbpair replay resume {archive.run}' continues it; --all also sends unselected messages",
+        hint=f"add --all to send unselected messages, too; continue with sbpair replay resume {archive.run}",
     )

@@ -114,7 +114,7 @@ class Phases:
         plan = build_plan(self.spark, self.job.run, self.archive)
         if not self.job.run.options.allow_missing:
             self.on_event(ReplayPhase("plan", f"checking {len(plan.destinations)} destinations in the primary"))
-            then = f"'sbpair replay resume {self.job.run.id}'"
+            then = f"run sbpair replay resume {self.job.run.id}"
             check_destinations(self.job, plan.destinations, "everything is safe in the archive", then)
         return plan
 
@@ -134,7 +134,7 @@ def check_destinations(job: TaskJob, destinations: list[str], so_far: str, then:
         raise EntityMissing(
             f"{job.primary.address['name']} has no {some}; {so_far}",
             entity=missing[0],
-            hint=f"create them, then {then}; --allow-missing quarantines their messages",
+            hint=f"--allow-missing quarantines their messages; or create them, then {then}",
         )
 
 

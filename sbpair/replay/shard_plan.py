@@ -120,5 +120,5 @@ def _flows(spark: Any, run: ReplayRun) -> list[dict[str, Any]]:
             raise
         raise UsageError(
             f"--where fails on a message: {sql_message(error)}; everything is safe in the archive",
-            hint=f"'sbpair replay resume {run.id} --where …' with another condition, or --all",
+            hint=f"resume run {run.id} with another --where, or with --all",
         ) from None

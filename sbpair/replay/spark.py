@@ -190,13 +190,13 @@ def translate_failure(error: BaseException, archive: Archive) -> BaseException:
     text = str(error)
     if (path := unreadable_segment(text)) is not None:
         return archive.broken(path, "Spark cannot read it")
-    resume = f"'sbpair replay resume {archive.run}'"
+    resume = f"sbpair replay resume {archive.run}"
     for line in reversed(text.splitlines()):
         name, _, message = line.strip().removeprefix("sbpair.errors.").partition(": ")
         kind = getattr(errors, name, None)
         if "sbpair.errors." in line and isinstance(kind, type) and issubclass(kind, SbpairError):
-            return kind(message or name, hint=f"correct that, then {resume}: nothing is lost")
+            return kind(message or name, hint=f"nothing is lost: correct that, then run {resume}")
     if isinstance(error, (KeyboardInterrupt, SbpairError)):
         return error
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return Unavailable(f"Spark failed: {first}", hint=f"{resume} continues; nothing is lost")
+    return Unavailable(f"Spark failed: {first}", hint=f"nothing is lost: continue with {resume}")

@@ -104,7 +104,7 @@ def prove_run(archive: Archive) -> tuple[ReplayRun, Proof]:
     if run.direct:
         raise UsageError(
             f"run {run.id} is direct: it archived no messages that would prove it",
-            hint=f"'sbpair replay status {run.id}' shows its ledger's counts",
+            hint=f"see its ledger's counts with sbpair replay status {run.id}",
         )
     return run, verify(archive, run)
 

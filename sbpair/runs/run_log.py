@@ -133,7 +133,7 @@ def find_run(state: RunDatabase | None, start: str) -> RunRecord:
     """Return the run whose id begins with `start`. Raises UsageError if there is none or more than one."""
     found = [run for run in all_runs(state) if run.id.startswith(start.lower())] if state and start else []
     if not found:
-        raise UsageError(f"run {start!r} does not exist", hint="'sbpair runs list' lists the runs that are kept")
+        raise UsageError(f"run {start!r} does not exist", hint="list the runs with sbpair runs list")
     if len(found) > 1:
         some = " or ".join(run.id for run in found[:3])
         raise UsageError(f"{len(found)} runs begin with {start!r}", hint=f"give more of the id: {some}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from sbpair import config
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
+from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options.common import Display, PairSelection, StateDirectory, option, options
 from sbpair.cli.options.values import flags_of, positive_seconds_of
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
@@ -74,7 +75,7 @@ def command(
     if live and survey.endpoints:
         names = " and ".join(each.name for each in survey.endpoints.values())
         plan = f"creates, uses and deletes in {names}: {', '.join(questions.queue_names(tag))}"
-        screen.confirm("--live", plan, yes=yes)
+        screen.confirm("--live", plan, next_command("doctor", "--yes"), yes=yes)
     subject = CheckSubject(
         survey.endpoints,
         Path(str(config.file_setting(flags, os.environ).value)),
@@ -115,7 +116,7 @@ def _entry(check: "Check") -> Document:
         "outcome": str(check.outcome),
         **compared,
         "reason": check.reason,
-        "hint": detail.hint if detail else "",
+        "hint": with_options(detail.hint) if detail else "",
         "exit_code": check.exit_code,
     }
 
@@ -142,7 +143,7 @@ def _with_hints(checks: list["Check"], rows: list[tuple[object, ...]]) -> Iterat
     for check, text in zip(checks, texts, strict=True):
         yield text
         if check.detail and check.detail.hint:
-            yield columns([(f"  -> {check.detail.hint}",)])[0]
+            yield columns([(f"  -> {with_options(check.detail.hint)}",)])[0]
 
 
 def _as_words(name: str) -> str:

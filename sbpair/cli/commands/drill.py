@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import pairs
+from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Display, PairSelection, option, options
 from sbpair.cli.options.values import seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean
@@ -100,7 +101,7 @@ def command(
         )
     else:
         tag, queues = against_pair.new_drill_tag(), count or against_pair.OWN_QUEUES
-        screen.confirm("--against", _plan(pair, tag, queues), yes=target.yes)
+        screen.confirm("--against", _plan(pair, tag, queues), next_command("drill", "--yes"), yes=target.yes)
         result = run(
             lambda _stop: drill.drill_against(
                 pair, tag, queues=queues, seed=seed, intervals=intervals, on_event=on_event

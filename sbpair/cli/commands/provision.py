@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run_gracefully
+from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
 from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render import queues
@@ -69,7 +70,7 @@ def command(
     for item in report.of(Outcome.FAILED):
         screen.warn(f"{_title_of(item)} was not created: {item.reason}")
     if left := len(report.of(Outcome.NOT_TRIED)):
-        screen.warn(f"{left} not tried: run the command again to continue")
+        screen.warn(f"{left} not tried: continue with {next_command('provision')}")
     if stopped and report.of(Outcome.NOT_TRIED, Outcome.FAILED):
         raise KeyboardInterrupt
     return provisioning.provision_exit_code(report, strict=strict)

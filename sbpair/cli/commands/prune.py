@@ -5,6 +5,7 @@ from functools import partial
 from typing import Annotated
 
 from sbpair.cli.command_loop import run
+from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render import queues
@@ -36,7 +37,8 @@ def command(
       sbpair prune --count 5 --dry-run
       sbpair prune --count 5 --yes
 
-    Exit codes: 0 deleted, or only planned; 3 some were kept; 4 all were kept, since they hold messages
+    Exit codes: 0 deleted, or --dry-run; 3 some were kept; 4 not confirmed, or all were kept, since they hold
+    messages
 
     See also: sbpair help management
     """
@@ -54,11 +56,14 @@ def command(
     if not planned:
         return 0
     number = plural(len(planned), "queue")
+    command = next_command("prune", "--yes", without=["dry_run"])
+    if dry_run:
+        screen.say(f"nothing was deleted; delete {number} with {command}")
+        return 0
     can_ask = screen.can_ask and sys.stdout is not None and sys.stdout.isatty()
-    if not dry_run and can_ask and screen.asks(f"Delete {number}?"):
+    if can_ask and screen.asks(f"Delete {number}?"):
         return _remove(pair, screen, planned)
-    screen.say(f"nothing was deleted: confirm {number} with sbpair prune --yes")
-    return 0
+    raise not_confirmed("deleted", command)
 
 
 def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
@@ -79,7 +84,7 @@ def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
         raise
     _show(screen, report, dry_run=False)
     if report.of(Outcome.KEPT):
-        screen.say("kept queues hold messages: sbpair syphon --once moves all but dead letters")
+        screen.say(f"kept queues hold messages: move all but dead letters with {next_command('syphon', '--once')}")
     return pruning.prune_exit_code(report)
 
 

@@ -12,6 +12,7 @@ import typer
 from sbpair.cli.commands import replay_archive, replay_plan, replay_submit
 from sbpair.cli.commands.replay_submit import PrintSubmit
 from sbpair.cli.help import Command, CommandGroup
+from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
 from sbpair.cli.options.moves import (
     AllowMissing,
@@ -270,18 +271,23 @@ def _setting(text: str) -> tuple[str, str]:
 def _run(screen: Screen, act: Any) -> int:
     """Run a job with progress on stderr, then print its proof."""
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with replay_progress(screen) as progress:
-        result: ReplayResult = act(progress)
+    progress = replay_progress(screen)
+    try:
+        with progress:
+            result: ReplayResult = act(progress)
+    except KeyboardInterrupt:
+        if progress.run:
+            screen.say(f"interrupted; continue with {next_command('replay resume', progress.run)}")
+        raise
     proof = result.document()
     screen.result(replay_archive.SCHEMA, proof, replay_archive.table(proof))
-    code = result.proof.exit_code
+    code, resume = result.proof.exit_code, next_command("replay resume", result.run.id)
     if result.stopped and code in (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS):
-        screen.say(f"stopped; sbpair replay resume {result.run.id} continues it")
+        screen.say(f"stopped; continue with {resume}")
         return ExitCode.INTERRUPTED
     if result.proof.unsent and not result.run.direct:
-        others = "; --all sends the excluded ones" if result.run.options.selection else ""
-        left = f"{result.proof.unsent} messages in the archive are unsent"
-        screen.warn(f"{left}: sbpair replay resume {result.run.id} continues{others}")
+        others = "; add --all to send the excluded ones, too" if result.run.options.selection else ""
+        screen.warn(f"{result.proof.unsent} messages in the archive are unsent{others}; continue with {resume}")
     if remaining := sum(result.proof.remaining_in_queues.values()):
-        screen.warn(f"{remaining} messages remain in the backlog: sbpair replay resume {result.run.id} once unlocked")
+        screen.warn(f"{remaining} messages remain in the backlog; once they are unlocked, continue with {resume}")
     return code

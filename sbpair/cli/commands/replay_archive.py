@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
+from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options.common import Display, option, options
 from sbpair.cli.options.moves import ArchiveUrl, RunId, open_archive
 from sbpair.cli.render.screen import Screen, clean, size, some
 from sbpair.cli.render.table import columns
+from sbpair.errors import UsageError
 
 SCHEMA, STATUS_SCHEMA, GC_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1", "sbpair/replay-gc/1"
 BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
@@ -80,6 +82,7 @@ def gc_command(
     include_unsent: Annotated[
         bool, option("--include-unsent", "Also delete messages never sent: expired, quarantined, deduplicated")
     ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only print what would be deleted")] = False,
     yes: Annotated[bool, option("--yes -y", "Delete without asking")] = False,
     display: Display,
 ) -> int:
@@ -94,23 +97,28 @@ def gc_command(
       sbpair replay gc 20261122-101500-3f2a --archive /mnt/archive
       sbpair replay gc 20261122-101500-3f2a --archive /mnt/archive --yes
 
-    Exit codes: 0 deleted, or only planned; 4 refused: the run is unfinished or not proved
+    Exit codes: 0 deleted, or --dry-run; 4 not confirmed, or refused: the run is unfinished or not proved
     """
     screen = Screen(display)
+    if dry_run and yes:
+        raise UsageError("--dry-run and --yes exclude each other", hint="--yes deletes, --dry-run only prints")
     place = open_archive(archive, run_id)
     from sbpair.replay import gc
 
     planned = gc.plan_gc(place, unsent=include_unsent)
     what = f"{planned.files} files of run {run_id}, {size(planned.bytes)}"
     unsent = ", including messages that were never sent" if include_unsent else ""
-    deletes = planned.files > 0 and (yes or (screen.can_ask and screen.asks(f"Delete {what}{unsent}?")))
+    deletes = planned.files > 0 and not dry_run and (yes or (screen.can_ask and screen.asks(f"Delete {what}{unsent}?")))
     if deletes:
         gc.remove_messages(place, planned)
     result = {"run": run_id, "removed": deletes, "files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
     kept = f"; {planned.kept} messages that were never sent stay" if planned.kept else ""
     screen.result(GC_SCHEMA, result, [f"{'deleted' if deletes else 'would delete'} {what}{kept}"])
-    if not deletes:
-        screen.say("nothing was deleted" + (f": confirm with sbpair replay gc {run_id} --yes" if planned.files else ""))
+    if planned.files and not deletes:
+        command = next_command("replay gc", run_id, "--yes", without=["dry_run"])
+        if not dry_run:
+            raise not_confirmed("deleted", command)
+        screen.say(f"nothing was deleted; delete them with {command}")
     return 0
 
 

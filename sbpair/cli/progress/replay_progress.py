@@ -25,6 +25,7 @@ class ReplayProgress(Progress):
         self._board = PhaseBoard(time.monotonic())
         self._lock = threading.Lock()  # a thread draws it
         self._next, self._last = 0.0, 0
+        self.run = ""  # its id, once it has begun
 
     def __call__(self, event: "Event") -> None:
         """Report one event."""
@@ -33,6 +34,7 @@ class ReplayProgress(Progress):
         now = time.monotonic()
         with self._lock:
             if isinstance(event, ReplayPhase):
+                self.run = event.run or self.run
                 self._board.begin(event, now)
             elif isinstance(event, Expected):
                 self._board.expect(event)

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
+from sbpair.cli.next_command import not_confirmed
 from sbpair.cli.options.common import Display, LogFormat, Output
-from sbpair.errors import MachineLacks, Unsafe, UsageError
+from sbpair.errors import MachineLacks
 
 Document = Mapping[str, object]
 
@@ -94,6 +95,9 @@ class Screen:
     def warn(self, text: str) -> None:
         self._print("warning", text)
 
+    def error(self, text: str) -> None:
+        self._print("error", text)
+
     @property
     def can_ask(self) -> bool:
         """Whether a user at a terminal can read a question after a table, and answer it."""
@@ -110,15 +114,12 @@ class Screen:
             sys.stderr.write("\n")
             raise
 
-    def confirm(self, option: str, plan: str, *, yes: bool) -> None:
-        """Print the plan and ask for confirmation, unless `yes`. Raises UsageError off a terminal, Unsafe on a no."""
+    def confirm(self, option: str, plan: str, command: str, *, yes: bool) -> None:
+        """Print the plan and ask for confirmation, unless `yes`. Raises Unsafe without it; `command` would confirm."""
         self.warn(f"{option} {plan}")
-        if yes:
-            return
-        if not all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr)):
-            raise UsageError(f"{option} creates queues, which needs confirmation", hint="pass --yes")
-        if not self.asks("Continue?"):
-            raise Unsafe("not confirmed: nothing was created", hint=f"leave {option} out")
+        asking = all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr))
+        if not yes and not (asking and self.asks("Continue?")):
+            raise not_confirmed("created", command)
 
     def _print(self, level: str, text: str) -> None:
         from sbpair.cli import logs

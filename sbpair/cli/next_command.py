@@ -1,0 +1,101 @@
+"""Commands that are printed for pasting: they repeat this invocation's options that decide what they do.
+
+Options of output are not repeated, and neither are secrets.
+"""
+
+import re
+import shlex
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import Enum
+from typing import Any
+
+from sbpair.errors import SbpairError, Unsafe
+
+_invocation: ContextVar[Any] = ContextVar("invocation", default=None)
+_COMMAND = re.compile(r"\bsbpair ([a-z]+)(?: ([a-z]+))?\b(?! --help)")
+_SECRET_KEY = re.compile("secret|password|token|key", re.IGNORECASE)
+
+
+@contextmanager
+def invocation(context: Any) -> Iterator[None]:
+    """Let `next_command` know the options of this invocation, and complete the commands in the hint of an error."""
+    before = _invocation.set(context)
+    try:
+        yield
+    except SbpairError as error:
+        error.hint = with_options(error.hint)
+        raise
+    finally:
+        _invocation.reset(before)
+
+
+def next_command(path: str, *words: object, without: Collection[str] = ()) -> str:
+    """Return `sbpair PATH WORDS` with the given options that PATH also has, quoted for a shell.
+
+    An option in `words` replaces the given one. `without` has the names of parameters that are not repeated.
+    """
+    texts = [str(word) for word in words]
+    return shlex.join(["sbpair", *path.split(), *texts, *_repeated(path.split(), texts, without)])
+
+
+def with_options(text: str) -> str:
+    """Return a text with the given options in each command that it names."""
+    return _COMMAND.sub(_completed, text)
+
+
+def not_confirmed(action: str, command: str) -> Unsafe:
+    """Return the error for an action that needs a confirmation which was not given."""
+    return Unsafe(f"not confirmed: nothing was {action}", hint=f"confirm with {command}")
+
+
+def _completed(match: re.Match[str]) -> str:
+    from sbpair.cli.app import find_command
+
+    name, below = match[1], match[2]
+    if below and find_command([name, below]):
+        return next_command(f"{name} {below}")
+    return next_command(name) + (f" {below}" if below else "") if find_command([name]) else match[0]
+
+
+def _repeated(path: list[str], words: Collection[str], without: Collection[str]) -> Iterator[str]:
+    from sbpair.cli.app import find_command
+
+    context, target = _invocation.get(), find_command(path)
+    if context is None or target is None:
+        return
+    given = {param.name: context.params[param.name] for param in context.command.params if _is_given(context, param)}
+    if given.get("against", "default") != "default":
+        given["pair"] = given["against"]
+    if context.command.name == "run":  # a run keeps its choice of messages
+        without = {*without, "destination", "where"}
+    for param in target.params:
+        if param.name in given and param.name not in without and not {*words} & {*param.opts}:
+            yield from _words(param, given[param.name])
+
+
+def _is_given(context: Any, param: Any) -> bool:
+    source = context.get_parameter_source(param.name)
+    # Options of output have a section of their own.
+    shown = getattr(param, "rich_help_panel", None) == "Output"
+    return param.param_type_name == "option" and not shown and source is not None and source.name == "COMMANDLINE"
+
+
+def _words(param: Any, value: Any) -> Iterator[str]:
+    name = max(param.opts, key=len)
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        if each is True:
+            yield name
+        elif each not in (None, False):
+            text = _without_secret(name, str(each.value if isinstance(each, Enum) else each))
+            yield from [f"{name}={text}"] if text.startswith("-") else [name, text]
+
+
+def _without_secret(name: str, text: str) -> str:
+    if name == "--conf" and _SECRET_KEY.search(key := text.partition("=")[0]):
+        return f"{key}=***"
+    from urllib.parse import urlsplit
+
+    password = urlsplit(text).password if "://" in text else None
+    return text.replace(f":{password}@", ":***@") if password else text
