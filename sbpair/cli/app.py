@@ -124,7 +124,7 @@ def invoke(arguments: Sequence[str]) -> int:
     if os.environ.get(COMPLETION_VARIABLE):
         return _complete(command)
     try:
-        with command.make_context(PROGRAM, list(arguments) or ["--help"]) as context:
+        with command.make_context(PROGRAM, list(arguments) or ["--help"], obj=find_command) as context:
             result = command.invoke(context)
     except typer.Exit as exit_:
         return exit_.exit_code

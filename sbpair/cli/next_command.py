@@ -51,19 +51,17 @@ def not_confirmed(action: str, command: str) -> Unsafe:
 
 
 def _completed(match: re.Match[str]) -> str:
-    from sbpair.cli.app import find_command
-
     name, below = match[1], match[2]
-    if below and find_command([name, below]):
-        return next_command(f"{name} {below}")
-    return next_command(name) + (f" {below}" if below else "") if find_command([name]) else match[0]
+    path = [name, below] if below and _find([name, below]) else [name]
+    options = shlex.join(_repeated(path, (), ()))
+    if not options or options in match.string:
+        return match[0]
+    return match[0].replace(" ".join(path), " ".join([*path, options]), 1)
 
 
 def _repeated(path: list[str], words: Collection[str], without: Collection[str]) -> Iterator[str]:
-    from sbpair.cli.app import find_command
-
-    context, target = _invocation.get(), find_command(path)
-    if context is None or target is None:
+    context, target = _invocation.get(), _find(path)
+    if target is None:
         return
     given = {param.name: context.params[param.name] for param in context.command.params if _is_given(context, param)}
     if given.get("against", "default") != "default":
@@ -73,6 +71,12 @@ def _repeated(path: list[str], words: Collection[str], without: Collection[str])
     for param in target.params:
         if param.name in given and param.name not in without and not {*words} & {*param.opts}:
             yield from _words(param, given[param.name])
+
+
+def _find(path: list[str]) -> Any:
+    """Return a command by the function that the root gave to all contexts; None if there is none."""
+    context = _invocation.get()
+    return context.obj(path) if context else None
 
 
 def _is_given(context: Any, param: Any) -> bool:

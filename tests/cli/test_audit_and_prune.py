@@ -149,8 +149,9 @@ async def test_off_a_terminal_nothing_is_removed_without_consent() -> None:
     async with world() as w:
         code, out, err = await w.sbpair("prune", "--output", "json")
         printed = json.loads(out)
-        assert (code, printed["dry_run"], [each["name"] for each in printed["would_remove"]]) == (0, True, [EXTRA])
-        assert command.untimed(err) == "nothing was deleted: confirm 1 queue with sbpair prune --yes\n"
+        assert (code, printed["dry_run"], [each["name"] for each in printed["would_remove"]]) == (4, True, [EXTRA])
+        not_confirmed = ["error: not confirmed: nothing was deleted", "hint: confirm with sbpair prune --yes --count 1"]
+        assert err.splitlines() == not_confirmed
         assert w.secondary.find_queue(EXTRA) is w.extra
 
 
@@ -170,11 +171,11 @@ async def test_where_all_of_them_hold_messages_it_refuses() -> None:
         code, out, err = await w.sbpair("prune", "--yes")
         assert code == 4
         assert "it holds 1 message (1 active)" in out
-        assert "sbpair syphon --once moves all but dead letters" in err
+        assert "move all but dead letters with sbpair syphon --once" in err
         assert w.extra.description == BACKLOG
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"\n", 0, 2), (b"\x03", 130, 2)])
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"\n", 4, 2), (b"\x03", 130, 2)])
 async def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
     async with world() as w:
         ours, theirs = pty.openpty()
@@ -195,7 +196,7 @@ async def test_a_dry_run_asks_no_confirmation_and_deletes_nothing() -> None:
         ours, theirs = pty.openpty()
         process = await w.start_on(theirs, "prune", "--dry-run")
         try:
-            said = await asyncio.to_thread(read_until, ours, b"sbpair prune --yes\r\n")
+            said = await asyncio.to_thread(read_until, ours, b"sbpair prune --yes --count 1\r\n")
             assert await process.wait() == 0
         finally:
             os.close(ours)

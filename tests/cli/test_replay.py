@@ -257,8 +257,12 @@ def proved(tmp_path: Path) -> Archive:
 
 def test_off_a_terminal_and_without_consent_nothing_is_removed(proved: Archive) -> None:
     code, out, err = gc(proved)
-    assert (code, command.untimed(err)) == (0, "nothing was deleted: confirm with sbpair replay gc r1 --yes\n")
+    confirm = f"sbpair replay gc r1 --yes --archive {proved.url}"
+    assert (code, err) == (4, f"error: not confirmed: nothing was deleted\nhint: confirm with {confirm}\n")
     assert out.startswith("would delete 2 files of run r1, ")
+    code, planned, err = gc(proved, "--dry-run")
+    assert (code, planned) == (0, out)
+    assert command.untimed(err) == f"nothing was deleted; delete them with {confirm}\n"
     assert len(proved.files("segments")) == 1
 
 
@@ -295,7 +299,7 @@ def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left:
             seen += os.read(ours, 4_096)
         assert b"Delete 2 files of run r1" in seen
         os.write(ours, typed)
-        assert process.wait(60) == 0
+        assert process.wait(60) == (4 if left else 0)
         assert said in os.read(ours, 65_536)
     finally:
         os.close(ours)

@@ -233,6 +233,6 @@ async def test_before_the_first_run_there_is_nothing_to_list_and_nothing_is_made
         assert (code, out) == (2, "")
         assert err.splitlines() == [
             "error: run '260730' does not exist",
-            "hint: list the runs with sbpair runs list --state {tmp_path / 'none'}",
+            f"hint: list the runs with sbpair runs list --state {tmp_path / 'none'}",
         ]
     assert list(tmp_path.iterdir()) == []

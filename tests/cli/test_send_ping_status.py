@@ -85,7 +85,7 @@ async def test_a_file_with_a_wrong_line_is_refused_before_anything_is_sent(tmp_p
         # From stdin nobody knows what comes.
         code, out, err = await terminal.run("send", "orders", "--format", "jsonl", text=path.read_text())
         assert code == 3
-        assert command.untimed(err).splitlines()[-1] == "continue with: sbpair send orders --skip 1"
+        assert command.untimed(err).splitlines()[-1] == "continue with sbpair send orders --skip 1 --format jsonl"
         assert terminal.orders.counts().active == 1
 
 
@@ -101,7 +101,7 @@ async def test_an_interrupt_prints_the_receipt_and_the_command_to_continue(tmp_p
         out, err = await process.communicate()
         assert process.returncode == 130
         assert b"primary       2" in out
-        assert command.untimed(err.decode()).splitlines()[-1] == "continue with: sbpair send orders --skip 2"
+        assert command.untimed(err.decode()).splitlines()[-1] == "continue with sbpair send orders --skip 2"
 
 
 async def test_a_ping_reports_the_health_of_each_entity(tmp_path: Path) -> None:

@@ -151,7 +151,10 @@ def _pair_of(screen: Screen, target: DrillTarget, messages: int | None) -> "Pair
     from sbpair.config import DEFAULT_PAIR
 
     name = None if target.against == DEFAULT_PAIR else target.against
-    return selected_pair(PairSelection(pair=name, config=target.config), screen)
+    try:
+        return selected_pair(PairSelection(pair=name, config=target.config), screen)
+    except UsageError as error:
+        raise UsageError(error.message.replace("--pair:", "--against:"), hint=error.hint) from None
 
 
 def _plan(pair: "Pair", tag: str, queues: int) -> str:

@@ -1,7 +1,6 @@
 """`sbpair send`: runs `sbpair.message_io.send_lines` and prints its receipt."""
 
 import os
-import shlex
 import stat
 import sys
 import warnings
@@ -12,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run_gracefully
+from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options.common import Display, OutboxFile, PairSelection, argument, option, options
 from sbpair.cli.options.moves import Rate
 from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
@@ -157,11 +157,11 @@ def _table(result: "SendResult") -> Iterator[str]:
 def _print_next_command(screen: Screen, result: "SendResult", entity: str, file: str) -> None:
     if result.error is not None and not result.stopped:
         where = "" if result.line is None else f"line {result.line}: "
-        why = "; ".join(part.rstrip(".") for part in (result.error.message, result.error.hint) if part)
-        screen.warn(f"{where}{why}")
-    if (result.error is not None or result.stopped) and result.next_line > 1:
-        what = f" {shlex.quote(file)}" if file != STDIN else ""
-        screen.say(f"continue with: sbpair send {shlex.quote(entity)}{what} --skip {result.next_line - 1}")
+        screen.error(f"{where}{result.error.message}", with_options(result.error.hint))
+    if result.error is not None or result.stopped:
+        what = [] if file == STDIN else [file]
+        skipped = ["--skip", result.next_line - 1] if result.next_line > 1 else []
+        screen.say(f"continue with {next_command('send', entity, *what, *skipped)}")
 
 
 def _pair(connection: PairSelection, screen: Screen, failover_interval: str | None) -> "Pair":

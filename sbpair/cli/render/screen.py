@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from sbpair.cli.next_command import not_confirmed
 from sbpair.cli.options.common import Display, LogFormat, Output
@@ -95,8 +95,9 @@ class Screen:
     def warn(self, text: str) -> None:
         self._print("warning", text)
 
-    def error(self, text: str) -> None:
-        self._print("error", text)
+    def error(self, text: str, hint: str = "") -> None:
+        """Print an error of a command that still has a result to print."""
+        self._print("error", text, hint)
 
     @property
     def can_ask(self) -> bool:
@@ -121,13 +122,16 @@ class Screen:
         if not yes and not (asking and self.asks("Continue?")):
             raise not_confirmed("created", command)
 
-    def _print(self, level: str, text: str) -> None:
+    def _print(self, level: str, text: str, hint: str = "") -> None:
         from sbpair.cli import logs
 
         line = clean(text) if level == "info" else f"{level}: {clean(text)}"
         if self._display.log_format is LogFormat.JSON:
-            line = logs.line(level, "sbpair", clean(text))
-        elif level != "info" or not sys.stderr.isatty():
+            more: dict[str, Any] = {"hint": clean(hint)} if hint else {}
+            line = logs.line(level, "sbpair", clean(text), **more)
+        elif level == "error":
+            line += f"\nhint: {clean(hint)}" if hint else ""
+        elif level == "warning" or not sys.stderr.isatty():
             line = f"{logs.stamp()} {line}"
         sys.stderr.write(line + "\n")
         sys.stderr.flush()

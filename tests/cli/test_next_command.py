@@ -1,0 +1,166 @@
+"""Printed commands, pasted into a shell: each does what it says, with the options that were given."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.backlog import queue_path
+from sbpair.cli.app import find_command
+from sbpair.cli.next_command import invocation, next_command, with_options
+from sbpair.testing import Emulator
+from tests.kit.command import environment, run_program, untimed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout_seconds(90)
+
+CONFIG = """
+[pairs.other]
+[pairs.alpha]
+backlog_queues = 2
+[pairs.alpha.primary]
+connection_string_env = "ALPHA_PRIMARY"
+name = "contoso"
+[pairs.alpha.secondary]
+connection_string_env = "ALPHA_SECONDARY"
+name = "contoso-dr"
+"""
+PAIR = "--config '{home}/my config.toml' --pair alpha"
+PRINTED = re.compile(r"(?:with|run|:) (sbpair .*)$", re.MULTILINE)
+
+
+class Shell:
+    """A shell with the program `sbpair`, and a pair that only a configuration file elsewhere names."""
+
+    def __init__(self, emulator: Emulator, home: Path) -> None:
+        self.home = home
+        (home / "my config.toml").write_text(CONFIG)
+        (home / "lines.txt").write_text("a\n" + 300_000 * "b" + "\nc\n")
+        program = home / "sbpair"
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sbpair "$@"\n')
+        program.chmod(0o755)
+        self.primary, self.secondary = emulator.namespaces.values()
+        self.primary.create_queue("orders")
+        for index in range(4):
+            self.secondary.create_queue(queue_path("contoso", index))
+        found = environment(None, "XDG_", HOME=str(home), PATH=f"{home}:/usr/bin:/bin")
+        for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+            found[f"ALPHA_{side}"] = namespace.connection_string
+        self.environ = found
+
+    async def run(self, line: str) -> tuple[int, str]:
+        done = await asyncio.to_thread(run_program, "/bin/sh", "-c", line, env=self.environ)
+        return done.returncode, done.stderr
+
+    def queues(self) -> int:
+        return len(self.secondary.queues())
+
+    def sent(self) -> int:
+        return self.primary.queue("orders").counts().active
+
+
+@asynccontextmanager
+async def shell(home: Path) -> AsyncIterator[Shell]:
+    async with Emulator() as emulator:
+        yield Shell(emulator, home)
+
+
+CASES: list[tuple[str, int, Callable[[Shell], int], tuple[int, int]]] = [
+    (f"sbpair prune {PAIR}", 4, Shell.queues, (4, 2)),
+    (f"sbpair prune -n 3 {PAIR} -o json", 4, Shell.queues, (4, 3)),
+    (f"sbpair prune --dry-run {PAIR}", 0, Shell.queues, (4, 2)),
+    ("sbpair drill --against alpha --config '{home}/my config.toml' -n 1 --rate 100", 4, Shell.queues, (4, 4)),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "count", "counts"), CASES, ids=[line[:24] for line, *_ in CASES])
+async def test_the_printed_command_does_what_it_says(
+    line: str, code: int, count: Callable[[Shell], int], counts: tuple[int, int], tmp_path: Path
+) -> None:
+    async with shell(tmp_path) as sh:
+        got, err = await sh.run(line.format(home=tmp_path))
+        assert (got, count(sh)) == (code, counts[0]), err
+        [printed] = PRINTED.findall(err)
+        assert await sh.run(f"{printed} -q") == (0, "") or "--against" in line
+        assert count(sh) == counts[1]
+
+
+async def test_a_send_continues_after_the_line_that_was_refused(tmp_path: Path) -> None:
+    async with shell(tmp_path) as sh:
+        lines = tmp_path / "lines.txt"
+        code, err = await sh.run(f"sbpair send orders {lines} --format lines --rate 100 {PAIR}".format(home=tmp_path))
+        assert (code, sh.sent()) == (3, 1), err
+        assert "error: line 2: " in err
+        [printed] = PRINTED.findall(err)
+        assert "--skip 1 --format lines --rate 100 --pair alpha" in printed
+        lines.write_text("a\nb\nc\n")
+        assert (await sh.run(printed))[0] == 0
+        assert sh.sent() == 3
+
+
+async def test_a_hint_carries_the_options_too(tmp_path: Path) -> None:
+    async with shell(tmp_path) as sh:
+        code, err = await sh.run(f"sbpair runs show 26 --state /nowhere {PAIR}".format(home=tmp_path))
+        assert code == 2
+        [printed] = PRINTED.findall(err)
+        code, err = await sh.run(printed)
+        assert (code, untimed(err)) == (0, "no runs yet: /nowhere has no state\n")
+
+
+def printed_by(line: str, act: Callable[..., str], *arguments: Any, **options: Any) -> str:
+    """Return a command as it is printed during the command of a line."""
+    words = shlex.split(line)
+    path = words[:2] if words[0] in ("replay", "partition") else words[:1]
+    command = find_command(path)
+    name = " ".join(["sbpair", *path])
+    with command.make_context(name, words[len(path) :], obj=find_command) as context, invocation(context):
+        return act(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "words", "printed"),
+    [
+        ("prune -n 5 -v -o json", "prune", ["--yes"], "sbpair prune --yes --count 5"),
+        ("prune -n 5 --primary contoso", "syphon", ["--once"], "sbpair syphon --once --count 5 --primary contoso"),
+        ("send orders -- 'my file'", "send", ["orders", "my file"], "sbpair send orders 'my file'"),
+        ("drill --against eu -n 2", "doctor", [], "sbpair doctor --pair eu"),
+        ("drill --against default", "doctor", [], "sbpair doctor"),
+        (
+            "replay run --archive 'a b' --conf a=1 --conf fs.secret=x --where x --no-lease --state s --mode direct",
+            "replay resume",
+            ["r1"],
+            "sbpair replay resume r1 --archive 'a b' --state s --no-lease --conf a=1 --conf 'fs.secret=***'",
+        ),
+        ("replay stop r1 --archive s3://me:hush@b/c", "replay resume", ["r1"], "sbpair replay resume r1 --archive X"),
+        ("replay resume r1 --archive a --all", "replay resume", ["r1"], "sbpair replay resume r1 --archive a --all"),
+    ],
+)
+def test_options_that_decide_what_a_command_does_are_repeated(
+    line: str, path: str, words: list[str], printed: str
+) -> None:
+    expected = printed.replace("--archive X", "--archive 's3://me:***@b/c'")
+    assert printed_by(line, next_command, path, *words) == expected
+
+
+def test_a_text_gets_the_options_in_each_command_that_it_names_once() -> None:
+    line = "audit -n 5 --pair eu"
+    text = "run sbpair doctor or sbpair replay plan; see sbpair provision --help, sbpair help runbook and sbpair's page"
+    done = printed_by(line, with_options, text)
+    assert done == text.replace("sbpair doctor", "sbpair doctor --pair eu").replace(
+        "replay plan", "replay plan --count 5 --pair eu"
+    )
+    named = f"confirm with {printed_by(line, next_command, 'prune', '--yes')}"
+    assert printed_by(line, with_options, named) == named
+
+
+def test_outside_a_command_nothing_is_repeated() -> None:
+    assert next_command("replay resume", "r1") == "sbpair replay resume r1"
