@@ -11,6 +11,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from sbpair.cli.plain_values import convert_plainly
+
 MAX_WIDTH = 100
 MIN_WIDTH = 50
 MAX_NAME = 28
@@ -24,7 +26,11 @@ Row = tuple[str, str]
 
 
 class Command(TyperCommand):
-    """A command whose help is written here."""
+    """A command whose help is written here, and whose plain values typer does not convert."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        convert_plainly(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return HELP_OPTIONS
@@ -45,6 +51,10 @@ class Command(TyperCommand):
 
 class CommandGroup(TyperGroup):
     """A group of commands, whose help lists them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        convert_plainly(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return HELP_OPTIONS
