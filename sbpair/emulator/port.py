@@ -36,21 +36,25 @@ EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not
 
 
 class Port:
-    """The port of one namespace: its listening socket and its connections."""
+    """The port of one namespace: its listening socket and its connections.
+
+    `http` makes the server of its HTTP connections when the first one comes: aiohttp takes long to load.
+    """
 
     def __init__(
         self,
         namespace: Namespace,
         listening: socket.socket,
         amqp: AmqpFactory,
-        http: web.Server,
+        http: Callable[[], web.Server],
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._namespace = namespace
         self._tls = tls
         self._socket = listening
         self._amqp = amqp
-        self._http = http
+        self._make_http = http
+        self._http: web.Server | None = None
         self._connections: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self._server: asyncio.Server | None = None
 
@@ -72,12 +76,14 @@ class Port:
             return None
         # HTTP is served even while the namespace is down: the control API uses it.
         if protocol == "http":
+            self._http = self._http or self._make_http()
             return self._http()
         return None if self._namespace.is_down else self._amqp(self._namespace)
 
     def break_connections(self) -> None:
         """Abort all connections but those with an HTTP request in progress: one of them may have begun the outage."""
-        in_progress = [each.transport for each in self._http.connections if each.transport is not None]
+        requests = self._http.connections if self._http else []
+        in_progress = [each.transport for each in requests if each.transport is not None]
         kept = {socket_id(transport) for transport in in_progress if not transport.is_closing()}
         for transport in list(self._connections):
             if socket_id(transport) not in kept:
@@ -88,9 +94,10 @@ class Port:
         if self._server is not None:
             self._server.close()
         self.break_connections()
-        # Closes idle connections, so that shutdown() waits only for requests in progress.
-        self._http.pre_shutdown()
-        await self._http.shutdown(STOP_SECONDS)
+        if self._http is not None:
+            # Closes idle connections, so that shutdown() waits only for requests in progress.
+            self._http.pre_shutdown()
+            await self._http.shutdown(STOP_SECONDS)
         for transport in list(self._connections):
             transport.abort()
         if self._server is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import AbstractContextManager, AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from sbpair.emulator.access.bearer import Bearers
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    from aiohttp import web
 
     from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
     from sbpair.emulator.port import AmqpFactory
@@ -111,13 +114,7 @@ class Emulator:
         return tls_for([*hosts, *names], self._options.ca_file)
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
-        from sbpair.emulator.frontends.arm.arm_frontend import ArmFrontend
-        from sbpair.emulator.frontends.http.control_frontend import ControlFrontend
-        from sbpair.emulator.frontends.http.http_frontend import http_server
-
         soon = asyncio.get_running_loop().call_soon
-        control = ControlFrontend(self.namespaces, self.faults, self.clock, self.advance)
-        arm = ArmFrontend(self.namespaces)
         if self._options.identity:
             from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
 
@@ -139,10 +136,18 @@ class Emulator:
             namespace.bearers = Bearers(issuer, accept_any=self._options.accept_any_token)
             self.namespaces[requested.name] = namespace
             tls = self._tls.context if self._tls else None
-            http = http_server(namespace, control, arm, self._identity)
+            http = partial(self._http_server, namespace)
             port = Port(namespace, each, self._amqp or default_amqp_factory(), http, tls)
             await port.start()
             stack.push_async_callback(port.stop)
+
+    def _http_server(self, namespace: Namespace) -> web.Server:
+        from sbpair.emulator.frontends.arm.arm_frontend import ArmFrontend
+        from sbpair.emulator.frontends.http.control_frontend import ControlFrontend
+        from sbpair.emulator.frontends.http.http_frontend import http_server
+
+        control = ControlFrontend(self.namespaces, self.faults, self.clock, self.advance)
+        return http_server(namespace, control, ArmFrontend(self.namespaces), self._identity)
 
     async def __aexit__(self, *_: object) -> None:
         self.faults.end_all()

@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from azure.core.exceptions import AzureError
-
-from sbpair.azure.data_plane import open_sender
 from sbpair.errors import AccessError, ExitCode, SbpairError, TimedOut
-from sbpair.failover import sdk_messages
 from sbpair.failover.entity_states import Deliver, Ping, TimerTask
 
 if TYPE_CHECKING:
@@ -39,6 +35,10 @@ log = logging.getLogger(__name__)
 
 async def send_ping(primary: Endpoint, entity: str, seconds: float = PING_SECONDS) -> None:
     """Send a ping over a connection of its own. Raises SbpairError if the entity does not accept it."""
+    # Here and below: the SDK takes a fifth of a second to load, and `status` may have nothing to ping.
+    from sbpair.azure.data_plane import open_sender
+    from sbpair.failover import sdk_messages
+
     async with open_sender(primary, entity) as sender:
         # Entities that require sessions accept it: no receiver holds a new session.
         await sender.send(sdk_messages.ping_message(uuid.uuid4().hex), seconds)
@@ -46,6 +46,8 @@ async def send_ping(primary: Endpoint, entity: str, seconds: float = PING_SECOND
 
 async def open_link(side: Endpoint, entity: str, _seconds: float = PING_SECONDS) -> None:
     """Open a link to the entity and close it: a check without a message."""
+    from sbpair.azure.data_plane import open_sender
+
     async with open_sender(side, entity):
         pass
 
@@ -247,5 +249,7 @@ class PingerThread:
 
 def _sdk_error(error: Exception | None) -> Exception | None:
     """Return the SDK error that caused it, as callers of a sender expect."""
+    from azure.core.exceptions import AzureError
+
     cause = error.__cause__ if isinstance(error, SbpairError) else None
     return cause if isinstance(cause, AzureError) else error
