@@ -105,7 +105,7 @@ async def authorization_for(endpoint: Endpoint) -> AsyncIterator[Callable[[], Aw
     credential = endpoint.credential
     if isinstance(credential, Identity):
         async with token_credential(credential) as source:
-            yield _BearerTokens(source).header
+            yield BearerTokens(source).header
         return
 
     async def header() -> str:
@@ -116,15 +116,16 @@ async def authorization_for(endpoint: Endpoint) -> AsyncIterator[Callable[[], Aw
     yield header
 
 
-class _BearerTokens:
+class BearerTokens:
     """Headers with a token that is requested again before it expires."""
 
-    def __init__(self, source: AsyncTokenCredential) -> None:
+    def __init__(self, source: AsyncTokenCredential, now: Callable[[], float] = time.time) -> None:
         self._source = source
+        self._now = now
         self._token: AccessToken | None = None
 
     async def header(self) -> str:
-        if self._token is None or self._token.expires_on - time.time() < RENEW_SECONDS:
+        if self._token is None or self._token.expires_on - self._now() < RENEW_SECONDS:
             self._token = await self._source.get_token(SERVICE_BUS_SCOPE)
         return f"Bearer {self._token.token}"
 

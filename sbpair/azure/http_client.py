@@ -217,7 +217,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, str, str, dict[
 async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
     body = bytearray()
     while True:
-        line = _CHUNK_LINE.fullmatch(await reader.readline())
+        line = _CHUNK_LINE.fullmatch(await reader.readuntil(b"\n"))
         if line is None:
             raise NotHttp("a chunk has no length")
         size = int(line[1], 16)
@@ -226,7 +226,7 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
         _check_size(len(body) + size)
         body += await reader.readexactly(size)
         await reader.readexactly(2)
-    while (await reader.readline()).strip():
+    while (await reader.readuntil(b"\n")).strip():
         pass
     return bytes(body)
 

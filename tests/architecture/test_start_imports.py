@@ -1,0 +1,77 @@
+"""The modules that short commands load: each foreign package that they do without costs time at every start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from sbpair.testing import Emulator
+from tests.kit.command import environment, finished, run_program, start
+
+MANAGEMENT_SDK = {"azure.mgmt", "azure.servicebus.management"}
+HEAVY = {*MANAGEMENT_SDK, "aiohttp", "azure", "cryptography", "lark", "opentelemetry", "pandas", "pyarrow", "pydantic"}
+HEAVY |= {"pyspark", "requests", "rich"}
+CLIENT = {"sbpair.amqp_client", "sbpair.azure.atom"}
+TRACE = ("-X", "importtime")
+IMPORTED = re.compile(r"^import time: .*\| +(\S+)$", re.MULTILINE)
+
+
+def loaded(trace: str) -> set[str]:
+    """Return the modules of Python's trace of imports, and the packages that contain them."""
+    names = [name.split(".") for name in IMPORTED.findall(trace)]
+    return {".".join(parts[:length]) for parts in names for length in range(1, len(parts) + 1)}
+
+
+async def trace_of(*words: str) -> set[str]:
+    """Return what a command loads, against an emulated pair with two empty backlog queues."""
+    async with Emulator() as emulator:
+        env = environment(emulator)
+        for given in (("provision", "--count", "2"), words):
+            process = await start(*given, env=env, python=TRACE)
+            code, _, trace = await finished(process)
+            assert code == 0, trace
+    return loaded(trace)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "syphon --once --count 2",
+        "syphon --once --count 2 --output json --log-format json",
+        "status --count 2",
+        "audit --count 2",
+        "provision --dry-run --count 3",
+    ],
+)
+async def test_commands_that_read_load_no_sdk_and_no_web_framework(command: str) -> None:
+    modules = await trace_of(*command.split())
+    assert modules & HEAVY == set()
+    assert "sbpair.azure.atom" in modules
+
+
+async def test_what_creates_queues_loads_the_management_sdk_alone() -> None:
+    modules = await trace_of("provision", "--count", "3")
+    assert modules & MANAGEMENT_SDK == {"azure.servicebus.management"}
+    assert modules.isdisjoint({"pyspark", "pandas", "rich"})
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "syphon --help", "schema syphon"])
+def test_help_loads_no_client_at_all(command: str) -> None:
+    done = run_program(sys.executable, *TRACE, "-m", "sbpair", *command.split(), env=environment(None))
+    assert done.returncode == 0
+    assert loaded(done.stderr) & (HEAVY | CLIENT) == set()
+
+
+def test_an_emulator_loads_its_web_framework_with_the_first_request() -> None:
+    command = [sys.executable, *TRACE, "-m", "sbpair", "emulator", "--quiet", "--namespace", "contoso=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "contoso" in process.stdout.readline()
+        process.terminate()
+        _, trace = process.communicate(timeout=30)
+    modules = loaded(trace)
+    assert "sbpair.emulator.server" in modules
+    assert modules & (HEAVY | CLIENT) == set()

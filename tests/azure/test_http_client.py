@@ -1,0 +1,195 @@
+"""The HTTP client of the management side against peers that answer byte by byte, and through a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sbpair.azure import http_client
+from sbpair.azure.atom import open_atom
+from sbpair.azure.credentials import RENEW_SECONDS, BearerTokens
+from sbpair.azure.http_client import HttpClient, NotHttp
+from sbpair.client_tls import client_context
+from sbpair.errors import Unreachable
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint, SasKey
+from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.waiting import until
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n"
+LAST = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
+UNTIL_THE_END = b"HTTP/1.0 404 Not Found\r\n\r\nall of it"
+
+
+@dataclass
+class Peer:
+    """A server that gives its answers in turn, `per_connection` to each connection, which it then closes."""
+
+    answers: list[bytes]
+    per_connection: int = 100
+    requests: list[str] = field(default_factory=list)
+    connections: int = 0
+    port: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        for _ in range(min(self.per_connection, len(self.answers))):
+            head = await reader.read(4096)
+            if not head:
+                break
+            self.requests.append(head.decode())
+            answer = self.answers.pop(0)
+            writer.write(answer)
+            if answer in (LAST, UNTIL_THE_END) or not self.answers:
+                break
+        writer.close()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        address = f"127.0.0.1:{self.port}"
+        return Endpoint("contoso", address, "127.0.0.1", self.port, False, SasKey("root", "a2V5"), emulator=True)
+
+
+@asynccontextmanager
+async def connected(*answers: bytes, per_connection: int = 100) -> AsyncIterator[tuple[Peer, HttpClient]]:
+    peer = Peer(list(answers), per_connection)
+    server = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
+    peer.port = server.sockets[0].getsockname()[1]
+    async with server, HttpClient(peer.endpoint) as client:
+        yield peer, client
+
+
+async def test_requests_share_a_connection_and_name_the_authority() -> None:
+    async with connected(OK, CHUNKED, OK) as (peer, client):
+        bodies = [(await client.request("GET", f"/{number}", {"Authorization": "x"})).body for number in range(3)]
+    assert bodies == [b"hi", b"abcde", b"hi"]
+    assert peer.connections == 1
+    assert peer.requests[2].splitlines()[:2] == ["GET /2 HTTP/1.1", f"Host: 127.0.0.1:{peer.port}"]
+    assert "Authorization: x" in peer.requests[2].splitlines()
+
+
+async def test_a_connection_that_its_peer_ends_is_not_used_again() -> None:
+    async with connected(LAST, UNTIL_THE_END, OK) as (peer, client):
+        answers = [await client.request("GET", "/") for _ in range(3)]
+    assert [(each.status, each.reason, each.body) for each in answers] == [
+        (200, "OK", b"hi"),
+        (404, "Not Found", b"all of it"),
+        (200, "OK", b"hi"),
+    ]
+    assert peer.connections == 3
+
+
+async def test_a_get_is_sent_again_where_an_idle_connection_was_closed() -> None:
+    async with connected(OK, OK, per_connection=1) as (peer, client):
+        assert (await client.request("GET", "/")).body == b"hi"
+        assert (await client.request("GET", "/")).body == b"hi"
+    assert peer.connections == 2
+
+
+async def test_a_deletion_has_a_connection_of_its_own() -> None:
+    async with connected(OK, OK) as (peer, client):
+        await client.request("GET", "/")
+        await client.request("DELETE", "/")
+        assert peer.connections == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * http_client.MAX_HEAD_BYTES + b"\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_or_too_large_is_refused(answer: bytes) -> None:
+    async with connected(answer) as (_, client):
+        with pytest.raises(NotHttp):
+            await client.request("GET", "/")
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200", OK[:-1], CHUNKED[:60]])
+async def test_an_answer_that_ends_early_is_a_broken_connection(answer: bytes) -> None:
+    async with connected(answer) as (_, client):
+        with pytest.raises(ConnectionResetError):
+            await client.request("GET", "/")
+
+
+async def test_a_cancelled_request_gives_its_connection_up() -> None:
+    async with connected(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", OK, OK) as (peer, client):
+        waiting = asyncio.ensure_future(client.request("GET", "/"))
+        await until(lambda: len(peer.requests) == 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await client.request("GET", "/")).body == b"hi"
+    assert peer.connections == 2
+
+
+@pytest.mark.parametrize("status", [200, 407])
+async def test_a_proxy_of_the_environment_is_used_with_tls(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(f"HTTP/1.1 {status} Whatever\r\n\r\n".encode())
+        if status == 200:
+            host, _, port = asked[-1].split()[1].partition(":")
+            there, back = await asyncio.open_connection(host, int(port))
+            await asyncio.gather(_piped(reader, back), _piped(there, writer))
+        writer.close()
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    for name in ("no_proxy", "NO_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:se%40cret@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with server, Emulator(options=EmulatorOptions(tls=True)) as emulator:
+        found = endpoint_from_connection_string(emulator.ready.namespaces[0].tls_connection_string)
+        endpoint = replace(found, ca_file=emulator.ready.ca_file)
+        async with open_atom(endpoint) as namespace:
+            if status == 200:
+                assert await namespace.list_under("") == []
+            else:
+                with pytest.raises(Unreachable, match="answered 407"):
+                    await namespace.list_under("")
+    user = base64.b64encode(b"me:se@cret").decode()
+    assert f"Proxy-Authorization: Basic {user}" in asked[0].splitlines()
+
+
+async def test_one_tls_context_serves_until_its_file_changes(tmp_path: Path) -> None:
+    async with Emulator(options=EmulatorOptions(tls=True, ca_file=tmp_path / "ca.pem")):
+        trusted = str(tmp_path / "ca.pem")
+        first = client_context(trusted)
+        assert client_context(trusted) is first
+        os.utime(trusted, ns=(0, 0))
+        assert client_context(trusted) is not first
+
+
+async def _piped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+
+async def test_a_bearer_token_is_requested_again_shortly_before_it_expires() -> None:
+    lives = [RENEW_SECONDS + 10.0, RENEW_SECONDS - 10.0, 3600.0]
+
+    class Source:
+        async def get_token(self, _scope: str) -> SimpleNamespace:
+            return SimpleNamespace(token=f"token {len(lives)}", expires_on=1000.0 + lives.pop(0))
+
+    tokens = BearerTokens(Source(), now=lambda: 1000.0)  # type: ignore[arg-type]
+    assert [await tokens.header() for _ in range(3)] == ["Bearer token 3"] * 3
+    tokens = BearerTokens(Source(), now=lambda: 1000.0)  # type: ignore[arg-type]
+    assert [await tokens.header() for _ in range(3)] == ["Bearer token 2", "Bearer token 1", "Bearer token 1"]

@@ -1,0 +1,75 @@
+"""CPU seconds, of user and system together, of commands that have next to nothing to do: what it takes to start.
+
+python -m tests.benchmarks.startup [--rounds N] [--output json]
+
+The commands take turns against one emulated pair with empty queues; the bytecode is cached before the first round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator, spent_by
+
+SBPAIR = (sys.executable, "-m", "sbpair")
+COUNT = ("--count", "2")
+COMMANDS = {
+    "help": ("--help",),
+    "syphon": ("syphon", "--once", *COUNT),
+    "status": ("status", *COUNT),
+    "audit": ("audit", *COUNT),
+    "provision": ("provision", "--dry-run", *COUNT),
+}
+PYTHON = (sys.executable, "-c", "pass")
+
+
+def emulator_cpu_s() -> float:
+    """Return what an emulator of one namespace has spent when it is ready."""
+    with emulator("contoso") as (pid, _):
+        return cpu_seconds(pid)
+
+
+def measured(rounds: int) -> dict[str, list[float]]:
+    with emulator("contoso", "contoso-dr") as (_, namespaces), tempfile.TemporaryDirectory() as state:
+        env = emulated_environment(namespaces, state)
+        subprocess.run([*SBPAIR, "provision", *COUNT], env=env, check=True, stdout=subprocess.DEVNULL)
+        commands = {"python": PYTHON, **{name: (*SBPAIR, *words) for name, words in COMMANDS.items()}}
+        taken: dict[str, list[float]] = {name: [] for name in (*commands, "emulator")}
+        # The first round compiles what is not cached.
+        for _ in range(rounds + 1):
+            for name, command in commands.items():
+                taken[name].append(spent_by(list(command), env).cpu_s)
+            taken["emulator"].append(emulator_cpu_s())
+    return {name: each[1:] for name, each in taken.items()}
+
+
+def figures(seconds: list[float]) -> dict[str, float]:
+    found = {"min": min(seconds), "median": statistics.median(seconds), "max": max(seconds)}
+    return {name: round(each, 3) for name, each in found.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+    found = {name: figures(each) for name, each in measured(options.rounds).items()}
+    build = f"{platform.python_implementation()} {platform.python_version()}, {platform.python_compiler()}"
+    if options.output == "json":
+        document = {"schema": "sbpair/benchmark/1", "python": build, "rounds": options.rounds, "cpu_s": found}
+        sys.stdout.write(json.dumps(document) + "\n")
+        return 0
+    sys.stdout.write(f"CPU seconds, {options.rounds} rounds, {build}\n{'':12}  MIN  MEDIAN    MAX\n")
+    for name, each in found.items():
+        sys.stdout.write(f"{name:10}  {each['min']:.3f}   {each['median']:.3f}  {each['max']:.3f}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
