@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,16 +18,19 @@ from sbpair.azure.health import check_health
 from sbpair.errors import AccessError, ExitCode, SbpairError, UsageError
 from sbpair.failover.pinger import Health, PingResult, open_link, ping_all, ping_exit_code
 from sbpair.management import auditing
+from sbpair.management.audit_findings import AuditFinding
 from sbpair.management.backlog_scan import open_backlog_scan
+from sbpair.management.backlog_status import BacklogTotal, QueueStatus, queue_status, total_of
 from sbpair.management.comparison import desired_queues
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome
 from sbpair.move.peek.destination_lookup import OTHERS
 
 if TYPE_CHECKING:
-    from sbpair.management.audit_findings import DestinationSummary, QueueItem
+    from sbpair.management.audit_findings import DestinationSummary
     from sbpair.model.pair import Endpoint, Pair
 
+FINDINGS = (AuditFinding.MESSAGES, AuditFinding.DEAD_LETTERS)
 MAX_DESTINATIONS = 100
 MAX_PEEK = 250
 """One page of each queue: the first message is the oldest, except for scheduled ones."""
@@ -47,23 +50,12 @@ class SideStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueStatus:
-    """A backlog queue. `messages` wait to be moved, at least so many unless `exact`; None is unknown."""
-
-    path: str
-    messages: int | None = None
-    dead_letters: int | None = None
-    exact: bool = True
-    oldest_seconds: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class DestinationStatus:
-    """A queue or topic of the primary, and the number of peeked messages for it."""
+    """A queue or topic of the primary, and the messages for it in the backlog: at least `waiting` unless `exact`."""
 
     link: PingResult
     waiting: int
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +79,19 @@ class Status:
     outbox: OutboxStatus | None = None
 
     @property
+    def total(self) -> BacklogTotal:
+        """All backlog queues together."""
+        return total_of(self.queues)
+
+    @property
+    def found(self) -> Mapping[AuditFinding, Collection[object]]:
+        """The queues of each kind of finding that status knows."""
+        return {
+            AuditFinding.MESSAGES: [each for each in self.queues if each.messages or each.scheduled],
+            AuditFinding.DEAD_LETTERS: [each for each in self.queues if each.dead_letters],
+        }
+
+    @property
     def exit_code(self) -> int:
         """6 where a side or an entity is down, 3 where an entity is broken, 5 for refused access alone, else 0."""
         if not (self.primary.answers and self.secondary.answers):
@@ -100,6 +105,7 @@ class _Backlog:
     waiting: tuple[tuple[str, int], ...] = ()
     unseen: tuple[tuple[str, str], ...] = ()
     denied: bool = False
+    complete: bool = False
 
 
 async def read_status(
@@ -126,7 +132,7 @@ async def read_status(
     paths = list(names.values())[: len(set(entities)) + MAX_DESTINATIONS]
     links = await _links(primary, paths, seconds)
     counts = {name.lower(): count for name, count in waiting.items()}
-    found = tuple(DestinationStatus(link, counts.get(link.entity.lower(), 0)) for link in links)
+    found = tuple(DestinationStatus(link, counts.get(link.entity.lower(), 0), backlog.complete) for link in links)
     return Status(primary, secondary, backlog.queues, found, backlog.unseen, backlog.denied, outbox_status)
 
 
@@ -164,9 +170,10 @@ async def _backlog(pair: Pair) -> _Backlog:
     except SbpairError as error:
         return _Backlog(unseen=((pair.secondary.name, error.message),))
     return _Backlog(
-        tuple(_queue(item) for item in found if item.outcome is not Outcome.FOREIGN),
+        tuple(queue_status(item) for item in found if item.outcome is not Outcome.FOREIGN),
         _waiting(found.destinations),
         tuple((each.name, each.reason) for each in found.unseen if each.name != pair.primary.name),
+        complete=found.complete,
     )
 
 
@@ -189,20 +196,8 @@ async def _peek_backlog(pair: Pair, why: str) -> _Backlog:
         )
         for path, fill in scanned.items()
     )
-    return _Backlog(queues, waiting, (*unseen.items(), (pair.secondary.name, why)), denied)
+    return _Backlog(queues, waiting, (*unseen.items(), (pair.secondary.name, why)), denied, scan.complete)
 
 
 def _waiting(destinations: Sequence[DestinationSummary]) -> tuple[tuple[str, int], ...]:
     return tuple((each.name, each.messages) for each in destinations if each.name not in ("", OTHERS))
-
-
-def _queue(item: QueueItem) -> QueueStatus:
-    detail = item.detail
-    counts, fill = (detail.counts, detail.fill) if detail else (None, None)
-    return QueueStatus(
-        item.name,
-        counts.active if counts else None,
-        counts.dead_letter if counts else None,
-        oldest_seconds=fill.oldest_seconds if fill else None,
-        note="" if item.outcome is Outcome.OK else f"{item.outcome}: {item.reason}",
-    )

@@ -5,6 +5,7 @@ nothing; the command reports them when it runs.
 """
 
 import os
+from collections.abc import Iterable
 
 import typer
 
@@ -36,6 +37,17 @@ def findings(incomplete: str) -> list[str]:
     """Return the kinds of findings that may follow the typed ones."""
     from sbpair.management.audit_findings import AuditFinding
 
+    return _after(incomplete, AuditFinding)
+
+
+def status_findings(incomplete: str) -> list[str]:
+    """Return those of them that status knows."""
+    from sbpair.status import FINDINGS
+
+    return _after(incomplete, FINDINGS)
+
+
+def _after(incomplete: str, known: Iterable[str]) -> list[str]:
     before = incomplete[: incomplete.rfind(",") + 1]
-    kinds = [kind for kind in AuditFinding if kind not in before.split(",")]
+    kinds = [kind for kind in known if kind not in before.split(",")]
     return [before + kind for kind in (*kinds, *([] if before else ["all", "none"]))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -77,6 +78,10 @@ class SendTally:
         return bool(self.lost or self.unexplained or self.altered or self.refused)
 
 
+CONNECTION_LOST = re.compile(r"( with an error that counts)?: ServiceBusConnectionError: .*", re.DOTALL)
+"""The end of an event that an outage causes: the drill announces the outage, and the SDK's words look like a bug."""
+
+
 @dataclass
 class Application:
     """An application's sent messages, encoded, by message id, and its client's events."""
@@ -119,7 +124,7 @@ class Application:
         if isinstance(event, SendInDoubt):
             self.doubtful.update(event.message_ids)
         self.left += isinstance(event, QueueLeft)
-        emit("sender", str(event))
+        emit("sender", CONNECTION_LOST.sub(": the connection was lost", str(event)))
         self.changed.set()
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from sbpair import backlog
 from sbpair.errors import ExitCode
+from sbpair.management.backlog_status import BacklogTotal, queue_status, total_of
 from sbpair.management.comparison import Change, ChangeKind, Plan, describe_differences, why_unexpected
 from sbpair.model.entities import PROPERTY_NAMES
 from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Utilisation
@@ -69,17 +70,28 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Audit(Report[QueueFinding]):
-    """One item a queue: desired ones by index, then extra ones, then those of other primaries."""
+    """One item a queue: desired ones by index, then extra ones, then those of other primaries.
+
+    Unless `complete`, not all messages were peeked, and the numbers of `destinations` are minimums.
+    """
 
     destinations: tuple[DestinationSummary, ...] = ()
     unseen: tuple[Unseen, ...] = ()
+    complete: bool = True
 
     @property
     def findings(self) -> frozenset[AuditFinding]:
         """The kinds that were found at least once."""
-        return frozenset(kind for kind, found in self._found().items() if found)
+        return frozenset(kind for kind, found in self.found.items() if found)
 
-    def _found(self) -> Mapping[AuditFinding, Iterable[object]]:
+    @property
+    def total(self) -> BacklogTotal:
+        """The messages of the pair's own queues."""
+        return total_of([queue_status(item) for item in self if item.outcome is not Outcome.FOREIGN])
+
+    @property
+    def found(self) -> Mapping[AuditFinding, Collection[object]]:
+        """The queues, destinations or unseen items of each kind."""
         own = [item.detail for item in self if item.detail and item.outcome is not Outcome.FOREIGN]
         counts = [each.counts for each in own if each.counts]
         fills = [each.fill for each in own if each.fill]

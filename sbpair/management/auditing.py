@@ -19,14 +19,14 @@ from sbpair.errors import SbpairError
 from sbpair.management.audit_findings import Audit, Unseen, foreign_items, own_items, utilisation, with_growth
 from sbpair.management.comparison import desired_queues, plan_backlog
 from sbpair.model import tiers
-from sbpair.model.queues import Listed
+from sbpair.model.queues import Listed, SecondSample
 
 if TYPE_CHECKING:
     from sbpair.azure.interfaces import NamespaceControl
     from sbpair.management.backlog_scan import BacklogScan
     from sbpair.management.calls import Sleep
     from sbpair.model.pair import Pair, ResourceGroup
-    from sbpair.model.queues import ControlEvent, QueueState
+    from sbpair.model.queues import ControlEvent, QueueState, Utilisation
     from sbpair.move.peek.peeker import Peeked
 
 Result = TypeVar("Result")
@@ -97,7 +97,7 @@ class _Auditor:
         filled = {state.spec.path: fills[state.spec.path] for state in own if state.counts and not state.counts.empty}
         unseen: tuple[Unseen, ...] = ()
         if filled:
-            scans = self.scan.scan_all(filled, now)
+            scans = self._scan(filled, now, started + sample_seconds)
             scanned, (sizes, at, unseen) = await asyncio.gather(scans, self._sample(sample_seconds))
             fills |= {path: with_growth(fill, sizes.get(path), at - started) for path, fill in scanned.items()}
         plan = plan_backlog(self.pair, own, tier)
@@ -105,7 +105,14 @@ class _Auditor:
             (*own_items(plan, self.pair.backlog_queues, fills), *foreign_items(primary, queues)),
             destinations=self.scan.destinations(),
             unseen=(*unseen, *self.scan.unseen()),
+            complete=self.scan.complete or not filled,
         )
+
+    async def _scan(self, fills: dict[str, Utilisation], now: float, sampled_at: float) -> dict[str, Utilisation]:
+        scanned = await self.scan.scan_all(fills, now)
+        if (seconds := sampled_at - self.clock()) > 0:
+            self.on_event(SecondSample(seconds))
+        return scanned
 
     async def _sample(self, seconds: float) -> tuple[dict[str, int | None], float, tuple[Unseen, ...]]:
         """Return the queues' sizes so many seconds later, by path, and the time of that. Never raises."""

@@ -53,11 +53,12 @@ async def open_backlog_scan(
 
 @dataclass
 class BacklogScan:
-    """A scan of the queues of a pair, and its results so far."""
+    """A scan of the queues of a pair, and its results so far. `complete`: all their messages are peeked."""
 
     pair: Pair
     peeker: Peeker
     lookup: DestinationLookup
+    complete: bool = False
     _messages: Counter[str] = field(default_factory=Counter)
     _found: dict[str, DestinationEntity | DeadLetter | None] = field(default_factory=dict)
     _unseen: dict[str, str] = field(default_factory=dict)
@@ -72,7 +73,9 @@ class BacklogScan:
                 path: tasks.create_task(self._scan(path, fill, now), name=f"peek {path}")
                 for path, fill in fills.items()
             }
-        return {path: scan.result() for path, scan in scans.items()}
+        scanned = {path: scan.result() for path, scan in scans.items()}
+        self.complete = all(fill.complete for fill in scanned.values())
+        return scanned
 
     def destinations(self) -> tuple[DestinationSummary, ...]:
         """Return every destination of the peeked messages, by name."""

@@ -154,4 +154,11 @@ class QueueProvisioned:
     total: int
 
 
-ControlEvent = Listed | Retrying | QueueProvisioned
+@dataclass(frozen=True, slots=True)
+class SecondSample:
+    """Event: all messages are peeked, and the queues are counted again in `seconds`."""
+
+    seconds: float
+
+
+ControlEvent = Listed | Retrying | QueueProvisioned | SecondSample

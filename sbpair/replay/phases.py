@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -69,7 +69,7 @@ class Phases:
             plan = self._plan()
             self.on_event(Expected("send", plan.count_to_send()))
             name = self.job.primary.address["name"]
-            self.on_event(ReplayPhase("send", f"sending to {len(plan.destinations)} destinations of {name}"))
+            self.on_event(ReplayPhase("send", f"sending to {_destinations(plan.destinations)} of {name}"))
             watcher = PhaseWatcher(self.archive, "send")
             self._run(watcher, plan.send_rows(), send_task(self.job))
             if plan.has_duplicates():
@@ -113,7 +113,7 @@ class Phases:
         self.on_event(ReplayPhase("plan", "planning: copies, expiry and destinations"))
         plan = build_plan(self.spark, self.job.run, self.archive)
         if not self.job.run.options.allow_missing:
-            self.on_event(ReplayPhase("plan", f"checking {len(plan.destinations)} destinations in the primary"))
+            self.on_event(ReplayPhase("plan", f"checking {_destinations(plan.destinations)} in the primary"))
             then = f"run sbpair replay resume {self.job.run.id}"
             check_destinations(self.job, plan.destinations, "everything is safe in the archive", then)
         return plan
@@ -123,8 +123,12 @@ def check_selected_destinations(job: TaskJob, on_event: OnEvent) -> None:
     """Raise EntityMissing for a missing --destination, before anything is received."""
     options = job.run.options
     if (named := options.selection.destinations) and not options.allow_missing:
-        on_event(ReplayPhase("check", f"checking {len(named)} destinations in the primary"))
+        on_event(ReplayPhase("check", f"checking {_destinations(named)} in the primary"))
         check_destinations(job, [*named], "nothing was received", "run it again, or correct --destination")
+
+
+def _destinations(found: Collection[str]) -> str:
+    return f"{len(found)} destination{'' if len(found) == 1 else 's'}"
 
 
 def check_destinations(job: TaskJob, destinations: list[str], so_far: str, then: str) -> None:

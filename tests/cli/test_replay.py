@@ -326,7 +326,7 @@ def test_an_unfinished_run_is_not_removed(proved: Archive) -> None:
 def test_unsent_messages_stay_without_include_unsent(proved: Archive, kind: str) -> None:
     proved.delete("ledger")
     end(proved, kind)
-    assert "; 1 messages that were never sent stay" in gc(proved, "--yes")[1]
+    assert "; kept, since never sent: 1 message" in gc(proved, "--yes")[1]
     [kept] = [row for path in proved.files(kind) for row in proved.read_table(path).to_pylist()]
     assert (kept["message_id"], kept["message"]) == ("m7", b"body")
     assert gc(proved, "--yes", "--include-unsent")[0] == 0

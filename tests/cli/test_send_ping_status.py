@@ -124,7 +124,7 @@ async def test_the_status_tells_of_one_side_whether_or_not_the_other_is_up(tmp_p
         assert (code, printed["schema"], printed["outbox"]) == (3, "sbpair/status/1", None)
         assert [printed[side]["health"] for side in ("primary", "secondary")] == ["up", "up"]
         assert printed["backlog"].pop("oldest_seconds") >= 0
-        assert printed["backlog"] == {"messages": 2, "exact": True, "dead_letters": 0}
+        assert printed["backlog"] == {"messages": 2, "exact": True, "dead_letters": 0, "scheduled": 0}
         entities = {each["name"]: (each["health"], each["waiting"]) for each in printed["entities"]}
         assert entities == {"nowhere": ("broken", 0), "orders": ("up", 2)}
         assert terminal.orders.counts().active == 0

@@ -7,11 +7,11 @@ from typing import Annotated
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import findings
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
+from sbpair.cli.options.findings import ALL, NONE, failed_on, findings_of
 from sbpair.cli.options.values import Management, group_of, positive_seconds_of, seconds_of, selected_pair
-from sbpair.cli.render import queues
+from sbpair.cli.render import queues, totals
 from sbpair.cli.render.screen import Document, Screen, rounded, spoken
 from sbpair.cli.render.table import columns, limited
-from sbpair.errors import UsageError
 from sbpair.management.audit_findings import (
     FAIL_ON,
     Audit,
@@ -30,7 +30,6 @@ LISTS = (Outcome.MISSING, Outcome.EXTRA, Outcome.DRIFTED, Outcome.OK, Outcome.FO
 DESTINATIONS_SHOWN = 40
 MIN_NOTED_IDLE_SECONDS = 86_400
 DEFAULT = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
-ALL, NONE = "all", "none"
 CHOICES = ", ".join((*AuditFinding, ALL, NONE))
 PEEK_LIMIT = 1_000_000
 MAX_SAMPLE_SECONDS = 3_600
@@ -67,7 +66,7 @@ def command(
 
     See also: sbpair help management
     """
-    kinds, idle_seconds, sample_seconds = _kinds(fail_on), _idle(idle), _sample(sample)
+    kinds, idle_seconds, sample_seconds = findings_of(fail_on, list(AuditFinding)), _idle(idle), _sample(sample)
     screen = Screen(display)
     group = group_of(management)
     pair = selected_pair(connection, screen, count=count)
@@ -88,19 +87,8 @@ def command(
     screen.result(SCHEMA, _document(found), _table(found), _lines(found))
     for each in found.unseen:
         screen.warn(f"skipped {each.name}: {each.reason}")
+    failed_on(screen, found.found, kinds)
     return audit_exit_code(found, kinds)
-
-
-def _kinds(text: str) -> frozenset[AuditFinding]:
-    """Return the findings of a list such as `missing,extra`. Raises UsageError."""
-    names = [name.strip().lower() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in (*AuditFinding, ALL, NONE)]
-    if unknown or not names:
-        what = f"--fail-on: {unknown[0]!r} is not a finding" if unknown else "--fail-on names no finding"
-        raise UsageError(what, hint=f"expected one or more of {CHOICES}, separated by commas")
-    if NONE in names and len(set(names)) > 1:
-        raise UsageError(f"--fail-on {NONE} cannot be combined with others", hint="leave it out, or the others")
-    return frozenset(AuditFinding) if ALL in names else frozenset(AuditFinding(name) for name in names if name != NONE)
 
 
 def _idle(text: str | None) -> float | None:
@@ -115,7 +103,8 @@ def _sample(text: str) -> float:
 def _document(audit: Audit) -> Document:
     return {
         **queues.document(audit, LISTS, _entry),
-        "destinations": [asdict(each) for each in audit.destinations],
+        "backlog": totals.document(audit.total),
+        "destinations": [_destination(audit, each) for each in audit.destinations],
         "skipped": [asdict(each) for each in audit.unseen],
         "findings": sorted(audit.findings),
     }
@@ -123,10 +112,17 @@ def _document(audit: Audit) -> Document:
 
 def _lines(audit: Audit) -> list[Document]:
     return [
-        *queues.lines(audit, _entry),
-        *({"outcome": "destination", **asdict(each)} for each in audit.destinations),
-        *({"outcome": "skipped", **asdict(each)} for each in audit.unseen),
+        *({"kind": "queue", **line} for line in queues.lines(audit, _entry)),
+        *(
+            {"kind": "destination", "outcome": "destination", **_destination(audit, each)}
+            for each in audit.destinations
+        ),
+        *({"kind": "skipped", "outcome": "skipped", **asdict(each)} for each in audit.unseen),
     ]
+
+
+def _destination(audit: Audit, each: DestinationSummary) -> Document:
+    return {**asdict(each), "exact": audit.complete}
 
 
 def _table(audit: Audit) -> Iterator[str]:
@@ -136,7 +132,12 @@ def _table(audit: Audit) -> Iterator[str]:
     if audit.destinations:
         yield ""
         titles = ("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "NOTE")
-        yield from limited([titles, *map(_destination_row, audit.destinations)], DESTINATIONS_SHOWN)
+        rows = (_destination_row(each, exact=audit.complete) for each in audit.destinations)
+        yield from limited([titles, *rows], DESTINATIONS_SHOWN)
+    yield ""
+    if audit.destinations and not audit.complete:
+        yield f"{totals.LEGEND}; --peek N peeks more"
+    yield totals.line(audit.total)
 
 
 def _entry(item: QueueItem) -> dict[str, object]:
@@ -162,6 +163,9 @@ def _fill(fill: Utilisation) -> dict[str, object]:
 def _row(item: QueueItem) -> list[object]:
     *cells, note = queues.row(item, counted=True)
     fill = item.detail.fill if item.detail else None
+    counts = item.detail.counts if item.detail else None
+    if counts and (dead := counts.dead_letter + counts.transfer_dead_letter):
+        note = "; ".join(filter(None, (f"{dead} dead-lettered", str(note))))
     if fill is None:
         return [*cells, "", "", note]
     oldest = "" if fill.oldest_seconds is None else spoken(fill.oldest_seconds)
@@ -185,8 +189,9 @@ def _notes(fill: Utilisation) -> Iterator[str]:
         yield f"peeked only the first {fill.peeked}"
 
 
-def _destination_row(each: DestinationSummary) -> tuple[object, ...]:
+def _destination_row(each: DestinationSummary, *, exact: bool) -> tuple[object, ...]:
     found = {True: "topic" if each.topic else "yes", False: "no", None: "?"}[each.found]
     duplicates = {True: "detected", False: "not detected", None: "?" if each.found else ""}[each.detects_duplicates]
     name = {"": "(none)", "*": "(others)"}.get(each.name, each.name)
-    return (name, each.messages, found, duplicates, each.reason)
+    note = "; ".join(filter(None, (each.reason, "" if exact else totals.SAMPLE)))
+    return (name, totals.sampled(each.messages, exact=exact), found, duplicates, note)

@@ -13,7 +13,7 @@ from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options.common import Display, PairSelection, StateDirectory, option, options
 from sbpair.cli.options.values import flags_of, positive_seconds_of
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
-from sbpair.cli.render.table import columns
+from sbpair.cli.render.table import GREEN, RED, coloured, columns, wrapped
 from sbpair.errors import UsageError
 from sbpair.model.report import Outcome, Report
 
@@ -92,7 +92,7 @@ def command(
     entries = [_entry(check) for check in diagnosis]
     answers = [each for each in entries if str(each["name"]).startswith("live.")]
     checks = [each for each in entries if each not in answers]
-    screen.result(SCHEMA, {"checks": checks, "live": answers}, _table(diagnosis), entries)
+    screen.result(SCHEMA, {"checks": checks, "live": answers}, _table(diagnosis, verbose=display.verbose > 0), entries)
     return diagnosis_exit_code(diagnosis)
 
 
@@ -121,29 +121,41 @@ def _entry(check: "Check") -> Document:
     }
 
 
-def _table(diagnosis: "Diagnosis") -> Iterator[str]:
-    compared = [check for check in diagnosis if check.detail and check.detail.assumed]
-    checked = [check for check in diagnosis if check not in compared]
-    yield from _with_hints(
-        checked, [("CHECK", "OUTCOME", "WHAT"), *((_as_words(c.name), c.outcome, c.reason) for c in checked)]
-    )
-    if compared:
+def _table(diagnosis: "Diagnosis", *, verbose: bool) -> Iterator[str]:
+    """Yield the problems, the other checks, and the number of problems; ok checks in one line each group."""
+    outcomes = (Outcome.FAILED, Outcome.UNKNOWN, Outcome.NOTE, *([Outcome.OK] if verbose else []))
+    shown = [check for outcome in outcomes for check in diagnosis.of(outcome)]
+    compared = [check for check in shown if check.detail and check.detail.assumed]
+    checked = [check for check in shown if check not in compared]
+    if checked:
+        rows = [(_as_words(each.name), each.outcome, each.reason) for each in checked]
+        yield from columns([("CHECK", "OUTCOME", "WHAT"), *rows], hints=_hints(checked))
         yield ""
-        rows = [(_as_words(c.name), c.outcome, c.detail.assumed, c.detail.observed) for c in compared if c.detail]
-        yield from _with_hints(compared, [("QUESTION", "OUTCOME", "ASSUMED", "OBSERVED"), *rows])
+    if compared:
+        live = [(_as_words(c.name), c.outcome, c.detail.assumed, c.detail.observed) for c in compared if c.detail]
+        yield from columns([("QUESTION", "OUTCOME", "ASSUMED", "OBSERVED"), *live], hints=_hints(compared))
+        yield ""
+    if not verbose:
+        yield from _folded(diagnosis)
     failed, unknown = len(diagnosis.of(Outcome.FAILED)), len(diagnosis.of(Outcome.UNKNOWN))
-    yield ""
-    problems = plural(failed, "problem") if failed else "no problems"
+    problems = coloured(plural(failed, "problem"), RED) if failed else coloured("no problems", GREEN)
     yield problems + (f"; {unknown} unknown" if unknown else "")
 
 
-def _with_hints(checks: list["Check"], rows: list[tuple[object, ...]]) -> Iterator[str]:
-    heading, *texts = columns(rows)
-    yield heading
-    for check, text in zip(checks, texts, strict=True):
-        yield text
-        if check.detail and check.detail.hint:
-            yield columns([(f"  -> {with_options(check.detail.hint)}",)])[0]
+def _folded(diagnosis: "Diagnosis") -> Iterator[str]:
+    groups: dict[str, list[str]] = {}
+    for check in diagnosis.of(Outcome.OK):
+        group, _, name = check.name.rpartition(".")
+        groups.setdefault(_as_words(group) or "this machine", []).append(_as_words(name))
+    for group, names in groups.items():
+        first, *more = wrapped(f"ok  {group}: {', '.join(names)}")
+        yield from (coloured("ok", GREEN) + first[2:], *more)
+    if groups:
+        yield ""
+
+
+def _hints(checks: list["Check"]) -> list[str]:
+    return [with_options(check.detail.hint) if check.detail else "" for check in checks]
 
 
 def _as_words(name: str) -> str:

@@ -129,7 +129,8 @@ def _table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[st
         yield from columns([("MESSAGES", "STRANDED", "LIVE"), *rows])
     else:
         yield from columns([("MESSAGES", "LIVE"), *((name, getattr(sending, name)) for name in names)])
-    yield f"live: {sending.primary} to the primary, {sending.backlog} to the backlog, {sending.doubtful} in doubt"
+    doubt = f"{sending.doubtful} in doubt, of which {sending.duplicated or 'none'} arrived twice"
+    yield f"live: {sending.primary} to the primary, {sending.backlog} to the backlog, {doubt}"
     for message_id in (*result.lost_ids, *sending.lost_ids):
         yield clean(f"lost: {message_id}")
     for message_id, difference in (*result.alterations, *sending.alterations):

@@ -7,10 +7,10 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import Display, PairSelection, argument, option, options
 from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.render.status import answered
 from sbpair.cli.render.table import columns
 
 if TYPE_CHECKING:
-    from sbpair.errors import SbpairError
     from sbpair.failover.pinger import PingResult
 
 SCHEMA = "sbpair/ping/1"
@@ -56,11 +56,6 @@ def command(
 
 def _entry(pinged: "PingResult") -> Document:
     return {"name": pinged.entity, "health": str(pinged.health), **answered(pinged.seconds, pinged.error)}
-
-
-def answered(seconds: float, error: "SbpairError | None") -> Document:
-    """Return when an answer came, and why it is a failure, as JSON."""
-    return {"seconds": round(seconds, 3), "reason": error.message if error else "", "hint": error.hint if error else ""}
 
 
 def _table(answers: "Iterable[PingResult]") -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options.common import Display, option, options
 from sbpair.cli.options.moves import ArchiveUrl, RunId, open_archive
-from sbpair.cli.render.screen import Screen, clean, size, some
+from sbpair.cli.render.screen import Screen, clean, plural, size, some
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 
@@ -106,13 +106,13 @@ def gc_command(
     from sbpair.replay import gc
 
     planned = gc.plan_gc(place, unsent=include_unsent)
-    what = f"{planned.files} files of run {run_id}, {size(planned.bytes)}"
+    what = f"{plural(planned.files, 'file')} of run {run_id}, {size(planned.bytes)}"
     unsent = ", including messages that were never sent" if include_unsent else ""
     deletes = planned.files > 0 and not dry_run and (yes or (screen.can_ask and screen.asks(f"Delete {what}{unsent}?")))
     if deletes:
         gc.remove_messages(place, planned)
     result = {"run": run_id, "removed": deletes, "files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
-    kept = f"; {planned.kept} messages that were never sent stay" if planned.kept else ""
+    kept = f"; kept, since never sent: {plural(planned.kept, 'message')}" if planned.kept else ""
     screen.result(GC_SCHEMA, result, [f"{'deleted' if deletes else 'would delete'} {what}{kept}"])
     if planned.files and not deletes:
         command = next_command("replay gc", run_id, "--yes", without=["dry_run"])

@@ -14,7 +14,7 @@ from sbpair.cli.options.common import Display, PairSelection, StateDirectory, ar
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Document, Screen, clean, spoken
-from sbpair.cli.render.table import columns
+from sbpair.cli.render.table import columns, wrapped
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _table(runs: "list[RunRecord]") -> list[str]:
     if not runs:
         return []
     heading = ("RUN", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
-    return columns([heading, *(_row(run) for run in runs)])
+    return columns([heading, *(_row(run) for run in runs)], optional=("STARTED", "COMMAND"))
 
 
 def _row(run: "RunRecord") -> list[object]:
@@ -127,7 +127,7 @@ def _page(run: "RunRecord") -> Iterator[str]:
     yield from breakdown(run.receipt or {})
     for doubt in run.doubts:
         name = doubt.message_id or doubt.sequence_number
-        yield clean(f"in doubt: {name} of {doubt.queue} to {doubt.destination}")
+        yield from wrapped(clean(f"in doubt: {name} of {doubt.queue} to {doubt.destination}"))
 
 
 def _kept(stack: ExitStack, state: Path | None, connection: PairSelection, screen: Screen) -> "RunDatabase | None":

@@ -1,20 +1,25 @@
-"""`sbpair status`: runs `sbpair.status` and prints the result."""
+"""`sbpair status`: runs `sbpair.status` and prints the result, with --watch again and again."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.commands.ping import answered
-from sbpair.cli.options.common import Count, Display, PairSelection, argument, option, options
-from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen, rounded, spoken
-from sbpair.cli.render.table import columns
+from sbpair.cli.completion import status_findings
+from sbpair.cli.logs import utc
+from sbpair.cli.options.common import Count, Display, Output, PairSelection, argument, option, options
+from sbpair.cli.options.values import entity_names, positive_seconds_of, seconds_of, selected_pair
+from sbpair.cli.render import status as render
+from sbpair.cli.render.redraw import Redrawing
+from sbpair.cli.render.screen import Screen, spoken
+from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from sbpair.status import DestinationStatus, OutboxStatus, QueueStatus, SideStatus, Status
+    from sbpair.status import Status
 
 SCHEMA = "sbpair/status/1"
+KINDS = "messages, dead-letters, all, none"
 
 
 @options
@@ -25,6 +30,14 @@ def command(
     ] = None,
     timeout: Annotated[str, option("--timeout DURATION", "Time limit of each answer")] = "10s",
     outbox: Annotated[Path | None, option("--outbox FILE", "Also count the messages of this outbox file")] = None,
+    fail_on: Annotated[
+        str | None,
+        option("--fail-on KIND[,KIND]", f"Findings that exit 3: {KINDS} [default: none]", complete=status_findings),
+    ] = None,
+    watch: Annotated[bool, option("--watch", "Read it again and again, until Ctrl-C")] = False,
+    interval: Annotated[
+        str | None, option("--interval DURATION", "With --watch: time between two readings [default: 5s]")
+    ] = None,
     count: Count = None,
     connection: PairSelection,
     display: Display,
@@ -32,104 +45,81 @@ def command(
     """Show the health of both namespaces and the size of the backlog.
 
     Sends and locks nothing. Checks each destination of the backlog by opening a link. Counts with Manage on the
-    secondary; with Listen only, it peeks. status cannot see whether an application has failed over; a growing backlog
-    is the sign.
+    secondary; with Listen only, it peeks. A number with a ~ is that of a sample, and at least so much. status cannot
+    see whether an application has failed over; a growing backlog is the sign.
+
+    --watch refreshes a terminal in place; elsewhere it prints one line for each reading, of JSON with -o json or jsonl.
 
     Examples:
       sbpair status
       sbpair status orders -o json
+      sbpair status --watch --interval 30s
+      sbpair status --fail-on dead-letters
 
-    Exit codes: 0 all are up; 6 a namespace or entity is down; 3 one is broken and none down; 5 access denied
+    Exit codes: 0 all are up; 6 a namespace or entity is down; 3 one is broken and none down, or a finding of
+    --fail-on; 5 access denied. --watch exits 0 after Ctrl-C
     """
     screen = Screen(display)
     seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
+    for name, given, wanted in (("--interval", interval, watch), ("--fail-on", fail_on, not watch)):
+        if given is not None and not wanted:
+            reason = "goes with --watch only" if name == "--interval" else "and --watch exclude each other"
+            raise UsageError(f"{name} {reason}", hint="leave it out")
+    every = positive_seconds_of("--interval", interval or "5s", limit=86_400)
+    from sbpair.cli.options.findings import NONE, failed_on, findings_of
+
     pair = selected_pair(connection, screen, count=count)
     names = entity_names(entities or ())
     from sbpair import status
 
-    found = run(lambda _stop: status.read_status(pair, names, outbox=outbox, seconds=seconds))
-    screen.result(SCHEMA, _document(found), _table(found))
+    kinds = findings_of(fail_on or NONE, status.FINDINGS)
+
+    async def read() -> status.Status:
+        return await status.read_status(pair, names, outbox=outbox, seconds=seconds)
+
+    if watch:
+        return _watch(screen, read, every)
+    found = run(lambda _stop: read())
+    screen.result(SCHEMA, render.document(found), render.table(found))
     for name, reason in found.unseen:
         screen.warn(f"skipped {name}: {reason}")
-    return found.exit_code
+    failed = failed_on(screen, found.found, kinds)
+    if found.exit_code or failed:
+        return found.exit_code or ExitCode.PARTIAL_OR_FINDINGS
+    unknown = bool(kinds) and found.total.dead_letters is None
+    if unknown:
+        screen.warn("exit code 5 for --fail-on: dead letters are unknown without the Manage claim on the secondary")
+    return ExitCode.ACCESS if unknown else ExitCode.DONE
 
 
-def _document(status: "Status") -> Document:
-    return {
-        "primary": _side(status.primary),
-        "secondary": _side(status.secondary),
-        "backlog": _backlog(status.queues),
-        "queues": [
-            {
-                "name": each.path,
-                "messages": each.messages,
-                "exact": each.exact,
-                "dead_letters": each.dead_letters,
-                "oldest_seconds": rounded(each.oldest_seconds),
-                "note": each.note,
-            }
-            for each in status.queues
-        ],
-        "entities": [_entity(each) for each in status.entities],
-        "outbox": _outbox(status.outbox),
-        "skipped": [{"name": name, "reason": reason} for name, reason in status.unseen],
-    }
+def _watch(screen: Screen, read: "Callable[[], Awaitable[Status]]", every: float) -> int:
+    """Show the status at intervals, until a signal."""
+    drawing = Redrawing(screen) if screen.output is Output.TABLE and screen.redrawable else None
+    warned: set[tuple[str, str]] = set()
+    if drawing is not None:
+        drawing.draw([], "first reading - Ctrl-C to stop")
 
+    def show(found: "Status") -> None:
+        if drawing is not None:
+            skipped = [f"skipped {name}: {reason}" for name, reason in found.unseen]
+            foot = f"{utc(None)}, every {spoken(every)} - Ctrl-C to stop"
+            drawing.draw([*render.table(found), *skipped], foot)
+        elif screen.output is Output.TABLE:
+            screen.write(render.line(found))
+            for name, reason in set(found.unseen) - warned:
+                screen.warn(f"skipped {name}: {reason}")
+            warned.update(found.unseen)
+        else:
+            screen.json_line(SCHEMA, render.document(found))
 
-def _table(status: "Status") -> Iterator[str]:
-    rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "DEAD", "OLDEST", "NOTE")]
-    for what, side in (("primary", status.primary), ("secondary", status.secondary)):
-        rows.append((what, side.endpoint.name, _health(side), "", "", "", side.error.message if side.error else ""))
-    rows += [_queue_row(each) for each in status.queues]
-    for each in status.entities:
-        reason = each.link.error.message if each.link.error else ""
-        rows.append(("entity", each.link.entity, str(each.link.health), each.waiting or "", "", "", reason))
-    if status.outbox is not None:
-        path = str(status.outbox.path)
-        kept = [("outbox", path, "waiting", count, "", spoken(age), name) for name, count, age in status.outbox.waiting]
-        rows += kept or [("outbox", path, "empty", 0, "", "", "")]
-    yield from columns(rows)
+    async def main(_stop: asyncio.Event) -> None:
+        while True:
+            show(await read())
+            await asyncio.sleep(every)
 
-
-def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
-    state = "?" if queue.messages is None else "waiting" if queue.messages else "empty"
-    oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
-    more = "" if queue.exact or queue.messages is None else "at least; peeking stopped there"
-    note = "; ".join(filter(None, (queue.note, more)))
-    messages = "" if queue.messages is None else queue.messages
-    return ("backlog", queue.path, state, messages, queue.dead_letters or "", oldest, note)
-
-
-def _backlog(queues: "tuple[QueueStatus, ...]") -> Document:
-    counted = [each.messages for each in queues if each.messages is not None]
-    dead = [each.dead_letters for each in queues if each.dead_letters is not None]
-    ages = [each.oldest_seconds for each in queues if each.oldest_seconds is not None]
-    return {
-        "messages": sum(counted) if counted else None,
-        "exact": len(counted) == len(queues) and all(each.exact for each in queues),
-        "dead_letters": sum(dead) if dead else None,
-        "oldest_seconds": rounded(max(ages, default=None)),
-    }
-
-
-def _outbox(outbox: "OutboxStatus | None") -> Document | None:
-    if outbox is None:
-        return None
-    entities = [
-        {"name": name, "messages": messages, "oldest_seconds": rounded(age)} for name, messages, age in outbox.waiting
-    ]
-    return {"path": str(outbox.path), "messages": sum(count for _, count, _ in outbox.waiting), "entities": entities}
-
-
-def _side(side: "SideStatus") -> Document:
-    return {"namespace": side.endpoint.name, "health": _health(side), **answered(side.seconds, side.error)}
-
-
-def _entity(entity: "DestinationStatus") -> Document:
-    link = entity.link
-    found = {"name": link.entity, "health": str(link.health), "waiting": entity.waiting}
-    return {**found, **answered(link.seconds, link.error)}
-
-
-def _health(side: "SideStatus") -> str:
-    return "up" if side.answers else "down"
+    try:
+        run(main)
+    except KeyboardInterrupt:
+        if drawing is not None:
+            screen.write("")
+    return ExitCode.DONE

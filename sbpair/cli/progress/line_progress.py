@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.cli.progress.boards import RateMeter
 from sbpair.cli.progress.reporting import Progress
-from sbpair.cli.render.screen import Screen, clean
+from sbpair.cli.render.screen import Screen, clean, plural, spoken
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -84,6 +84,7 @@ class PeekProgress(LineProgress):
         """Report one event."""
         from sbpair.cli.progress.move_progress import print_event
         from sbpair.cli.render import queues
+        from sbpair.model.queues import SecondSample
         from sbpair.move.events import QueuesFound
         from sbpair.move.peek.peeker import Peeked
 
@@ -91,7 +92,10 @@ class PeekProgress(LineProgress):
             case Peeked(queue, messages):
                 self._messages[queue] = messages
                 if self._status is not None:
-                    self._status.update(f"{sum(self._messages.values())} messages peeked")
+                    self._status.update(f"{plural(sum(self._messages.values()), 'message')} peeked")
+            case SecondSample(seconds) if self._status is not None:
+                peeked = plural(sum(self._messages.values()), "message")
+                self._status.update(f"{peeked} peeked; counting again in {spoken(seconds)} (--sample 0 does not wait)")
             case QueuesFound():
                 print_event(self._screen, event)
             case _:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TypeVar
 
-from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.render.screen import Document, Screen, spoken
 from sbpair.cli.render.table import columns
-from sbpair.model.queues import ControlEvent, Listed, QueueFinding, QueueProvisioned, Retrying
+from sbpair.model.queues import ControlEvent, Listed, QueueFinding, QueueProvisioned, Retrying, SecondSample
 from sbpair.model.report import Outcome, Report, ReportItem
 
 QueueItem = ReportItem[QueueFinding]
@@ -51,6 +51,8 @@ def progress(screen: Screen, event: ControlEvent) -> None:
             screen.detail(f"{namespace} has {queues} queues under the prefix")
         case Retrying(_what, attempt, wait_seconds, reason):
             screen.say(f"{reason}; attempt {attempt} of 3, retrying in {wait_seconds:.1f} s")
+        case SecondSample(seconds):
+            screen.detail(f"waiting {spoken(seconds)} for a second sample of the queues")
         case QueueProvisioned(path, outcome, done, total):
             screen.detail(f"{path}: {outcome} ({done} of {total})")
 

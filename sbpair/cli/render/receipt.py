@@ -6,7 +6,7 @@ An earlier version may have stored it with fewer keys.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sbpair.cli.render.table import limited
+from sbpair.cli.render.table import limited, wrapped
 from sbpair.move.receipt import BUCKETS
 
 ROWS_SHOWN = 40
@@ -28,7 +28,7 @@ def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
     operations = receipt.get("operations")
     if operations:
         yield ""
-        yield _operations(operations)
+        yield from wrapped(_operations(operations))
 
 
 def _operations(spent: Mapping[str, int]) -> str:

@@ -36,7 +36,12 @@ class Screen:
     def animated(self) -> bool:
         """Whether stderr may be animated: a terminal, without --quiet or JSON logs."""
         shown = not self._display.quiet and self._display.log_format is LogFormat.TEXT
-        return shown and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        return shown and _redrawable(sys.stderr)
+
+    @property
+    def redrawable(self) -> bool:
+        """Whether the lines on stdout can be replaced by later ones."""
+        return sys.stdout is not None and _redrawable(sys.stdout)
 
     def result(
         self, schema: str, document: Document, table: Iterable[str], lines: Iterable[Document] | None = None
@@ -46,10 +51,14 @@ class Screen:
             self.write(json.dumps({"schema": schema, **document}, indent=2))
         elif self.output is Output.JSONL:
             for line in [document] if lines is None else lines:
-                self.write(json.dumps({"schema": schema, **line}))
+                self.json_line(schema, line)
         else:
             for text in table:
                 self.write(text)
+
+    def json_line(self, schema: str, document: Document) -> None:
+        """Print a document as one line of JSON."""
+        self.write(json.dumps({"schema": schema, **document}))
 
     def write(self, line: str) -> None:
         """Print one line to stdout and flush it."""
@@ -141,6 +150,10 @@ class Screen:
         from sbpair.cli.logs import start
 
         start(self._display)
+
+
+def _redrawable(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _discard(stream: TextIO) -> None:

@@ -83,12 +83,13 @@ def wrapped(text: str, *, layout: Layout | None = None) -> list[str]:
     return [text] if width is None else _wrap(text, width, GAP) or [""]
 
 
-def coloured(text: str, colour: int | None, layout: Layout) -> str:
-    return f"\x1b[{colour}m{text}\x1b[0m" if colour and layout.colour else text
+def coloured(text: str, colour: int | None, layout: Layout | None = None) -> str:
+    """Return `text` in a colour, where there are colours."""
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour and (layout or stdout_layout()).colour else text
 
 
 class _Table:
-    """Cells as text, and the widths of their columns. `below`: the last column is printed below its rows."""
+    """Cells as text, and the widths of their columns. `below`: cells of the last one that do not fit are below it."""
 
     def __init__(self, texts: list[list[str]], right: list[bool]) -> None:
         self.texts, self.right = texts, right
@@ -127,19 +128,22 @@ class _Table:
             at = max(self._cuttable(), key=lambda each: self.widths[each], default=None)
             if at is not None:
                 self.widths[at] -= 1
+        if self.below:
+            self.widths[-1] = max(0, -self._excess(width) - len(GAP))
 
     def lines(self, hints: Sequence[str], layout: Layout) -> Iterator[str]:
         heading = self.texts[0]
         for number, row in enumerate(self.texts):
             hint = hints[number - 1] if number and hints else ""
-            first, *more = _wrap(row[-1], self.widths[-1]) if not self.below else [""]
-            cells = [*row[:-1], first] if not self.below else row[:-1]
+            below = self.below and len(row[-1]) > self.widths[-1]
+            first, *more = [""] if below else _wrap(row[-1], self.widths[-1])
             yield GAP.join(
-                self._padded(at, cell, heading[at] if number else "", layout) for at, cell in enumerate(cells)
+                self._padded(at, cell, heading[at] if number else "", layout)
+                for at, cell in enumerate([*row[:-1], first])
             ).rstrip()
             indent = " " * (sum(self.widths[:-1]) + len(GAP) * (len(self.widths) - 1))
             yield from (indent + line for line in more)
-            if self.below and number and row[-1]:
+            if below and number:
                 yield from _indented(row[-1], layout)
             if hint:
                 yield from _indented(f"-> {clean(hint)}", layout)

@@ -1,6 +1,8 @@
 """Schemas of the output of the other commands."""
 
 from sbpair.cli.schemas.builders import (
+    Optional,
+    Schema,
     anything,
     array,
     choice,
@@ -15,6 +17,7 @@ from sbpair.cli.schemas.builders import (
     record,
     scalar,
     text,
+    time,
 )
 
 HEALTH = ("up", "down", "broken")
@@ -62,15 +65,29 @@ _FILL = record(
     full_in_seconds=nullable(number("Time until it is full at this rate; null if it does not grow")),
 )
 _AUDITED = fields(**_QUEUE, fill=optional(_FILL))
+_TOTAL = fields(
+    messages=nullable(count("Messages, at least so many if exact is false; null if unknown")),
+    exact=flag("Whether messages is exact"),
+    dead_letters=nullable(count("Dead-lettered messages; null if unknown")),
+    oldest_seconds=nullable(number("Age of the oldest message; null if unknown or none")),
+    scheduled=nullable(count("Scheduled messages; null if unknown")),
+)
 _DESTINATION = fields(
     name=text("Destination that peeked messages name; empty for none, * for others"),
     messages=count("Peeked messages for it"),
+    exact=flag("Whether messages is exact: false if not all messages were peeked"),
     found=nullable(flag("Whether it exists in the primary")),
     topic=nullable(flag("Whether it is a topic")),
     detects_duplicates=nullable(flag("Whether it detects duplicates")),
     reason=text("Why it is unknown or missing"),
 )
 _SKIPPED = fields(name=text("What was skipped"), reason=text("Why"))
+
+
+def _kind(kind: str) -> dict[str, Schema | Optional]:
+    return fields(kind=choice("Kind of line", kind))
+
+
 _AUDIT_LISTS = {
     "missing": "Expected queues that do not exist",
     "extra": "Queues beyond the count",
@@ -81,9 +98,12 @@ _AUDIT_LISTS = {
 AUDIT = document(
     "sbpair/audit/1",
     "The audit of a pair's backlog queues. JSON Lines have one queue, destination or skipped item each.",
-    record("The line of a queue", outcome=choice("Its list", *_AUDIT_LISTS), **_AUDITED),
-    record("The line of a destination", outcome=choice("Kind of line", "destination"), **_DESTINATION),
-    record("The line of a skipped item", outcome=choice("Kind of line", "skipped"), **_SKIPPED),
+    record("The line of a queue", **_kind("queue"), outcome=choice("Its list", *_AUDIT_LISTS), **_AUDITED),
+    record(
+        "The line of a destination", **_kind("destination"), outcome=choice("As kind", "destination"), **_DESTINATION
+    ),
+    record("The line of a skipped item", **_kind("skipped"), outcome=choice("As kind", "skipped"), **_SKIPPED),
+    backlog=record("All of the pair's backlog queues together", **_TOTAL),
     **{name: array(what, record("One queue", **_AUDITED)) for name, what in _AUDIT_LISTS.items()},
     destinations=array("Destinations of the peeked messages", record("One destination", **_DESTINATION)),
     skipped=array("Queues and namespaces that could not be read", record("One item", **_SKIPPED)),
@@ -179,20 +199,15 @@ ANSWER = fields(
     hint=text("What to do about it; may be empty"),
 )
 _SIDE = record("One namespace", namespace=text("Its name"), health=choice("Whether it answers", "up", "down"), **ANSWER)
-_WAITING = fields(
-    messages=nullable(count("Messages, or the number of peeked ones if exact is false; null if unknown")),
-    exact=flag("Whether messages is exact"),
-    dead_letters=nullable(count("Dead-lettered messages; null if unknown")),
-    oldest_seconds=nullable(number("Age of the oldest message; null if unknown or none")),
-)
 STATUS = document(
     "sbpair/status/1",
-    "The health of a pair and the size of its backlog.",
+    "The health of a pair and the size of its backlog. --watch prints one line for each reading.",
+    time=time("Time of the reading"),
     primary=_SIDE,
     secondary=_SIDE,
-    backlog=record("All backlog queues together", **_WAITING),
+    backlog=record("All backlog queues together", **_TOTAL),
     queues=array(
-        "Backlog queues", record("One queue", name=text("Its path"), **_WAITING, note=text("Remark; may be empty"))
+        "Backlog queues", record("One queue", name=text("Its path"), **_TOTAL, note=text("Remark; may be empty"))
     ),
     entities=array(
         "Checked queues and topics of the primary",
@@ -200,7 +215,8 @@ STATUS = document(
             "One entity",
             name=text("Its path"),
             health=choice("Whether a link could be opened", *HEALTH),
-            waiting=count("Messages for it in the backlog"),
+            waiting=count("Messages for it in the backlog, at least so many if exact is false"),
+            exact=flag("Whether waiting is exact"),
             **ANSWER,
         ),
     ),

@@ -1,0 +1,111 @@
+"""The status of a pair as JSON, as a table and as one line."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sbpair.cli.logs import utc
+from sbpair.cli.render import totals
+from sbpair.cli.render.screen import Document, clean, rounded, spoken
+from sbpair.cli.render.table import columns
+
+if TYPE_CHECKING:
+    from sbpair.errors import SbpairError
+    from sbpair.management.backlog_status import QueueStatus
+    from sbpair.status import DestinationStatus, OutboxStatus, SideStatus, Status
+
+
+def document(status: "Status") -> Document:
+    return {
+        "time": utc(None),
+        "primary": _side(status.primary),
+        "secondary": _side(status.secondary),
+        "backlog": totals.document(status.total),
+        "queues": [
+            {
+                "name": each.path,
+                "messages": each.messages,
+                "exact": each.exact,
+                "dead_letters": each.dead_letters,
+                "scheduled": each.scheduled,
+                "oldest_seconds": rounded(each.oldest_seconds),
+                "note": each.note,
+            }
+            for each in status.queues
+        ],
+        "entities": [_entity(each) for each in status.entities],
+        "outbox": _outbox(status.outbox),
+        "skipped": [{"name": name, "reason": reason} for name, reason in status.unseen],
+    }
+
+
+def table(status: "Status") -> Iterator[str]:
+    rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "OLDEST", "NOTE")]
+    for what, side in (("primary", status.primary), ("secondary", status.secondary)):
+        rows.append((what, side.endpoint.name, _health(side), "", "", side.error.message if side.error else ""))
+    rows += [_queue_row(each) for each in status.queues]
+    for each in status.entities:
+        rows.append(_entity_row(each))
+    if status.outbox is not None:
+        path = str(status.outbox.path)
+        kept = [("outbox", path, "waiting", count, spoken(age), name) for name, count, age in status.outbox.waiting]
+        rows += kept or [("outbox", path, "empty", 0, "", "")]
+    yield from columns(rows)
+    yield ""
+    if not all((*(each.exact for each in status.entities), status.total.exact)):
+        yield totals.LEGEND
+    yield totals.line(status.total)
+
+
+def line(status: "Status") -> str:
+    """Return the status in one line, with what is not up."""
+    sides = [f"{side.endpoint.name} {_health(side)}" for side in (status.primary, status.secondary)]
+    poor = [f"{each.link.entity} {each.link.health}" for each in status.entities if each.link.error]
+    return clean(f"{utc(None)} {', '.join((*sides, *poor))}: ") + totals.line(status.total)
+
+
+def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
+    unknown = "missing" if queue.missing else "?"
+    states = [
+        unknown if queue.messages is None else "waiting" if queue.messages else "empty",
+        f"{queue.dead_letters} dead-lettered" if queue.dead_letters else "",
+        f"{queue.scheduled} scheduled" if queue.scheduled else "",
+    ]
+    oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
+    more = "" if queue.exact or queue.messages is None else totals.SAMPLE
+    note = "; ".join(filter(None, (queue.note, more)))
+    messages = "" if queue.messages is None else totals.sampled(queue.messages, exact=queue.exact)
+    return ("backlog", queue.path, ", ".join(filter(None, states)), messages, oldest, note)
+
+
+def _entity_row(entity: "DestinationStatus") -> tuple[object, ...]:
+    link, waiting = entity.link, totals.sampled(entity.waiting, exact=entity.exact) or ""
+    note = "; ".join(filter(None, (link.error.message if link.error else "", "" if entity.exact else totals.SAMPLE)))
+    return ("entity", link.entity, str(link.health), waiting, "", note)
+
+
+def _outbox(outbox: "OutboxStatus | None") -> Document | None:
+    if outbox is None:
+        return None
+    entities = [
+        {"name": name, "messages": messages, "oldest_seconds": rounded(age)} for name, messages, age in outbox.waiting
+    ]
+    return {"path": str(outbox.path), "messages": sum(count for _, count, _ in outbox.waiting), "entities": entities}
+
+
+def _side(side: "SideStatus") -> Document:
+    return {"namespace": side.endpoint.name, "health": _health(side), **answered(side.seconds, side.error)}
+
+
+def _entity(entity: "DestinationStatus") -> Document:
+    link = entity.link
+    found = {"name": link.entity, "health": str(link.health), "waiting": entity.waiting, "exact": entity.exact}
+    return {**found, **answered(link.seconds, link.error)}
+
+
+def _health(side: "SideStatus") -> str:
+    return "up" if side.answers else "down"
+
+
+def answered(seconds: float, error: "SbpairError | None") -> Document:
+    """Return when an answer came, and why it is a failure, as JSON."""
+    return {"seconds": round(seconds, 3), "reason": error.message if error else "", "hint": error.hint if error else ""}
