@@ -139,7 +139,7 @@ async def test_a_namespace_that_is_away_is_unreachable(home: Path) -> None:
 async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) -> None:
     async with Emulator() as emulator:
         environ = environment(emulator, home)
-        code, out, err = await finished(["doctor", "--live", "--yes"], environ)
+        code, out, err = await finished(["doctor", "--live", "--yes", "-v"], environ)
         assert code == 0
         assert "QUESTION" in out
         assert "81920 MB  " in out

@@ -17,7 +17,7 @@ class Redrawing:
         self._size = shutil.get_terminal_size()
 
     def draw(self, lines: Sequence[str], foot: str) -> None:
-        """Draw lines above a foot, as many as the terminal has room for."""
+        """Print lines above a foot, as many as the terminal has room for."""
         size = shutil.get_terminal_size()
         shown = [*shortened(lines, size.lines - 2), foot]
         # After a resize, the terminal has rewrapped the old lines onto an unknown number of lines.

@@ -50,10 +50,11 @@ def table(status: "Status") -> Iterator[str]:
         kept = [("outbox", path, "waiting", count, spoken(age), name) for name, count, age in status.outbox.waiting]
         rows += kept or [("outbox", path, "empty", 0, "", "")]
     yield from columns(rows)
+    total = status.total
     yield ""
-    if not all((*(each.exact for each in status.entities), status.total.exact)):
+    if any(each.waiting and not each.exact for each in status.entities) or not (total.exact or total.messages is None):
         yield totals.LEGEND
-    yield totals.line(status.total)
+    yield totals.line(total)
 
 
 def line(status: "Status") -> str:
@@ -78,8 +79,9 @@ def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
 
 
 def _entity_row(entity: "DestinationStatus") -> tuple[object, ...]:
-    link, waiting = entity.link, totals.sampled(entity.waiting, exact=entity.exact) or ""
-    note = "; ".join(filter(None, (link.error.message if link.error else "", "" if entity.exact else totals.SAMPLE)))
+    link, sample = entity.link, bool(entity.waiting) and not entity.exact
+    note = "; ".join(filter(None, (link.error.message if link.error else "", totals.SAMPLE if sample else "")))
+    waiting = totals.sampled(entity.waiting, exact=not sample) if entity.waiting else "" if entity.exact else "?"
     return ("entity", link.entity, str(link.health), waiting, "", note)
 
 

@@ -189,8 +189,8 @@ def _filled(rows: Sequence[Sequence[object]]) -> list[list[object]]:
 
 
 def _is_number(cell: object) -> bool:
-    """Return whether a cell is a count, or that of a sample: `~250`."""
-    return type(cell) is int or str(cell).startswith("~")
+    """Return whether a cell is a count, that of a sample such as `~250`, or an unknown one."""
+    return type(cell) is int or cell == "?" or str(cell).startswith("~")
 
 
 def _colour_of(heading: str, cell: str) -> int | None:
