@@ -146,7 +146,8 @@ class _Table:
             if below and number:
                 yield from _indented(row[-1], layout)
             if hint:
-                yield from _indented(f"-> {clean(hint)}", layout)
+                # A command that is to be pasted stays on one line.
+                yield from _indented(f"-> {clean(hint)}", Layout() if "sbpair " in hint else layout)
 
     def _measure(self) -> None:
         self.widths = [max(map(len, column)) for column in zip(*self.texts, strict=True)]
