@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from sbpair.model.backoff import Backoff
 from sbpair.move.message.route import TimeToLive
+from sbpair.move.missing_destinations import MissingDestinations
 from sbpair.move.receipt import Tally
-from sbpair.move.wrong_primary import WrongPrimaryBreaker
 from sbpair.runs.journal import Journal
 
 if TYPE_CHECKING:
@@ -83,5 +83,5 @@ class MoveContext:
     rate_limiter: RateLimiter | None = None
     send_cost: SendCost | None = None
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
-    breaker: WrongPrimaryBreaker = field(default_factory=WrongPrimaryBreaker)
+    missing: MissingDestinations = field(default_factory=MissingDestinations)
     dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

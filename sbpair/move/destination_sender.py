@@ -110,16 +110,15 @@ class DestinationSender:
         except (Unavailable, ProtocolError) as error:
             await self._back_off(error)
         except (ServiceRefused, EntityMissing) as error:
-            self._refuse(self.queue.take(self._context.breaker.limit(MAX_ROUND)), error)
+            held = self._refuse(self.queue.take(MAX_ROUND), error)
+            if held is not None:
+                await self._back_off(held)
         except SbpairError as error:
             self._latch.fail(error)
 
     async def _link(self) -> DestinationLink | None:
         """Wait until the destination accepts a message; None if the mover is stopping."""
         link = await self._latch.unless_aborted(self._primary.ready(self.destination))
-        if link is None:
-            return None
-        self._context.breaker.found()
         return None if self._latch.stopping.is_set() else link
 
     async def _send_over(self, link: DestinationLink) -> None:
@@ -255,9 +254,8 @@ class DestinationSender:
             if isinstance(error, ServiceRefused) and len(batch.routed) > 1:
                 self.queue.batch_refused(batch.routed)
                 self.queue.put_back(batch.routed)
-            else:
-                self._refuse(batch.routed, error)
-            return None
+                return None
+            return self._refuse(batch.routed, error)
         self._put_back_unsent(batch)
         return error
 
@@ -265,22 +263,30 @@ class DestinationSender:
         self._context.journal.note_unsent(batch.number)
         self.queue.put_back(batch.routed)
 
-    def _refuse(self, refused_messages: Sequence[RoutedMessage], error: SbpairError) -> None:
+    def _refuse(self, refused_messages: Sequence[RoutedMessage], error: SbpairError) -> SbpairError | None:
+        """Dead-letter messages. If the destination is missing and held, return the error to back off for."""
+        decide, held = refused, None
         if isinstance(error, EntityMissing):
-            wrong_primary = self._context.breaker.missing(self.destination.lower(), len(refused_messages))
-            if wrong_primary is not None:
-                self.queue.put_back(refused_messages)
-                self._latch.fail(wrong_primary)
-                return
-        self._recover()
-        decide = missing if isinstance(error, EntityMissing) else refused
+            decide, allowed = missing, self._context.missing.allow(self.destination, len(refused_messages))
+            if allowed < len(refused_messages):
+                self.queue.put_back(refused_messages[allowed:])
+                refused_messages = refused_messages[:allowed]
+                held = self._context.missing.hold_error(self.destination)
+        if held is None:
+            self._clear_failures()
         for routed in refused_messages:
             self.queue.sent_alone(routed, accepted=False)
             self._settlement.dead_letter(routed.message, decide(self.destination, error.message))
+        return held
 
     # After a failure.
 
     def _recover(self) -> None:
+        if self.backoff_reason is not None:
+            self._context.missing.found(self.destination)
+        self._clear_failures()
+
+    def _clear_failures(self) -> None:
         if self.backoff_reason is not None:
             self._context.on_event(DestinationRecovered(self._backlog_queue, self.destination))
         self.backoff_reason, self.failures = None, 0

@@ -34,7 +34,6 @@ class DestinationSenders:
     ) -> None:
         self._new_sender = new_sender
         self._tasks = tasks
-        self._breaker = context.breaker
         self._latch = latch
         self._gather_seconds = context.timings.gather_seconds
         self._max_rounds = 1 if context.ordered else UNORDERED_ROUNDS
@@ -54,7 +53,6 @@ class DestinationSenders:
         sender = self._senders.get(name)
         if sender is None:
             sender = self._senders[name] = self._new_sender(destination)
-            self._breaker.asked(name)
         self._by_spelling[destination] = sender
         return sender
 

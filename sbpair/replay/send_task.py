@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.credentials import token_getter
 from sbpair.move.context import MoveContext
+from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.receipt import NamedMessage, Tally
-from sbpair.move.wrong_primary import WrongPrimaryBreaker
 from sbpair.replay.archive_layout import DEDUPLICATED, KEY, LEDGER
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.shard_source import ShardSource
@@ -82,7 +82,7 @@ def move_context(job: TaskJob, lease: TaskLease, ledger: Ledger) -> MoveContext:
         ordered=options.ordered,
         ttl=options.ttl,
         rate_limiter=rate_limiter,
-        breaker=WrongPrimaryBreaker(trusted=options.allow_missing),
+        missing=MissingDestinations(None if options.allow_missing else MAX_MISSING),
     )
 
 

@@ -8,17 +8,18 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.errors import EntityMissing, ExitCode, SbpairError
+from sbpair.errors import EntityMissing, ExitCode, SbpairError, Unavailable
 from sbpair.move import backlog_queues
 from sbpair.move.context import MoveContext, SendCost
 from sbpair.move.message.route import TimeToLive
+from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.move.run_store import RunStore
-from sbpair.move.wrong_primary import WrongPrimaryBreaker
 from sbpair.runs.database import now_ms
 from sbpair.runs.lease_location import check_queue
 from sbpair.runs.run_log import new_id
@@ -52,11 +53,33 @@ STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAIL
 side."""
 
 
+COUNT_SECONDS = 3.0
+"""How long the count of what is left may take: a stopped run ends soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingDestination:
+    """A destination that the primary lacks. `held` messages of it were left in the backlog."""
+
+    destination: str
+    dead_lettered: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemainingMessages:
+    """Messages in the backlog queues at the end of a run; at least so many, unless `exact`."""
+
+    messages: int
+    exact: bool
+
+
 @dataclass(frozen=True, slots=True)
 class SyphonResult:
     """`failures` are the workers that could not go on: (queue, error). `run` is its id in `sbpair runs show`.
 
-    `hurried` is whether the run ended without a wait for pending sends.
+    `hurried` is whether the run ended without a wait for pending sends. `remaining` is None for a run that emptied the
+    backlog, or received nothing.
     """
 
     receipt: Receipt
@@ -65,6 +88,8 @@ class SyphonResult:
     stopped: bool
     run: str = ""
     hurried: bool = False
+    missing: tuple[MissingDestination, ...] = ()
+    remaining: RemainingMessages | None = None
 
     @property
     def exit_code(self) -> int:
@@ -91,6 +116,7 @@ async def run(
     limits: MoveLimits | None = None,
     sample_seconds: float | None = None,
     reconnect: bool = True,
+    max_missing: int = MAX_MISSING,
     allow_missing: bool = False,
     timings: RunTimings | None = None,
 ) -> SyphonResult:
@@ -111,8 +137,8 @@ async def run(
     destinations, and with the Manage claim the depth of each queue, at most that often.
 
     A worker that has lost a connection ends the other one and opens both again. If `reconnect` is False,
-    ConnectionFaulted ends it, and a watch as a whole. If none of the first destinations exists in the primary, the run
-    stops with Unsafe before it dead-letters more, unless `allow_missing`.
+    ConnectionFaulted ends it, and a watch as a whole. After `max_missing` dead-lettered messages of a destination that
+    the primary lacks, its other messages stay in the backlog, unless `allow_missing`.
 
     Raises only errors found before anything is received, such as EntityMissing without any backlog queue, LeaseHeld, or
     StateRefused for the state of another pair.
@@ -129,6 +155,8 @@ async def run(
         )
         started, started_ms = time.monotonic(), now_ms()
         workers: list[QueueWorker] = []
+        remaining: RemainingMessages | None = None
+        missing = MissingDestinations(None if allow_missing else max_missing)
         async with AsyncExitStack() as open_while_moving:
             prepared = await _unless_stopped(stop, _prepare(open_while_moving, pair, limits, tally, on_event))
             if prepared is not None:
@@ -143,16 +171,26 @@ async def run(
                     ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
                     rate_limiter=prepared.rate_limiter,
                     send_cost=prepared.send_cost,
-                    breaker=WrongPrimaryBreaker(trusted=allow_missing),
+                    missing=missing,
                 )
                 get_token, count = prepared.get_token, prepared.count
                 plan = RunPlan(once, context, stop, pair, get_token, started_ms, count, reconnect, session, timings)
                 workers = await _run_workers(plan, prepared, hurry, store, sample_seconds)
+                remaining = await _remaining(plan, workers, hurry)
         failures = _failures(pair, workers, tally, session, stopped=stop.is_set())
         for named in _possible_duplicates(store.journal, run_id):
             tally.doubtful(named)
         seconds = time.monotonic() - started
-        result = SyphonResult(tally.receipt(), tuple(failures), seconds, stop.is_set(), run_id, hurry.is_set())
+        result = SyphonResult(
+            tally.receipt(),
+            tuple(failures),
+            seconds,
+            stop.is_set(),
+            run_id,
+            hurry.is_set(),
+            _missing(missing, workers),
+            remaining,
+        )
         error = failures[0][1].message if failures else ""
         store.finish(result.exit_code, stopped=result.stopped and not error, error=error)
     return result
@@ -314,6 +352,34 @@ def _failures(
     return failures
 
 
+async def _remaining(plan: RunPlan, workers: list[QueueWorker], hurry: asyncio.Event) -> RemainingMessages | None:
+    """Count what a run left in the backlog, if it may have left something and the count is allowed and quick."""
+    left = max(0, plan.context.tally.receipt().remaining)
+    if not (plan.stop.is_set() or left):
+        return None
+    lost = any(isinstance(worker.error, Unavailable) for worker in workers)
+    if plan.count is not None and not hurry.is_set() and not lost:
+        try:
+            async with asyncio.timeout(COUNT_SECONDS):
+                counts = await asyncio.gather(*(plan.count(worker.queue) for worker in workers if not worker.error))
+        except (SbpairError, TimeoutError) as error:
+            log.info("the backlog could not be counted: %s", error)
+        else:
+            return RemainingMessages(sum(counts), exact=True)
+    return RemainingMessages(left, exact=False)
+
+
+def _missing(missing: MissingDestinations, workers: list[QueueWorker]) -> tuple[MissingDestination, ...]:
+    held: Counter[str] = Counter()
+    for worker in workers:
+        for destination, count in worker.left_waiting.items():
+            held[destination.lower()] += count
+    return tuple(
+        MissingDestination(name, missing.dead_lettered[name], held[name.lower()] if missing.is_held(name) else 0)
+        for name in sorted(missing)
+    )
+
+
 def _possible_duplicates(journal: Journal, run_id: str) -> Iterator[NamedMessage]:
     """Yield messages that the mover did not name itself: unconfirmed ones, and those that crashed runs left."""
     for _, queue, number, _, message_id in journal.unconfirmed():
@@ -321,5 +387,5 @@ def _possible_duplicates(journal: Journal, run_id: str) -> Iterator[NamedMessage
         yield NamedMessage(queue, number, message_id, None, why)
     for doubt in journal.in_doubt():
         if doubt.run != run_id:
-            why = f"run {doubt.run} ended before its outcome was known"
+            why = f"run {doubt.run} ended before they were confirmed"
             yield NamedMessage(doubt.queue, doubt.sequence_number, doubt.message_id, doubt.destination, why)
