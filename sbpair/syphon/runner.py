@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.errors import EntityMissing, ExitCode, SbpairError, Unavailable
+from sbpair.errors import EntityMissing, ExitCode, SbpairError
 from sbpair.move import backlog_queues
 from sbpair.move.context import MoveContext, SendCost
 from sbpair.move.message.route import TimeToLive
@@ -115,6 +115,7 @@ async def run(
     ordered: bool = True,
     limits: MoveLimits | None = None,
     sample_seconds: float | None = None,
+    count_remaining: bool = False,
     reconnect: bool = True,
     max_missing: int = MAX_MISSING,
     allow_missing: bool = False,
@@ -134,7 +135,8 @@ async def run(
 
     `ordered` keeps the order of a queue's messages for a destination. `limits` bound the rate, and select the time
     to live; None is as fast as possible. With `sample_seconds`, `on_event` also gets the progress of
-    destinations, and with the Manage claim the depth of each queue, at most that often.
+    destinations, and with the Manage claim the depth of each queue, at most that often. With `count_remaining`, a run
+    that may leave messages counts them in the end.
 
     A worker that has lost a connection ends the other one and opens both again. If `reconnect` is False,
     ConnectionFaulted ends it, and a watch as a whole. After `max_missing` dead-lettered messages of a destination that
@@ -176,7 +178,8 @@ async def run(
                 get_token, count = prepared.get_token, prepared.count
                 plan = RunPlan(once, context, stop, pair, get_token, started_ms, count, reconnect, session, timings)
                 workers = await _run_workers(plan, prepared, hurry, store, sample_seconds)
-                remaining = await _remaining(plan, workers, hurry)
+                may_count = count_remaining and not hurry.is_set()
+                remaining = await _remaining(plan, workers, prepared.count if may_count else None)
         failures = _failures(pair, workers, tally, session, stopped=stop.is_set())
         for named in _possible_duplicates(store.journal, run_id):
             tally.doubtful(named)
@@ -352,16 +355,16 @@ def _failures(
     return failures
 
 
-async def _remaining(plan: RunPlan, workers: list[QueueWorker], hurry: asyncio.Event) -> RemainingMessages | None:
-    """Count what a run left in the backlog, if it may have left something and the count is allowed and quick."""
+async def _remaining(plan: RunPlan, workers: list[QueueWorker], count: Count | None) -> RemainingMessages | None:
+    """Return what a run left in the backlog, if it may have left something. Without a quick count: at least that."""
     left = max(0, plan.context.tally.receipt().remaining)
     if not (plan.stop.is_set() or left):
         return None
-    lost = any(isinstance(worker.error, Unavailable) for worker in workers)
-    if plan.count is not None and not hurry.is_set() and not lost:
+    there = [worker for worker in workers if not isinstance(worker.error, EntityMissing)]
+    if count is not None and not any(worker.error for worker in there):
         try:
             async with asyncio.timeout(COUNT_SECONDS):
-                counts = await asyncio.gather(*(plan.count(worker.queue) for worker in workers if not worker.error))
+                counts = await asyncio.gather(*(count(worker.queue) for worker in there))
         except (SbpairError, TimeoutError) as error:
             log.info("the backlog could not be counted: %s", error)
         else:

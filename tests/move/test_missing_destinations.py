@@ -1,55 +1,43 @@
-"""When a run doubts that the primary is the right one."""
+"""How many messages of a missing destination are dead-lettered."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.errors import Unsafe
-from sbpair.move.wrong_primary import MAX_MISSING, WrongPrimaryBreaker
+from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 
-NAMES = st.sampled_from(["orders", "invoices", "refunds"])
-
-
-def test_several_missing_destinations_trip_the_breaker() -> None:
-    guard = WrongPrimaryBreaker()
-    assert guard.missing("orders", MAX_MISSING) is None
-    doubt = guard.missing("invoices", 1)
-    assert isinstance(doubt, Unsafe)
-    assert doubt.exit_code == 4
-    assert "none of the 2 queues or topics" in doubt.message
-    assert "orders, invoices" in doubt.message
-    assert "--dry-run" in doubt.hint
-    assert "--allow-missing" in doubt.hint
+MESSAGES = st.lists(st.tuples(st.sampled_from(["orders", "Orders", "refunds"]), st.integers(1, 100)), max_size=20)
 
 
-def test_while_one_is_still_asked_for_nothing_is_doubted() -> None:
-    guard = WrongPrimaryBreaker()
-    guard.asked("refunds")
-    assert guard.missing("orders", MAX_MISSING) is None
-    assert guard.missing("invoices", MAX_MISSING) is None
-    assert guard.missing("refunds", 1) is not None
+@given(MESSAGES, st.integers(0, 60))
+def test_each_destination_has_a_limit_of_its_own_whatever_its_spelling(
+    messages: list[tuple[str, int]], limit: int
+) -> None:
+    missing, asked = MissingDestinations(limit), dict.fromkeys(("orders", "refunds"), 0)
+    allowed = dict.fromkeys(asked, 0)
+    for name, count in messages:
+        asked[name.lower()] += count
+        allowed[name.lower()] += missing.allow(name, count)
+        assert allowed[name.lower()] == min(limit, asked[name.lower()])
+        assert missing.is_held(name.swapcase()) == (asked[name.lower()] > limit)
+    assert {name.lower(): missing.dead_lettered[name] for name in missing} == {
+        name: count for name, count in allowed.items() if asked[name]
+    }
 
 
-@given(st.lists(st.tuples(NAMES, st.integers(1, 100)), max_size=20))
-def test_one_that_is_found_settles_it_for_good(messages: list[tuple[str, int]]) -> None:
-    for guard in (WrongPrimaryBreaker(), WrongPrimaryBreaker(trusted=True)):
-        guard.found()
-        assert all(guard.missing(*each) is None for each in messages)
-        assert guard.limit(1_000) == 1_000
+@given(MESSAGES)
+def test_without_a_limit_nothing_is_held(messages: list[tuple[str, int]]) -> None:
+    missing = MissingDestinations(None)
+    assert all(missing.allow(name, count) == count for name, count in messages)
+    assert not any(map(missing.is_held, missing))
 
 
-@given(st.lists(st.tuples(st.just("orders"), st.integers(1, 1_000)), max_size=20))
-def test_a_single_destination_that_is_missing_was_deleted(messages: list[tuple[str, int]]) -> None:
-    guard = WrongPrimaryBreaker()
-    assert all(guard.missing(*each) is None for each in messages)
-
-
-@given(st.lists(st.tuples(NAMES, st.integers(1, 100)), max_size=20))
-def test_few_messages_or_few_destinations_are_no_reason(messages: list[tuple[str, int]]) -> None:
-    guard, count, seen = WrongPrimaryBreaker(), 0, set[str]()
-    for name, number in messages:
-        count, seen = count + number, seen | {name}
-        doubted = guard.missing(name, number) is not None
-        assert doubted == (count > MAX_MISSING and len(seen) > 1)
-        assert guard.limit(1_000) == MAX_MISSING
+def test_a_destination_that_was_created_is_held_no_longer_and_keeps_its_count() -> None:
+    missing = MissingDestinations()
+    assert missing.allow("orders", 100) == MAX_MISSING
+    assert "--allow-missing" in missing.hold_error("orders").message
+    missing.found("ORDERS")
+    assert not missing.is_held("orders")
+    assert missing.allow("orders", 1) == 0
+    assert missing.is_held("orders")

@@ -801,42 +801,71 @@ async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
         assert (receipt.sent, receipt.released) == (1, 5)
 
 
-# A primary that has none of the destinations
+# Destinations that the primary lacks
 
 
-@pytest.mark.parametrize("once", [True, False])
-async def test_a_primary_without_any_destination_stops_the_run(once: bool) -> None:
-    async with world(2, "other") as w:
+@pytest.mark.parametrize("queues", [1, 2])
+async def test_each_missing_destination_costs_few_dead_letters_and_the_others_go_on(queues: int) -> None:
+    async with world(queues, "d4") as w:
         for number in range(200):
-            w.strand(number, to=f"d{number % 5}", index=number % 2)
-        result = await w.run(once=once)
-        assert result.exit_code == 4
-        assert "is it the right one?" in result.failures[0][1].message
-        left = held_in(w.backlog(0)) + held_in(w.backlog(1))
-        assert len(left) + result.receipt.dead_lettered == 200
-        assert result.receipt.dead_lettered <= 2 * 5 * 20
-        assert len(left) > 0
-        assert w.backlog(0).messages.locked_count + w.backlog(1).messages.locked_count == 0
+            w.strand(number, to=f"d{number % 5}", index=number % queues)
+        result = await w.run(count_remaining=True)
+        receipt = result.receipt
+        assert (result.exit_code, receipt.sent, receipt.dead_lettered, receipt.released) == (3, 40, 80, 80)
+        assert result.missing == tuple(runner.MissingDestination(f"d{each}", 20, 20) for each in range(4))
+        assert result.remaining == runner.RemainingMessages(80, exact=True)
+        dead = [message for index in range(queues) for message in held_in(w.backlog(index), dead=True)]
+        assert len(dead) == 80
+        assert sum(w.backlog(index).messages.locked_count for index in range(queues)) == 0
+        assert receipt.received == 200
+        for number in range(4):
+            w.destination(f"d{number}")
+        assert (await w.run()).receipt.sent == 80
 
 
-async def test_missing_destinations_are_dead_lettered_if_one_exists_or_allowed() -> None:
-    async with world(1, "d4") as w:
-        for number in range(100):
-            w.strand(number, to=f"d{number % 5}")
-        result = await w.run()
-        assert (result.exit_code, result.receipt.sent, result.receipt.dead_lettered) == (3, 20, 80)
-    async with world(1) as w:
-        for number in range(100):
-            w.strand(number, to=f"gone{number % 5}")
-        result = await w.run(allow_missing=True)
-        assert (result.exit_code, result.receipt.dead_lettered) == (3, 100)
+async def test_a_destination_that_is_created_gets_its_held_messages() -> None:
+    async with world(1, "orders") as w:
+        w.strand(*range(50), to="gone")
+        async with w.watching(max_missing=5) as task:
+            held = await w.told_of(events.DestinationBackingOff)
+            assert (held.destination, held.waiting) == ("gone", 45)
+            assert "5 of its messages were dead-lettered" in held.reason
+            w.destination("gone")
+            await until(lambda: w.destination("gone").counts().active == 45)
+        result = task.result()
+        assert (result.receipt.dead_lettered, result.receipt.sent, result.receipt.received) == (5, 45, 50)
+        assert [(each.destination, each.dead_lettered, each.held) for each in result.missing] == [("gone", 5, 0)]
 
 
-async def test_all_messages_of_one_deleted_destination_are_dead_lettered() -> None:
+async def test_more_held_messages_than_may_be_held_end_the_run_and_stay() -> None:
+    async with world(1, "orders") as w:
+        w.strand(*range(300), to="gone")
+        result = await w.run(max_held=50, count_remaining=True)
+        assert (result.exit_code, result.receipt.dead_lettered) == (3, 20)
+        assert result.remaining == runner.RemainingMessages(280, exact=True)
+        assert ids(w.backlog()) == names(*range(20, 300))
+
+
+@pytest.mark.parametrize(("terms", "dead"), [({"allow_missing": True}, 100), ({"max_missing": 0}, 0), ({}, 20)])
+async def test_messages_of_a_missing_destination_are_dead_lettered_as_far_as_allowed(
+    terms: dict[str, Any], dead: int
+) -> None:
     async with world(1) as w:
         w.strand(*range(100), to="gone")
-        result = await w.run()
-        assert (result.exit_code, result.receipt.dead_lettered) == (3, 100)
+        result = await w.run(**terms)
+        assert (result.exit_code, result.receipt.dead_lettered, result.receipt.released) == (3, dead, 100 - dead)
+
+
+async def test_a_destination_deleted_between_sends_is_held(one_by_one: None) -> None:
+    async with world(1) as w:
+        w.destination("gone")
+        w.strand(*range(60), to="gone")
+        async with w.watching(max_missing=3) as task:
+            await until(lambda: w.destination("gone").counts().active > 0)
+            w.primary.delete(w.destination("gone"))
+            await w.told_of(events.DestinationBackingOff, lambda event: "does not exist" in event.reason)
+        receipt = task.result().receipt
+        assert (receipt.dead_lettered, receipt.sent + receipt.released) == (3, 57)
 
 
 # One side breaks, over real sockets

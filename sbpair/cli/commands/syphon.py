@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +11,10 @@ from sbpair.cli.options.common import Count, Display, PairSelection, StateDirect
 from sbpair.cli.options.moves import Credits, LeaseQueue, NoLease, Rate, TimeToLive, Ttl, check_lease, limits_of
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown
-from sbpair.cli.render.screen import Screen, clean, plural, some
+from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, UsageError
+from sbpair.move.missing_destinations import MAX_MISSING
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
@@ -55,7 +57,11 @@ def command(
     no_reconnect: Annotated[bool, option("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting")] = (
         False
     ),
-    allow_missing: Annotated[bool, option("--allow-missing", "Dead-letter messages even if no destination exists")] = (
+    max_missing: Annotated[
+        int | None,
+        option("--max-missing N", "Dead-letter at most N messages of each missing destination [default: 20]"),
+    ] = None,
+    allow_missing: Annotated[bool, option("--allow-missing", "Dead-letter every message of missing destinations")] = (
         False
     ),
     connection: PairSelection,
@@ -64,8 +70,8 @@ def command(
     """Move stranded messages from the backlog queues back to the primary.
 
     A message is completed in the backlog only after the primary accepts it: it may arrive twice, but is never lost.
-    Messages for missing queues or topics are dead-lettered. Interrupt once to finish sends in flight, twice to stop at
-    once.
+    Of a missing queue or topic the first --max-missing messages are dead-lettered; the others stay in the backlog.
+    Interrupt once to finish sends in flight, twice to stop at once.
 
     Examples:
       sbpair syphon --dry-run
@@ -79,6 +85,9 @@ def command(
     _check_mode({"--once": once, "--watch": watch, "--dry-run": dry_run})
     if max_held < 1:
         raise UsageError(f"--max-held is {max_held}, and must be at least 1", hint="the default is 1000")
+    if max_missing is not None and (allow_missing or max_missing < 0):
+        wrong = "and --allow-missing exclude each other" if allow_missing else f"is {max_missing}, and must be at least 0"
+        raise UsageError(f"--max-missing {wrong}", hint=f"the default is {MAX_MISSING}")
     check_lease(lease, no_lease=no_lease)
     if lease is not None and dry_run:
         raise UsageError("--lease goes with --once and --watch only", hint="a dry run needs no lock")
@@ -101,31 +110,40 @@ def command(
                 limits=move_limits,
                 on_event=shown,
                 sample_seconds=shown.sample_seconds,
+                count_remaining=True,
                 state=found.state_directory,
                 lease=not no_lease,
                 lease_queue=lease,
                 reconnect=not no_reconnect,
+                max_missing=MAX_MISSING if max_missing is None else max_missing,
                 allow_missing=allow_missing,
             )
 
     result = run_gracefully(move)
-    screen.result(SCHEMA, _document(result), _table(result))
+    mode = "--once" if once else "--watch"
+    screen.result(SCHEMA, _document(result, mode), _table(result, mode))
+    for each in result.missing:
+        if each.held:
+            screen.warn(_held(each))
     for reason, (queues, hint) in _failures(result).items():
         screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
     return _exit_code_of(result, once=once)
 
 
-def _document(result: "runner.SyphonResult") -> dict[str, object]:
+def _document(result: "runner.SyphonResult", mode: str) -> dict[str, object]:
     return {
         "run": result.run,
         **result.receipt.document(),
         "failures": [{"queue": queue, "reason": error.message} for queue, error in result.failures],
         "seconds": round(result.seconds, 3),
         "stopped": result.stopped,
+        "remaining": result.remaining and asdict(result.remaining),
+        "missing_destinations": list(map(asdict, result.missing)),
+        "next_commands": list(_next_commands(result, mode).values()),
     }
 
 
-def _table(result: "runner.SyphonResult") -> Iterator[str]:
+def _table(result: "runner.SyphonResult", mode: str) -> Iterator[str]:
     receipt = result.receipt
     counted = {bucket: getattr(receipt, bucket) for bucket in BUCKETS}
     yield from columns(
@@ -137,6 +155,28 @@ def _table(result: "runner.SyphonResult") -> Iterator[str]:
     yield from _named("possible duplicates", receipt.doubtful)
     if not receipt.balanced:
         yield "the counts do not add up: please report this"
+    left, ended = result.remaining, "was stopped" if result.stopped else "ended"
+    text = f"; {'' if left.exact else 'at least '}{plural(left.messages, 'message')} in the backlog" if left else ""
+    yield f"run {result.run} {ended} after {spoken(result.seconds)}{text}"
+    for purpose, command in _next_commands(result, mode).items():
+        yield f"{purpose}: {command}"
+
+
+def _next_commands(result: "runner.SyphonResult", mode: str) -> dict[str, str]:
+    """Return the commands to go on with, by purpose."""
+    commands = {}
+    if result.stopped or result.failures or (result.remaining and result.remaining.messages):
+        commands["to continue"] = f"sbpair syphon {mode}"
+    if result.receipt.dead_lettered or result.receipt.expired:
+        commands["to send the dead letters"] = "sbpair replay run --dead-letters --archive DIR"
+    return commands
+
+
+def _held(each: "runner.MissingDestination") -> str:
+    return (
+        f"{each.destination} does not exist in the primary: {plural(each.dead_lettered, 'message')} dead-lettered,"
+        f" {each.held} left in the backlog; create it and run again, or add --allow-missing"
+    )
 
 
 def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
@@ -156,12 +196,18 @@ def _failures(result: "runner.SyphonResult") -> dict[str, tuple[list[str], str]]
 
 
 def _exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
-    """Return the exit code: a signal ends `--watch` normally, but interrupts `--once`."""
+    """Return the exit code: a signal ends `--watch` normally, but interrupts `--once`.
+
+    A watch with dead letters, or with messages left for a missing destination, ends with 3.
+    """
     if result.hurried and result.receipt.balanced:
         return ExitCode.INTERRUPTED
     if not result.stopped or result.failures or not result.receipt.balanced:
         return result.exit_code
-    return ExitCode.INTERRUPTED if once else 0
+    if once:
+        return ExitCode.INTERRUPTED
+    receipt, held = result.receipt, any(each.held for each in result.missing)
+    return ExitCode.PARTIAL_OR_FINDINGS if receipt.dead_lettered or receipt.expired or held else ExitCode.DONE
 
 
 def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen) -> int:

@@ -65,6 +65,23 @@ SYPHON = document(
     failures=array("Queues that failed", record("One queue", queue=text("Its path"), reason=text("Why it failed"))),
     seconds=number("Duration of the run"),
     stopped=flag("Whether a signal ended the run"),
+    remaining=nullable(
+        record(
+            "Messages in the backlog at the end; null if the run emptied it, or did not begin",
+            messages=count("Number of messages"),
+            exact=flag("Whether they were counted; otherwise there are at least so many"),
+        )
+    ),
+    missing_destinations=array(
+        "Destinations that the primary lacks",
+        record(
+            "One destination",
+            destination=text("Its path"),
+            dead_lettered=count("Messages dead-lettered for it"),
+            held=count("Messages of it that were received, and left in the backlog"),
+        ),
+    ),
+    next_commands=array("Commands to go on with", text("One command line")),
 )
 
 _SECONDS_OF_AGE = fields(
