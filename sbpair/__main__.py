@@ -62,10 +62,14 @@ def _told(message: str, hint: str, code: int, arguments: Sequence[str]) -> int:
     if _asks_for_json(arguments):
         from sbpair.cli.logs import line
 
-        sys.stderr.write(f"{line('error', 'sbpair', message, hint=hint, exit_code=code)}\n")
-        return code
-    lines = [f"error: {message}", *([f"hint: {hint}"] if hint else [])]
-    sys.stderr.write("".join(f"{_printable(line)}\n" for line in lines))
+        lines = [line("error", "sbpair", message, hint=hint, exit_code=code)]
+    else:
+        lines = [_printable(each) for each in (f"error: {message}", *([f"hint: {hint}"] if hint else []))]
+    try:
+        sys.stderr.write("".join(f"{each}\n" for each in lines))
+        sys.stderr.flush()
+    except OSError:  # the terminal is gone; Python flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return code
 
 

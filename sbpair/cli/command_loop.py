@@ -1,6 +1,7 @@
 """The event loop of a command, and its signal handlers.
 
-SIGINT or SIGTERM cancels. A command that can stop gracefully stops on the first one, and stops at once on the second.
+SIGINT, SIGTERM or SIGHUP cancels. A command that can stop gracefully stops on the first one, and stops at once on the
+second.
 """
 
 import asyncio
@@ -11,6 +12,9 @@ from typing import TypeVar
 
 HURRY_SECONDS = 10.0
 """Time limit of a quick stop, after which it is cancelled."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that stop a command. A lost terminal sends SIGHUP, which `nohup` ignores."""
 
 Result = TypeVar("Result")
 
@@ -57,8 +61,9 @@ async def _until_signalled(
             loop.call_later(HURRY_SECONDS, cancel)
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signalled)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, signalled)
     try:
         return await main(stop, hurry)
     except asyncio.CancelledError:

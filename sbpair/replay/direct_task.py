@@ -187,9 +187,9 @@ class DirectMove:
         while not self._stop_requested() and mover.fatal is None and source.record_error is None:
             if source.error is not None:
                 raise source.error
-            if mover.held and mover.stuck(MAX_DESTINATION_FAILURES):
-                break
             if mover.room == 0:
+                if mover.stuck(MAX_DESTINATION_FAILURES):
+                    break
                 await mover.wait_changed(WAIT_SECONDS)
                 continue
             source.grant(mover.room)
@@ -198,6 +198,8 @@ class DirectMove:
             if messages:
                 self._cutoff.note_received(messages)
                 mover.accept(messages)
+            elif mover.held and mover.stuck(MAX_DESTINATION_FAILURES):
+                break
             due = self._cutoff.is_due() if messages else not mover.held
             if due and await self._cutoff.is_reached(source):
                 break

@@ -93,20 +93,35 @@ def spark_session(
             # It writes a Java traceback of each error, even if it is caught.
             PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
-        handler = signal.getsignal(signal.SIGINT)
         options = _java_options(master, settings.get(JAVA_OPTIONS, ""), Path(directory), verbose=verbose)
         daemon = {"spark.python.daemon.module": DAEMON} if is_local_master(master) and package is None else {}
-        spark = _start(master, {**local_settings(master), **daemon, **settings, JAVA_OPTIONS: options}, directory)
+        with _own_signals():
+            spark = _start(master, {**local_settings(master), **daemon, **settings, JAVA_OPTIONS: options}, directory)
         try:
-            if threading.current_thread() is threading.main_thread():
-                # Spark's own handler would cancel the jobs at once.
-                signal.signal(signal.SIGINT, handler)
             check_speculation(spark.sparkContext.getConf().get("spark.speculation", "false"))
             if package is not None:
                 spark.sparkContext.addPyFile(package)
             yield spark
         finally:
             spark.stop()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's signal handlers while the block starts Spark, whose own one would cancel jobs at once.
+
+    Java inherits that SIGHUP is ignored: when the terminal is lost, the driver stops in order.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def exports(process: subprocess.Popen[str], count: int = 4) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_emulator_cleanly(number: signal.Signals) -> None:
     with emulator() as (process, _first):
         process.send_signal(number)

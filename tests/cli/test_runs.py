@@ -40,11 +40,12 @@ class Pair:
         self,
         *words: str,
         prepare: Callable[[], None] | None = None,
+        stdout: int = asyncio.subprocess.PIPE,
         stderr: int = asyncio.subprocess.PIPE,
         **changed: str,
     ) -> asyncio.subprocess.Process:
         words = (*words, "--state", str(self.state))
-        return await command.start(*words, env=self.environ | changed, stderr=stderr, prepare=prepare)
+        return await command.start(*words, env=self.environ | changed, stdout=stdout, stderr=stderr, prepare=prepare)
 
     async def run(self, *words: str, **options: Any) -> tuple[int, str, str]:
         return await command.finished(await self.start(*words, **options))

@@ -846,6 +846,14 @@ async def test_more_held_messages_than_may_be_held_end_the_run_and_stay() -> Non
         assert ids(w.backlog()) == names(*range(20, 300))
 
 
+async def test_without_manage_the_remainder_is_at_least_what_went_back() -> None:
+    async with world(1) as w:
+        w.may_only("secondary", AccessRight.LISTEN)
+        w.strand(*range(50), to="gone")
+        result = await w.run(count_remaining=True)
+        assert result.remaining == runner.RemainingMessages(30, exact=False)
+
+
 @pytest.mark.parametrize(("terms", "dead"), [({"allow_missing": True}, 100), ({"max_missing": 0}, 0), ({}, 20)])
 async def test_messages_of_a_missing_destination_are_dead_lettered_as_far_as_allowed(
     terms: dict[str, Any], dead: int
@@ -856,7 +864,8 @@ async def test_messages_of_a_missing_destination_are_dead_lettered_as_far_as_all
         assert (result.exit_code, result.receipt.dead_lettered, result.receipt.released) == (3, dead, 100 - dead)
 
 
-async def test_a_destination_deleted_between_sends_is_held(one_by_one: None) -> None:
+@pytest.mark.usefixtures("one_by_one")
+async def test_a_destination_deleted_between_sends_is_held() -> None:
     async with world(1) as w:
         w.destination("gone")
         w.strand(*range(60), to="gone")

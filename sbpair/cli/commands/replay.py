@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sbpair.cli.command_loop import SIGNALS
 from sbpair.cli.commands import replay_archive, replay_plan, replay_submit
 from sbpair.cli.commands.replay_submit import PrintSubmit
 from sbpair.cli.help import Command, CommandGroup
@@ -270,7 +271,9 @@ def _setting(text: str) -> tuple[str, str]:
 
 def _run(screen: Screen, act: Any) -> int:
     """Run a job with progress on stderr, then print its proof."""
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     progress = replay_progress(screen)
     try:
         with progress:

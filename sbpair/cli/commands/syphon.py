@@ -1,8 +1,9 @@
 """`sbpair syphon`: options into one call of `sbpair.syphon.runner`, and its receipt into output."""
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,9 +59,8 @@ def command(
         False
     ),
     max_missing: Annotated[
-        int | None,
-        option("--max-missing N", "Dead-letter at most N messages of each missing destination [default: 20]"),
-    ] = None,
+        int, option("--max-missing N", "Dead-letter at most N messages of each missing destination")
+    ] = MAX_MISSING,
     allow_missing: Annotated[bool, option("--allow-missing", "Dead-letter every message of missing destinations")] = (
         False
     ),
@@ -83,18 +83,17 @@ def command(
     """
     screen = Screen(display)
     _check_mode({"--once": once, "--watch": watch, "--dry-run": dry_run})
-    if max_held < 1:
-        raise UsageError(f"--max-held is {max_held}, and must be at least 1", hint="the default is 1000")
-    if max_missing is not None and (allow_missing or max_missing < 0):
-        wrong = "and --allow-missing exclude each other" if allow_missing else f"is {max_missing}, and must be at least 0"
-        raise UsageError(f"--max-missing {wrong}", hint=f"the default is {MAX_MISSING}")
+    for name, value, minimum, default in (("held", max_held, 1, 1_000), ("missing", max_missing, 0, MAX_MISSING)):
+        if value < minimum:
+            wrong = f"--max-{name} is {value}, and must be at least {minimum}"
+            raise UsageError(wrong, hint=f"the default is {default}")
     check_lease(lease, no_lease=no_lease)
     if lease is not None and dry_run:
         raise UsageError("--lease goes with --once and --watch only", hint="a dry run needs no lock")
     move_limits = limits_of(rate, share, ttl)
     found = selected_profile(connection, screen, count=count, state=state)
     if dry_run:
-        return _preview(found.pair, move_limits, screen)
+        return _preview(found.pair, move_limits, screen, math.inf if allow_missing else max_missing)
     from sbpair.cli.progress.move_progress import move_progress
     from sbpair.syphon import runner
 
@@ -115,7 +114,7 @@ def command(
                 lease=not no_lease,
                 lease_queue=lease,
                 reconnect=not no_reconnect,
-                max_missing=MAX_MISSING if max_missing is None else max_missing,
+                max_missing=max_missing,
                 allow_missing=allow_missing,
             )
 
@@ -210,9 +209,10 @@ def _exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
     return ExitCode.PARTIAL_OR_FINDINGS if receipt.dead_lettered or receipt.expired or held else ExitCode.DONE
 
 
-def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen) -> int:
+def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen, max_missing: float) -> int:
     from sbpair.cli.progress.line_progress import PeekProgress
     from sbpair.cli.render import forecast
+    from sbpair.move.message.route import MISSING
     from sbpair.syphon import preview
 
     async def peek(_stop: asyncio.Event) -> "Forecast":
@@ -220,6 +220,9 @@ def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen) -> int:
             return await preview.make_forecast(pair, limits, on_event=progress)
 
     result = run(peek)
+    if any(each.reason == MISSING and each.messages > max_missing for each in result.dead_letters):
+        note = f"of each missing destination a run dead-letters {max_missing} messages and leaves the others"
+        result = replace(result, notes=(*result.notes, f"{note}: create it, or pass --allow-missing"))
     screen.result(forecast.SYPHON.schema, forecast.document(result), forecast.table(result))
     for note in result.notes:
         screen.warn(note)

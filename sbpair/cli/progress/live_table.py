@@ -5,6 +5,7 @@ A thread of its own draws it: a terminal that is paused (Ctrl-S) does not delay 
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -231,7 +232,8 @@ class LiveTable(Generic[Seen]):
         self._ended.set()
         self._thread.join(CLOSE_SECONDS)
         if not self._thread.is_alive():
-            self._live.stop()
+            with suppress(OSError):  # the terminal has gone
+                self._live.stop()
 
     def _run(self) -> None:
         try:

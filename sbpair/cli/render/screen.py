@@ -142,8 +142,13 @@ class Screen:
             line += f"\nhint: {clean(hint)}" if hint else ""
         elif level == "warning" or not sys.stderr.isatty():
             line = f"{logs.stamp()} {line}"
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:  # the terminal is gone: the command goes on, and stops in order
+            _discard(sys.stderr)
 
     def _start_logging(self) -> None:
         # Logging takes longer to load than a usage error takes to print.

@@ -1,0 +1,142 @@
+"""The end of a run at the terminal: receipts of stopped runs, SIGHUP, missing destinations and exit codes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import termios
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.amqp_client.client import connect
+from sbpair.model.connection_string import endpoint_from_connection_string
+from tests.cli.test_runs import BACKLOG, Pair, open_pair
+from tests.kit import command
+from tests.kit.stranded import stranded
+from tests.kit.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout_seconds(90)
+
+
+async def strand_for(pair: Pair, destination: str, count: int) -> None:
+    secondary = endpoint_from_connection_string(pair.emulator.ready.namespaces[1].connection_string)
+    async with connect(secondary) as client:
+        sender = await client.sender(BACKLOG)
+        for number in range(count):
+            await sender.send(stranded(f"{destination}-{number}", destination, b"x"))
+
+
+async def stopped(pair: Pair, number: signal.Signals, *words: str, **options: Any) -> tuple[int, str, str]:
+    """Run a slow syphon, and signal it after its first message has arrived."""
+    process = await pair.start("syphon", "--rate", "10", *words, **options)
+    await until(lambda: pair.arrived > 0)
+    process.send_signal(number)
+    return await command.finished(process)
+
+
+@pytest.mark.parametrize(("mode", "code"), [("--once", 130), ("--watch", 0)])
+async def test_a_hangup_stops_a_run_in_order(tmp_path: Path, mode: str, code: int) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(60)
+        done, out, _ = await stopped(pair, signal.SIGHUP, mode, "--output", "json")
+        receipt = json.loads(out)
+        assert (done, receipt["stopped"], receipt["in_doubt"]) == (code, True, 0)
+        assert receipt["remaining"] == {"messages": 60 - receipt["sent"], "exact": True}
+        assert receipt["next_commands"] == [f"sbpair syphon {mode}"]
+        [run] = await pair.runs()
+        assert (run["id"], run["outcome"]) == (receipt["run"], "stopped")
+
+
+async def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(3)
+        terminal, end = pty.openpty()
+
+        def take_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(end, termios.TIOCSCTTY, 0)
+
+        process = await pair.start("syphon", "--watch", stdout=end, stderr=end, prepare=take_terminal, TERM="xterm")
+        os.close(end)
+        await until(lambda: pair.arrived == 3)
+        os.close(terminal)
+        await process.communicate()
+        assert process.returncode == 7  # nobody can read the receipt
+        [run] = await pair.runs()
+        assert (run["outcome"], run["exit_code"], run["error"]) == ("stopped", 0, "")
+        assert (await pair.shown(run["id"]))["receipt"]["sent"] == 3
+
+
+async def test_a_run_under_nohup_ignores_a_hangup(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        process = await pair.start("syphon", "--watch", prepare=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        await until(lambda: pair.arrived == 1)
+        process.send_signal(signal.SIGHUP)
+        await pair.strand_more(4)
+        await until(lambda: pair.arrived == 5)
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+        assert process.returncode == 0
+
+
+async def test_the_receipt_of_an_interrupted_run_says_what_is_left_and_how_to_continue(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(60)
+        done, out, err = await stopped(pair, signal.SIGINT, "--once")
+        assert (done, err) == (130, "")
+        ended, then = out.splitlines()[-2:]
+        [(run, left)] = re.findall(r"^run (\S+) was stopped after \d+s; (\d+) messages in the backlog$", ended)
+        assert int(left) == 60 - pair.arrived
+        assert then == "to continue: sbpair syphon --once"
+        assert [each["id"] for each in await pair.runs()] == [run]
+
+
+async def test_a_watch_with_dead_letters_ends_with_3_and_names_the_way_back(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        await strand_for(pair, "gone", 30)
+        process = await pair.start("syphon", "--watch")
+        dead = pair.emulator.namespaces["contoso-dr"].queue(BACKLOG)
+        await until(lambda: (dead.counts().dead_letter, pair.arrived) == (20, 1))
+        process.send_signal(signal.SIGTERM)
+        done, out, err = await command.finished(process)
+        assert done == 3
+        lines = out.splitlines()
+        assert lines[-2:] == [
+            "to continue: sbpair syphon --watch",
+            "to send the dead letters: sbpair replay run --dead-letters --archive DIR",
+        ]
+        held = "gone does not exist in the primary: 20 messages dead-lettered, 10 left in the backlog"
+        assert f"warning: {held}; create it and run again, or add --allow-missing" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "dead", "held"), [([], 20, 10), (["--max-missing", "3"], 3, 27), (["--allow-missing"], 30, 0)]
+)
+async def test_a_missing_destination_costs_at_most_max_missing(
+    tmp_path: Path, words: list[str], dead: int, held: int
+) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        await strand_for(pair, "gone", 30)
+        done, out, err = await pair.run("syphon", "--once", "--output", "json", *words)
+        receipt = json.loads(out)
+        assert (done, receipt["sent"], receipt["dead_lettered"], receipt["released"]) == (3, 1, dead, held)
+        assert receipt["missing_destinations"] == [{"destination": "gone", "dead_lettered": dead, "held": held}]
+        assert receipt["remaining"] == ({"messages": held, "exact": True} if held else None)
+        assert ("gone does not exist" in err) == bool(held)
+
+
+async def test_a_limit_below_0_is_refused(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        done, _, err = await pair.run("syphon", "--once", "--max-missing=-1")
+        assert (done, err.splitlines()[0]) == (2, "error: --max-missing is -1, and must be at least 0")
