@@ -26,6 +26,7 @@ from sbpair.failover.pinger import DeliverEntity, Pinger
 from sbpair.failover.shared_state import FailoverState
 from sbpair.failover.side_connections import ClientFactory, ClientKind, Side, SideConnections, close_quietly
 from sbpair.failover.simulated_outage import OutageProxy
+from sbpair.move.missing_destinations import MAX_MISSING
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -204,6 +205,7 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
         limits: MoveLimits | None = None,
         max_held: int = 1_000,
         ordered: bool = True,
+        max_missing: int = MAX_MISSING,
         allow_missing: bool = False,
         on_event: Callable[[SyphonEvent], None] = lambda _event: None,
     ) -> SyphonT:
@@ -230,6 +232,7 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
             lease_queue=lease_queue,
             ordered=ordered,
             limits=limits,
+            max_missing=max_missing,
             allow_missing=allow_missing,
         )
         self._syphon = self._syphon_class(run, self.failover_state.publish)

@@ -33,7 +33,7 @@ def test_without_a_limit_nothing_is_held(messages: list[tuple[str, int]]) -> Non
     assert not any(map(missing.is_held, missing))
 
 
-def test_a_destination_that_was_created_is_held_no_longer_and_keeps_its_count() -> None:
+def test_a_created_destination_is_held_no_longer_and_keeps_its_count() -> None:
     missing = MissingDestinations()
     assert missing.allow("orders", 100) == MAX_MISSING
     assert "--allow-missing" in missing.hold_error("orders").message

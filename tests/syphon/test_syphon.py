@@ -805,7 +805,7 @@ async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
 
 
 @pytest.mark.parametrize("queues", [1, 2])
-async def test_each_missing_destination_costs_few_dead_letters_and_the_others_go_on(queues: int) -> None:
+async def test_missing_destinations_cost_few_dead_letters_each(queues: int) -> None:
     async with world(queues, "d4") as w:
         for number in range(200):
             w.strand(number, to=f"d{number % 5}", index=number % queues)
@@ -855,7 +855,7 @@ async def test_without_manage_the_remainder_is_at_least_what_went_back() -> None
 
 
 @pytest.mark.parametrize(("terms", "dead"), [({"allow_missing": True}, 100), ({"max_missing": 0}, 0), ({}, 20)])
-async def test_messages_of_a_missing_destination_are_dead_lettered_as_far_as_allowed(
+async def test_messages_of_missing_destinations_are_dead_lettered_as_allowed(
     terms: dict[str, Any], dead: int
 ) -> None:
     async with world(1) as w:
