@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sbpair.errors import Unavailable
 
@@ -24,6 +24,7 @@ class MissingDestinations:
         self._limit = math.inf if limit is None else limit
         self._spellings: dict[str, str] = {}
         self._held: set[str] = set()
+        self._left: dict[str, Mapping[str, int]] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._spellings.values())
@@ -43,6 +44,15 @@ class MissingDestinations:
 
     def is_held(self, destination: str) -> bool:
         return self._spellings.get(destination.lower()) in self._held
+
+    def note_left(self, queue: str, waiting: Mapping[str, int]) -> None:
+        """Record how many messages of a backlog queue wait, by destination; replaces what was recorded before."""
+        self._left[queue] = {destination.lower(): count for destination, count in waiting.items()}
+
+    def held(self, destination: str) -> int:
+        """Return how many messages of a held destination were left in the backlog; 0 if it is not held."""
+        left = sum(waiting.get(destination.lower(), 0) for waiting in self._left.values())
+        return left if self.is_held(destination) else 0
 
     def hold_error(self, destination: str) -> Unavailable:
         """Return why the messages of a held destination wait."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -191,7 +190,9 @@ async def run(
             stop.is_set(),
             run_id,
             hurry.is_set(),
-            _missing(missing, workers),
+            tuple(
+                MissingDestination(each, missing.dead_lettered[each], missing.held(each)) for each in sorted(missing)
+            ),
             remaining,
         )
         error = failures[0][1].message if failures else ""
@@ -370,17 +371,6 @@ async def _remaining(plan: RunPlan, workers: list[QueueWorker], count: Count | N
         else:
             return RemainingMessages(sum(counts), exact=True)
     return RemainingMessages(left, exact=False)
-
-
-def _missing(missing: MissingDestinations, workers: list[QueueWorker]) -> tuple[MissingDestination, ...]:
-    held: Counter[str] = Counter()
-    for worker in workers:
-        for destination, count in worker.left_waiting.items():
-            held[destination.lower()] += count
-    return tuple(
-        MissingDestination(name, missing.dead_lettered[name], held[name.lower()] if missing.is_held(name) else 0)
-        for name in sorted(missing)
-    )
 
 
 def _possible_duplicates(journal: Journal, run_id: str) -> Iterator[NamedMessage]:

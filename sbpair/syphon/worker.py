@@ -107,16 +107,12 @@ class RunPlan:
 
 
 class QueueWorker:
-    """`error` is why it could not go on. `counts` is how often it counted its queue and reported the result.
-
-    `left_waiting` are the messages that waited for each destination when the worker last stopped.
-    """
+    """`error` is why it could not go on. `counts` is how often it counted its queue and reported the result."""
 
     def __init__(self, queue: str, plan: RunPlan) -> None:
         self.queue = queue
         self.counts = 0
         self.error: SbpairError | None = None
-        self.left_waiting: dict[str, int] = {}
         self._plan = plan
         self._failures = 0
         self._was_open = False
@@ -226,7 +222,7 @@ class QueueWorker:
                     failure = connections.fault() if mover.held and not plan.stop.is_set() else None
                 except SbpairError as error:
                     failure = connections.fault() or error
-                self.left_waiting = mover.waiting()
+                plan.context.missing.note_left(self.queue, mover.waiting())
                 await mover.finish()
                 self._emit_progress(mover)
                 for task in background:

@@ -855,9 +855,7 @@ async def test_without_manage_the_remainder_is_at_least_what_went_back() -> None
 
 
 @pytest.mark.parametrize(("terms", "dead"), [({"allow_missing": True}, 100), ({"max_missing": 0}, 0), ({}, 20)])
-async def test_messages_of_missing_destinations_are_dead_lettered_as_allowed(
-    terms: dict[str, Any], dead: int
-) -> None:
+async def test_messages_of_missing_destinations_are_dead_lettered_as_allowed(terms: dict[str, Any], dead: int) -> None:
     async with world(1) as w:
         w.strand(*range(100), to="gone")
         result = await w.run(**terms)
