@@ -50,7 +50,7 @@ async def test_a_hangup_stops_a_run_in_order(tmp_path: Path, mode: str, code: in
         receipt = json.loads(out)
         assert (done, receipt["stopped"], receipt["in_doubt"]) == (code, True, 0)
         assert receipt["remaining"] == {"messages": 60 - receipt["sent"], "exact": True}
-        assert receipt["next_commands"] == [f"sbpair syphon {mode}"]
+        assert receipt["next_commands"] == [f"sbpair syphon {mode} --rate 10 --state {tmp_path}"]
         [run] = await pair.runs()
         assert (run["id"], run["outcome"]) == (receipt["run"], "stopped")
 
@@ -96,7 +96,7 @@ async def test_an_interrupted_run_says_what_is_left_and_how_to_continue(tmp_path
         ended, then = out.splitlines()[-2:]
         [(run, left)] = re.findall(r"^run (\S+) was stopped after \d+s; (\d+) messages in the backlog$", ended)
         assert int(left) == 60 - pair.arrived
-        assert then == "to continue: sbpair syphon --once"
+        assert then == f"to continue: sbpair syphon --once --rate 10 --state {tmp_path}"
         assert [each["id"] for each in await pair.runs()] == [run]
 
 
@@ -112,8 +112,8 @@ async def test_a_watch_with_dead_letters_ends_with_3_and_names_the_way_back(tmp_
         assert done == 3
         lines = out.splitlines()
         assert lines[-2:] == [
-            "to continue: sbpair syphon --watch",
-            "to send the dead letters: sbpair replay run --dead-letters --archive DIR",
+            f"to continue: sbpair syphon --watch --state {tmp_path}",
+            f"to send the dead letters: sbpair replay run --dead-letters --archive DIR --state {tmp_path}",
         ]
         held = "gone does not exist in the primary: 20 messages dead-lettered, 10 left in the backlog"
         assert f"warning: {held}; create it and run again, or add --allow-missing" in err

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run, run_gracefully
+from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
 from sbpair.cli.options.moves import Credits, LeaseQueue, NoLease, Rate, TimeToLive, Ttl, check_lease, limits_of
 from sbpair.cli.options.values import selected_profile
@@ -165,9 +166,12 @@ def _next_commands(result: "runner.SyphonResult", mode: str) -> dict[str, str]:
     """Return the commands to go on with, by purpose."""
     commands = {}
     if result.stopped or result.failures or (result.remaining and result.remaining.messages):
-        commands["to continue"] = f"sbpair syphon {mode}"
+        commands["to continue"] = next_command("syphon", mode)
     if result.receipt.dead_lettered or result.receipt.expired:
-        commands["to send the dead letters"] = "sbpair replay run --dead-letters --archive DIR"
+        # With these, it would give the same messages up again.
+        without = ("allow_missing", "ttl", "order")
+        replay = next_command("replay run", "--dead-letters", "--archive", "DIR", without=without)
+        commands["to send the dead letters"] = replay
     return commands
 
 
