@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client over asyncio streams, for requests without a body to one host.
+"""A small HTTP/1.1 client over asyncio streams and h11, for requests without a body to one host.
 
 A general client takes a third of a second to load, longer than most commands run.
 Invariant: a response is read whole, or its connection is closed. At most MAX_BODY_BYTES of one are read.
@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import re
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from urllib.parse import SplitResult, unquote, urlsplit
+
+import h11
 
 from sbpair.azure.management_route import http_route, ssl_context
 from sbpair.model.reachability import CONNECT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from ssl import SSLContext
 
     from sbpair.model.pair import Endpoint
 
@@ -28,10 +30,8 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """A page of a hundred descriptions has a third of a megabyte."""
 
+_TOO_LARGE = f"the response is larger than {MAX_BODY_BYTES} bytes"
 _PORTS = {"http": 80, "https": 443}
-_STATUS_LINE = re.compile(r"HTTP/1\.(?P<minor>[01]) (?P<status>[1-5]\d\d)(?: (?P<reason>.*))?", re.ASCII)
-_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;.*)?\r?\n")
-_LENGTH = re.compile(r"\d{1,12}", re.ASCII)
 
 
 class NotHttp(Exception):
@@ -48,40 +48,69 @@ class HttpResponse:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
 class _Connection:
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    """A stream with the state of its HTTP conversation."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self._reader = reader
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+
+    @classmethod
+    async def open(
+        cls, host: str | None, port: int, context: SSLContext | None = None, server_hostname: str | None = None
+    ) -> Self:
+        return cls(*await asyncio.open_connection(host, port, ssl=context, server_hostname=server_hostname))
 
     @property
     def usable(self) -> bool:
-        return not (self.reader.at_eof() or self.writer.is_closing())
+        return not (self._reader.at_eof() or self.writer.is_closing())
 
-    async def exchange(self, request: bytes) -> tuple[HttpResponse, bool]:
-        """Return the response, and whether another may follow. Raises OSError; NotHttp."""
-        with _translated():
-            self.writer.write(request)
-            await self.writer.drain()
-            return await _read_response(self.reader)
+    async def exchange(self, request: h11.Request) -> HttpResponse:
+        """Return the whole response. Raises OSError; NotHttp."""
+        head = await self.send(request)
+        body = bytearray()
+        while isinstance(event := await self._next_event(), h11.Data):
+            body += event.data
+            if len(body) > MAX_BODY_BYTES:
+                raise NotHttp(_TOO_LARGE)
+        return HttpResponse(head.status_code, head.reason.decode("latin-1"), _headers(head), bytes(body))
 
-    async def open_tunnel(self, request: bytes) -> int:
-        """Return the status of a proxy's answer. Raises OSError; NotHttp."""
-        with _translated():
-            self.writer.write(request)
-            return (await _read_head(self.reader))[0]
+    async def send(self, request: h11.Request) -> h11.Response:
+        """Return the head of the response. Raises OSError; NotHttp."""
+        self.writer.write((self._http.send(request) or b"") + (self._http.send(h11.EndOfMessage()) or b""))
+        await self.writer.drain()
+        while not isinstance(head := await self._next_event(), h11.Response):
+            pass
+        if int(_headers(head).get("content-length", 0)) > MAX_BODY_BYTES:
+            raise NotHttp(_TOO_LARGE)
+        return head
+
+    async def _next_event(self) -> object:
+        data: bytes | None = None
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                data = await self._reader.read(MAX_HEAD_BYTES)
+                self._http.receive_data(data)
+        except h11.RemoteProtocolError as error:
+            if data == b"":
+                raise ConnectionResetError("the connection was closed before the end of the response") from error
+            raise NotHttp(str(error)) from error
+        return event
+
+    def next_cycle(self) -> bool:
+        """Return whether another request may follow, and prepare for it."""
+        with suppress(h11.ProtocolError):
+            self._http.start_next_cycle()
+            return True
+        return False
+
+    def restarted(self) -> _Connection:
+        """Return the same stream with a new conversation, as begins behind a tunnel."""
+        return _Connection(self._reader, self.writer)
 
     def close(self) -> None:
         self.writer.transport.abort()
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except asyncio.IncompleteReadError as error:
-        raise ConnectionResetError("the connection was closed before the end of the response") from error
-    except (asyncio.LimitOverrunError, ValueError) as error:
-        raise NotHttp(str(error)) from error
 
 
 class HttpClient:
@@ -112,18 +141,18 @@ class HttpClient:
     async def request(self, method: str, target: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
         """Send one request for a path with its query."""
         given = {"Host": self._route.authority, "User-Agent": "sbpair", "Accept": "*/*", **(headers or {})}
-        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
-        request = "\r\n".join((*lines, "", "")).encode("latin-1")
+        request = h11.Request(method=method, target=target, headers=list(given.items()))
         # The peer may have closed a connection that is idle: only a GET can be sent again.
         if method == "GET" and self._idle and (connection := self._idle.pop()).usable:
             with suppress(ConnectionError):
                 return await self._exchange(connection, request)
         return await self._exchange(await self._connect(), request)
 
-    async def _exchange(self, connection: _Connection, request: bytes) -> HttpResponse:
+    async def _exchange(self, connection: _Connection, request: h11.Request) -> HttpResponse:
         reusable = False
         try:
-            response, reusable = await connection.exchange(request)
+            response = await connection.exchange(request)
+            reusable = connection.next_cycle()
         finally:
             if reusable:
                 self._idle.append(connection)
@@ -135,35 +164,32 @@ class HttpClient:
         host, port = self._address.hostname or "", self._address.port or _PORTS[self._address.scheme]
         async with asyncio.timeout(CONNECT_SECONDS):
             if self._address.scheme == "http":
-                return _Connection(*await asyncio.open_connection(host, port, limit=MAX_HEAD_BYTES))
+                return await _Connection.open(host, port)
             context = ssl_context(self._ca_file)
             name = self._route.server_hostname
             proxy = _proxy_of(host)
             if proxy is None:
-                return _Connection(
-                    *await asyncio.open_connection(host, port, ssl=context, server_hostname=name, limit=MAX_HEAD_BYTES)
-                )
+                return await _Connection.open(host, port, context, name)
             connection = await _tunnel(proxy, f"{host}:{port}")
             try:
                 await connection.writer.start_tls(context, server_hostname=name)
             except BaseException:
                 connection.close()
                 raise
-            return connection
+            return connection.restarted()
 
 
 async def _tunnel(proxy: SplitResult, address: str) -> _Connection:
     """Connect through a proxy. Raises OSError; NotHttp."""
     secured = ssl_context(None) if proxy.scheme == "https" else None
-    port = proxy.port or _PORTS.get(proxy.scheme, 80)
-    connection = _Connection(*await asyncio.open_connection(proxy.hostname, port, ssl=secured, limit=MAX_HEAD_BYTES))
-    lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
+    connection = await _Connection.open(proxy.hostname, proxy.port or _PORTS.get(proxy.scheme, 80), secured)
+    headers = [("Host", address)]
     if proxy.username is not None:
         user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(user.encode()).decode()}")
+        headers.append(("Proxy-Authorization", f"Basic {base64.b64encode(user.encode()).decode()}"))
     status = 0
     try:
-        status = await connection.open_tunnel("\r\n".join((*lines, "", "")).encode("latin-1"))
+        status = (await connection.send(h11.Request(method="CONNECT", target=address, headers=headers))).status_code
     finally:
         if status != 200:
             connection.close()
@@ -185,67 +211,5 @@ def _proxy_of(host: str) -> SplitResult | None:
     return urlsplit(address if "://" in address else f"http://{address}")
 
 
-async def _read_response(reader: asyncio.StreamReader) -> tuple[HttpResponse, bool]:
-    status = 100
-    while status < 200:
-        status, minor, reason, headers = await _read_head(reader)
-    connection = headers.get("connection", "").lower()
-    reusable = "close" not in connection and (minor == "1" or "keep-alive" in connection)
-    if status in (204, 304):
-        body = b""
-    elif "chunked" in headers.get("transfer-encoding", "").lower():
-        body = await _read_chunks(reader)
-    elif "content-length" in headers:
-        body = await reader.readexactly(_length(headers["content-length"]))
-    else:
-        body, reusable = await _read_to_end(reader), False
-    return HttpResponse(status, reason, headers, body), reusable
-
-
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, str, str, dict[str, str]]:
-    """Return the status, HTTP's minor version, the reason and the headers."""
-    text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    first, *lines = text.rstrip("\r\n").split("\r\n")
-    found = _STATUS_LINE.fullmatch(first)
-    if found is None:
-        raise NotHttp("the first line is not a status line")
-    pairs = (line.partition(":") for line in lines)
-    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    return int(found["status"]), found["minor"], found["reason"] or "", headers
-
-
-async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
-    body = bytearray()
-    while True:
-        line = _CHUNK_LINE.fullmatch(await reader.readuntil(b"\n"))
-        if line is None:
-            raise NotHttp("a chunk has no length")
-        size = int(line[1], 16)
-        if size == 0:
-            break
-        _check_size(len(body) + size)
-        body += await reader.readexactly(size)
-        await reader.readexactly(2)
-    while (await reader.readuntil(b"\n")).strip():
-        pass
-    return bytes(body)
-
-
-async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
-    body = bytearray()
-    while part := await reader.read(MAX_HEAD_BYTES):
-        body += part
-        _check_size(len(body))
-    return bytes(body)
-
-
-def _length(text: str) -> int:
-    if _LENGTH.fullmatch(text) is None:
-        raise NotHttp("the length is not a number")
-    _check_size(int(text))
-    return int(text)
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_BODY_BYTES:
-        raise NotHttp(f"the response is larger than {MAX_BODY_BYTES} bytes")
+def _headers(head: h11.Response) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
