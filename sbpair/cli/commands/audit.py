@@ -193,5 +193,4 @@ def _destination_row(each: DestinationSummary, *, exact: bool) -> tuple[object, 
     found = {True: "topic" if each.topic else "yes", False: "no", None: "?"}[each.found]
     duplicates = {True: "detected", False: "not detected", None: "?" if each.found else ""}[each.detects_duplicates]
     name = {"": "(none)", "*": "(others)"}.get(each.name, each.name)
-    note = "; ".join(filter(None, (each.reason, "" if exact else totals.SAMPLE)))
-    return (name, totals.sampled(each.messages, exact=exact), found, duplicates, note)
+    return (name, totals.sampled(each.messages, exact=exact), found, duplicates, each.reason)

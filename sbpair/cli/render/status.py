@@ -66,23 +66,19 @@ def line(status: "Status") -> str:
 
 def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
     unknown = "missing" if queue.missing else "?"
-    states = [
-        unknown if queue.messages is None else "waiting" if queue.messages else "empty",
-        f"{queue.dead_letters} dead-lettered" if queue.dead_letters else "",
-        f"{queue.scheduled} scheduled" if queue.scheduled else "",
-    ]
+    state = unknown if queue.messages is None else "waiting" if queue.messages else "empty"
+    if queue.dead_letters:
+        state += f", {queue.dead_letters} dead-lettered"
     oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
-    more = "" if queue.exact or queue.messages is None else totals.SAMPLE
-    note = "; ".join(filter(None, (queue.note, more)))
+    note = "; ".join(filter(None, (f"{queue.scheduled} scheduled" if queue.scheduled else "", queue.note)))
     messages = "" if queue.messages is None else totals.sampled(queue.messages, exact=queue.exact)
-    return ("backlog", queue.path, ", ".join(filter(None, states)), messages, oldest, note)
+    return ("backlog", queue.path, state, messages, oldest, note)
 
 
 def _entity_row(entity: "DestinationStatus") -> tuple[object, ...]:
-    link, sample = entity.link, bool(entity.waiting) and not entity.exact
-    note = "; ".join(filter(None, (link.error.message if link.error else "", totals.SAMPLE if sample else "")))
-    waiting = totals.sampled(entity.waiting, exact=not sample) if entity.waiting else "" if entity.exact else "?"
-    return ("entity", link.entity, str(link.health), waiting, "", note)
+    waiting = totals.sampled(entity.waiting, exact=entity.exact) if entity.waiting else "" if entity.exact else "?"
+    reason = entity.link.error.message if entity.link.error else ""
+    return ("entity", entity.link.entity, str(entity.link.health), waiting, "", reason)
 
 
 def _outbox(outbox: "OutboxStatus | None") -> Document | None:

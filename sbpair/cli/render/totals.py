@@ -9,7 +9,6 @@ from sbpair.cli.render.table import YELLOW, coloured
 if TYPE_CHECKING:
     from sbpair.management.backlog_status import BacklogTotal
 
-SAMPLE = "at least"
 LEGEND = "~ is at least so many: not all messages were peeked"
 
 

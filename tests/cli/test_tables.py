@@ -1,0 +1,311 @@
+"""Result tables on terminals of several widths and off a terminal: golden screens, and the rules of their layout.
+
+`python tests/cli/test_tables.py` writes the screens again.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair import __main__
+from sbpair.backlog import queue_path
+from sbpair.cli.render.redraw import shortened
+from sbpair.cli.render.table import Layout, columns, cut
+from sbpair.doctor.check import failed, note, ok, unknown
+from sbpair.errors import AccessError, EntityMissing
+from sbpair.failover.pinger import Health, PingResult
+from sbpair.management.audit_findings import Audit, DestinationSummary
+from sbpair.management.backlog_status import QueueStatus
+from sbpair.management.partitioning import PartitionedEntityState
+from sbpair.management.provision_namespace import EntityFinding
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.queues import Counts, QueueFinding, Utilisation
+from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.runs.run_log import Doubt, RunOutcome, RunRecord
+from sbpair.status import DestinationStatus, SideStatus, Status
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
+
+SCREENS = Path(__file__).parent / "drawings" / "tables"
+WIDTHS = (80, 100, 160)
+LONG = "billing/invoices/emea/2026/a-queue-whose-name-takes-most-of-a-line"
+GB = 1024**3
+KEY = "Endpoint=sb://{}.servicebus.windows.net;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=key"
+PATHS = [queue_path("contoso", each) for each in (*range(5), 12)]
+
+
+def endpoint(name: str) -> Endpoint:
+    return endpoint_from_connection_string(KEY.format(name))
+
+
+STATUS = Status(
+    SideStatus(endpoint("contoso"), 0.1, AccessError("contoso refuses the key Root", hint="check the key")),
+    SideStatus(endpoint("contoso-dr"), 0.1),
+    (
+        QueueStatus(PATHS[0], 8_000, 0, oldest_seconds=7_260.0, scheduled=0),
+        QueueStatus(PATHS[1], 0, 500, scheduled=3),
+        QueueStatus(PATHS[2], 5, 558, oldest_seconds=61.0, scheduled=0),
+        QueueStatus(PATHS[4], note="missing: sbpair provision creates it", missing=True),
+        QueueStatus(PATHS[5], 0, 0, note="extra: beyond the 5 that were asked for", scheduled=0),
+    ),
+    (
+        DestinationStatus(PingResult("orders", Health.UP, 0.1), 250, exact=False),
+        DestinationStatus(PingResult(LONG, Health.UP, 0.1), 3, exact=False),
+        DestinationStatus(PingResult("gone", Health.BROKEN, 0.1, EntityMissing("no such entity")), 0, exact=False),
+    ),
+)
+
+
+def audited(path: str, outcome: Outcome, reason: str = "", **found: Any) -> ReportItem[QueueFinding]:
+    return ReportItem(path, outcome, reason, QueueFinding(0, **found))
+
+
+AUDIT = Audit(
+    (
+        audited(
+            PATHS[0],
+            Outcome.OK,
+            counts=Counts(8_000, 0, 0, 8_000),
+            fill=Utilisation(5 * GB, 4 * GB, peeked=1_000, oldest_seconds=7_260.0, bytes_per_second=1e6),
+        ),
+        audited(PATHS[1], Outcome.OK, counts=Counts(0, 500, 3, 503), fill=Utilisation(5 * GB, GB, complete=True)),
+        audited(PATHS[2], Outcome.DRIFTED, "LockDuration is PT30S, expected PT1M", counts=Counts(5, 558, 0, 563)),
+        audited(PATHS[4], Outcome.MISSING, "missing: sbpair provision creates it"),
+        audited(PATHS[5], Outcome.EXTRA, "beyond the 5 that were asked for", counts=Counts()),
+        audited(queue_path("fabrikam", 0), Outcome.FOREIGN, "a backlog queue of fabrikam", counts=Counts()),
+    ),
+    destinations=(
+        DestinationSummary("", 2),
+        DestinationSummary(LONG, 600, found=True, topic=False, detects_duplicates=True),
+        DestinationSummary("gone", 98, found=False, reason="contoso has no such queue or topic"),
+        DestinationSummary("orders", 300, found=True, topic=True, detects_duplicates=False),
+    ),
+    complete=False,
+)
+PRUNED = Report(
+    (
+        audited(PATHS[5], Outcome.WOULD_REMOVE, counts=Counts()),
+        audited(
+            PATHS[4], Outcome.KEPT, "it holds 3 messages, which sbpair syphon --once moves", counts=Counts(3, total=3)
+        ),
+    )
+)
+PROVISIONED = Report(
+    tuple(
+        ReportItem(path, outcome, reason, EntityFinding("contoso-dr", "queue", index))
+        for index, (path, outcome, reason) in enumerate(
+            (
+                (PATHS[0], Outcome.EXISTING, ""),
+                (
+                    PATHS[1],
+                    Outcome.DRIFTED,
+                    "LockDuration is PT30S, expected PT1M; MaxDeliveryCount is 10, expected 2147483647",
+                ),
+                (PATHS[2], Outcome.CREATED, ""),
+                (PATHS[3], Outcome.FAILED, "contoso-dr is throttled"),
+            )
+        )
+    )
+)
+PARTITIONS = Report(
+    tuple(
+        ReportItem(
+            name, Outcome.EXISTING, "", PartitionedEntityState(side, "Standard", "queue", (16,), 5_120, 81_920, 42)
+        )
+        for name, side in ((LONG, "contoso"), ("orders", "contoso"), (PATHS[0], "contoso-dr"), (PATHS[1], "contoso-dr"))
+    )
+)
+RECEIPT = {
+    "received": 20_000,
+    "sent": 19_000,
+    "dead_lettered": 1_000,
+    "queues": {path: {"received": 4_000, "sent": 3_800, "dead_lettered": 200} for path in PATHS[:5]},
+    "destinations": {"orders": 18_000, LONG: 1_000},
+    "operations": {"by_sbpair": 60_012, "received": 40_000, "sent": 20_000, "empty_receives": 7, "management_calls": 5},
+}
+DOUBTS = tuple(Doubt(f"r{at}", PATHS[0], at, f"a-message-id-{at}", LONG) for at in range(2))
+RUNS = [
+    RunRecord(
+        "261122-175236-znkq", "syphon --watch", 1_795_000_000_000, None, RunOutcome.CRASHED, None, "", None, DOUBTS
+    ),
+    RunRecord(
+        "261122-101500-k86c",
+        "syphon --once",
+        1_794_990_000_000,
+        1_794_990_107_600,
+        RunOutcome.DONE,
+        3,
+        "",
+        RECEIPT,
+        DOUBTS,
+    ),
+]
+DIAGNOSIS = Report(
+    (
+        ok("primary.dns", "10.0.0.4"),
+        ok("primary.tcp", "10.0.0.4:5671 accepts connections"),
+        failed(
+            "secondary.sign_in",
+            "contoso-dr refuses the key Root, which was accepted yesterday",
+            "check SBPAIR_SECONDARY_CONNECTION_STRING: the key may have been changed or replaced",
+            5,
+        ),
+        unknown("secondary.send", "unknown until secondary.sign_in is ok"),
+        note("clock", "this machine is 20 min behind", "set its clock"),
+        ok("python", "3.11.7 on Linux"),
+        ok("secondary.dns", "10.0.0.5"),
+    )
+)
+
+
+def returning(found: Any) -> Any:
+    async def stand_in(*_arguments: Any, **_options: Any) -> Any:
+        return found
+
+    return stand_in
+
+
+CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "status": (["status"], {"sbpair.status.read_status": returning(STATUS)}),
+    "audit": (["audit"], {"sbpair.management.auditing.audit": returning(AUDIT)}),
+    "prune": (["prune", "--dry-run"], {"sbpair.management.pruning.prune": returning(PRUNED)}),
+    "provision": (["provision"], {"sbpair.management.provisioning.provision": returning(PROVISIONED)}),
+    "partition-list": (
+        ["partition", "list"],
+        {"sbpair.management.partitioning.list_partitions": returning(PARTITIONS)},
+    ),
+    "runs-list": (["runs", "list"], {"sbpair.runs.run_log.all_runs": lambda _state: RUNS}),
+    "runs-show": (["runs", "show", "261122"], {"sbpair.runs.run_log.find_run": lambda _state, _start: RUNS[1]}),
+    "config": (["config"], {}),
+    "doctor": (["doctor"], {"sbpair.doctor.diagnose": returning(DIAGNOSIS)}),
+}
+ENVIRON = {
+    "HOME": "/home/me",
+    "SBPAIR_PRIMARY_CONNECTION_STRING": KEY.format("contoso"),
+    "SBPAIR_SECONDARY_CONNECTION_STRING": KEY.format("contoso-dr"),
+}
+
+
+def printed(name: str, layout: Layout) -> str:
+    """Return what a command prints to stdout."""
+    words, stand_ins = CASES[name]
+    out = io.StringIO()
+    with ExitStack() as stack:
+        for target, stand_in in stand_ins.items():
+            stack.enter_context(patch(target, stand_in))
+        stack.enter_context(patch("sbpair.runs.database.state_if_any", lambda *_arguments: nullcontext(object())))
+        stack.enter_context(patch("sbpair.cli.render.table.stdout_layout", lambda: layout))
+        stack.enter_context(patch.dict(os.environ, ENVIRON, clear=True))
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(io.StringIO()))
+        __main__.run(words)
+    return out.getvalue()
+
+
+def screens(name: str) -> str:
+    widths = [(f"{width} columns", Layout(width)) for width in WIDTHS]
+    return "\n".join(
+        f"== {title}\n{printed(name, layout)}" for title, layout in (*widths, ("off a terminal", Layout()))
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_screens_of_a_result_are_as_they_were_last_agreed(name: str) -> None:
+    assert screens(name) == (SCREENS / f"{name}.txt").read_text(), (
+        "if it should change: python tests/cli/test_tables.py"
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_result_fits_its_terminal_and_breaks_no_word(name: str, width: int) -> None:
+    found, words = printed(name, Layout(width)), set(printed(name, Layout()).split())
+    # A command that is to be pasted stays on one line.
+    assert [line for line in found.splitlines() if len(line) > width and "-> " not in line] == []
+    title = re.match("backlog queues (.*)…\n", found)
+    whole = found.replace("…/", title[1]) if title else found
+    assert {word for word in whole.split() if "…" not in word} - words <= {"backlog", "queues"}
+
+
+def test_there_is_no_screen_too_many() -> None:
+    assert {path.stem for path in SCREENS.iterdir()} == CASES.keys()
+
+
+def test_outcomes_are_coloured_by_their_meaning_and_only_with_colours() -> None:
+    rows = [("NAME", "OUTCOME", "DEAD"), ("a", "ok", 0), ("b", "missing", 3), ("c", "drifted", 0), ("d", "foreign", 0)]
+    plain, coloured = columns(rows, layout=Layout(80)), columns(rows, layout=Layout(80, colour=True))
+    assert [re.findall("\x1b\\[(3.)m(\\w+)\x1b", line) for line in coloured] == [
+        [],
+        [("32", "ok")],
+        [("31", "missing"), ("33", "3")],
+        [("33", "drifted")],
+        [],
+    ]
+    assert [re.sub("\x1b\\[[0-9]*m", "", line) for line in coloured] == plain
+
+
+@pytest.mark.parametrize(
+    ("environ", "terminal", "layout"),
+    [
+        ({"TERM": "xterm"}, True, Layout(72, colour=True)),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, True, Layout(72)),
+        ({"TERM": "dumb"}, True, Layout(72)),
+        ({"TERM": "xterm"}, False, Layout()),
+    ],
+)
+def test_colours_need_a_terminal_and_no_wish_to_the_contrary(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], terminal: bool, layout: Layout
+) -> None:
+    from sbpair.cli.render.table import stdout_layout
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {**environ, "COLUMNS": "72"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    assert stdout_layout() == layout
+
+
+cells = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=60) | st.integers(0, 10**9)
+
+
+@given(st.lists(st.tuples(cells, cells, st.lists(cells, max_size=20)), max_size=20), st.integers(60, 200))
+def test_any_rows_fit_a_terminal_of_60_columns(rows: list[Any], width: int) -> None:
+    table = [("NAME", "QUEUE", "NOTE"), *((name, queue, " ".join(map(str, note))) for name, queue, note in rows)]
+    assert all(len(line) <= width for line in columns(table, layout=Layout(width)))
+
+
+@given(st.text(), st.integers(1, 80))
+def test_a_cut_text_keeps_its_ends(text: str, width: int) -> None:
+    found = cut(text, width)
+    assert len(found) <= width or found == text
+    assert len(text) <= width or (found.count("…") and text.startswith(found.split("…")[0]))
+
+
+@given(st.lists(st.integers()), st.integers(3, 30))
+def test_too_many_lines_keep_the_first_and_the_last(lines: list[int], limit: int) -> None:
+    found = shortened(list(map(str, lines)), limit)
+    assert len(found) <= limit
+    assert found[-1:] == [str(each) for each in lines[-1:]]
+
+
+def regenerate() -> None:
+    """Write every screen."""
+    SCREENS.mkdir(exist_ok=True)
+    for name in CASES:
+        (SCREENS / f"{name}.txt").write_text(screens(name))
+
+
+if __name__ == "__main__":
+    regenerate()
