@@ -301,4 +301,4 @@ class DestinationSender:
             DestinationBackingOff(self._backlog_queue, self.destination, error.message, seconds, len(self.queue))
         )
         self._latch.changed.set()
-        await self._latch.stopping_within(seconds)
+        await self._latch.back_off(seconds)

@@ -76,11 +76,15 @@ class QueueDone:
 
 @dataclass(frozen=True, slots=True)
 class QueueFailed:
-    """A worker could not go on. `retry_seconds` is None if it does not try again."""
+    """A worker could not go on. `retry_seconds` is None if it does not try again.
+
+    `away_since_ms` is when the namespace was lost that cannot be reached, in ms since 1970; None if both can be.
+    """
 
     queue: str
     reason: str
     retry_seconds: float | None
+    away_since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class FailureLatch:
         self.changed = asyncio.Event()
         self._interrupt = interrupt
         self._waits: set[asyncio.Timeout] = set()
+        self._backoffs: set[asyncio.Timeout] = set()
 
     def fail(self, error: SbpairError) -> None:
         """Stop because of an error that every message would meet."""
@@ -53,6 +54,24 @@ class FailureLatch:
 
     async def stopping_within(self, seconds: float) -> bool:
         return await set_within(self.stopping, seconds)
+
+    async def back_off(self, seconds: float) -> None:
+        """Wait `seconds`, or until `stopping` or `end_backoffs`."""
+        wait = asyncio.timeout(seconds)
+        self._backoffs.add(wait)
+        try:
+            async with wait:
+                await self.stopping.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._backoffs.discard(wait)
+
+    def end_backoffs(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for wait in self._backoffs:
+            if not wait.expired():
+                wait.reschedule(now)
 
     async def wait_changed(self, seconds: float) -> None:
         """Wait until a delivery ends or a destination backs off, at most `seconds`."""

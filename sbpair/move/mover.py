@@ -54,6 +54,7 @@ class Mover:
         self.unsettleable = self._settlement.unsettleable
         self.abandon_all = self._settlement.abandon_all
         self.fail, self.wait_changed = self._latch.fail, self._latch.wait_changed
+        self.retry_now = self._latch.end_backoffs
 
     @property
     def fatal(self) -> SbpairError | None:

@@ -10,7 +10,8 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import (
@@ -27,6 +28,7 @@ from sbpair.move.context import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimin
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
+from sbpair.syphon.side_state import PROBE_SECONDS, PairState
 from sbpair.syphon.worker_connections import FAULT_SECONDS, WorkerConnections, open_connections
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class RunPlan:
     reconnect: bool = True
     lease: SessionLease | None = None
     timings: RunTimings = DEFAULT_TIMINGS
+    sides: PairState = field(default_factory=PairState)
 
     @property
     def tries(self) -> float:
@@ -187,7 +190,7 @@ class QueueWorker:
 
     async def _connect_and_move(self) -> None:
         async with AsyncExitStack() as stack:
-            opening = open_connections(self._plan.pair, self._plan.get_token, self.queue)
+            opening = open_connections(self._plan.pair, self._plan.get_token, self.queue, self._plan.sides)
             connections = await self._unless_interrupted(stack.enter_async_context(opening))
             if connections is None:
                 return
@@ -244,7 +247,7 @@ class QueueWorker:
             self._report(mover),
             # Wait for outstanding primary outcomes; releasing held messages needs no wait.
             self._end_together(connections, mover, connections.backlog_lost, FAULT_SECONDS),
-            self._end_together(connections, mover, connections.primary_lost, RELEASE_SECONDS),
+            self._end_together(connections, mover, partial(connections.primary_lost, mover.retry_now), RELEASE_SECONDS),
         )
 
     async def _end_together(
@@ -403,9 +406,13 @@ class QueueWorker:
         if never_answered or self._failures >= self._plan.tries:
             self._fail(error, None)
             return False
-        seconds = self._plan.timings.backoff.seconds(self._failures, self._plan.context.jitter())
-        self._fail(error, seconds)
-        await set_within(self._plan.stop, seconds)
+        away = None if self._plan.once else self._plan.sides.away
+        backoff = self._plan.timings.backoff.seconds(self._failures, self._plan.context.jitter())
+        self._fail(error, backoff if away is None else PROBE_SECONDS)
+        if away is None:
+            await set_within(self._plan.stop, backoff)
+        elif not self._plan.stop.is_set():
+            await self._unless_interrupted(away.wait_turn())
         return True
 
     def _fail(self, error: SbpairError, retry_seconds: float | None) -> None:
@@ -416,7 +423,9 @@ class QueueWorker:
             shared = isinstance(error, (AccessError, Unsafe, MachineLacks))
             if shared or (isinstance(error, Unavailable) and not self._plan.once):
                 self._plan.stop.set()
-        self._plan.context.on_event(QueueFailed(self.queue, error.message, retry_seconds))
+        away = self._plan.sides.away if isinstance(error, Unavailable) else None
+        since_ms = away.away_since_ms if away is not None else None
+        self._plan.context.on_event(QueueFailed(self.queue, error.message, retry_seconds, since_ms))
 
     def _report_stuck(self) -> None:
         """Set `error` for messages that could be neither sent nor dead-lettered."""

@@ -6,8 +6,8 @@ Invariant: a lost connection is back within FAULT_SECONDS, or the other one is e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from sbpair.amqp_client.client import connect
@@ -18,6 +18,7 @@ from sbpair.move.raw_source import RawSource
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.model.pair import Pair
+    from sbpair.syphon.side_state import PairState
 
 FAULT_SECONDS = 5.0
 """How long one side may be without the other."""
@@ -38,12 +39,12 @@ class WorkerConnections:
         await self.source.wait_lost()
         return self._faulted("backlog", "primary", self.source.broken)
 
-    async def primary_lost(self) -> ConnectionFaulted:
+    async def primary_lost(self, on_restored: Callable[[], None]) -> ConnectionFaulted:
         """Wait until the connection to the primary is lost and was not restored in time. Raises AccessError."""
-        why: Exception | None = None
-        while why is None:
+        await self.primary.wait_lost()
+        while (why := await self._reconnect_primary()) is None:
+            on_restored()
             await self.primary.wait_lost()
-            why = await self._reconnect_primary()
         return self._faulted("primary", "backlog", why)
 
     def fault(self) -> ConnectionFaulted | None:
@@ -82,17 +83,18 @@ class WorkerConnections:
 
 
 @asynccontextmanager
-async def open_connections(pair: Pair, get_token: GetToken | None, queue: str) -> AsyncIterator[WorkerConnections]:
+async def open_connections(
+    pair: Pair, get_token: GetToken | None, queue: str, sides: PairState
+) -> AsyncIterator[WorkerConnections]:
     """Connect to both sides for one backlog queue, without receiving. Closes both at the end of the block.
 
     Raises Unavailable, AccessError; EntityMissing if the queue does not exist.
     """
-    async with connect(pair.secondary, get_token=get_token) as client:
-        source = await RawSource.open(client, queue)
+    async with AsyncExitStack() as stack:
+        connecting = stack.enter_async_context(connect(pair.secondary, get_token=get_token))
+        source = await RawSource.open(await sides.secondary.connected(connecting), queue)
         primary = RawPrimary(pair.primary, get_token=get_token)
-        try:
-            # Fails before any message is locked if the primary cannot be reached.
-            await primary.check()
-            yield WorkerConnections(source, primary)
-        finally:
-            await primary.close()
+        stack.push_async_callback(primary.close)
+        # Fails before any message is locked if the primary cannot be reached.
+        await sides.primary.connected(primary.check())
+        yield WorkerConnections(source, primary)

@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbpair.cli.logs import utc
+from sbpair.cli.options.common import Display
 from sbpair.cli.progress.event_lines import BURST, PROGRESS_SECONDS, SCHEMA, EventLines, line
+from sbpair.cli.progress.move_progress import EventPrinter
+from sbpair.cli.render.screen import Screen
 from sbpair.move.events import (
     DeadLettered,
     DestinationBackingOff,
@@ -210,3 +214,11 @@ def test_an_hour_of_idleness_writes_nothing_more() -> None:
     taken(lines, QueueOpened("q"), QueueProgress("q", 1, 1, 0))
     lines.tick(PROGRESS_SECONDS, NOW_MS)
     assert [lines.tick(float(now), NOW_MS) for now in range(60, 3_660)] == [[]] * 3_600
+
+
+def test_a_namespace_that_is_away_is_printed_once_with_since_when(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = EventPrinter(Screen(Display()))
+    for queue in ("q1", "q2"):
+        printer(QueueFailed(queue, "contoso cannot be reached", 1.0, NOW_MS))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"q1: contoso cannot be reached; away since {utc(NOW_MS / 1000)}, trying each second")

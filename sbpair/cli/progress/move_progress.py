@@ -3,6 +3,7 @@
 import threading
 import time
 
+from sbpair.cli.logs import utc
 from sbpair.cli.progress.boards import Board, BoardView
 from sbpair.cli.progress.event_lines import EventLines
 from sbpair.cli.progress.reporting import Progress, choose_form, wall_clock_ms, write_lines
@@ -109,8 +110,10 @@ class EventPrinter:
 
     def __call__(self, event: SyphonEvent) -> None:
         match event:
-            case QueueFailed(queue, reason, retry_seconds):
+            case QueueFailed(queue, reason, retry_seconds, away_since_ms):
                 retry = "" if retry_seconds is None else f"; retrying in {retry_seconds:.1f} s"
+                if retry and away_since_ms is not None:
+                    retry = f"; away since {utc(away_since_ms / 1000)}, trying each second"
                 self._once(self._failed, reason, f"{queue}: {reason}{retry}")
             case DestinationBackingOff(_queue, destination, reason, seconds, waiting):
                 text = f"{destination} unavailable, retrying in {seconds:.1f} s ({waiting} waiting): {reason}"

@@ -348,6 +348,7 @@ SYPHON_EVENT = forms(
         queue=_QUEUE,
         reason=text("Why it failed"),
         retry_seconds=nullable(number("Time until the next attempt; null for none")),
+        away_since_ms=nullable(count("When the namespace was lost, in ms since 1970; null if both can be reached")),
     ),
     event(
         "destination-backing-off",

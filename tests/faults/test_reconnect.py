@@ -1,0 +1,63 @@
+"""A namespace that goes away during a watch and comes back: every backlog queue goes on soon after."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sbpair.move import events
+from tests.faults.simulation.stage import played
+
+if TYPE_CHECKING:
+    from tests.faults.simulation.stage import Stage
+
+QUEUES = 10
+
+
+@pytest.mark.parametrize("away_seconds", [3.0, 30.0, 600.0])
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+@played(queues=QUEUES)
+async def test_every_queue_goes_on_within_two_seconds(stage: Stage, side: str, away_seconds: float) -> None:
+    destination, watching = stage.destination(), stage.start()
+    await stage.until(lambda: len(stage.of(events.QueueOpened)) == QUEUES)
+    stage.cut(side)
+    for index in range(QUEUES):
+        stage.strand(index, index=index)
+    await asyncio.sleep(away_seconds)
+    stage.restore(side)
+    await stage.until(lambda: len(stage.ids(destination)) == QUEUES, seconds=2.0)
+    stage.stop.set()
+    assert (await watching).exit_code == 0
+
+
+@played(queues=QUEUES)
+async def test_an_away_namespace_is_tried_once_a_second_and_since_when_is_told(stage: Stage) -> None:
+    watching = stage.start()
+    await stage.until(lambda: len(stage.of(events.QueueOpened)) == QUEUES)
+    lost_ms = int(stage.tool_time() * 1000)
+    stage.cut("secondary")
+    await asyncio.sleep(60.0)
+    before = len(stage.of(events.QueueFailed))
+    await asyncio.sleep(60.0)
+    failed = stage.of(events.QueueFailed)
+    assert 50 <= len(failed) - before <= 61
+    assert {each.away_since_ms for each in failed[before:]} == {failed[-1].away_since_ms}
+    assert 0 <= failed[-1].away_since_ms - lost_ms <= 2_000
+    stage.stop.set()
+    assert (await watching).exit_code == 0
+
+
+@played(queues=1)
+async def test_a_destination_that_backs_off_is_tried_when_the_primary_is_back(stage: Stage) -> None:
+    destination, watching = stage.destination(), stage.start()
+    await stage.until(lambda: stage.of(events.QueueOpened))
+    stage.cut("primary")
+    stage.strand(1)
+    await asyncio.sleep(3.2)
+    assert stage.of(events.DestinationBackingOff)
+    stage.restore("primary")
+    await stage.until(lambda: stage.ids(destination) == ["m1"], seconds=1.2)
+    stage.stop.set()
+    assert (await watching).exit_code == 0
