@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sbpair.config.file import config_path, file_layer, file_setting, pair_names, read_pairs
+from sbpair.config.file import (
+    config_path,
+    create_file,
+    file_layer,
+    file_setting,
+    named_variables,
+    pair_names,
+    read_pairs,
+)
 from sbpair.config.pair_settings import build_endpoint, build_pair
 from sbpair.config.setting import (
     SIDES,
@@ -44,13 +52,14 @@ __all__ = [
     "Setting",
     "Survey",
     "config_path",
+    "create_file",
     "file_setting",
     "load",
     "load_pair",
     "merged",
-    "misspelled",
     "pair_names",
     "survey",
+    "unknown_variables",
 ]
 
 ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT")
@@ -122,11 +131,13 @@ def survey(flags: Flags, environ: Environment) -> Survey:
     return Survey(None, endpoints, tuple(errors) or (first,))
 
 
-def misspelled(environ: Environment) -> dict[str, str]:
-    """Return unknown SBPAIR_ variables, with the names they probably stand for."""
-    unknown = [each for each in environ if each.startswith("SBPAIR_") and each not in VARIABLES]
-    near = {each: difflib.get_close_matches(each, VARIABLES, 1, cutoff=0.85) for each in sorted(unknown)}
-    return {each: found[0] for each, found in near.items() if found}
+def unknown_variables(flags: Flags, environ: Environment) -> dict[str, str]:
+    """Return SBPAIR_ variables that have no effect, each with the name it probably stands for, or ""."""
+    unknown = sorted(each for each in environ if each.startswith("SBPAIR_") and each not in VARIABLES)
+    if unknown:
+        named = named_variables(Path(str(file_setting(flags, environ).value)))
+        unknown = [each for each in unknown if each not in named]
+    return {each: "".join(difflib.get_close_matches(each, VARIABLES, 1, cutoff=0.85)) for each in unknown}
 
 
 def flag_layer(flags: Flags) -> Layer:
@@ -179,7 +190,7 @@ def _other_pairs(name: str, tables: Mapping[str, object], path: Path) -> str:
     if near := difflib.get_close_matches(name, tables, 1):
         return f"did you mean {near[0]}?"
     if not tables and not path.exists():
-        return f"{path} does not exist: sbpair config --example shows an example"
+        return f"{path} does not exist: sbpair config --init creates it, with an example"
     return f"{path} has: {', '.join(sorted(tables)) or 'no pairs'}"
 
 

@@ -46,6 +46,29 @@ def pair_names(flags: Flags, environ: Environment) -> list[str]:
         return []
 
 
+def named_variables(path: Path) -> set[object]:
+    """Return the variables of connection strings that any pair of the file names; none if it is unreadable."""
+    try:
+        tables = [table for table in read_pairs(path).values() if isinstance(table, dict)]
+    except SbpairError:
+        return set()
+    sides = [table.get(side) for table in tables for side in SIDES]
+    return {side.get("connection_string_env") for side in sides if isinstance(side, dict)}
+
+
+def create_file(path: Path, text: str) -> None:
+    """Create the file and its directory. Raises UsageError if it exists, and MachineLacks."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        if path.exists():
+            raise UsageError(f"{path} exists, and is not overwritten", hint="edit it, or name another file") from error
+        hint = "name another file with --config"
+        raise MachineLacks(f"{path} cannot be created: {error.strerror}", hint=hint) from error
+
+
 def read_pairs(path: Path) -> dict[str, object]:
     """Return the tables under `pairs`, by name; none without a file. Raises UsageError, MachineLacks."""
     try:

@@ -114,9 +114,7 @@ def file_check(path: Path) -> Check:
     try:
         found = path.stat()
     except FileNotFoundError:
-        return note(
-            name, f"{path} does not exist", "print one with sbpair config --example, or use environment variables"
-        )
+        return note(name, f"{path} does not exist", "create it with sbpair config --init, or use environment variables")
     except OSError as error:
         return failed(name, f"{path} cannot be read: {error.strerror}", "check its permissions", LACKS)
     if found.st_uid not in (0, os.getuid()):

@@ -66,6 +66,11 @@ def _connection_string_parts(text: str) -> dict[str, str]:
             name = repr(lowered) if lowered in _KNOWN_PARTS else "a key"
             raise _bad_connection_string(f"it has {name} twice")
         parts[lowered] = value.strip()
+    if "entitypath" in parts:
+        raise ConnectionStringError(
+            "the connection string has an EntityPath: its key may be for one queue or topic only",
+            hint="use one of the namespace's shared access policies; if the key is from there, remove EntityPath",
+        )
     return parts
 
 

@@ -81,6 +81,18 @@ CASES = [
         environ={**PAIR, SECONDARY: "Endpoint=sb://contoso-dr/;SharedAccessKey=c2VjcmV0a2V5"},
     ),
     case(
+        "audit",
+        f"{SECONDARY}: the connection string has an EntityPath: its key may be for one queue or topic only",
+        "use one of the namespace's shared access policies; if the key is from there, remove EntityPath",
+        environ={**PAIR, SECONDARY: f"Endpoint=sb://contoso-dr.invalid/;{KEYED};EntityPath=orders"},
+    ),
+    case(
+        "config --path --init",
+        "--path and --init exclude each other",
+        "--init prints the path, too",
+        environ={},
+    ),
+    case(
         "provision --via arm",
         "--via arm needs --subscription",
         "give it, or set AZURE_SUBSCRIPTION_ID",

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pty
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from sbpair import __main__
+from sbpair.config.file import PAIR_KEYS, SIDE_KEYS
 from sbpair.testing import Emulator
 from tests.kit import command
 
@@ -232,25 +234,56 @@ def test_of_a_secret_not_even_the_length_is_shown(here: Here, form: str) -> None
     assert shown("") == shown("=" * 50)
 
 
-def test_nothing_configured_is_an_error_that_points_to_config_example(here: Here, home: Path) -> None:
+def test_nothing_configured_is_an_error_that_points_to_config_init(here: Here, home: Path) -> None:
     code, out, err = here("config")
     assert (code, out) == (2, "")
     file = f"{home}/.config/sbpair/config.toml"
     first = f"error: nothing is configured: {file} does not exist, and no SBPAIR_ variable is set"
     assert err.splitlines()[0] == first
-    assert "sbpair config --example" in err.splitlines()[1]
+    assert "sbpair config --init" in err.splitlines()[1]
 
 
 def test_the_example_is_a_configuration_and_the_path_is_where_it_goes(here: Here) -> None:
     _, example, _ = here("config", "--example")
     _, path, _ = here("config", "--path")
+    code, created, err = here("config", "--init")
+    assert (code, created) == (0, path)
+    assert "created: put your namespaces into it" in err
     file = Path(path.strip())
-    file.parent.mkdir(parents=True)
-    file.write_text(example)
+    assert file.read_text() == example
     code, out, _ = here("config", CONTOSO_DR=SECRET.replace("contoso", "contoso-dr"))
     assert code == 0
     assert "[pairs.orders.primary]" in out
     assert json.loads(here("config", "--path", "-o", "json")[1])["exists"] is True
+    file.write_text(example + "# mine")
+    code, out, err = here("config", "--init")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[0] == f"error: {file} exists, and is not overwritten"
+    assert file.read_text().endswith("# mine")
+
+
+def test_the_example_has_every_key_of_the_file(here: Here) -> None:
+    _, example, _ = here("config", "--example")
+    found = set(re.findall(r"^(?:# )?(\w+) = ", example, re.MULTILINE))
+    assert found == {*PAIR_KEYS, *SIDE_KEYS}
+
+
+def test_a_file_is_not_created_where_that_is_impossible(here: Here, home: Path) -> None:
+    (home / "file").write_text("")
+    code, out, err = here("config", "--init", "--config", str(home / "file" / "config.toml"))
+    assert (code, out) == (7, "")
+    assert err.splitlines()[0].endswith("cannot be created: File exists")
+
+
+@pytest.mark.parametrize("words", [["config"], ["runs", "list"], ["audit"], ["doctor"]])
+def test_unknown_variables_are_reported_by_every_command(here: Here, home: Path, words: list[str]) -> None:
+    given = {"SBPAIR_BACKLOG_QUEUES": "3", "SBPAIR_PRIMARY_NAMESPACES": "x", "SBPAIR_DR": "named by the file"}
+    sides = ('primary]\nnamespace = "a b"', 'secondary]\nconnection_string_env = "SBPAIR_DR"')
+    (home / "c.toml").write_text("\n".join(f"[pairs.a.{side}" for side in sides))
+    _, out, err = here(*words, "--config", str(home / "c.toml"), **given)
+    found = sorted(re.findall(r"(SBPAIR_\w+) is not a known variable, and has no effect", out + err))
+    assert found == ["SBPAIR_BACKLOG_QUEUES", "SBPAIR_PRIMARY_NAMESPACES"]
+    assert "did you mean SBPAIR_PRIMARY_NAMESPACE?" in out + err
 
 
 @pytest.mark.parametrize(

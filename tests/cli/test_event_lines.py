@@ -57,7 +57,14 @@ def names(found: list[Any]) -> list[str]:
         ),
         (
             QueueFailed("q", "why\x1b\n", None),
-            {"level": "warning", "event": "queue-failed", "queue": "q", "reason": "why\x1b\n", "retry_seconds": None},
+            {
+                "level": "warning",
+                "event": "queue-failed",
+                "queue": "q",
+                "reason": "why\x1b\n",
+                "retry_seconds": None,
+                "away_since_ms": None,
+            },
         ),
         (
             RESTS,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sbpair import config
 from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
-from sbpair.cli.options.values import flags_of
+from sbpair.cli.options.values import flags_of, warn_of_unknown_variables
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.config.effective import effective
@@ -16,12 +16,19 @@ SCHEMA = "sbpair/config/1"
 EXAMPLE = """\
 # Pairs of namespaces for sbpair: choose one with --pair NAME or SBPAIR_PAIR, unless there is only one.
 # No secrets belong here: connection_string_env is the NAME of an environment variable.
+# sbpair help config describes all keys.
 
 [pairs.orders]
 backlog_queues = 10
+failover_interval = "60s"                         # how long an entity fails before sends go to the backlog
+ping_interval = "60s"                             # between pings to a failed-over entity
 
 [pairs.orders.primary]
 namespace = "contoso.servicebus.windows.net"      # signs in as az login did, or as a managed identity
+# name = "contoso"                                # in backlog paths, if it is not the host's first label
+# endpoint = "10.0.0.4:5671"                      # to connect to, if not the namespace: a proxy, a private link
+# tls = true                                      # false for an emulator
+# ca_file = "/etc/ssl/private-link.pem"           # certificates to trust instead of the machine's
 
 [pairs.orders.secondary]
 connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=sb://contoso-dr…'
@@ -33,6 +40,7 @@ def command(
     *,
     path: Annotated[bool, option("--path", "Print the path of the configuration file")] = False,
     example: Annotated[bool, option("--example", "Print an example configuration file")] = False,
+    init: Annotated[bool, option("--init", "Create the configuration file with that example")] = False,
     count: Count = None,
     state: StateDirectory = None,
     connection: PairSelection,
@@ -44,17 +52,24 @@ def command(
 
     Examples:
       sbpair config
-      sbpair config --example > "$(sbpair config --path)"
+      sbpair config --init
 
     See also: sbpair help config
     """
     screen = Screen(display)
     flags = flags_of(connection, count=count, state=state)
     file = Path(str(config.file_setting(flags, os.environ).value))
-    if path or example:
-        shown = {"path": str(file), "exists": file.exists()} if path else {"example": EXAMPLE}
-        screen.result(SCHEMA, shown, [str(file)] if path else [EXAMPLE.rstrip()])
+    asked = [name for name, given in (("--path", path), ("--example", example), ("--init", init)) if given]
+    if len(asked) > 1:
+        raise UsageError(f"{asked[0]} and {asked[1]} exclude each other", hint="--init prints the path, too")
+    if init:
+        config.create_file(file, EXAMPLE)
+        screen.say("created: put your namespaces into it, then run sbpair config")
+    if asked:
+        shown = {"example": EXAMPLE} if example else {"path": str(file), "exists": file.exists()}
+        screen.result(SCHEMA, shown, [EXAMPLE.rstrip()] if example else [str(file)])
         return 0
+    warn_of_unknown_variables(flags, screen)
     _require_some(flags, file)
     found = effective(config.load(flags, os.environ))
     entries = [
@@ -71,7 +86,7 @@ def _require_some(flags: config.Flags, file: Path) -> None:
     if not given and not file.exists() and not any(os.environ.get(each) for each in config.VARIABLES):
         raise UsageError(
             f"nothing is configured: {file} does not exist, and no SBPAIR_ variable is set",
-            hint="start with sbpair config --example; or export SBPAIR_PRIMARY_CONNECTION_STRING and"
+            hint="start with sbpair config --init; or export SBPAIR_PRIMARY_CONNECTION_STRING and"
             " SBPAIR_SECONDARY_CONNECTION_STRING",
         )
 

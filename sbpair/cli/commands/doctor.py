@@ -85,7 +85,7 @@ def command(
     screen.say(f"checking {_named(survey)}, at most {seconds:g} s each")
     on_event = partial(_show, screen)
     diagnosis = run(lambda _stop: diagnose(subject, seconds=seconds, on_event=on_event))
-    diagnosis = Report((*_configuration(survey), *diagnosis))
+    diagnosis = Report((*_configuration(survey, config.unknown_variables(flags, os.environ)), *diagnosis))
     if live:
         asked = partial(questions.ask_live, survey.endpoints, tag, seconds=seconds, slow=include_idle_test)
         diagnosis = Report((*diagnosis, *run(lambda _stop: asked(on_event=on_event))))
@@ -96,16 +96,21 @@ def command(
     return diagnosis_exit_code(diagnosis)
 
 
-def _configuration(survey: config.Survey) -> Iterator["Check"]:
-    from sbpair.doctor.check import failed, of_error, ok
+def _configuration(survey: config.Survey, unknown: dict[str, str]) -> Iterator["Check"]:
+    from sbpair.doctor.check import failed, note, of_error, ok
 
     for error in survey.errors:
         yield of_error("configuration", error)
     if survey.profile is not None:
         pair = survey.profile.pair
         yield ok("configuration", f"pair {pair.name}: {pair.primary.name} with {pair.secondary.name} as secondary")
-    for variable, meant in config.misspelled(os.environ).items():
-        yield failed("environment", f"{variable} is not a known variable", f"did you mean {meant}?")
+    for variable, meant in unknown.items():
+        what = f"{variable} is not a known variable, and has no effect"
+        yield (
+            failed("environment", what, f"did you mean {meant}?")
+            if meant
+            else note("environment", what, "sbpair help config lists them")
+        )
 
 
 def _entry(check: "Check") -> Document:

@@ -27,10 +27,18 @@ def selected_profile(
     connection: PairSelection, screen: Screen, *, count: int | None = None, state: Path | None = None
 ) -> config.Profile:
     """Return the selected pair with its state directory; with -v, print the source of each value."""
-    found = config.load(flags_of(connection, count=count, state=state), os.environ)
+    flags = flags_of(connection, count=count, state=state)
+    warn_of_unknown_variables(flags, screen)
+    found = config.load(flags, os.environ)
     for key, setting in sorted(found.settings.items()):
         screen.detail(f"{key} from {setting.source or 'default'}")
     return found
+
+
+def warn_of_unknown_variables(flags: config.Flags, screen: Screen) -> None:
+    for variable, meant in config.unknown_variables(flags, os.environ).items():
+        to_do = f"did you mean {meant}?" if meant else "sbpair help config lists them"
+        screen.warn(f"{variable} is not a known variable, and has no effect; {to_do}")
 
 
 def flags_of(connection: PairSelection, *, count: int | None = None, state: Path | None = None) -> config.Flags:

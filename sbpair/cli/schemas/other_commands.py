@@ -258,7 +258,9 @@ CONFIG = document(
     "sbpair/config/1",
     "The effective configuration. JSON Lines have one setting each.",
     record("The line of a setting", **_SETTING),
-    record("With --path", path=text("Path of the configuration file"), exists=flag("Whether the file exists")),
+    record(
+        "With --path or --init", path=text("Path of the configuration file"), exists=flag("Whether the file exists")
+    ),
     record("With --example", example=text("An example configuration file")),
     settings=array("Settings", record("One setting", **_SETTING)),
 )
