@@ -198,7 +198,7 @@ ENVIRON = {
 }
 
 
-def printed(name: str, layout: Layout) -> str:
+def printed(name: str, layout: Layout, *more: str) -> str:
     """Return what a command prints to stdout."""
     words, stand_ins = CASES[name]
     out = io.StringIO()
@@ -210,7 +210,7 @@ def printed(name: str, layout: Layout) -> str:
         stack.enter_context(patch.dict(os.environ, ENVIRON, clear=True))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(io.StringIO()))
-        __main__.run(words)
+        __main__.run([*words, *more])
     return out.getvalue()
 
 
@@ -237,6 +237,12 @@ def test_a_result_fits_its_terminal_and_breaks_no_word(name: str, width: int) ->
     title = re.match("backlog queues (.*)…\n", found)
     whole = found.replace("…/", title[1]) if title else found
     assert {word for word in whole.split() if "…" not in word} - words <= {"backlog", "queues"}
+
+
+def test_doctor_folds_nothing_with_verbose() -> None:
+    lines = printed("doctor", Layout(), "-v").splitlines()
+    checks = [line for line in lines[1:-2] if not line.startswith("  -> ")]
+    assert [line[19:].split()[0] for line in checks] == ["failed", "unknown", "note", *["ok"] * 5]
 
 
 def test_there_is_no_screen_too_many() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,8 +17,9 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.management.audit_findings import Audit, AuditFinding, DestinationSummary, Unseen, audit_exit_code
 from sbpair.management.auditing import audit
 from sbpair.model.pair import SasKey
-from sbpair.model.queues import Difference, Listed, Utilisation
+from sbpair.model.queues import Difference, Listed, SecondSample, Utilisation
 from sbpair.model.report import Outcome
+from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator
 from tests.kit.pairs import BacklogWorld, slip_in, stored
 from tests.kit.stranded import put, stranded
@@ -200,6 +202,25 @@ async def test_growth_is_unknown_without_a_second_sample() -> None:
         w.strand(1)
         fill = fill_of(await w.audit(sample_seconds=0))
         assert (fill.bytes_per_second, fill.full_in_seconds, w.slept) == (None, None, 0)
+
+
+async def test_wait_for_the_second_sample_is_an_event_after_all_peeks() -> None:
+    async with world(1, "orders") as w:
+        w.strand(1)
+        events: list[Any] = []
+        waiting = asyncio.Event()
+
+        def on_event(event: Any) -> None:
+            events.append(event)
+            if isinstance(event, SecondSample):
+                waiting.set()
+
+        async def sleep(seconds: float) -> None:
+            if seconds == 60:
+                await waiting.wait()
+
+        await audit(w.pair, sample_seconds=60, on_event=on_event, clock=lambda: 0.0, sleep=sleep)
+        assert events[-2:] == [Peeked(queue_path("contoso", 0), 1), SecondSample(60)]
 
 
 async def test_failed_second_sample_is_reported() -> None:

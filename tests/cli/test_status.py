@@ -1,0 +1,265 @@
+"""Samples, dead letters and --fail-on of `sbpair status` and `audit`, and `status --watch`, against an emulator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import struct
+import termios
+from contextlib import asynccontextmanager
+from fcntl import ioctl
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.cli.app import invoke
+from sbpair.cli.options.common import Display
+from sbpair.cli.progress.line_progress import PeekProgress
+from sbpair.cli.render.screen import Screen
+from sbpair.errors import UsageError
+from sbpair.model.queues import SecondSample
+from sbpair.move.peek.peeker import Peeked
+from sbpair.testing import Emulator
+from tests.kit import command
+from tests.kit.pairs import BacklogWorld
+from tests.kit.stranded import put, stranded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.timeout_seconds(90)
+
+
+class World(BacklogWorld):
+    """A pair with the queue `orders` and two backlog queues, the second of which has two dead letters."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        super().__init__(emulator, 2)
+        self.primary.create_queue("orders")
+        self.first, self.second = self.queue(0), self.queue(1)
+        self.strand(2, self.second)
+        for each in self.second.messages.receive(2):
+            self.second.messages.dead_letter(each.lock_token)
+        self.environ = command.environment(emulator, "XDG_", NO_COLOR="1", TERM="xterm")
+
+    def strand(self, count: int, queue: Any = None) -> None:
+        for number in range(count):
+            put(queue or self.first, stranded(f"m{number}", "orders"))
+
+    async def start(self, *words: str, **options: Any) -> asyncio.subprocess.Process:
+        changed = options.pop("changed", {})
+        return await command.start(*words, "--count", "2", env=self.environ | changed, **options)
+
+    async def run(self, *words: str) -> tuple[int, str, str]:
+        code, out, err = await command.finished(await self.start(*words))
+        return code, out, command.untimed(err)
+
+    async def document(self, *words: str) -> dict[str, Any]:
+        return json.loads((await self.run(*words, "-o", "json"))[1])
+
+    async def on_terminal(
+        self, *words: str, columns: int = 80, **changed: str
+    ) -> tuple[asyncio.subprocess.Process, int]:
+        """Start a command on a terminal; return the process and our end of it."""
+        ours, theirs = pty.openpty()
+        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        process = await self.start(*words, stdin=theirs, stdout=theirs, changed=changed)
+        os.close(theirs)
+        return process, ours
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    async with Emulator() as emulator:
+        yield World(emulator)
+
+
+def read_until(descriptor: int, *ends: bytes) -> str:
+    """Read a terminal until these texts have come, in this order."""
+    seen, after = b"", 0
+    for end in ends:
+        while (at := seen.find(end, after)) < 0:
+            seen += os.read(descriptor, 4096)
+        after = at + len(end)
+    return seen.decode(errors="replace")
+
+
+# Samples and dead letters
+
+
+async def test_a_sample_is_marked_in_text_and_not_exact_in_json() -> None:
+    async with world() as w:
+        w.strand(251)
+        printed = await w.document("status")
+        assert [(each["waiting"], each["exact"]) for each in printed["entities"]] == [(250, False)]
+        assert [(each["messages"], each["exact"]) for each in printed["queues"]] == [(251, True), (0, True)]
+        out = (await w.run("status"))[1]
+        assert ["entity", "orders", "up", "~250"] in [line.split() for line in out.splitlines()]
+        assert "\n~ is at least so many: not all messages were peeked\n251 waiting, 2 dead-lettered, oldest " in out
+        audit = ("audit", "--sample", "0", "--peek", "250")
+        assert [(each["messages"], each["exact"]) for each in (await w.document(*audit))["destinations"]] == [
+            (250, False)
+        ]
+        out = (await w.run(*audit))[1]
+        assert "orders" in out
+        assert "  ~250  yes" in out
+        assert "\n~ is at least so many: not all messages were peeked; --peek N peeks more\n251 waiting" in out
+
+
+async def test_a_complete_count_is_exact() -> None:
+    async with world() as w:
+        w.strand(250)
+        assert [(each["waiting"], each["exact"]) for each in (await w.document("status"))["entities"]] == [(250, True)]
+        assert "~" not in (await w.run("status"))[1] + (await w.run("audit", "--sample", "0"))[1]
+        [found] = (await w.document("audit", "--sample", "0"))["destinations"]
+        assert (found["messages"], found["exact"]) == (250, True)
+
+
+async def test_dead_letters_are_named_in_words_and_fail_on_request() -> None:
+    async with world() as w:
+        code, out, err = await w.run("status")
+        assert (code, err) == (0, "")
+        assert "contoso/x-servicebus-transfer/1  empty, 2 dead-lettered" in out
+        assert out.endswith("\n0 waiting, 2 dead-lettered\n")
+        code, out, err = await w.run("status", "--fail-on", "dead-letters")
+        assert (code, err) == (3, "warning: exit code 3 for dead-letters (1)\n")
+        assert (await w.run("status", "--fail-on", "messages"))[0] == 0
+        code, out, err = await w.run("audit", "--fail-on", "dead-letters,messages", "--quiet")
+        assert (code, err) == (3, "warning: exit code 3 for messages (1), dead-letters (1)\n")
+        assert "2 dead-lettered" in next(line for line in out.splitlines() if "transfer/1" in line)
+        assert out.endswith("\n0 waiting, 2 dead-lettered\n")
+        printed = await w.document("audit", "--fail-on", "none")
+        assert printed["backlog"] == {
+            "messages": 0,
+            "exact": True,
+            "dead_letters": 2,
+            "oldest_seconds": None,
+            "scheduled": 0,
+        }
+
+
+async def test_dead_letters_that_cannot_be_counted_do_not_pass() -> None:
+    async with world() as w:
+        w.emulator.faults.refuse_requests("contoso-dr", 401)
+        code, _, err = await w.run("status", "--fail-on", "dead-letters")
+        assert code == 5
+        assert "exit code 5 for --fail-on: dead letters are unknown" in err
+        assert (await w.run("status"))[0] == 0
+
+
+async def test_lines_of_an_audit_name_their_kind() -> None:
+    async with world() as w:
+        w.strand(1)
+        w.emulator.faults.namespace_down("contoso")
+        _, out, _ = await w.run("audit", "--sample", "0", "-o", "jsonl", "--fail-on", "none")
+        kinds = [json.loads(line)["kind"] for line in out.splitlines()]
+        assert kinds == ["queue", "queue", "destination", "skipped"]
+
+
+def test_while_it_waits_for_its_second_sample_an_audit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("rich.status.Status.update", lambda _status, text: shown.append(text))
+    monkeypatch.setattr(Screen, "animated", True)
+    with PeekProgress(Screen(Display())) as progress:
+        for event in (Peeked("a", 250), Peeked("b", 1), SecondSample(4.2)):
+            progress(event)
+    assert shown == [
+        "250 messages peeked",
+        "251 messages peeked",
+        "251 messages peeked; counting again in 4s (--sample 0 does not wait)",
+    ]
+
+
+# --watch
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--interval", "5s"], "--interval goes with --watch only"),
+        (["--watch", "--fail-on", "messages"], "--fail-on and --watch exclude each other"),
+        (["--watch", "--interval", "0"], "--interval must be greater than 0"),
+        (["--fail-on", "missing"], "--fail-on: 'missing' is not a finding"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], hint: str
+) -> None:
+    monkeypatch.setenv("SBPAIR_PRIMARY_NAMESPACE", "contoso")
+    monkeypatch.setenv("SBPAIR_SECONDARY_NAMESPACE", "contoso-dr")
+    with pytest.raises(UsageError, match=hint):
+        invoke(["status", *words])
+
+
+@pytest.mark.parametrize("form", ["table", "json", "jsonl"])
+async def test_off_a_terminal_a_watch_prints_a_line_for_each_reading(form: str) -> None:
+    async with world() as w:
+        process = await w.start("status", "--watch", "--interval", "10ms", "-o", form)
+        assert process.stdout
+        before = (await process.stdout.readline()).decode()
+        w.strand(1)
+        while (
+            " 1 waiting" not in (after := (await process.stdout.readline()).decode()) and '"messages": 1' not in after
+        ):
+            assert after
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+        if form == "table":
+            assert before.split(" ", 1)[1] == "contoso up, contoso-dr up: 0 waiting, 2 dead-lettered\n"
+            assert before.split(" ", 1)[0].endswith("Z")
+        else:
+            totals = [json.loads(line)["backlog"]["messages"] for line in (before, after)]
+            assert totals == [0, 1]
+
+
+async def test_on_a_terminal_a_watch_redraws_in_place() -> None:
+    async with world() as w:
+        process, terminal = await w.on_terminal("status", "--watch", "--interval", "10ms")
+        try:
+            foot = b" - Ctrl-C to stop"
+            seen = await asyncio.to_thread(read_until, terminal, b"first reading", foot, foot, foot)
+            first, second, *_ = seen.split("\x1b[?7l")[2:]
+            lines = first.split("\x1b[?7h")[0].splitlines()
+            assert lines[0] == "backlog queues contoso/x-servicebus-transfer/…"
+            assert lines[-2] == "0 waiting, 2 dead-lettered"
+            # The second drawing begins where the first one did.
+            assert f"\x1b[{len(lines)}F\x1b[J" in first
+            assert second
+            os.set_blocking(terminal, False)
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0
+        finally:
+            os.close(terminal)
+
+
+async def test_a_dumb_terminal_gets_lines() -> None:
+    async with world() as w:
+        process, terminal = await w.on_terminal("status", "--watch", "--interval", "10ms", TERM="dumb")
+        try:
+            seen = await asyncio.to_thread(read_until, terminal, b"dead-lettered\r\n", b"dead-lettered\r\n")
+            assert "\x1b" not in seen
+            os.set_blocking(terminal, False)
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        finally:
+            os.close(terminal)
+
+
+# Terminals
+
+
+async def test_a_terminal_has_the_table_in_its_width() -> None:
+    async with world() as w:
+        for columns in (80, 100, 160):
+            process, terminal = await w.on_terminal("audit", "--sample", "0", columns=columns)
+            try:
+                seen = await asyncio.to_thread(read_until, terminal, b"dead-lettered\r\n", b"dead-lettered\r\n")
+                assert await process.wait() == 0
+            finally:
+                os.close(terminal)
+            assert max(map(len, seen.splitlines())) <= columns
+            assert seen.startswith("backlog queues contoso/x-servicebus-transfer/…\r\n")
