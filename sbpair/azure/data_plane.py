@@ -155,11 +155,6 @@ class QueueReceiver:
         with self._settling():
             await self._receiver.abandon_message(message)
 
-    async def peek(self, start: int, limit: int) -> Sequence[ServiceBusReceivedMessage]:
-        """Peek up to `limit` messages from a sequence number on, which is at least 1."""
-        with translate_data_errors(f"peeking in {self._queue!r}"):
-            return await self._receiver.peek_messages(limit, sequence_number=start)
-
     def _settling(self) -> AbstractContextManager[None]:
         return translate_data_errors(f"settling in {self._queue!r}")
 

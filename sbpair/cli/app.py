@@ -33,12 +33,14 @@ GROUPS = {
     },
     "Send and receive": {
         "send": "Send lines to a queue or topic, failing over to the backlog.",
-        "receive": "Receive messages, print them and remove them.",
+        "receive": "Show messages, or with --remove print and remove them.",
+        "peek": "Show messages of any queue of the pair, and leave them there.",
         "ping": "Check whether queues and topics of the primary accept messages.",
     },
     "Look": {
         "status": "Show the health of both namespaces and the size of the backlog.",
         "audit": "Compare the backlog queues with the expected ones and count messages.",
+        "deadletters": "Show the dead letters of the backlog queues and their reasons.",
     },
     "Rehearse": {
         "drill": "Rehearse an outage end to end on a local emulator.",

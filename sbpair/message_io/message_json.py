@@ -1,4 +1,4 @@
-"""One line of a file as a message: the raw body, or a JSON object with its fields; a received message as JSON. Pure.
+"""One line of a file as a message: the raw body, or a JSON object with its fields. Pure.
 
 Invariant: an unknown field is refused, never ignored: a misspelt name would lose a property.
 """
@@ -10,20 +10,17 @@ import binascii
 import difflib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.amqp import AmqpMessageBodyType
 
 from sbpair.errors import UsageError
 from sbpair.failover import sdk_messages
 from sbpair.model.durations import ticks
 
 if TYPE_CHECKING:
-    from azure.servicebus import ServiceBusReceivedMessage
-
     from sbpair.failover.sdk_messages import Message
 
 HINT = 'a line is an object such as {"body": "hello", "message_id": "1", "session_id": "a", "properties": {"n": 1}}'
@@ -214,44 +211,3 @@ _SPELLINGS: Final = {
     "applicationproperties": "properties",
     "userproperties": "properties",
 }
-
-
-def render_message(message: ServiceBusReceivedMessage) -> dict[str, object]:
-    """Return the fields of a message as JSON values. A body that is not text is in "body_base64"."""
-    enqueued = message.enqueued_time_utc
-    return {
-        "message_id": message.message_id,
-        "sequence_number": message.sequence_number,
-        "enqueued_at": enqueued.isoformat() if enqueued else None,
-        "delivery_count": message.delivery_count,
-        "session_id": message.session_id,
-        "subject": message.subject,
-        "content_type": message.content_type,
-        "correlation_id": message.correlation_id,
-        "properties": _plain(message.application_properties or {}),
-        **_rendered_body(message),
-    }
-
-
-def _rendered_body(message: ServiceBusReceivedMessage) -> dict[str, object]:
-    raw = message.raw_amqp_message
-    if raw.body_type is not AmqpMessageBodyType.DATA:
-        body = raw.body if raw.body_type is AmqpMessageBodyType.VALUE else list(raw.body)
-        return {"body": _plain(body)}
-    data = b"".join(bytes(part) for part in raw.body)
-    try:
-        return {"body": data.decode()}
-    except UnicodeDecodeError:
-        return {"body": None, "body_base64": base64.b64encode(data).decode()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode(errors="replace")
-    if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)

@@ -1,4 +1,4 @@
-"""Receiving for a command: messages of one entity, each shown and then completed, or only peeked.
+"""Receiving for a command: messages of one entity, each shown and then completed.
 
 Invariant: no message is removed before it has been shown. Messages still held at the end are released.
 """
@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from sbpair.azure.data_errors import translate_data_errors
 from sbpair.azure.data_plane import open_receiver
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
-from sbpair.message_io.message_json import render_message
+from sbpair.message_io.render import render_message
 from sbpair.replication.events import DuplicateCompleted
-from sbpair.replication.key import KeyRule
 from sbpair.replication.key_store import DAY_SECONDS
 from sbpair.replication.receivers import MEMORY, AsyncDedupReceiver, checked_source
-from sbpair.replication.roles import SIDES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from sbpair.replication.roles import Side
 
 MAX_HELD = 10
-MAX_PEEKED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,42 +85,6 @@ async def receive_messages(
         while left > 0 and (found := await source.receive(min(left, MAX_HELD), wait_seconds)):
             left -= len(found)
             await _show_and_complete(source, side_of, found, counts, show)
-
-
-async def peek_messages(
-    pair: Pair,
-    entity: str,
-    *,
-    counts: ReceiveCounts,
-    show: Show,
-    subscription: str | None = None,
-    dedup: DedupSettings | None = None,
-    limit: int,
-) -> None:
-    """Show up to `limit` messages without locking them or counting a delivery."""
-    path, seen = checked_source(entity, subscription), set[str]()
-    rule = KeyRule(dedup.key) if dedup else None
-    for side in SIDES if dedup else SIDES[:1]:
-        endpoint = pair.primary if side == "primary" else pair.secondary
-        async with open_receiver(endpoint, path) as receiver:
-            async for message in _peeked(receiver):
-                if counts.received >= limit:
-                    return
-                key = rule.of(message) if rule else None
-                if key is not None and key in seen:
-                    counts.duplicates += 1
-                    continue
-                seen.update((key,) if key is not None else ())
-                show(side, render_message(message))
-                counts.received += 1
-
-
-async def _peeked(receiver: QueueReceiver) -> AsyncIterator[ServiceBusReceivedMessage]:
-    start = 1
-    while found := await receiver.peek(start, MAX_PEEKED):
-        start = (found[-1].sequence_number or 0) + 1
-        for message in found:
-            yield message
 
 
 async def _show_and_complete(

@@ -18,6 +18,7 @@ from tests.kit import command
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 GROUPS = {
+    "deadletters": ["list", "show"],
     "partition": ["queue", "topic", "list"],
     "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc", "package"],
     "runs": ["list", "show"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import signal
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -55,8 +57,11 @@ class World:
     async def start(self, *words: str) -> asyncio.subprocess.Process:
         return await command.start("receive", *words, env=self.environ)
 
-    async def receive(self, *words: str) -> tuple[int, str, str]:
-        return await command.finished(await self.start("orders", "--wait", "1s", *words))
+    async def show(self, *words: str) -> tuple[int, str, str]:
+        return await command.finished(await self.start("orders", *words))
+
+    async def remove(self, *words: str) -> tuple[int, str, str]:
+        return await self.show("--remove", "--yes", "--wait", "1s", *words)
 
 
 @asynccontextmanager
@@ -71,17 +76,76 @@ async def test_without_dedup_messages_come_from_the_primary_and_are_removed() ->
     async with open_world() as world:
         world.put("contoso", encoded("one", ESCAPE.encode()), encoded("two\x1b", b"\xff\xfe"))
         world.put("contoso-dr", encoded("one"))
-        code, out, err = await world.receive("--peek")
-        assert (code, command.untimed(err)) == (0, "2 messages peeked\n")
-        assert world.left == (2, 1)
-        again, shown, err = await world.receive()
-        assert (again, shown, command.untimed(err)) == (0, out, "2 messages removed\n")
+        code, out, err = await world.remove()
+        assert (code, command.untimed(err)) == (0, "2 messages removed\n")
         assert [line.split()[1] for line in out.splitlines()] == ["FROM", "primary", "primary"]
         assert "\x1b" not in out
         assert "\x07" not in out
         assert "red" in out
         assert "(2 bytes, not text)" in out
         assert world.left == (0, 1)
+
+
+async def test_without_remove_messages_are_shown_and_stay_as_they_are() -> None:
+    async with open_world() as world:
+        world.put("contoso", *(encoded(f"m{number}", ESCAPE.encode()) for number in range(4)))
+        world.put("contoso-dr", encoded("m0"), encoded("m4"))
+        for words, last in (
+            ((), "showed all 4 messages"),
+            (("--max", "3"), "showed 3 of about 4 messages"),
+            (("--dedup", "--max", "3"), "showed the first 3; there may be more"),
+        ):
+            code, out, err = await world.show(*words)
+            assert (code, command.untimed(err).splitlines()[-1]) == (0, last)
+            assert not {"\x1b", "\x07"} & {*out}
+            assert "[31mred" in out
+        code, out, err = await world.show("--dedup")
+        assert (len(out.splitlines()), command.untimed(err)) == (6, "1 further copy skipped\nshowed all 5 messages\n")
+        assert world.left == (4, 2)
+        _code, out, _err = await world.remove("-o", "jsonl")
+        assert {json.loads(line)["delivery_count"] for line in out.splitlines()} == {0}
+
+
+async def test_remove_without_yes_needs_a_terminal() -> None:
+    async with open_world() as world:
+        world.put("contoso", encoded("one"))
+        code, out, err = await world.show("--remove", "--max", "5")
+        assert (code, out, world.left) == (4, "", (1, 0))
+        assert err.splitlines() == [
+            "error: not confirmed: nothing was received",
+            "hint: confirm with sbpair receive orders --yes --max 5 --remove",
+        ]
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"n\n", 4, 1), (b"y\n", 0, 0)])
+async def test_remove_asks_on_a_terminal(answer: bytes, code: int, left: int) -> None:
+    async with open_world() as world:
+        world.put("contoso", encoded("one"))
+        ours, theirs = pty.openpty()
+        process = await command.start(
+            *("receive", "orders", "--remove", "--wait", "1s"),
+            env={**world.environ, "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        try:
+            shown = await asyncio.to_thread(read_until, ours, b"[y/N] ")
+            assert shown.endswith(b"Remove up to 10 messages from orders in contoso? [y/N] ")
+            assert world.left == (1, 0)
+            os.write(ours, answer)
+            assert await process.wait() == code
+        finally:
+            os.close(ours)
+        assert world.left == (left, 0)
+
+
+def read_until(terminal: int, end: bytes) -> bytes:
+    shown = b""
+    while not shown.endswith(end):
+        shown += os.read(terminal, 4096)
+    return shown
 
 
 @pytest.mark.parametrize("value", [Char("\u20ac"), Decimal32(b"\0" * 4), Decimal64(b"\1" * 8)])
@@ -91,7 +155,7 @@ async def test_a_message_that_the_sdk_cannot_decode_is_an_error_and_stays(
 ) -> None:
     async with open_world() as world:
         world.put("contoso", encoded("one", odd=value))
-        code, out, err = await world.receive(*words)
+        code, out, err = await world.remove(*words)
         assert (code, out, world.left) == (3, "", (1, 0))
         assert "hint: receive the message with another client, which can decode it\n" in err
 
@@ -100,11 +164,11 @@ async def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed
     async with open_world() as world:
         world.put("contoso", encoded("one", order="7"), encoded("two", order="8"))
         world.put("contoso-dr", encoded("two", order="8"), encoded("three", order="9"))
-        code, out, _err = await world.receive("--dedup", "--peek", "-o", "json", "--key", "property:order")
+        code, out, _err = await world.show("--dedup", "-o", "json", "--key", "property:order")
         printed = json.loads(out)
         assert (code, printed["received"], printed["duplicates"], printed["removed"]) == (0, 3, 1, False)
         words = ("--dedup", "-o", "json", "--store", str(tmp_path / "keys.db"))
-        code, out, err = await world.receive(*words)
+        code, out, err = await world.remove(*words)
         printed = json.loads(out)
         messages = printed.pop("messages")
         assert printed == {
@@ -121,7 +185,7 @@ async def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed
         assert (code, command.untimed(err), world.left) == (0, "3 messages removed\n1 further copy removed\n", (0, 0))
         # The next run still knows what this one has shown.
         world.put("contoso", encoded("one"), encoded("four"))
-        code, out, err = await world.receive("--dedup", "-o", "jsonl", "--store", str(tmp_path / "keys.db"))
+        code, out, err = await world.remove("--dedup", "-o", "jsonl", "--store", str(tmp_path / "keys.db"))
         (line,) = map(json.loads, out.splitlines())
         assert (line["schema"], line["message_id"], line["from"]) == ("sbpair/receive/1", "four", "primary")
         assert (code, world.left) == (0, (0, 0))
@@ -130,7 +194,7 @@ async def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed
 async def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() -> None:
     async with open_world() as world:
         world.put("contoso", encoded("one"))
-        process = await world.start("orders", "--wait", "10m", "-o", "json", "--dedup")
+        process = await world.start("orders", "--remove", "--yes", "--wait", "10m", "-o", "json", "--dedup")
         assert process.stdout is not None
         head = [await process.stdout.readline(), await process.stdout.readline()]
         # It is being completed now, or will be: what was shown is not shown again.
@@ -140,17 +204,17 @@ async def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() ->
         assert (process.returncode, printed["received"], len(printed["messages"])) == (130, 1, 1)
         assert world.left == (0, 0)
         world.put("contoso", encoded("two"))
-        code, out_, _ = await world.receive("-o", "jsonl")
+        code, out_, _ = await world.remove("-o", "jsonl")
         assert (code, json.loads(out_)["delivery_count"]) == (0, 0)
 
 
 async def test_at_most_max_messages_are_printed_and_all_those_without_a_key() -> None:
     async with open_world() as world:
         world.put("contoso", *(encoded(f"m{number}") for number in range(4)))
-        code, out, _err = await world.receive("--max", "3", "-o", "jsonl")
+        code, out, _err = await world.remove("--max", "3", "-o", "jsonl")
         assert (code, len(out.splitlines()), world.left) == (0, 3, (1, 0))
         world.put("contoso-dr", encoded("m3"))
-        code, out, err = await world.receive("--dedup", "--key", "property:order")
+        code, out, err = await world.remove("--dedup", "--key", "property:order")
         assert (code, len(out.splitlines()), world.left) == (0, 3, (0, 0))
         assert err.count("has no key") == 2
         assert (
@@ -164,16 +228,16 @@ async def test_one_side_down_is_a_warning_and_both_down_are_an_error() -> None:
     async with open_world() as world:
         world.put("contoso", encoded("one"))
         world.emulator.faults.namespace_down("contoso-dr")
-        code, out, err = await world.receive("--dedup", "-o", "jsonl")
+        code, out, err = await world.remove("--dedup", "-o", "jsonl")
         assert (code, json.loads(out)["message_id"]) == (0, "one")
         assert "warning: cannot receive from the secondary: " in err
         world.emulator.faults.namespace_down("contoso")
         for words in (("--dedup",), ()):
-            code, out, err = await world.receive(*words, "-o", "json")
+            code, out, err = await world.remove(*words, "-o", "json")
             assert (code, out) == (6, "")
             assert "error: " in err
         world.emulator.faults.end_all()
-        process = await world.start("nowhere", "--wait", "1s")
+        process = await world.start("nowhere", "--remove", "--yes", "--wait", "1s")
         _out, printed = await process.communicate()
         assert process.returncode == 2
         assert b"nowhere" in printed
@@ -186,7 +250,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", _nowhere(side))
     notes = tmp_path / "notes.txt"
     notes.write_text("not a database " * 100)
-    assert run(["receive", "orders", "--dedup", "--store", str(notes)]) == 4
+    assert run(["receive", "orders", "--remove", "--yes", "--dedup", "--store", str(notes)]) == 4
     assert notes.read_text() == "not a database " * 100
 
 

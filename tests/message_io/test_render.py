@@ -11,7 +11,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbpair.message_io.message_json import render_message
+from sbpair.message_io.render import render_message
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.uuids() | st.datetimes()
 VALUES = st.recursive(

@@ -1,30 +1,35 @@
-"""`sbpair receive`: runs `sbpair.message_io.receive` and prints messages as they arrive."""
+"""`sbpair receive`: peeks, or runs `sbpair.message_io.receive` and prints messages as they arrive."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run
+from sbpair.cli.commands.peek import peeked
+from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options.common import Display, Output, PairSelection, argument, option, options
-from sbpair.cli.options.values import positive_seconds_of, selected_pair
+from sbpair.cli.options.values import check_max, positive_seconds_of, selected_pair
+from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from sbpair.message_io.receive import DedupSettings, ReceiveCounts
+    from sbpair.model.pair import Pair
     from sbpair.replication.events import ReplicationEvent
     from sbpair.replication.roles import Side
 
 SCHEMA = "sbpair/receive/1"
-MEMORY, DAY = "memory", "24h"
-BODY_SHOWN = 60
+MEMORY, DAY, WAIT = "memory", "24h", "5s"
+SIDES: "Sequence[Side]" = ("primary", "secondary")
 
 
 @dataclass(frozen=True, slots=True)
 class Deduplication:
     """How copies from both namespaces are recognised."""
 
-    dedup: Annotated[bool, option("--dedup", "Receive from both namespaces; print the first copy, remove all")] = False
+    dedup: Annotated[bool, option("--dedup", "Receive from both namespaces; each message once")] = False
     key: Annotated[
         str | None, option("--key KEY", "Key of copies: id, subject or property:NAME, with --dedup [default: id]")
     ] = None
@@ -42,73 +47,108 @@ def command(
     entity: Annotated[str, argument("QUEUE|TOPIC", "Queue or topic to receive from")],
     subscription: Annotated[str | None, option("--subscription NAME", "Subscription of a topic")] = None,
     limit: Annotated[int, option("--max N", "Number of messages at most")] = 10,
-    wait: Annotated[str, option("--wait DURATION", "Exit after this time without a message")] = "5s",
-    peek: Annotated[bool, option("--peek", "Only peek: remove and lock nothing")] = False,
+    remove: Annotated[bool, option("--remove", "Remove each message after it is printed")] = False,
+    yes: Annotated[bool, option("--yes -y", "Remove without asking, with --remove")] = False,
+    wait: Annotated[
+        str | None, option("--wait DURATION", "Exit after this time without a message, with --remove [default: 5s]")
+    ] = None,
     deduplication: Deduplication,
     connection: PairSelection,
     display: Display,
 ) -> int:
-    """Receive messages, print them and remove them.
+    """Show messages, or with --remove print and remove them.
 
-    Each message is printed under lock and then completed; an interruption releases the locked ones. Receives from the
-    primary, with --dedup from both namespaces. Sessions are not supported. Needs Listen.
+    Without --remove, peeks: locks and removes nothing. With it, each message is printed under lock and then completed;
+    an interruption releases the locked ones. Sessions are not supported there. Reads the primary, with --dedup both
+    namespaces; sbpair peek reads backlog queues and dead letters, too. Needs Listen.
 
     Examples:
-      sbpair receive orders --peek
-      sbpair receive events --subscription audit --max 100 -o jsonl
+      sbpair receive orders
+      sbpair receive events --subscription audit --max 100 --remove --yes
 
-    Exit codes: 3 some were printed but not removed; 4 the file of --store is in use; 130 interrupted
+    Exit codes: 3 some were printed but not removed; 4 not confirmed, or the file of --store is in use; 130 interrupted
 
     See also: sbpair help replication
     """
     screen = Screen(display)
-    if limit < 1:
-        raise UsageError(f"--max is {limit}, and must be at least 1", hint="the default is 10")
-    seconds = positive_seconds_of("--wait", wait)
-    dedup = _settings(deduplication, peek=peek)
+    check_max(limit)
+    seconds = positive_seconds_of("--wait", wait or WAIT)
+    dedup = _settings(deduplication)
+    with_remove = {"--yes": yes, "--wait": wait, "--store": deduplication.store, "--window": deduplication.window}
+    if not remove and (wrong := [name for name, value in with_remove.items() if value]):
+        raise UsageError(f"{wrong[0]} goes with --remove only", hint="add --remove, or leave it out")
     pair = selected_pair(connection, screen)
+    if not remove:
+        return _show(pair, screen, entity, subscription, dedup, limit)
+    if not yes:
+        question = f"Remove up to {plural(limit, 'message')} from {entity} in {_sides(pair, dedup)}?"
+        if not (screen.can_ask and screen.asks(question)):
+            raise not_confirmed("received", next_command("receive", entity, "--yes"))
     from sbpair.message_io import receive
 
     counted = receive.ReceiveCounts()
-    path = entity if subscription is None else f"{entity}/Subscriptions/{subscription}"
-    forgets = dedup is not None and dedup.store == MEMORY and not peek
-    printer = MessagePrinter(screen, path, counted, peek=peek, forgets=forgets)
+    printer = MessagePrinter(
+        screen, _path(entity, subscription), counted, forgets=dedup is not None and dedup.store == MEMORY
+    )
 
     def on_event(event: "ReplicationEvent") -> None:
         for text in _warnings(event):
             screen.warn(text)
 
-    async def main(_stop: object) -> None:
-        if peek:
-            await receive.peek_messages(
-                pair, entity, counts=counted, show=printer.show, subscription=subscription, dedup=dedup, limit=limit
-            )
-            return
-        await receive.receive_messages(
-            pair,
-            entity,
-            counts=counted,
-            show=printer.show,
-            subscription=subscription,
-            dedup=dedup,
-            limit=limit,
-            wait_seconds=seconds,
-            on_event=on_event,
-        )
-
     with printer:
-        run(main)
+        run(
+            lambda _stop: receive.receive_messages(
+                pair,
+                entity,
+                counts=counted,
+                show=printer.show,
+                subscription=subscription,
+                dedup=dedup,
+                limit=limit,
+                wait_seconds=seconds,
+                on_event=on_event,
+            )
+        )
     return ExitCode.PARTIAL_OR_FINDINGS if counted.not_removed else 0
+
+
+def _show(
+    pair: "Pair", screen: Screen, entity: str, subscription: str | None, dedup: "DedupSettings | None", limit: int
+) -> int:
+    from sbpair.message_io.peek import first_copies, source_of
+
+    duplicates: list[None] = []
+    keep = None
+    if dedup is not None:
+        from sbpair.replication.key import KeyRule
+
+        keep = first_copies(KeyRule(dedup.key), lambda: duplicates.append(None))
+    path = _path(entity, subscription)
+    sources = [source_of(pair, path, side) for side in SIDES[: 1 if dedup is None else 2]]
+    result, total = peeked(pair, screen, sources, limit=limit, keep=keep)
+    head = {"entity": path, "received": len(result.messages), "not_removed": 0, "duplicates": len(duplicates)}
+    print_peeked(screen, SCHEMA, {**head, "removed": False, "total": total}, result, body=True)
+    if duplicates:
+        screen.say(f"{_copies(len(duplicates))} skipped")
+    screen.say(shown_line(result, total))
+    return 0
+
+
+def _path(entity: str, subscription: str | None) -> str:
+    return entity if subscription is None else f"{entity}/Subscriptions/{subscription}"
+
+
+def _sides(pair: "Pair", dedup: "DedupSettings | None") -> str:
+    return pair.primary.name if dedup is None else f"{pair.primary.name} and {pair.secondary.name}"
 
 
 class MessagePrinter:
     """Prints each message as it arrives, so that it can be completed at once."""
 
-    def __init__(self, screen: Screen, entity: str, counted: "ReceiveCounts", *, peek: bool, forgets: bool) -> None:
+    def __init__(self, screen: Screen, entity: str, counted: "ReceiveCounts", *, forgets: bool) -> None:
         self._screen = screen
         self._entity = entity
         self._counted = counted
-        self._peek = peek
         self._forgets = forgets
         self._shown = 0
 
@@ -121,9 +161,9 @@ class MessagePrinter:
         if self._screen.output is Output.JSON:
             if not self._shown:
                 self._screen.write(self._head())
-            rest = json.dumps({**asdict(self._counted), "removed": not self._peek})
+            rest = json.dumps({**asdict(self._counted), "removed": True})
             self._screen.write(f"], {rest[1:]}")
-        for text in _summary(self._counted, removed=not self._peek):
+        for text in _summary(self._counted):
             self._screen.say(text)
         missing = self._counted.received - self._counted.duplicates
         if self._forgets and missing > 0:
@@ -153,27 +193,20 @@ def _row(enqueued: str, side: str, message_id: str, body: str) -> str:
 
 
 def _line(entry: Document) -> str:
-    body = entry["body"]
-    if "body_base64" in entry:
-        encoded = str(entry["body_base64"])
-        text = f"({len(encoded) * 3 // 4 - encoded.count('=')} bytes, not text)"
-    else:
-        text = clean(body if isinstance(body, str) else json.dumps(body))
-    shown = text if len(text) <= BODY_SHOWN else f"{text[: BODY_SHOWN - 1]}…"
-    enqueued = str(entry["enqueued_at"] or "")[:19]
-    return _row(enqueued, str(entry["from"]), clean(entry["message_id"] or "-"), shown)
+    return _row(enqueued(entry), str(entry["from"]), clean(entry["message_id"] or "-"), body_text(entry))
 
 
-def _summary(counted: "ReceiveCounts", *, removed: bool) -> list[str]:
-    lines = [f"{plural(counted.received, 'message')} {'removed' if removed else 'peeked'}"]
+def _summary(counted: "ReceiveCounts") -> list[str]:
+    lines = [f"{plural(counted.received, 'message')} removed"]
     if counted.duplicates:
-        lines.append(
-            f"{counted.duplicates} further {'copy' if counted.duplicates == 1 else 'copies'}"
-            f" {'removed' if removed else 'skipped'}"
-        )
+        lines.append(f"{_copies(counted.duplicates)} removed")
     if counted.not_removed:
         lines.append(f"{plural(counted.not_removed, 'message')} printed but not removed: they will be delivered again")
     return lines
+
+
+def _copies(number: int) -> str:
+    return f"{number} further {'copy' if number == 1 else 'copies'}"
 
 
 def _warnings(event: "ReplicationEvent") -> list[str]:
@@ -191,13 +224,11 @@ def _warnings(event: "ReplicationEvent") -> list[str]:
     return []
 
 
-def _settings(deduplication: Deduplication, *, peek: bool) -> "DedupSettings | None":
+def _settings(deduplication: Deduplication) -> "DedupSettings | None":
     key, store, window = deduplication.key, deduplication.store, deduplication.window
     given = [name for name, value in (("--key", key), ("--store", store), ("--window", window)) if value is not None]
     if given and not deduplication.dedup:
         raise UsageError(f"{given[0]} goes with --dedup only", hint="add --dedup, or leave it out")
-    if peek and (wrong := [name for name in given if name != "--key"]):
-        raise UsageError(f"{wrong[0]} and --peek exclude each other", hint="peeked messages are not remembered")
     if not deduplication.dedup:
         return None
     from sbpair.message_io.receive import DedupSettings

@@ -63,6 +63,13 @@ def entity_names(given: Iterable[str]) -> list[str]:
     return names
 
 
+def check_max(limit: int, hint: str = "the default is 10") -> int:
+    """Return the value of --max. Raises UsageError unless it is at least 1."""
+    if limit < 1:
+        raise UsageError(f"--max is {limit}, and must be at least 1", hint=hint)
+    return limit
+
+
 def seconds_of(
     option: str,
     text: str,

@@ -174,6 +174,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def grouped(number: int) -> str:
+    """Return a number with its digits in groups of three."""
+    return f"{number:,}".replace(",", " ")
+
+
 def some(names: Sequence[object], shown: int = 3, *, more: bool = False) -> str:
     """Return the first names, with an ellipsis if there are `more`."""
     return ", ".join(map(str, names[:shown])) + (", …" if more or len(names) > shown else "")

@@ -28,7 +28,7 @@ COLOURS = {
     **dict.fromkeys(("failed", "missing", "down", "broken", "crashed", "no"), RED),
 }
 
-UNCUT = frozenset({"RUN", "STARTED", *OUTCOMES})
+UNCUT = frozenset({"RUN", "STARTED", "ENQUEUED", *OUTCOMES})
 """Columns whose cells are never cut."""
 
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sbpair.cli.render.screen import Document, rounded, spoken
+from sbpair.cli.render.screen import Document, grouped, rounded, spoken
 from sbpair.cli.render.table import YELLOW, coloured
 
 if TYPE_CHECKING:
@@ -26,16 +26,11 @@ def line(total: "BacklogTotal") -> str:
     """Return the total as `8 000 waiting, 1 058 dead-lettered, oldest 2h`."""
     if total.messages is None:
         return "the backlog is unknown"
-    dead = "dead letters unknown" if total.dead_letters is None else f"{_grouped(total.dead_letters)} dead-lettered"
+    dead = "dead letters unknown" if total.dead_letters is None else f"{grouped(total.dead_letters)} dead-lettered"
     parts = [
-        f"{'' if total.exact else '~'}{_grouped(total.messages)} waiting",
+        f"{'' if total.exact else '~'}{grouped(total.messages)} waiting",
         coloured(dead, YELLOW if total.dead_letters else None),
-        f"{_grouped(total.scheduled)} scheduled" if total.scheduled else "",
+        f"{grouped(total.scheduled)} scheduled" if total.scheduled else "",
         f"oldest {spoken(total.oldest_seconds)}" if total.oldest_seconds is not None else "",
     ]
     return ", ".join(filter(None, parts))
-
-
-def _grouped(number: int) -> str:
-    """Return a number with its digits in groups of three."""
-    return f"{number:,}".replace(",", " ")

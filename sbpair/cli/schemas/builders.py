@@ -83,8 +83,8 @@ def nullable(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def optional(schema: Schema) -> Optional:
-    return Optional(schema)
+def optional(schema: Schema | Optional) -> Optional:
+    return schema if isinstance(schema, Optional) else Optional(schema)
 
 
 def event(kind: str, severity: str = "info", /, **properties: Schema | Optional) -> Schema:

@@ -315,16 +315,68 @@ _MESSAGE = fields(
     body=anything("Body: text, or an AMQP value; null if body_base64 is present"),
     body_base64=optional(text("Body that is not UTF-8, in base64")),
 )
+_ORIGIN = fields(
+    state=choice("State", "active", "deferred", "scheduled"),
+    size=count("Encoded size, in bytes"),
+    destination=nullable(text("Destination of a backlog message")),
+    dead_letter_reason=nullable(text("Reason of a dead letter")),
+    dead_letter_description=nullable(text("Description of a dead letter")),
+)
+_TOTAL = nullable(count("About how many messages there are; null if unknown"))
+_COMPLETE = flag("Whether no more messages follow")
+_RECEIVED = fields(**_MESSAGE, **{name: optional(each) for name, each in _ORIGIN.items()})
 RECEIVE = document(
     "sbpair/receive/1",
-    "Received messages. JSON Lines have one message each.",
-    record("The line of a message", **_MESSAGE),
+    "Received or peeked messages. JSON Lines have one message each.",
+    record("The line of a message", **_RECEIVED),
     entity=text("Queue, or topic with subscription"),
-    messages=array("Messages", record("One message", **_MESSAGE)),
+    messages=array("Messages", record("One message", **_RECEIVED)),
     received=count("Received or peeked messages"),
     not_removed=count("Messages that were printed but not removed"),
     duplicates=count("Copies that were not printed"),
-    removed=flag("Whether messages are removed, so without --peek"),
+    removed=flag("Whether messages are removed, so with --remove"),
+    total=optional(_TOTAL),
+    complete=optional(_COMPLETE),
+)
+_PEEKED = fields(**{**_MESSAGE, "body": optional(_MESSAGE["body"])}, **_ORIGIN)
+PEEK = document(
+    "sbpair/peek/1",
+    "Peeked messages, with bodies if --body was given. JSON Lines have one message each.",
+    record("The line of a message", **_PEEKED),
+    namespace=text("Name of the namespace"),
+    side=choice("The namespace's side", "primary", "secondary"),
+    entity=text("Queue, subscription or dead-letter queue"),
+    total=_TOTAL,
+    complete=_COMPLETE,
+    messages=array("Messages", record("One message", **_PEEKED)),
+)
+_BACKLOG_QUEUE = text("Path of the backlog queue", example="contoso/x-servicebus-transfer/0")
+_DEAD_LETTER = fields(
+    queue=_BACKLOG_QUEUE, **{name: each for name, each in _PEEKED.items() if not name.startswith("body")}
+)
+DEAD_LETTERS_SHOW = document(
+    "sbpair/deadletters-show/1",
+    "Dead letters of the backlog queues. JSON Lines have one message each.",
+    record("The line of a message", **_DEAD_LETTER),
+    total=_TOTAL,
+    complete=_COMPLETE,
+    messages=array("Messages", record("One message", **_DEAD_LETTER)),
+)
+_GROUP = fields(
+    queue=_BACKLOG_QUEUE,
+    reason=nullable(text("Reason", example="DestinationNotFound")),
+    destination=nullable(text("Destination; null if it cannot be read")),
+    messages=count("Dead letters, at least so many if exact is false"),
+    exact=flag("Whether messages is exact"),
+    oldest_seconds=nullable(number("Age of the oldest; null if unknown")),
+)
+DEAD_LETTERS_LIST = document(
+    "sbpair/deadletters-list/1",
+    "Dead letters by backlog queue, reason and destination. JSON Lines have one group each.",
+    record("The line of a group", **_GROUP),
+    messages=count("All dead letters, at least so many if exact is false"),
+    exact=flag("Whether messages is exact"),
+    groups=array("Groups", record("One group", **_GROUP)),
 )
 
 SEND = document(

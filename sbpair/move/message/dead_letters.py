@@ -39,9 +39,17 @@ def parent_path(path: str) -> str:
 
 
 def cause_of(payload: bytes) -> DeadLetterCause:
+    """Return why an encoded message was dead-lettered, as `cause_in` does."""
+    try:
+        return cause_in(Sections.split(payload))
+    except ProtocolError:
+        return DeadLetterCause()
+
+
+def cause_in(sections: Sections) -> DeadLetterCause:
     """Return why a message was dead-lettered; an unreadable one has no cause. Never raises."""
     try:
-        pairs = splice.map_pairs(Sections.split(payload).application_properties)
+        pairs = splice.map_pairs(sections.application_properties)
         found = {key: codec.decode_all(value) for key, _, value in pairs if _is_cause(key)}
     except ProtocolError:
         return DeadLetterCause()

@@ -1,0 +1,155 @@
+"""`sbpair deadletters list` and `show`: print the dead letters of the backlog queues."""
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sbpair.cli.command_loop import run
+from sbpair.cli.commands.peek import peeked
+from sbpair.cli.help import Command, CommandGroup
+from sbpair.cli.next_command import next_command
+from sbpair.cli.options.common import Count, Display, PairSelection, option, options
+from sbpair.cli.options.moves import OnlyQueues, backlog_paths
+from sbpair.cli.options.values import check_max, selected_pair
+from sbpair.cli.progress.line_progress import PeekProgress
+from sbpair.cli.render.messages import print_peeked, shown_line
+from sbpair.cli.render.screen import Document, Screen, grouped, rounded, spoken
+from sbpair.cli.render.table import limited
+from sbpair.cli.render.totals import LEGEND, sampled
+
+if TYPE_CHECKING:
+    from sbpair.message_io.peek import DeadLetterCount
+
+LIST_SCHEMA, SHOW_SCHEMA = "sbpair/deadletters-list/1", "sbpair/deadletters-show/1"
+MAX_PEEK, ROWS_SHOWN = 1_000, 100
+NO_REASON, NO_DESTINATION = "(none)", "(unknown)"
+
+app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def deadletters() -> None:
+    """Show the dead letters of the backlog queues and their reasons.
+
+    They stay where they are; sbpair replay run --dead-letters brings them back.
+
+    Examples:
+      sbpair deadletters list
+      sbpair deadletters show --queue 4 --reason DestinationNotFound
+    """
+
+
+@app.command("list", cls=Command)
+@options
+def list_groups(
+    *,
+    queue: OnlyQueues = None,
+    limit: Annotated[int, option("--max N", "Dead letters to peek in each queue at most")] = MAX_PEEK,
+    count: Count = None,
+    connection: PairSelection,
+    display: Display,
+) -> int:
+    """Count dead letters by backlog queue, reason and destination.
+
+    A count with ~ is at least so many, since its queue has more than --max. Locks and removes nothing. Needs Listen on
+    the secondary, and Manage to find queues beyond --count.
+
+    Examples:
+      sbpair deadletters list
+      sbpair deadletters list --max 100000 -o json
+
+    Exit codes: 0 listed, even if there are none; 5 no Listen claim
+
+    See also: sbpair help runbook
+    """
+    screen = Screen(display)
+    check_max(limit, hint=f"the default is {MAX_PEEK}")
+    pair = selected_pair(connection, screen, count=count)
+    from sbpair.message_io.peek import count_dead_letters
+
+    queues = backlog_paths(pair, queue, dead_letters=False)
+    with PeekProgress(screen) as progress:
+        groups = run(lambda _stop: count_dead_letters(pair, queues, limit=limit, on_event=progress))
+    total, exact, now = sum(each.messages for each in groups), all(each.exact for each in groups), time.time()
+    entries = [_entry(each, now) for each in groups]
+    document = {"messages": total, "exact": exact, "groups": entries}
+    screen.result(LIST_SCHEMA, document, _table(groups, now), entries)
+    if not exact:
+        screen.say(f"{LEGEND}; --max N peeks more")
+    number = f"{'' if exact else '~'}{grouped(total)} dead letter{'' if total == 1 else 's'}"
+    screen.say(f"{number}; {_way_back()}" if groups else "no dead letters")
+    return 0
+
+
+@app.command("show", cls=Command)
+@options
+def show_messages(
+    *,
+    queue: OnlyQueues = None,
+    reason: Annotated[str | None, option("--reason REASON", "Only dead letters with this reason")] = None,
+    limit: Annotated[int, option("--max N", "Number of messages at most")] = 10,
+    count: Count = None,
+    connection: PairSelection,
+    display: Display,
+) -> int:
+    """Show dead letters of the backlog queues with reason and destination.
+
+    Locks and removes nothing. sbpair peek QUEUE --dead-letters --body also prints the bodies. Needs Listen on the
+    secondary, and Manage to find queues beyond --count.
+
+    Examples:
+      sbpair deadletters show
+      sbpair deadletters show --reason DestinationNotFound --max 100 -o jsonl
+
+    Exit codes: 0 shown, even if there are none; 5 no Listen claim
+
+    See also: sbpair help runbook
+    """
+    screen = Screen(display)
+    check_max(limit)
+    pair = selected_pair(connection, screen, count=count)
+    from sbpair.message_io.peek import source_of, with_reason
+
+    sources = [source_of(pair, each, dead_letters=True) for each in backlog_paths(pair, queue, dead_letters=False)]
+    result, total = peeked(pair, screen, sources, limit=limit, keep=None if reason is None else with_reason(reason))
+    print_peeked(screen, SHOW_SCHEMA, {"total": total}, result, queues=True)
+    screen.say(shown_line(result, total))
+    if result.messages:
+        screen.say(_way_back())
+    return 0
+
+
+def _way_back() -> str:
+    return f"bring dead letters back with {next_command('replay run', '--dead-letters', '--archive', 'DIR')}"
+
+
+def _entry(group: "DeadLetterCount", now: float) -> Document:
+    return {
+        "queue": group.queue,
+        "reason": group.reason,
+        "destination": group.destination,
+        "messages": group.messages,
+        "exact": group.exact,
+        "oldest_seconds": rounded(_age(group, now)),
+    }
+
+
+def _table(groups: "list[DeadLetterCount]", now: float) -> Iterator[str]:
+    rows = [
+        (
+            each.queue,
+            sampled(each.messages, exact=each.exact),
+            "" if (age := _age(each, now)) is None else spoken(age),
+            each.destination or NO_DESTINATION,
+            each.reason or NO_REASON,
+        )
+        for each in groups
+    ]
+    if rows:
+        yield from limited([("QUEUE", "DEAD", "OLDEST", "DESTINATION", "REASON"), *rows], ROWS_SHOWN)
+
+
+def _age(group: "DeadLetterCount", now: float) -> float | None:
+    return max(0.0, now - group.oldest_ms / 1000) if group.oldest_ms > 0 else None

@@ -1,0 +1,94 @@
+"""`sbpair peek`: runs `sbpair.message_io.peek` and prints the messages."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+from sbpair.cli.command_loop import run
+from sbpair.cli.completion import backlog_queues
+from sbpair.cli.options.common import Display, PairSelection, argument, option, options
+from sbpair.cli.options.values import check_max, selected_pair
+from sbpair.cli.progress.line_progress import PeekProgress
+from sbpair.cli.render.messages import print_peeked, shown_line
+from sbpair.cli.render.screen import Screen
+from sbpair.errors import UsageError
+
+if TYPE_CHECKING:
+    from sbpair.message_io.peek import Keep, PeekResult, PeekSource
+    from sbpair.model.pair import Pair
+
+SCHEMA = "sbpair/peek/1"
+MAX_SEQUENCE = 2**63 - 1
+
+
+class PeekSide(StrEnum):
+    PRIMARY = "primary"
+    SECONDARY = "secondary"
+
+
+@options
+def command(
+    *,
+    entity: Annotated[
+        str, argument("QUEUE", "Queue, number of a backlog queue, or TOPIC/subscriptions/NAME", complete=backlog_queues)
+    ],
+    side: Annotated[
+        PeekSide | None, option("--side SIDE", "primary or secondary [default: primary; backlog queues: secondary]")
+    ] = None,
+    dead_letters: Annotated[bool, option("--dead-letters", "Show the dead letters of the queue instead")] = False,
+    start: Annotated[int, option("--from SEQUENCE", "First sequence number to show")] = 0,
+    limit: Annotated[int, option("--max N", "Number of messages at most")] = 10,
+    body: Annotated[bool, option("--body", "Also print the bodies")] = False,
+    connection: PairSelection,
+    display: Display,
+) -> int:
+    """Show messages of any queue of the pair, and leave them there.
+
+    Shows the next messages in order, scheduled and deferred ones included. Locks and removes nothing, and raises no
+    delivery count. Needs Listen.
+
+    Examples:
+      sbpair peek orders --max 3 --body
+      sbpair peek 4 --dead-letters
+      sbpair peek events/subscriptions/audit --from 812 -o jsonl
+
+    Exit codes: 0 shown, even if there are none; 2 no such queue; 5 no Listen claim
+
+    See also: sbpair deadletters --help
+    """
+    screen = Screen(display)
+    check_max(limit)
+    if not 0 <= start <= MAX_SEQUENCE:
+        raise UsageError(f"--from is {start}, which is not a sequence number", hint="peek prints them as SEQUENCE")
+    pair = selected_pair(connection, screen)
+    from sbpair.message_io.peek import source_of
+
+    source = source_of(pair, entity, None if side is None else side.value, dead_letters=dead_letters)
+    result, total = peeked(pair, screen, [source], limit=limit, start=start)
+    namespace = pair.primary.name if source.side == "primary" else pair.secondary.name
+    head = {"namespace": namespace, "side": source.side, "entity": source.path, "total": total}
+    print_peeked(screen, SCHEMA, head, result, body=body)
+    screen.say(shown_line(result, total, start=start))
+    return 0
+
+
+def peeked(
+    pair: "Pair",
+    screen: Screen,
+    sources: "Sequence[PeekSource]",
+    *,
+    limit: int,
+    start: int = 0,
+    keep: "Keep | None" = None,
+) -> "tuple[PeekResult, int | None]":
+    """Return peeked messages, and how many a single source has where that is known and not all were peeked."""
+    from sbpair.message_io.peek import count_messages, peek_messages
+
+    async def main(_stop: object) -> "tuple[PeekResult, int | None]":
+        result = await peek_messages(pair, sources, limit=limit, start=start, keep=keep, on_event=progress)
+        if result.complete:
+            return result, None if start or keep else len(result.messages)
+        return result, await count_messages(pair, sources[0]) if len(sources) == 1 and keep is None else None
+
+    with PeekProgress(screen) as progress:
+        return run(main)

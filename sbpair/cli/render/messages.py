@@ -1,0 +1,90 @@
+"""Peeked messages as JSON, as a table, and the number of them in words."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, size
+from sbpair.cli.render.table import columns
+
+if TYPE_CHECKING:
+    from sbpair.message_io.peek import PeekResult
+
+BODY_SHOWN = 60
+DEAD_LETTERED = ("dead_letter_reason", "dead_letter_description")
+ALWAYS = ("SEQUENCE", "ENQUEUED", "ID", "SIZE")
+
+
+def print_peeked(
+    screen: Screen, schema: str, head: Document, result: "PeekResult", *, body: bool = False, queues: bool = False
+) -> None:
+    """Print messages, with their bodies and queues if wanted."""
+    from sbpair.message_io.render import render_peeked
+    from sbpair.move.message.dead_letters import parent_path
+
+    entries: list[Document] = [
+        {
+            "from": source.side,
+            **({"queue": parent_path(source.path)} if queues else {}),
+            **render_peeked(message, body=body),
+        }
+        for source, message in result.messages
+    ]
+    screen.result(schema, {**head, "complete": result.complete, "messages": entries}, message_table(entries), entries)
+    for queue in result.hidden:
+        screen.warn(f"{queue} has an unreadable message: those after it are not shown")
+
+
+def message_table(entries: Sequence[Document]) -> list[str]:
+    """Return a table without empty columns, and without a side that is the same for all."""
+    if not entries:
+        return []
+    rows = [_cells(entry) for entry in entries]
+    values = {name: {row[name] for row in rows} for name in rows[0]}
+    headings = [
+        name
+        for name, found in values.items()
+        if name in ALWAYS or (len(found) > 1 if name == "FROM" else found != {""})
+    ]
+    return columns([headings, *([row[name] for name in headings] for row in rows)], optional=["SIZE"])
+
+
+def shown_line(result: "PeekResult", total: int | None, *, start: int = 0) -> str:
+    """Return how many messages were shown, and whether there are more."""
+    shown = len(result.messages)
+    if result.complete:
+        where = f" from {start} on" if start else ""
+        return f"showed all {plural(shown, 'message')}{where}" if shown else f"no messages{where}"
+    if total is not None and total > shown:
+        return f"showed {shown} of about {grouped(total)} messages"
+    return f"showed the first {shown}{f' from {start} on' if start else ''}; there may be more"
+
+
+def enqueued(entry: Document) -> str:
+    """Return when a message was enqueued, as `2026-11-22T10:15:00Z`."""
+    return f"{str(entry['enqueued_at'])[:19]}Z" if entry["enqueued_at"] else ""
+
+
+def body_text(entry: Document) -> str:
+    """Return the beginning of a body, on one line."""
+    if "body_base64" in entry:
+        encoded = str(entry["body_base64"])
+        return f"({len(encoded) * 3 // 4 - encoded.count('=')} bytes, not text)"
+    body = entry.get("body", "")
+    text = clean(body if isinstance(body, str) else json.dumps(body))
+    return text if len(text) <= BODY_SHOWN else f"{text[: BODY_SHOWN - 1]}…"
+
+
+def _cells(entry: Document) -> dict[str, object]:
+    return {
+        "QUEUE": entry.get("queue") or "",
+        "SEQUENCE": entry["sequence_number"],
+        "ENQUEUED": enqueued(entry),
+        "FROM": entry.get("from") or "",
+        "STATE": "" if entry["state"] == "active" else entry["state"],
+        "DESTINATION": entry["destination"] or "",
+        "ID": entry["message_id"] or "-",
+        "SIZE": size(int(str(entry["size"]))),
+        "REASON": ": ".join(str(entry[key]) for key in DEAD_LETTERED if entry[key]),
+        "BODY": body_text(entry),
+    }

@@ -1,0 +1,235 @@
+"""Peeking for a command: messages of queues and subscriptions in order, and dead letters by cause.
+
+Invariant: nothing is locked, settled or received, so no delivery count rises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from sbpair import backlog
+from sbpair.amqp.message import Properties
+from sbpair.amqp.types import Map
+from sbpair.amqp_client.client import connect
+from sbpair.errors import SbpairError, ServiceRefused, UsageError
+from sbpair.management.calls import gather_all
+from sbpair.message_io.render import readable
+from sbpair.move.message.dead_letters import cause_in, dead_letter_path, is_dead_letter_path, parent_path
+from sbpair.move.peek.peeker import Peeker, PeekPosition
+from sbpair.move.rate_limit import RateLimiter
+
+if TYPE_CHECKING:
+    from sbpair.amqp_client.client import GetToken
+    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.model.queues import Retrying
+    from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage
+    from sbpair.replication.key import KeyRule, Received
+    from sbpair.replication.roles import Side
+
+    OnEvent = Callable[[Peeked | Retrying], object]
+
+QUEUES_AT_ONCE = 8
+COUNT_SECONDS = 10.0
+SUBSCRIPTIONS = "/subscriptions/"
+SUBSCRIPTION_HINT = (
+    "read a subscription: sbpair peek TOPIC/subscriptions/NAME, sbpair receive TOPIC --subscription NAME"
+)
+
+
+class PeekSource(NamedTuple):
+    """A queue, subscription or dead-letter queue of one namespace."""
+
+    side: Side
+    path: str
+
+
+Keep = Callable[[PeekSource, "PeekedMessage"], bool]
+
+
+@dataclass(slots=True)
+class PeekResult:
+    """Peeked messages with their sources. `complete`: no more follow. `hidden` queues have an unreadable message."""
+
+    messages: list[tuple[PeekSource, PeekedMessage]] = field(default_factory=list)
+    complete: bool = True
+    hidden: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterCount:
+    """Dead letters of a backlog queue with the same reason and destination; at least so many unless `exact`."""
+
+    queue: str
+    reason: str | None
+    destination: str | None
+    messages: int
+    oldest_ms: int
+    exact: bool
+
+
+def source_of(pair: Pair, name: str, side: Side | None = None, *, dead_letters: bool = False) -> PeekSource:
+    """Return the source that a user names: a path, or the number of a backlog queue unless `side` is the primary.
+
+    Without a `side`, backlog queues are in the secondary, and all others in the primary. Raises NameInvalid.
+    """
+    path = parent_path(name)
+    if path.isdecimal() and side != "primary":
+        path = backlog.queue_path(pair.primary.name, int(path))
+    backlog.check_path(path, shorten="give the name of a queue or subscription")
+    of_backlog = backlog.under_prefix(pair.primary.name, path)
+    found = dead_letter_path(path) if dead_letters or is_dead_letter_path(name) else path
+    return PeekSource(side or ("secondary" if of_backlog else "primary"), found)
+
+
+async def peek_messages(
+    pair: Pair,
+    sources: Sequence[PeekSource],
+    *,
+    limit: int,
+    start: int = 0,
+    keep: Keep | None = None,
+    on_event: OnEvent = lambda _event: None,
+) -> PeekResult:
+    """Return up to `limit` messages from the sequence number `start` on, of one source after the other.
+
+    With `keep`, only messages that it accepts. Raises EntityMissing, AccessError, Unavailable.
+    """
+    result = PeekResult()
+    async with _open_peek(pair, on_event) as peek:
+        for source in sources:
+            position = PeekPosition(source.path, start)
+            take = _taker(result, source, limit, keep)
+            with suppress(_LimitReached):
+                await peek(source, position, None if keep else limit - len(result.messages), take)
+            result.complete = result.complete and position.ended
+            if position.truncated:
+                result.hidden.append(source.path)
+            elif not position.ended:
+                break
+    return result
+
+
+async def count_messages(pair: Pair, source: PeekSource) -> int | None:
+    """Return the number of messages that a source has, roughly; None if unknown, as without the Manage claim."""
+    from sbpair.azure.atom import open_atom
+
+    path = parent_path(source.path)
+    if SUBSCRIPTIONS in path.lower():
+        return None
+    try:
+        async with open_atom(_endpoint(pair, source), call_seconds=COUNT_SECONDS) as control:
+            counts = await control.counts(path)
+    except SbpairError:
+        return None
+    if is_dead_letter_path(source.path):
+        return counts.dead_letter
+    return counts.total - counts.dead_letter - counts.transfer - counts.transfer_dead_letter
+
+
+def first_copies(rule: KeyRule, on_duplicate: Callable[[], object]) -> Keep:
+    """Return a function that accepts only the first message of each key, and those without a key."""
+    seen: set[str] = set()
+
+    def keep(_source: PeekSource, message: PeekedMessage) -> bool:
+        properties = readable(message.sections.read_properties, Properties())
+        named = SimpleNamespace(
+            raw_amqp_message=SimpleNamespace(properties=properties),
+            application_properties=readable(message.sections.read_application_properties, Map()),
+        )
+        key = rule.of(cast("Received", named))
+        if key is None:
+            return True
+        if key in seen:
+            on_duplicate()
+            return False
+        seen.add(key)
+        return True
+
+    return keep
+
+
+def with_reason(reason: str) -> Keep:
+    """Return a function that accepts only dead letters with this reason, in any case."""
+    return lambda _source, message: (cause_in(message.sections).reason or "").lower() == reason.lower()
+
+
+async def count_dead_letters(
+    pair: Pair, queues: Sequence[str], *, limit: int, on_event: OnEvent = lambda _event: None
+) -> list[DeadLetterCount]:
+    """Count up to `limit` dead letters of each queue by cause. Raises EntityMissing, AccessError, Unavailable."""
+    slots = asyncio.Semaphore(QUEUES_AT_ONCE)
+    found: dict[str, list[DeadLetterCount]] = {}
+
+    async def group(peek: Peek, queue: str) -> None:
+        messages: defaultdict[tuple[str | None, str | None], list[int]] = defaultdict(list)
+
+        async def take(message: PeekedMessage) -> None:
+            messages[cause_in(message.sections).reason, message.facts.path].append(message.facts.enqueued_at)
+
+        async with slots:
+            source = PeekSource("secondary", dead_letter_path(queue))
+            position = PeekPosition(source.path)
+            await peek(source, position, limit, take)
+        found[queue] = [
+            DeadLetterCount(queue, *cause, len(times), min(times), position.ended) for cause, times in messages.items()
+        ]
+
+    async with _open_peek(pair, on_event) as peek:
+        await gather_all(group(peek, queue) for queue in queues)
+    return [each for queue in queues for each in found[queue]]
+
+
+Peek = Callable[[PeekSource, PeekPosition, "int | None", "OnMessage"], Awaitable[None]]
+"""Peeks a source from a position on, up to a limit of messages."""
+
+
+@asynccontextmanager
+async def _open_peek(pair: Pair, on_event: OnEvent) -> AsyncIterator[Peek]:
+    from sbpair.azure.credentials import token_getter
+
+    clock = time.monotonic
+    async with token_getter(pair) as get_token:
+
+        async def peek(source: PeekSource, position: PeekPosition, limit: int | None, on_message: OnMessage) -> None:
+            endpoint = _endpoint(pair, source)
+            peeker = Peeker(endpoint, get_token, RateLimiter(clock()), clock, asyncio.sleep, on_event, limit)
+            await peeker.peek(position, on_message)
+            if not (position.messages or position.start):
+                await _check_no_topic(endpoint, get_token, source.path)
+
+        yield peek
+
+
+async def _check_no_topic(endpoint: Endpoint, get_token: GetToken | None, path: str) -> None:
+    """Raise UsageError for a topic: a peek finds no messages there, but a link is refused."""
+    try:
+        async with connect(endpoint, get_token=get_token) as client:
+            (await client.receiver(path)).close()
+    except SbpairError as error:
+        if isinstance(error, ServiceRefused) and "topic" in error.message.lower().replace(path.lower(), ""):
+            raise UsageError(f"{path} is a topic, which holds no messages", hint=SUBSCRIPTION_HINT) from None
+
+
+class _LimitReached(Exception):
+    """More messages are accepted than wanted."""
+
+
+def _taker(result: PeekResult, source: PeekSource, limit: int, keep: Keep | None) -> OnMessage:
+    async def take(message: PeekedMessage) -> None:
+        if keep is None or keep(source, message):
+            if len(result.messages) == limit:
+                raise _LimitReached
+            result.messages.append((source, message))
+
+    return take
+
+
+def _endpoint(pair: Pair, source: PeekSource) -> Endpoint:
+    return pair.primary if source.side == "primary" else pair.secondary

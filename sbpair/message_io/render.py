@@ -1,0 +1,112 @@
+"""Received and peeked messages as JSON values. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sbpair.amqp.message import DATA, VALUE, Header, Properties, Sections
+from sbpair.amqp.types import Array, Described, Map
+from sbpair.errors import ProtocolError
+from sbpair.move.message import envelope
+from sbpair.move.message.dead_letters import cause_in
+
+if TYPE_CHECKING:
+    from azure.servicebus import ServiceBusReceivedMessage
+
+    from sbpair.move.peek.peeker import PeekedMessage
+
+Read = TypeVar("Read")
+STATES = {envelope.DEFERRED: "deferred", envelope.SCHEDULED: "scheduled"}
+
+
+def render_message(message: ServiceBusReceivedMessage) -> dict[str, object]:
+    """Return the fields of a received message as JSON values. A body that is not text is in "body_base64"."""
+    enqueued = message.enqueued_time_utc
+    raw = message.raw_amqp_message
+    if raw.body_type == "data":
+        body = _data(b"".join(bytes(part) for part in raw.body))
+    else:
+        body = {"body": _plain(raw.body if raw.body_type == "value" else list(raw.body))}
+    return {
+        "message_id": message.message_id,
+        "sequence_number": message.sequence_number,
+        "enqueued_at": enqueued.isoformat() if enqueued else None,
+        "delivery_count": message.delivery_count,
+        "session_id": message.session_id,
+        "subject": message.subject,
+        "content_type": message.content_type,
+        "correlation_id": message.correlation_id,
+        "properties": _plain(message.application_properties or {}),
+        **body,
+    }
+
+
+def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
+    """Return the fields of a peeked message as `render_message` does, with those of the backlog and dead letters.
+
+    A section that cannot be read counts as empty.
+    """
+    facts, sections = message
+    header, cause = readable(sections.read_header, Header()), cause_in(sections)
+    properties = readable(sections.read_properties, Properties())
+    enqueued = datetime.fromtimestamp(facts.enqueued_at / 1000, UTC).isoformat() if facts.enqueued_at > 0 else None
+    return {
+        "message_id": facts.message_id,
+        "sequence_number": facts.sequence_number,
+        "enqueued_at": enqueued,
+        "delivery_count": header.delivery_count or 0,
+        "session_id": facts.session_id or properties.group_id,
+        "subject": properties.subject,
+        "content_type": properties.content_type,
+        "correlation_id": _plain(properties.correlation_id),
+        "properties": _plain(readable(sections.read_application_properties, Map())),
+        "state": STATES.get(envelope.message_state(sections), "active"),
+        "size": facts.size,
+        "destination": facts.path,
+        "dead_letter_reason": cause.reason,
+        "dead_letter_description": cause.description,
+        **(_body(sections) if body else {}),
+    }
+
+
+def _body(sections: Sections) -> dict[str, object]:
+    empty: list[tuple[int, Any]] = []
+    parts = readable(sections.read_body, empty)
+    kinds, values = {kind for kind, _ in parts}, [value for _, value in parts]
+    if kinds <= {DATA}:
+        return _data(b"".join(values))
+    return {"body": _plain(values[0] if kinds == {VALUE} else values)}
+
+
+def _data(data: bytes) -> dict[str, object]:
+    try:
+        return {"body": data.decode()}
+    except UnicodeDecodeError:
+        return {"body": None, "body_base64": base64.b64encode(data).decode()}
+
+
+def readable(read: Callable[[], Read], default: Read) -> Read:
+    """Return what `read` returns, or `default` for a malformed section."""
+    try:
+        return read()
+    except ProtocolError:
+        return default
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="replace")
+    if isinstance(value, Map):
+        return {str(_plain(key)): _plain(each) for key, each in value.pairs}
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(each) for key, each in value.items()}
+    if isinstance(value, Described):
+        return _plain(value.value)
+    if isinstance(value, list | tuple | Array):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
