@@ -116,11 +116,15 @@ class NotAuthorized(AccessError):
 
 
 class Unavailable(SbpairError):
-    """`retry_after_seconds` is the delay that the service requested, if any."""
+    """`retry_after_seconds` is the delay that the service requested, if any.
+
+    `side` is the namespace of a pair that is not available, primary or secondary, if known.
+    """
 
     exit_code = ExitCode.UNAVAILABLE
     retriable = True
     retry_after_seconds: float | None = None
+    side: str | None = None
 
 
 class Unreachable(Unavailable):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         DestinationBackingOff,
         DestinationProgress,
         DestinationRecovered,
+        LimitChanged,
         QueueBlocked,
         QueueDepths,
         QueueDone,
@@ -63,6 +64,7 @@ __all__ = [
     "DuplicateCompleted",
     "EntityChanged",
     "Expected",
+    "LimitChanged",
     "Listed",
     "NoKey",
     "OneSideOnly",
@@ -108,8 +110,8 @@ __getattr__, __dir__ = lazy_names(
         ),
         "sbpair.model.queues": "Listed, QueueProvisioned, Retrying",
         "sbpair.move.events": (
-            "DeadLettered, DestinationBackingOff, DestinationProgress, DestinationRecovered, QueueBlocked, "
-            "QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, QueuesFound, SyphonEvent"
+            "DeadLettered, DestinationBackingOff, DestinationProgress, DestinationRecovered, LimitChanged, "
+            "QueueBlocked, QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, QueuesFound, SyphonEvent"
         ),
         "sbpair.move.peek.peeker": "Peeked",
         "sbpair.replay.progress": "Expected, PhaseProgress, ReplayPhase",

@@ -78,13 +78,15 @@ class QueueDone:
 class QueueFailed:
     """A worker could not go on. `retry_seconds` is None if it does not try again.
 
-    `away_since_ms` is when the namespace was lost that cannot be reached, in ms since 1970; None if both can be.
+    `away_since_ms` is when the namespace was lost that cannot be reached, in ms since 1970; None if both can be. `side`
+    is that namespace, primary or secondary.
     """
 
     queue: str
     reason: str
     retry_seconds: float | None
     away_since_ms: int | None = None
+    side: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,15 @@ class DeadLettered:
     message_id: str | None
     reason: str
     description: str
+    destination: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChanged:
+    """The limit that slows the run down, in messages a second, and what sets it. None if no limit does any more."""
+
+    per_second: float | None
+    by: str | None
 
 
 SyphonEvent: TypeAlias = (
@@ -123,4 +134,5 @@ SyphonEvent: TypeAlias = (
     | DestinationBackingOff
     | DestinationRecovered
     | DeadLettered
+    | LimitChanged
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import re
+from operator import itemgetter
+from typing import NamedTuple
 
 from sbpair.errors import UsageError
 
@@ -39,6 +41,24 @@ RECOVERY_SECONDS = 30.0
 
 MIN_RECOVERY = 10.0
 """The least recovery of the rate in each second, in messages a second: a slow start must not last."""
+
+
+HOLD_SECONDS = 2.0
+"""How long after a wait for it a limit still counts as at work."""
+
+MIN_LIMITED_SECONDS = 1.0
+"""A receipt names a limit that the run waited for at least so long."""
+
+
+class Limit(NamedTuple):
+    """A limit at work: messages a second, and the option or the cause that sets it."""
+
+    per_second: float
+    by: str
+
+    def __str__(self) -> str:
+        digits = 0 if self.per_second >= 9.95 else 1 if self.per_second >= 0.95 else 3
+        return f"limited to {self.per_second:.{digits}f} messages/s by {self.by}"
 
 
 class TokenBucket:
@@ -92,26 +112,30 @@ class RateLimiter:
         self._primary = None if primary is None else TokenBucket(primary, now)
         self._secondary = None if secondary is None else TokenBucket(secondary, now)
         self._throttle = _AdaptiveLimit(now)
+        self._limits: dict[str, Limit] = {}
+        self._waited: dict[str, float] = {}
+        self._last, self._wait_ends = "", -math.inf
 
     # Messages into the primary.
 
     def max_batch(self, now: float, cost_each: float = 1.0) -> int:
         """Return the largest useful batch: half of a burst, so that a wait loses no time."""
         buckets = self._sending(now, cost_each)
-        return max(1, min((int(each.burst / cost / 2) for each, cost in buckets), default=_UNLIMITED))
+        return max(1, min((int(each.burst / cost / 2) for each, cost, _ in buckets), default=_UNLIMITED))
 
     def delay(self, now: float, messages: int, cost_each: float = 1.0) -> float:
         """Return the seconds to wait before so many messages may be sent."""
-        return max((bucket.delay(now, messages * cost) for bucket, cost in self._sending(now, cost_each)), default=0.0)
+        return self._longest_wait(now, messages, cost_each)[0]
 
     def count_sent(self, now: float, messages: int, cost_each: float = 1.0) -> None:
-        for bucket, cost in self._sending(now, cost_each):
+        for bucket, cost, _ in self._sending(now, cost_each):
             bucket.spend(now, messages * cost)
         self._throttle.count(now, messages)
 
     def reserve(self, now: float, messages: int, cost_each: float = 1.0) -> float:
         """Return the `delay` of a batch, and count it as sent after that."""
-        seconds = self.delay(now, messages, cost_each)
+        seconds, limit = self._longest_wait(now, messages, cost_each)
+        self._count_wait(now, seconds, limit)
         self.count_sent(now, messages, cost_each)
         return seconds
 
@@ -125,7 +149,11 @@ class RateLimiter:
 
     def receive_delay(self, now: float) -> float:
         """Return the seconds until a message may be received."""
-        return 0.0 if self._secondary is None else self._secondary.delay(now, RECEIVE_CREDITS)
+        if self._secondary is None:
+            return 0.0
+        seconds = self._secondary.delay(now, RECEIVE_CREDITS)
+        self._count_wait(now, seconds, Limit(self._secondary.rate / RECEIVE_CREDITS, _credits_option(self._secondary)))
+        return seconds
 
     def received(self, now: float, messages: int) -> None:
         if self._secondary is not None:
@@ -136,7 +164,7 @@ class RateLimiter:
     def on_busy(self, now: float) -> None:
         """Pause after a server-busy error, then continue at half the rate."""
         self._throttle.on_busy(now)
-        for bucket, _ in self._sending(now, 1.0):
+        for bucket, _, _ in self._sending(now, 1.0):
             bucket.freeze(now, now + self.pause_seconds(now))
 
     def pause_seconds(self, now: float) -> float:
@@ -145,12 +173,46 @@ class RateLimiter:
 
     def current_rate(self, now: float) -> float | None:
         """Return the messages a second that may be sent now, at one credit each; None without a limit."""
-        buckets = [bucket for bucket, _ in self._sending(now, 1.0)]
+        buckets = [bucket for bucket, _, _ in self._sending(now, 1.0)]
         return min((each.rate for each in (*buckets, self._secondary) if each is not None), default=None)
 
-    def _sending(self, now: float, cost_each: float) -> list[tuple[TokenBucket, float]]:
-        found = ((self._rate, 1.0), (self._primary, cost_each), (self._throttle.bucket(now), 1.0))
-        return [(bucket, cost) for bucket, cost in found if bucket is not None]
+    # The limit at work.
+
+    def limit(self, now: float) -> Limit | None:
+        """Return the limit that slows the run down now, if any."""
+        return self._limits[self._last] if now < self._wait_ends + HOLD_SECONDS else None
+
+    def main_limit(self) -> Limit | None:
+        """Return the limit that the run waited for longest, if it did for long."""
+        by, seconds = max(self._waited.items(), key=itemgetter(1), default=("", 0.0))
+        return self._limits[by] if seconds >= MIN_LIMITED_SECONDS else None
+
+    def _count_wait(self, now: float, seconds: float, limit: Limit | None) -> None:
+        if limit is None or seconds <= 0.0:
+            return
+        self._limits[limit.by], self._last = limit, limit.by
+        ends = max(self._wait_ends, now + seconds)
+        self._waited[limit.by] = self._waited.get(limit.by, 0.0) + ends - max(self._wait_ends, now)
+        self._wait_ends = ends
+
+    def _longest_wait(self, now: float, messages: int, cost_each: float) -> tuple[float, Limit | None]:
+        waits = [
+            (bucket.delay(now, messages * cost), Limit(bucket.rate / cost, by))
+            for bucket, cost, by in self._sending(now, cost_each)
+        ]
+        return max(waits, key=itemgetter(0), default=(0.0, None))
+
+    def _sending(self, now: float, cost_each: float) -> list[tuple[TokenBucket, float, str]]:
+        found = (
+            (self._rate, 1.0, "--rate"),
+            (self._primary, cost_each, _credits_option(self._primary)),
+            (self._throttle.bucket(now), 1.0, "throttling"),
+        )
+        return [(bucket, cost, by) for bucket, cost, by in found if bucket is not None]
+
+
+def _credits_option(bucket: TokenBucket | None) -> str:
+    return "" if bucket is None else f"--credits {bucket.rate / NAMESPACE_CREDITS * 100:g}%"
 
 
 class _AdaptiveLimit:

@@ -181,7 +181,9 @@ class Settlement:
         bucket = "expired" if isinstance(decision, Expire) else "dead_lettered"
         context.tally.dead_lettered(named, bucket=bucket)
         context.on_event(
-            DeadLettered(named.queue, named.sequence_number, named.message_id, decision.reason, named.reason)
+            DeadLettered(
+                named.queue, named.sequence_number, named.message_id, decision.reason, named.reason, named.destination
+            )
         )
         context.journal.note_completed([message.key])
         self._end(message, None)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sbpair.errors import AccessError, SbpairError
-from sbpair.move.events import DestinationProgress, QueueDepths
+from sbpair.move.events import DestinationProgress, LimitChanged, QueueDepths
 
 if TYPE_CHECKING:
     from sbpair.syphon.pool import WorkerPool
@@ -32,7 +32,7 @@ def _sum_by_path(counts: Iterable[tuple[str, int]]) -> dict[str, tuple[str, int]
 
 
 class DepthSampler:
-    """Emits DestinationProgress and QueueDepths. Counts each queue every `seconds` at most."""
+    """Emits DestinationProgress, LimitChanged and QueueDepths. Counts each queue every `seconds` at most."""
 
     def __init__(self, plan: RunPlan, pool: WorkerPool, seconds: float) -> None:
         self._plan = plan
@@ -40,6 +40,7 @@ class DepthSampler:
         self._seconds = seconds
         self._counted: dict[str, tuple[int, int]] = {}
         self._emitted: dict[str, DestinationProgress] = {}
+        self._limit = LimitChanged(None, None)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -49,6 +50,7 @@ class DepthSampler:
     async def _sample_destinations(self) -> None:
         while True:
             self.emit_destinations()
+            self._emit_limit()
             await asyncio.sleep(self._plan.timings.destinations_seconds)
 
     def emit_destinations(self) -> None:
@@ -62,7 +64,17 @@ class DepthSampler:
                 self._emitted[key] = now
                 self._plan.context.on_event(now)
 
+    def _emit_limit(self) -> None:
+        limiter = self._plan.context.rate_limiter
+        limit = None if limiter is None else limiter.limit(asyncio.get_running_loop().time())
+        now = LimitChanged(*(limit or (None, None)))
+        if now != self._limit:
+            self._limit = now
+            self._plan.context.on_event(now)
+
     async def _sample_queues(self) -> None:
+        # A short run costs no counts.
+        await asyncio.sleep(self._plan.timings.destinations_seconds)
         while True:
             for worker in self._pool.workers:
                 if self._is_due(worker.queue) and not await self._count(worker):

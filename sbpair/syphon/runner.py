@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sbpair.azure.interfaces import QueueControl
     from sbpair.model.pair import Pair
     from sbpair.move.events import QueuesFound, SyphonEvent
-    from sbpair.move.rate_limit import RateLimiter
+    from sbpair.move.rate_limit import Limit, RateLimiter
     from sbpair.move.receipt import Receipt
     from sbpair.runs.journal import Journal
     from sbpair.runs.session_lease import SessionLease
@@ -78,7 +78,7 @@ class SyphonResult:
     """`failures` are the workers that could not go on: (queue, error). `run` is its id in `sbpair runs show`.
 
     `hurried` is whether the run ended without a wait for pending sends. `remaining` is None for a run that emptied the
-    backlog, or received nothing.
+    backlog, or received nothing. `limit` slowed the run down most.
     """
 
     receipt: Receipt
@@ -89,6 +89,7 @@ class SyphonResult:
     hurried: bool = False
     missing: tuple[MissingDestination, ...] = ()
     remaining: RemainingMessages | None = None
+    limit: Limit | None = None
 
     @property
     def exit_code(self) -> int:
@@ -158,9 +159,11 @@ async def run(
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
         missing = MissingDestinations(None if allow_missing else max_missing)
+        limiter: RateLimiter | None = None
         async with AsyncExitStack() as open_while_moving:
             prepared = await _unless_stopped(stop, _prepare(open_while_moving, pair, limits, tally, on_event))
             if prepared is not None:
+                limiter = prepared.rate_limiter
                 context = MoveContext(
                     namespace=pair.secondary.name,
                     tally=tally,
@@ -194,6 +197,7 @@ async def run(
                 MissingDestination(each, missing.dead_lettered[each], missing.held(each)) for each in sorted(missing)
             ),
             remaining,
+            None if limiter is None else limiter.main_limit(),
         )
         error = failures[0][1].message if failures else ""
         store.finish(result.exit_code, stopped=result.stopped and not error, error=error)

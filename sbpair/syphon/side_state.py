@@ -65,3 +65,8 @@ class PairState:
     def away(self) -> SideState | None:
         """The side that is away; the secondary, which is connected first, if both are."""
         return next((side for side in (self.secondary, self.primary) if side.away_since_ms is not None), None)
+
+    @property
+    def away_name(self) -> str | None:
+        away = self.away
+        return None if away is None else "secondary" if away is self.secondary else "primary"

@@ -425,7 +425,10 @@ class QueueWorker:
                 self._plan.stop.set()
         away = self._plan.sides.away if isinstance(error, Unavailable) else None
         since_ms = away.away_since_ms if away is not None else None
-        self._plan.context.on_event(QueueFailed(self.queue, error.message, retry_seconds, since_ms))
+        side = None
+        if isinstance(error, Unavailable):
+            side = error.side or self._plan.sides.away_name
+        self._plan.context.on_event(QueueFailed(self.queue, error.message, retry_seconds, since_ms, side))
 
     def _report_stuck(self) -> None:
         """Set `error` for messages that could be neither sent nor dead-lettered."""

@@ -76,10 +76,12 @@ class WorkerConnections:
             return why
 
     def _faulted(self, lost: str, other: str, why: Exception | None) -> ConnectionFaulted:
-        return ConnectionFaulted(
+        error = ConnectionFaulted(
             f"the connection to the {lost} was lost, and the one to the {other} was ended with it: {why}",
             hint="retry in a minute",
         )
+        error.side = "primary" if lost == "primary" else "secondary"
+        return error
 
 
 @asynccontextmanager

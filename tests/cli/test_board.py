@@ -8,12 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.cli.progress.boards import Board, BoardView, DestinationRow, QueueRow, together
+from sbpair.cli.progress.boards import (
+    MAX_DESTINATIONS,
+    OTHER_DESTINATIONS,
+    Board,
+    BoardView,
+    DestinationRow,
+    QueueRow,
+    together,
+)
 from sbpair.move.events import (
     DeadLettered,
     DestinationBackingOff,
     DestinationProgress,
     DestinationRecovered,
+    LimitChanged,
     QueueBlocked,
     QueueDepths,
     QueueDone,
@@ -113,6 +122,7 @@ def test_the_oldest_is_held_or_was_peeked() -> None:
 RESTS = DestinationBackingOff(Q, "down", "it is away", 8.0, 12)
 BLOCKED = QueueBlocked(Q, ("down", "full"))
 FAILED = QueueFailed(Q, "unreachable", 3.5)
+AWAY = QueueFailed(Q, "unreachable", 3.5, side="primary")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +157,50 @@ def test_a_queues_row_notes_the_cause_of_its_delay(events: list[SyphonEvent], no
 
 def test_what_a_lane_had_in_hand_when_it_failed_is_back_in_the_queue() -> None:
     found = row(QueueOpened(Q), QueueDepths(Q, 10), progress(5, 2, oldest_ms=1), FAILED)
-    assert (found.remaining, found.held, found.oldest_seconds) == (8, 0, None)
+    assert (found.remaining, found.held, found.oldest_seconds) == (None, 0, None)
+    [kept] = board(QueueOpened(Q), QueueDepths(Q, 10), progress(5, 2), AWAY).view(0.0, NOW_MS).queues
+    assert (kept.remaining, kept.note) == (8, "waiting for the primary")
+
+
+def test_a_namespace_that_is_away_is_one_notice_until_a_queue_is_open_again() -> None:
+    other = QueueFailed("q1", "connection refused 127.0.0.1:5671", 17.0, side="primary")
+    made = board(QueueOpened(Q), AWAY, now=1.0)
+    made.take(other, 5.0)
+    assert made.view(6.0, NOW_MS).notices == (
+        "primary unreachable since 07:59:55Z, next try in 0 s: connection refused 127.0.0.1:5671",
+    )
+    made.take(QueueFailed(Q, "connection refused 127.0.0.1:5671", 30.0, side="primary"), 6.0)
+    assert "next try in 16 s" in made.view(6.0, NOW_MS).notices[0]
+    made.take(QueueOpened(Q), 8.0)
+    assert made.view(8.0, NOW_MS).notices == ()
+
+
+def test_a_limit_at_work_is_a_notice_while_it_holds() -> None:
+    made = board(LimitChanged(500.0, "--credits 50%"))
+    assert made.view(0.0, NOW_MS).notices == ("limited to 500 messages/s by --credits 50%",)
+    made.take(LimitChanged(None, None), 1.0)
+    assert made.view(1.0, NOW_MS).notices == ()
+
+
+def test_dead_letters_have_destination_and_reason_and_a_row_even_if_nothing_was_sent_there() -> None:
+    dead = [DeadLettered(Q, number, "m", "DestinationNotFound", "'Gone' does not exist", "Gone") for number in (1, 2)]
+    assert destination(*dead) == DestinationRow(
+        "Gone", dead_letters=2, dead_reason="DestinationNotFound: 'Gone' does not exist"
+    )
+    assert destination(*dead).note == "2 dead-lettered: DestinationNotFound: 'Gone' does not exist"
+    assert destination(DeadLettered(Q, 1, "m", "Invalid", "no path")).destination == OTHER_DESTINATIONS
+
+
+def test_invalid_paths_of_poison_messages_do_not_fill_the_memory() -> None:
+    made = board(*(DeadLettered(Q, at, "m", "Invalid", "why", f"path-{at}") for at in range(2 * MAX_DESTINATIONS)))
+    assert len(made.view(0.0, NOW_MS).destinations) == MAX_DESTINATIONS + 1
+
+
+def test_an_empty_board_names_what_it_waits_for() -> None:
+    made = Board(0.0, "connecting to contoso")
+    assert made.view(1.0, NOW_MS).notices == ("connecting to contoso",)
+    made.take(QueuesFound((Q,), (), managed=True), 2.0)
+    assert made.view(2.0, NOW_MS).notices == ()
 
 
 def test_the_next_try_comes_nearer() -> None:

@@ -19,6 +19,7 @@ from sbpair.move.events import (
     DestinationBackingOff,
     DestinationProgress,
     DestinationRecovered,
+    LimitChanged,
     QueueBlocked,
     QueueDepths,
     QueueDone,
@@ -64,6 +65,7 @@ def names(found: list[Any]) -> list[str]:
                 "reason": "why\x1b\n",
                 "retry_seconds": None,
                 "away_since_ms": None,
+                "side": None,
             },
         ),
         (
@@ -97,12 +99,12 @@ def test_every_event_is_either_a_line_or_part_of_one() -> None:
         QueueDepths("q", 9),
         DestinationProgress("d", 2, 1),
     ]
-    quiet = [*figures, DeadLettered("q", 7, "m7", "NoPath", "there is none")]
-    assert taken(lines, *quiet) == []
+    assert taken(lines, *figures) == []
     printed = [QueueOpened("q"), QueueDone("q"), QueueFailed("q", "x", 1.0), QueueBlocked("q", ("d",))]
     printed += [RESTS, DestinationRecovered("q", "down"), QueuesFound(("q",), (), managed=False)]
+    printed += [DeadLettered("q", 7, "m7", "NoPath", "there is none"), LimitChanged(500.0, "--rate")]
     assert len(taken(lines, *printed)) == len(printed)
-    assert {type(each) for each in (*quiet, *printed)} == set(get_args(SyphonEvent))
+    assert {type(each) for each in (*figures, *printed)} == set(get_args(SyphonEvent))
 
 
 def test_progress_lines_are_periodic_and_only_for_changed_counts() -> None:
@@ -138,6 +140,7 @@ def test_progress_lines_are_periodic_and_only_for_changed_counts() -> None:
         "per_second": 0.1,
         "waiting": 1,
         "backing_off": None,
+        "dead_lettered": 0,
     }
     assert lines.tick(2 * PROGRESS_SECONDS, NOW_MS) == []
     taken(lines, QueueProgress("q", 6, 3, 3, None, 3))
@@ -147,10 +150,13 @@ def test_progress_lines_are_periodic_and_only_for_changed_counts() -> None:
 
 def test_dead_letters_of_a_kind_are_one_line_with_the_first_of_them() -> None:
     lines = EventLines(0.0)
-    for number in range(1_000):
-        assert taken(lines, DeadLettered("q", number, f"m{number}", "NoPath", "there is none")) == []
-    taken(lines, DeadLettered("q", 1, "n", "Expired", "too late"))
-    first, second, _queue = lines.tick(PROGRESS_SECONDS, NOW_MS)
+    [first] = taken(lines, DeadLettered("q", 0, "m0", "NoPath", "there is none", "gone"))
+    for number in range(1, 1_000):
+        assert taken(lines, DeadLettered("q", number, f"m{number}", "NoPath", "there is none", "gone")) == []
+    [other] = taken(lines, DeadLettered("q", 1, "n", "Expired", "too late", "gone"))
+    more, _queue, destination = lines.tick(PROGRESS_SECONDS, NOW_MS)
+    assert (other["message_id"], other["messages"]) == ("n", 1)
+    assert (more["message_id"], more["messages"], destination["dead_lettered"]) == ("m1", 999, 1_001)
     assert first == {
         **HEAD,
         "level": "warning",
@@ -160,9 +166,9 @@ def test_dead_letters_of_a_kind_are_one_line_with_the_first_of_them() -> None:
         "message_id": "m0",
         "reason": "NoPath",
         "description": "there is none",
-        "messages": 1_000,
+        "destination": "gone",
+        "messages": 1,
     }
-    assert (second["message_id"], second["messages"]) == ("n", 1)
     assert lines.tick(2 * PROGRESS_SECONDS, NOW_MS) == []
 
 

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sbpair.cli.progress.boards import BoardView, DestinationRow, QueueRow
-from sbpair.cli.progress.live_table import draw_board, fit, number, rate
+from sbpair.cli.progress.boards import BoardView, DestinationRow, PhaseRow, PhaseView, QueueRow
+from sbpair.cli.progress.live_table import WIDE, cut, draw_board, draw_phase, fit, number, rate
 
 DRAWINGS = Path(__file__).parent / "drawings"
 PATH = "contoso/x-servicebus-transfer/"
 WHY = "link to 'billing/\x1b[31minvoices': The messaging entity is not available. Please retry the operation."
+MISSING = "DestinationNotFound: queue or topic 'fulfilment/customers/europe/orders-completed' does not exist"
 
 SOME = BoardView(
     (
@@ -37,6 +38,19 @@ SOME = BoardView(
     ),
     754.0,
 )
+AWAY = BoardView(
+    tuple(QueueRow(f"{PATH}{each}", None, True, 120, 110, note="waiting for the secondary") for each in range(10)),
+    (
+        DestinationRow("orders", 1_100),
+        DestinationRow("fulfilment/customers/europe/orders-completed", 0, dead_letters=628, dead_reason=MISSING),
+    ),
+    61.0,
+    (
+        "secondary unreachable since 18:01:07Z, next try in 17 s: connection refused 127.0.0.1:5671",
+        "limited to 500 messages/s by --credits 50%",
+    ),
+)
+START = BoardView((), (), 3.0, ("connecting to contoso-dr and contoso",))
 UNCOUNTED = BoardView((QueueRow(f"{PATH}0", None, True, 3, 2, 0.3, 4.0, 1), QueueRow(f"{PATH}1", idle=True)), (), 8.0)
 MANY = BoardView(
     tuple(
@@ -45,14 +59,25 @@ MANY = BoardView(
     tuple(DestinationRow(f"d{each}", each, backing_off="why" if each == 3 else "") for each in range(50)),
     1.0,
 )
-CASES = {
-    "wide": (SOME, 140, 30),
-    "eighty": (SOME, 80, 24),
-    "sixty": (SOME, 60, 24),
+REPLAY = PhaseView(
+    "send",
+    "DESTINATION",
+    (
+        PhaseRow("billing/customers/europe/north/invoices-of-the-year-before-the-last-one", 12_345, 20_000, 1_234.5),
+        PhaseRow("orders", 1_234_567, 2_345_678, 2_345.6),
+        PhaseRow("shipments", 7, None, 0.0),
+    ),
+    125.0,
+)
+SIZES = ((80, 24), (100, 30), (160, 50), (40, 10))
+CASES: dict[str, tuple[BoardView | PhaseView, int, int]] = {
+    **{f"syphon-{w}x{h}": (SOME, w, h) for w, h in SIZES},
+    **{f"away-{w}x{h}": (AWAY, w, h) for w, h in SIZES},
+    **{f"replay-{w}x{h}": (REPLAY, w, h) for w, h in SIZES},
     "low": (SOME, 80, 10),
     "uncounted": (UNCOUNTED, 80, 24),
     "many": (MANY, 80, 24),
-    "nothing": (BoardView((), (), 0.0), 80, 24),
+    "start": (START, 80, 24),
 }
 
 
@@ -60,7 +85,7 @@ def drawn(name: str) -> str:
     view, width, lines = CASES[name]
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(draw_board(view, width, lines))
+        console.print(draw_board(view, width, lines) if isinstance(view, BoardView) else draw_phase(view, width, lines))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
@@ -112,6 +137,24 @@ def test_whatever_there_is_fits_and_every_queue_is_shown_or_folded(
     assert height <= lines
     if any(each.idle for each in shown.queues):
         assert not shown.folded  # nothing idle stands where something else would have
+
+
+def test_a_name_is_cut_in_its_middle() -> None:
+    assert [cut("orders-completed", width) for width in (16, 15, 9, 2, 1)] == [
+        *("orders-completed", "orders-…mpleted", "orde…eted", "…d", "…")
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+@pytest.mark.parametrize("view", [SOME, AWAY, REPLAY], ids=["syphon", "away", "replay"])
+def test_figures_are_whole_at_every_width(view: BoardView | PhaseView, width: int) -> None:
+    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(draw_board(view, width, 50) if isinstance(view, BoardView) else draw_phase(view, width, 50))
+    total = next(line for line in captured.get().splitlines() if line.startswith("total"))
+    figure = number(view.total.sent if isinstance(view, BoardView) else view.total.done, wide=width >= WIDE)
+    assert figure in total.split()
+    assert rate(view.total.per_second) in total
 
 
 @pytest.mark.parametrize(

@@ -128,4 +128,4 @@ def test_elsewhere_there_are_lines_of_json_where_something_has_changed(printed: 
 
 def test_in_words_a_phase_is_a_line(printed: Any) -> None:
     lines = printed(ReplayProgress, LogFormat.TEXT)
-    assert lines == ["run r1: checking", "draining", "drain: 4 of 10 messages, 0 a second"]
+    assert lines == ["run r1: checking", "draining", "drain: 4 of 10 messages, 8 a second"]

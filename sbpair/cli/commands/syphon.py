@@ -11,7 +11,7 @@ from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
 from sbpair.cli.options.moves import Credits, LeaseQueue, NoLease, Rate, TimeToLive, Ttl, check_lease, limits_of
-from sbpair.cli.options.values import selected_profile
+from sbpair.cli.options.values import seconds_of, selected_profile
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns
@@ -65,6 +65,9 @@ def command(
     allow_missing: Annotated[bool, option("--allow-missing", "Dead-letter every message of missing destinations")] = (
         False
     ),
+    progress_interval: Annotated[
+        str, option("--progress-interval DURATION", "Time between lines of progress, where there is no live table")
+    ] = "30s",
     connection: PairSelection,
     display: Display,
 ) -> int:
@@ -91,6 +94,7 @@ def command(
     check_lease(lease, no_lease=no_lease)
     if lease is not None and dry_run:
         raise UsageError("--lease goes with --once and --watch only", hint="a dry run needs no lock")
+    interval = seconds_of("--progress-interval", progress_interval, minimum=1, limit=86_400)
     move_limits = limits_of(rate, share, ttl)
     found = selected_profile(connection, screen, count=count, state=state)
     if dry_run:
@@ -99,7 +103,7 @@ def command(
     from sbpair.syphon import runner
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
-        with move_progress(screen, watch=watch) as shown:
+        with move_progress(screen, found.pair, interval) as shown:
             return await runner.run(
                 found.pair,
                 once=once,
@@ -140,6 +144,7 @@ def _document(result: "runner.SyphonResult", mode: str) -> dict[str, object]:
         "remaining": result.remaining and asdict(result.remaining),
         "missing_destinations": list(map(asdict, result.missing)),
         "next_commands": list(_next_commands(result, mode).values()),
+        "limit": None if result.limit is None else {**result.limit._asdict()},
     }
 
 
@@ -151,6 +156,8 @@ def _table(result: "runner.SyphonResult", mode: str) -> Iterator[str]:
         + [(bucket.replace("_", " "), number) for bucket, number in counted.items()]
     )
     yield from breakdown(receipt.document())
+    if result.limit is not None:
+        yield str(result.limit)
     yield from _named("dead-lettered", receipt.dead_letters)
     yield from _named("possible duplicates", receipt.doubtful)
     if not receipt.balanced:

@@ -2,14 +2,17 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from sbpair.cli.logs import utc
 from sbpair.move.events import (
     DeadLettered,
     DestinationBackingOff,
     DestinationProgress,
     DestinationRecovered,
+    LimitChanged,
     QueueBlocked,
     QueueDepths,
     QueueDone,
@@ -19,6 +22,7 @@ from sbpair.move.events import (
     QueuesFound,
     SyphonEvent,
 )
+from sbpair.move.rate_limit import Limit
 
 if TYPE_CHECKING:
     from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
@@ -31,6 +35,9 @@ RATE_SECONDS = 10.0
 
 STEP_SECONDS = 0.5
 """Time between samples of a counter; also the minimum time span of a rate."""
+
+MAX_DESTINATIONS = 1_000
+OTHER_DESTINATIONS = "(others)"
 
 MAX_ETA_SECONDS = 99 * 86_400.0
 """Estimates beyond this are not shown."""
@@ -62,7 +69,10 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class DestinationRow:
-    """One destination. `backing_off` is why it is unavailable, `retry_seconds` the time until the next attempt."""
+    """One destination. `backing_off` is why it is unavailable, `retry_seconds` the time until the next attempt.
+
+    `dead_letters` of its messages were dead-lettered, the last one for `dead_reason`.
+    """
 
     destination: str
     sent: int = 0
@@ -70,21 +80,24 @@ class DestinationRow:
     waiting: int = 0
     backing_off: str = ""
     retry_seconds: float = 0.0
+    dead_letters: int = 0
+    dead_reason: str = ""
 
     @property
     def note(self) -> str:
-        if not self.backing_off:
-            return ""
-        return f"retrying in {math.ceil(self.retry_seconds)} s, {self.waiting} waiting: {self.backing_off}"
+        dead = f"{self.dead_letters} dead-lettered: {self.dead_reason}" if self.dead_letters else ""
+        retry = f"retrying in {math.ceil(self.retry_seconds)} s, {self.waiting} waiting: {self.backing_off}"
+        return "; ".join(filter(None, (retry if self.backing_off else "", dead)))
 
 
 @dataclass(frozen=True, slots=True)
 class BoardView:
-    """The rows at a moment, `seconds` after the start."""
+    """The rows at a moment, `seconds` after the start. `notices` concern the run as a whole."""
 
     queues: tuple[QueueRow, ...]
     destinations: tuple[DestinationRow, ...]
     seconds: float
+    notices: tuple[str, ...] = ()
 
     @property
     def total(self) -> QueueRow:
@@ -110,7 +123,7 @@ class RateMeter:
 
 @dataclass
 class _QueueState:
-    """A queue. `counted` is (its messages, how many had left it by then)."""
+    """A queue. `counted` is (its messages, how many had left it by then). `failed` is (event, time of the retry)."""
 
     at: QueueProgress
     meter: RateMeter
@@ -119,7 +132,7 @@ class _QueueState:
     opened: bool = False
     done: bool = False
     blocked: tuple[tuple[str, ...], int] | None = None
-    failed: tuple[str, float | None] | None = None
+    failed: tuple[QueueFailed, float | None] | None = None
     backing_off: set[str] = field(default_factory=set)
     dead_letters: int = 0
 
@@ -132,13 +145,18 @@ class _DestinationState:
     meter: RateMeter
     backing_off: dict[str, tuple[str, float]] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
+    dead_letters: int = 0
+    dead_reason: str = ""
 
 
 class Board:
-    """The state of a run. `now` is in seconds of a monotonic clock."""
+    """The state of a run. `now` is in seconds of a monotonic clock. `start` is what it waits for at first."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, start: str = "") -> None:
         self._started = now
+        self._start = start
+        self._limit: Limit | None = None
+        self._away: dict[str, tuple[float, QueueFailed]] = {}
         self._queues: dict[str, _QueueState] = {}
         self._destinations: dict[str, _DestinationState] = {}
 
@@ -155,14 +173,10 @@ class Board:
                 state.counted, state.oldest_ms = (messages, state.at.gone), oldest_ms
             case DestinationProgress(destination):
                 self._destination(destination).at = event
-            case DestinationBackingOff(queue, destination, reason, seconds, waiting):
-                self._queue(queue).backing_off.add(destination)
-                found = self._destination(destination)
-                found.backing_off[queue], found.waiting[queue] = (reason, now + seconds), waiting
-            case DestinationRecovered(queue, destination):
-                self._back(queue, destination)
-            case DeadLettered(queue):
-                self._queue(queue).dead_letters += 1
+            case DestinationBackingOff() | DestinationRecovered() | DeadLettered():
+                self._trouble(event, now)
+            case LimitChanged(per_second, by):
+                self._limit = None if per_second is None or by is None else Limit(per_second, by)
             case QueueOpened() | QueueBlocked() | QueueDone() | QueueFailed():
                 self._turn(self._queue(event.queue), event, now)
 
@@ -172,7 +186,23 @@ class Board:
             tuple(self._queue_row(self._queues[name], now, now_ms) for name in sorted(self._queues, key=natural_key)),
             tuple(_destination_row(self._destinations[name], now) for name in sorted(self._destinations)),
             now - self._started,
+            tuple(self._notices(now, now_ms)),
         )
+
+    def _notices(self, now: float, now_ms: int) -> Iterator[str]:
+        if not self._queues and self._start:
+            yield self._start
+        for side, (since, last) in self._away.items():
+            since_ms = last.away_since_ms or now_ms - 1000 * (now - since)
+            if last.away_since_ms is not None:
+                retry = ", trying each second"
+            else:
+                failed = [state.failed for state in self._queues.values() if state.failed is not None]
+                tries = [at for event, at in failed if event.side == side and at is not None]
+                retry = f", next try in {math.ceil(max(0.0, min(tries) - now))} s" if tries else ""
+            yield f"{side} unreachable since {utc(since_ms / 1000)[11:]}{retry}: {last.reason}"
+        if self._limit is not None:
+            yield str(self._limit)
 
     # Events
 
@@ -187,12 +217,31 @@ class Board:
             self._destinations[key] = _DestinationState(DestinationProgress(path, 0, 0), RateMeter(self._started))
         return self._destinations[key]
 
+    def _dead_lettered(self, event: DeadLettered) -> None:
+        self._queue(event.queue).dead_letters += 1
+        path = event.destination or OTHER_DESTINATIONS
+        if path.lower() not in self._destinations and len(self._destinations) >= MAX_DESTINATIONS:
+            path = OTHER_DESTINATIONS  # the paths come from the messages, and may be as many
+        found = self._destination(path)
+        found.dead_letters, found.dead_reason = found.dead_letters + 1, f"{event.reason}: {event.description}"
+
     def _progress(self, state: _QueueState, at: QueueProgress) -> None:
         if state.blocked is not None and at.received > state.blocked[1]:
             state.blocked = None
         if at.remaining is not None:
             state.counted = at.remaining, at.gone
         state.at = at
+
+    def _trouble(self, event: DestinationBackingOff | DestinationRecovered | DeadLettered, now: float) -> None:
+        match event:
+            case DestinationBackingOff(queue, destination, reason, seconds, waiting):
+                self._queue(queue).backing_off.add(destination)
+                found = self._destination(destination)
+                found.backing_off[queue], found.waiting[queue] = (reason, now + seconds), waiting
+            case DestinationRecovered(queue, destination):
+                self._back(queue, destination)
+            case DeadLettered():
+                self._dead_lettered(event)
 
     def _back(self, queue: str, destination: str) -> None:
         self._queue(queue).backing_off.discard(destination)
@@ -207,10 +256,17 @@ class Board:
             case QueueBlocked(_queue, destinations):
                 state.blocked = destinations, state.at.received
                 return
-            case QueueFailed(_queue, reason, retry_seconds):
-                state.failed = reason, None if retry_seconds is None else now + retry_seconds
+            case QueueFailed(_queue, _reason, retry_seconds, _since_ms, side):
+                state.failed = event, None if retry_seconds is None else now + retry_seconds
+                if side is not None:
+                    since, _ = self._away.get(side, (now, event))
+                    self._away[side] = since, event
+                if side != "primary":
+                    state.counted = None  # the backlog may have changed, or be gone
             case _:
                 state.failed = None
+                if isinstance(event, QueueOpened):
+                    self._away.clear()  # it has connections to both
         state.opened, state.done, state.blocked = True, isinstance(event, QueueDone), None
         # The queue holds its messages again, and no destination waits for them.
         at = state.at
@@ -242,10 +298,12 @@ class Board:
 
 def _note(state: _QueueState, now: float) -> str:
     if state.failed is not None:
-        reason, again = state.failed
+        event, again = state.failed
         if again is None:
-            return f"failed: {reason}"
-        return f"next try in {math.ceil(max(0.0, again - now))} s: {reason}"
+            return f"failed: {event.reason}"
+        if event.side is not None:
+            return f"waiting for the {event.side}"  # a notice names the reason once
+        return f"next try in {math.ceil(max(0.0, again - now))} s: {event.reason}"
     if state.blocked is not None:
         return f"blocked by {', '.join(state.blocked[0])}"
     if state.backing_off:
@@ -267,12 +325,13 @@ def _left(state: _QueueState) -> tuple[int | None, bool]:
 
 def _destination_row(found: _DestinationState, now: float) -> DestinationRow:
     at = found.at
-    rate = found.meter.rate(now, at.sent)
+    rate, dead = found.meter.rate(now, at.sent), (found.dead_letters, found.dead_reason)
+    row = DestinationRow(at.destination, at.sent, rate, at.waiting, "", 0.0, *dead)
     if not found.backing_off:
-        return DestinationRow(at.destination, at.sent, rate, at.waiting)
+        return row
     reason, until = min(found.backing_off.values(), key=lambda each: each[1])
     waiting = at.waiting or sum(found.waiting.values())
-    return DestinationRow(at.destination, at.sent, rate, waiting, reason, max(0.0, until - now))
+    return replace(row, waiting=waiting, backing_off=reason, retry_seconds=max(0.0, until - now))
 
 
 def time_left(remaining: int, per_second: float) -> float | None:
@@ -348,11 +407,12 @@ class PhaseBoard:
         self._whole: dict[str, dict[str, int]] = {}
         self._done: dict[str, int] = {}
         self._meters: dict[str, tuple[RateMeter, int]] = {}
+        self._sampled = False
 
     def begin(self, phase: "ReplayPhase", now: float) -> None:
         if phase.name not in (self._phase, "stop"):
             self._phase, self._since = phase.name, now
-            self._done, self._meters = {}, {}
+            self._done, self._meters, self._sampled = {}, {}, False
 
     def expect(self, expected: "Expected") -> None:
         self._whole[expected.phase] = expected.by
@@ -363,8 +423,8 @@ class PhaseBoard:
             return
         for name, done in progress.by.items():
             if name not in self._meters:
-                self._meters[name] = RateMeter(self._since if self._done else now), 0 if self._done else done
-        self._done = progress.by
+                self._meters[name] = RateMeter(self._since if self._sampled else now), 0 if self._sampled else done
+        self._done, self._sampled = progress.by, True
 
     def view(self, now: float) -> PhaseView:
         whole = self._whole.get(self._phase, {})

@@ -1,13 +1,13 @@
 """Events of a mover as lines of JSON: each change, and the progress at intervals.
 
 Invariant: a run of many days does not fill a disk. No line is written for a single message. Progress is written after a
-change, at most every PROGRESS_SECONDS; repeated events are written once. All other lines are limited to one a second,
+change, at most once an interval; repeated events are written once. All other lines are limited to one a second,
 with bursts of BURST. Dropped lines are counted.
 """
 
 import re
 from dataclasses import asdict
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.cli.progress.boards import Board, DestinationRow, QueueRow
 from sbpair.cli.progress.reporting import event_line
@@ -17,34 +17,75 @@ from sbpair.move.events import (
     DestinationBackingOff,
     DestinationProgress,
     DestinationRecovered,
+    LimitChanged,
     QueueDepths,
     QueueFailed,
     QueueOpened,
     QueueProgress,
+    QueuesFound,
     SyphonEvent,
 )
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Pair
 
 Value = TypeVar("Value")
 
 SCHEMA = "sbpair/syphon-event/1"
 PROGRESS_SECONDS = 30.0
+FIRST_SECONDS = 2.0
+"""How long after the queues are found the first progress is written: by then they are counted."""
+
+MAX_KINDS = 1_000
 BURST = 200
 WARNINGS = ("queue-failed", "queue-blocked", "destination-backing-off", "dead-lettered", "events-dropped")
+
+
+class DeadLetterCounts:
+    """Counts of dead letters by destination and reason since the last `take`."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str]] = set()
+        self._since: dict[tuple[str, str], tuple[DeadLettered, int]] = {}
+
+    def add(self, event: DeadLettered) -> bool:
+        """Count an event. Return True for the first of its kind, which is to be reported now and is not counted."""
+        # The destination comes from the message: there may be as many as messages.
+        kind = (event.destination or "" if len(self._known) < MAX_KINDS else "", event.reason)
+        if kind not in self._known:
+            self._known.add(kind)
+            return True
+        first, count = self._since.get(kind, (event, 0))
+        self._since[kind] = first, count + 1
+        return False
+
+    def take(self) -> list[tuple[DeadLettered, int]]:
+        """Return the first event of each kind since the last time, and how many there were."""
+        found = list(self._since.values())
+        self._since.clear()
+        return found
 
 
 class EventLines:
     """Turns events into lines, which the caller writes. `now` is in seconds of a monotonic clock."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, interval: float = PROGRESS_SECONDS) -> None:
+        self._interval = interval
         self._board = Board(now)
         self._allowance, self._at = float(BURST), now
         self._dropped = 0
         self._backing_off: dict[str, str] = {}
         self._failing: dict[str, str] = {}
-        self._dead: dict[tuple[str, str], tuple[int, DeadLettered]] = {}
+        self._dead = DeadLetterCounts()
+        self._limited_by: str | None = None
         self._queues: dict[str, tuple[object, ...]] = {}
         self._destinations: dict[str, tuple[object, ...]] = {}
-        self._next = now + PROGRESS_SECONDS
+        self._next = now + interval
+
+    def connecting(self, pair: "Pair", now_ms: int) -> Document:
+        """Return the first line."""
+        names = {"primary": pair.primary.name, "secondary": pair.secondary.name}
+        return {**_head("connecting", now_ms), **names}
 
     def take(self, event: SyphonEvent, now: float, now_ms: int) -> list[Document]:
         """Return the lines of one event."""
@@ -52,10 +93,12 @@ class EventLines:
         match event:
             case QueueProgress() | QueueDepths() | DestinationProgress():
                 return []
-            case DeadLettered(queue, _number, _id, reason):
-                count, first = self._dead.get((queue, reason), (0, event))
-                self._dead[queue, reason] = count + 1, first
-                return []
+            case DeadLettered():
+                lines = [_dead_lettered(event, 1, now_ms)] if self._dead.add(event) else []
+                return self._allowed(lines, now, now_ms)
+            case QueuesFound():
+                self._next = min(self._next, now + FIRST_SECONDS)
+                return self._allowed([line(event, now_ms)], now, now_ms)
             case _:
                 return self._allowed([line(event, now_ms)], now, now_ms) if self._is_news(event) else []
 
@@ -63,17 +106,16 @@ class EventLines:
         """Return the lines that are due, or at the end all pending ones."""
         if now < self._next and not last:
             return []
-        self._next = now + PROGRESS_SECONDS
+        self._next = now + self._interval
         view = self._board.view(now, now_ms)
-        dead: list[Document] = [{**line(first, now_ms), "messages": count} for count, first in self._dead.values()]
-        self._dead.clear()
+        dead = [_dead_lettered(first, count, now_ms) for first, count in self._dead.take()]
         return [
             *self._allowed(dead, now, now_ms),
             *(_queue(row, now_ms) for row in view.queues if _changed(self._queues, row.queue, _figures(row))),
             *(
                 _destination(row, now_ms)
                 for row in view.destinations
-                if _changed(self._destinations, row.destination, (row.sent, row.waiting))
+                if _changed(self._destinations, row.destination, (row.sent, row.waiting, row.dead_letters))
             ),
         ]
 
@@ -87,6 +129,10 @@ class EventLines:
                 return _changed(self._failing, queue, reason) or retry_seconds is None
             case QueueOpened(queue):
                 self._failing.pop(queue, None)
+            case LimitChanged(_per_second, by):
+                # After throttling the limit grows all the time.
+                before, self._limited_by = self._limited_by, by
+                return before != by
         return True
 
     def _allowed(self, lines: list[Document], now: float, now_ms: int) -> list[Document]:
@@ -104,6 +150,10 @@ def line(event: SyphonEvent, now_ms: int) -> Document:
     """Return one event as JSON: its name and its fields."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(event).__name__).lower()
     return _head(name, now_ms) | asdict(event)
+
+
+def _dead_lettered(event: DeadLettered, messages: int, now_ms: int) -> Document:
+    return {**line(event, now_ms), "messages": messages}
 
 
 def _head(name: str, now_ms: int) -> dict[str, object]:
@@ -131,6 +181,7 @@ def _destination(row: DestinationRow, now_ms: int) -> Document:
         "per_second": round(row.per_second, 1),
         "waiting": row.waiting,
         "backing_off": row.backing_off or None,
+        "dead_lettered": row.dead_letters,
     }
 
 

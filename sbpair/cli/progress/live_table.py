@@ -4,14 +4,16 @@ A thread of its own draws it: a terminal that is paused (Ctrl-S) does not delay 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Generic, TypeVar
 
 from rich import live as rich_live
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -19,14 +21,17 @@ from sbpair.cli.progress.boards import BoardView, DestinationRow, PhaseRow, Phas
 from sbpair.cli.render.screen import clean, spoken
 
 REFRESH_SECONDS = 0.5
-WIDE = 120
-"""From this width, whole paths and whole numbers fit."""
+NARROW, WIDE = 60, 120
+"""From WIDE on, whole paths and whole numbers fit; below NARROW, no notes behind the figures."""
 
 MIN_LINES = 6
 """Below this height, only the queues fit."""
 
 CLOSE_SECONDS = 2.0
-BAR_WIDTH, BAR_WIDTH_WIDE = 16, 32
+BAR_WIDTH, BAR_WIDTH_WIDE, MIN_BAR = 16, 32, 4
+GAP, MIN_NAME, MIN_NOTE, MIN_WITH_BAR = 2, 9, 12, 40
+MAX_NOTICE_LINES = 3
+BACKLOG = "/x-servicebus-transfer/"
 
 Row = TypeVar("Row", QueueRow, DestinationRow, PhaseRow)
 Seen = TypeVar("Seen")
@@ -62,7 +67,7 @@ def fit(view: BoardView, lines: int) -> FittingRows:
 
 
 def _by_trouble(row: DestinationRow) -> tuple[float, ...]:
-    return not row.backing_off, -row.per_second, -row.sent
+    return not row.note, -row.per_second, -row.sent
 
 
 def _by_note(row: QueueRow) -> tuple[float, ...]:
@@ -77,84 +82,148 @@ def _foremost(rows: tuple[Row, ...], limit: int, key: Callable[[Row], tuple[floa
 
 def draw_board(view: BoardView, width: int, lines: int) -> RenderableType:
     """Return a view as a drawing."""
-    shown, wide = fit(view, lines), width >= WIDE
-    parts: list[RenderableType] = [_queues(view, shown, wide=wide)]
-    if shown.destinations or shown.more_destinations:
-        parts += [Text(), _destinations(shown, wide=wide)]
+    wide = width >= WIDE
+    notices = [*view.notices, *(_noted(view) if width < NARROW else ())]
+    notices = [line for each in notices for line in wrap(clean(each), width)[:MAX_NOTICE_LINES]]
+    notices = notices[: max(0, lines - MIN_LINES)]
+    parts: list[RenderableType] = []
+    if view.queues:
+        shown = fit(view, lines - len(notices))
+        parts.append(_queues(view, shown, width, wide=wide))
+        if shown.destinations or shown.more_destinations:
+            parts += [Text(), _destinations(shown, width, wide=wide)]
+    parts += [Text(each, "yellow") for each in notices]
     # The terminal echoes Ctrl-C behind this line, so it is short.
     parts.append(Text(f"running {spoken(view.seconds)} - Ctrl-C to stop", "dim"))
     return Group(*parts)
 
 
-def _queues(view: BoardView, shown: FittingRows, *, wide: bool) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), expand=True, pad_edge=False)
-    table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", min_width=5)
-    _add_figures(table, "LEFT", "RECEIVED" if wide else "RECVD", "SENT", "MSG/S", "ETA", "OLDEST", "HELD")
-    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-    for row in shown.queues:
-        table.add_row(*_cells(row, wide=wide), style="dim" if row.idle else None)
+def _noted(view: BoardView) -> list[str]:
+    """Return the foremost notes, for tables without room for them."""
+    rows = [(row.destination, row.note) for row in sorted(view.destinations, key=_by_trouble)]
+    rows += [(_short(row.queue), row.note) for row in sorted(view.queues, key=_by_note) if not row.idle]
+    return [f"{name}: {note}" for name, note in rows if note][:1]
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A name, figures, and a note, as text. `bar` is the share that is done."""
+
+    name: str
+    figures: tuple[str, ...]
+    note: Text = field(default_factory=Text)
+    style: str | None = None
+    bar: float | None = None
+
+
+def _table(
+    heading: str, figures: Sequence[str], rows: Sequence[TableRow], width: int, drop: Sequence[str] = (), bar: int = 0
+) -> Table:
+    """Return rows as a table that is no wider than `width`: figures stay, names are cut in the middle.
+
+    Where even short names have no room, the figures of `drop` go. Notes and the bar take the room that is left.
+    """
+    longest = max(len(heading), *(len(row.name) for row in rows))
+    sizes = [max(len(each), *(len(row.figures[at]) for row in rows)) for at, each in enumerate(figures)]
+    kept = list(range(len(figures)))
+    room = width - sum(sizes) - GAP * len(sizes)
+    for at in map(figures.index, drop):
+        if room < min(longest, MIN_NAME):
+            kept.remove(at)
+            room += sizes[at] + GAP
+    noted = any(row.note for row in rows)
+    name_width = max(1, min(longest, room, _name_limit(room, width, noted=noted, bar=bool(bar))))
+    rest = room - name_width - GAP
+    bar = min(bar, rest) if rest >= MIN_BAR else 0
+    noted = noted and rest >= MIN_NOTE
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+    table.add_column(heading, no_wrap=True, overflow="ellipsis", width=name_width)
+    if bar:
+        table.add_column("", width=bar)
+    for at in kept:
+        table.add_column(figures[at], justify="right", no_wrap=True, width=sizes[at])
+    if noted:
+        table.add_column("", no_wrap=True, overflow="ellipsis", width=rest)
+    for row in rows:
+        # Text and not str: what came from a service is not markup.
+        texts = [Text(row.figures[at]) for at in kept]
+        cells = [Text(cut(row.name, name_width)), *([_bar(row)] if bar else ()), *texts, *([row.note] if noted else ())]
+        table.add_row(*cells, style=row.style)
+    return table
+
+
+def _name_limit(room: int, width: int, *, noted: bool, bar: bool) -> int:
+    """Return the width that leaves room for notes, or for a bar."""
+    if noted:
+        return max(MIN_NAME, 2 * width // 5)
+    return room - GAP - BAR_WIDTH if bar and room >= MIN_WITH_BAR else room
+
+
+def _bar(row: TableRow) -> RenderableType:
+    return Text() if row.bar is None else ProgressBar(total=1.0, completed=row.bar)
+
+
+def cut(name: str, width: int) -> str:
+    """Return a name of at most `width` characters, without its middle: beginnings and ends tell names apart."""
+    tail = width // 2
+    return name if len(name) <= width else f"{name[: width - tail - 1]}…{name[len(name) - tail :]}"
+
+
+def _queues(view: BoardView, shown: FittingRows, width: int, *, wide: bool) -> Table:
+    received = "RECEIVED" if wide else "RECVD"
+    figures = ("LEFT", received, "SENT", "MSG/S", "ETA", "OLDEST", "HELD")
+    rows = [_queue_row(row, "dim" if row.idle else None, wide=wide) for row in shown.queues]
     if shown.folded:
         what = "idle" if all(row.idle for row in shown.folded) else "more"
-        table.add_row(*_cells(together(f"+ {len(shown.folded)} {what}", shown.folded), wide=wide), style="dim")
-    table.add_row(*_cells(view.total, wide=wide), style="bold")
-    return table
+        rows.append(_queue_row(together(f"+ {len(shown.folded)} {what}", shown.folded), "dim", wide=wide))
+    rows.append(_queue_row(view.total, "bold", wide=wide))
+    return _table("QUEUE", figures, rows, width, drop=("HELD", "OLDEST", received, "ETA"))
 
 
-def _cells(row: QueueRow, *, wide: bool) -> list[Text]:
+def _queue_row(row: QueueRow, style: str | None, *, wide: bool) -> TableRow:
     left = "" if row.remaining is None else ("" if row.exact else "~") + number(row.remaining, wide=wide)
     ages = ("" if seconds is None else spoken(seconds) for seconds in (row.eta_seconds, row.oldest_seconds))
-    figures = [left, *(number(each, wide=wide) for each in (row.received, row.sent)), rate(row.per_second), *ages]
-    style = "red" if row.note.startswith(("failed", "next try")) else "yellow"
-    # Text and not str: what came from a service is not markup.
-    return [
-        Text(clean(row.queue if wide else _short(row.queue))),
-        *map(Text, figures),
-        Text(str(row.held) if row.held else ""),
-        Text(clean(row.note), "" if row.note.startswith("done") else style),
+    counts = (number(each, wide=wide) for each in (row.received, row.sent))
+    figures = (left, *counts, rate(row.per_second), *ages, str(row.held) if row.held else "")
+    bad = row.note.startswith(("failed", "next try", "waiting for the "))
+    note = Text(clean(row.note), "" if row.note.startswith("done") else "red" if bad else "yellow")
+    return TableRow(clean(row.queue if wide else _short(row.queue)), figures, note, style)
+
+
+def _destinations(shown: FittingRows, width: int, *, wide: bool) -> Table:
+    rows = [
+        TableRow(
+            clean(row.destination),
+            (number(row.sent, wide=wide), rate(row.per_second)),
+            Text(clean(row.note), "red" if row.dead_letters else "yellow"),
+        )
+        for row in shown.destinations
     ]
-
-
-def _destinations(shown: FittingRows, *, wide: bool) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), expand=True, pad_edge=False)
-    table.add_column("DESTINATION", no_wrap=True, overflow="ellipsis", min_width=16, max_width=60 if wide else 28)
-    _add_figures(table, "SENT", "MSG/S")
-    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-    for row in shown.destinations:
-        cells = (row.destination, number(row.sent, wide=wide), rate(row.per_second))
-        table.add_row(*(Text(clean(cell)) for cell in cells), Text(clean(row.note), "yellow"))
     if shown.more_destinations:
-        table.add_row(f"+ {shown.more_destinations} more", style="dim")
-    return table
-
-
-def _add_figures(table: Table, *headings: str) -> None:
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        rows.append(TableRow(f"+ {shown.more_destinations} more", ("", ""), style="dim"))
+    return _table("DESTINATION", ("SENT", "MSG/S"), rows, width)
 
 
 def draw_phase(view: PhaseView, width: int, lines: int) -> RenderableType:
     """Return a view as a drawing."""
     parts: list[RenderableType] = []
     if view.rows:
-        parts.append(_phase_rows(view, lines - 3, wide=width >= WIDE))
+        parts.append(_phase_rows(view, lines - 3, width))
     # The terminal echoes Ctrl-C behind this line, so it is short.
     parts.append(Text(f"{view.phase or 'start'} {spoken(view.seconds)} - Ctrl-C to stop", "dim"))
     return Group(*parts)
 
 
-def _phase_rows(view: PhaseView, room: int, *, wide: bool) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(view.heading, no_wrap=True, overflow="ellipsis", min_width=5)
-    table.add_column("", width=BAR_WIDTH_WIDE if wide else BAR_WIDTH)
-    _add_figures(table, "DONE", "OF", "MSG/S", "ETA")
+def _phase_rows(view: PhaseView, room: int, width: int) -> Table:
+    wide = width >= WIDE
     shown = view.rows if len(view.rows) <= room else _foremost(view.rows, room - 1, _by_activity)
-    for row in shown:
-        table.add_row(*_phase_cells(row, wide=wide))
+    rows = [_phase_row(row, None, wide=wide) for row in shown]
     folded = [row for row in view.rows if row not in shown]
     if folded:
-        table.add_row(*_phase_cells(_together(folded), wide=wide), style="dim")
-    table.add_row(*_phase_cells(view.total, wide=wide), style="bold")
-    return table
+        rows.append(_phase_row(_together(folded), "dim", wide=wide))
+    rows.append(_phase_row(view.total, "bold", wide=wide))
+    bar = BAR_WIDTH_WIDE if wide else BAR_WIDTH
+    return _table(view.heading, ("DONE", "OF", "MSG/S", "ETA"), rows, width, drop=("OF",), bar=bar)
 
 
 def _by_activity(row: PhaseRow) -> tuple[float, ...]:
@@ -166,20 +235,18 @@ def _together(rows: list[PhaseRow]) -> PhaseRow:
     return PhaseRow(f"+ {len(rows)} more", total.done, total.whole, total.per_second)
 
 
-def _phase_cells(row: PhaseRow, *, wide: bool) -> list[RenderableType]:
-    # Text and not str: what came from a service is not markup.
-    name = Text(clean(row.name if wide else _short(row.name)))
-    bar: RenderableType = Text()
-    if row.whole is not None:
-        # Messages enqueued after the count may also be drained.
-        bar = ProgressBar(total=row.whole or 1, completed=min(row.done, row.whole) if row.whole else 1)
+def _phase_row(row: PhaseRow, style: str | None, *, wide: bool) -> TableRow:
     whole = "" if row.whole is None else number(row.whole, wide=wide)
     eta = "" if row.eta_seconds is None else spoken(row.eta_seconds)
-    return [name, bar, *map(Text, (number(row.done, wide=wide), whole, rate(row.per_second), eta))]
+    # Messages enqueued after the count may also be drained.
+    bar = None if row.whole is None else min(row.done, row.whole) / row.whole if row.whole else 1.0
+    figures = (number(row.done, wide=wide), whole, rate(row.per_second), eta)
+    return TableRow(clean(row.name if wide else _short(row.name)), figures, style=style, bar=bar)
 
 
 def _short(name: str) -> str:
-    return "…" + name[name.rfind("/") :] if "/x-servicebus-transfer/" in name.lower() else name
+    at = name.lower().find(BACKLOG)
+    return name if at < 0 else "…" + name[at + len(BACKLOG) - 1 :]
 
 
 def number(count: int, *, wide: bool) -> str:
@@ -213,6 +280,7 @@ class LiveTable(Generic[Seen]):
         self._draw = draw
         self._console = Console(stderr=True)
         self._size = self._console.size
+        self._drawn = _Trimmed("")
         self._live = rich_live.Live(
             get_renderable=self._drawing,
             console=self._console,
@@ -245,12 +313,32 @@ class LiveTable(Generic[Seen]):
     def _refresh(self) -> None:
         size = self._console.size
         if size != self._size:
-            # The terminal has rewrapped the old drawing onto an unknown number of lines.
-            self._live.stop()
-            self._console.clear()
-            self._live.start()
             self._size = size
+            # The terminal has wrapped the lines of the old drawing: erase as many as they take now. To clear the whole
+            # screen would put them into the scrollback of some terminals.
+            wrapped = sum(max(1, -(-each // max(1, size.width))) for each in self._drawn.line_widths)
+            self._live._live_render._shape = (size.width, min(wrapped, size.height))
         self._live.refresh()
 
     def _drawing(self) -> RenderableType:
-        return self._draw(self._sample(), self._console.width, self._console.height - 1)
+        self._drawn = _Trimmed(self._draw(self._sample(), self._console.width, self._console.height - 1))
+        return self._drawn
+
+
+class _Trimmed:
+    """A drawing without spaces at the ends of its lines, which a narrower terminal would wrap."""
+
+    def __init__(self, drawing: RenderableType) -> None:
+        self.line_widths: list[int] = []
+        self._drawing = drawing
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.line_widths = []
+        for line in console.render_lines(self._drawing, options, pad=False):
+            while line and not line[-1].text.rstrip():
+                line.pop()
+            if line:
+                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+            self.line_widths.append(Segment.get_line_length(line))
+            yield from line
+            yield Segment.line()

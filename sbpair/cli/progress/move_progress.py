@@ -1,13 +1,15 @@
-"""The progress of a move: a live table, JSON lines, or text for events that need attention."""
+"""The progress of a move: a live table, JSON lines, text lines, or with --quiet only what needs attention."""
 
 import threading
 import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Self
 
 from sbpair.cli.logs import utc
 from sbpair.cli.progress.boards import Board, BoardView
-from sbpair.cli.progress.event_lines import EventLines
+from sbpair.cli.progress.event_lines import DeadLetterCounts, EventLines
 from sbpair.cli.progress.reporting import Progress, choose_form, wall_clock_ms, write_lines
-from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.screen import Document, Screen, plural, spoken
 from sbpair.move.events import (
     DeadLettered,
     DestinationBackingOff,
@@ -19,25 +21,112 @@ from sbpair.move.events import (
     SyphonEvent,
 )
 
+if TYPE_CHECKING:
+    from sbpair.model.pair import Pair
+
 SAMPLE_SECONDS = 30.0
 """Time between counts of a queue for a live view; a count costs as much as ten messages."""
 
 TICK_SECONDS = 1.0
+FIRST_SECONDS = 2.0
+"""How long after the queues are found the first progress is written."""
+
 CLOSE_SECONDS = 2.0
 
 
 class MoveProgress(Progress):
-    """Prints events that need attention. `sample_seconds` is the time between counts of a queue; None for none."""
+    """Prints events that need attention: all that --quiet leaves.
+
+    `sample_seconds` is the time between counts of a queue; None for none. `interval` is the time between reports.
+    """
 
     sample_seconds: float | None = None
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
         super().__init__()
+        self._screen, self._pair, self._interval = screen, pair, interval
+        self._start = f"connecting to {pair.secondary.name} and {pair.primary.name}"
         self._print = EventPrinter(screen)
+        self._lock = threading.Lock()
+        self._due = time.monotonic() + interval
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._ended.set()
+        self._thread.join(CLOSE_SECONDS)
+        self._report(time.monotonic(), last=True)
+        super().__exit__(*details)
 
     def __call__(self, event: SyphonEvent) -> None:
         """Report one event."""
         self._print(event)
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            now = time.monotonic()
+            if now >= self._due:
+                self._due = now + self._interval
+                self._report(now)
+
+    def _report(self, now: float, *, last: bool = False) -> None:  # noqa: ARG002
+        self._print.dead_letters()
+
+
+class TextMoveProgress(MoveProgress):
+    """Prints the state of the whole run at intervals, too."""
+
+    sample_seconds = SAMPLE_SECONDS
+
+    def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
+        super().__init__(screen, pair, interval)
+        self._board = Board(time.monotonic(), self._start)
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        self._screen.say(self._start)
+        return super().__enter__()
+
+    def __call__(self, event: SyphonEvent) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._board.take(event, now)
+        if isinstance(event, QueuesFound):
+            self._screen.say(f"moving {plural(len(event.queues), 'backlog queue')} to {self._pair.primary.name}")
+            self._due = min(self._due, now + FIRST_SECONDS)
+        super().__call__(event)
+
+    def _report(self, now: float, *, last: bool = False) -> None:
+        super()._report(now, last=last)
+        with self._lock:
+            view = self._board.view(now, wall_clock_ms())
+        text = progress_text(view)
+        if not last and text != self._last:
+            self._last = text
+            self._screen.say(text)
+
+
+def progress_text(view: BoardView) -> str:
+    """Return the state of a run in one line."""
+    total, dead = view.total, sum(row.dead_letters for row in view.destinations)
+    parts = [f"{total.sent} sent"]
+    if total.remaining is not None:
+        parts.append(f"{'' if total.exact else '~'}{total.remaining} left")
+    if total.per_second:
+        parts.append(f"{total.per_second:.0f} a second")
+    if total.eta_seconds is not None:
+        parts.append(f"about {spoken(total.eta_seconds)} to go")
+    if dead:
+        parts.append(f"{dead} dead-lettered")
+    away = [row.destination for row in view.destinations if row.backing_off]
+    if away:
+        parts.append(f"{plural(len(away), 'destination')} unavailable")
+    return "; ".join([", ".join(parts), *view.notices])
 
 
 class LiveMoveProgress(MoveProgress):
@@ -45,18 +134,17 @@ class LiveMoveProgress(MoveProgress):
 
     sample_seconds = SAMPLE_SECONDS
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
         from sbpair.cli.progress.live_table import LiveTable, draw_board
 
-        super().__init__(screen)
-        self._board = Board(time.monotonic())
-        self._lock = threading.Lock()  # a thread draws it
+        super().__init__(screen, pair, interval)
+        self._board = Board(time.monotonic(), self._start)
         self._shown = LiveTable(self._view, draw_board)
 
     def __call__(self, event: SyphonEvent) -> None:
-        with self._lock:
+        with self._lock:  # a thread draws it
             self._board.take(event, time.monotonic())
-        self._print(event)
+        super().__call__(event)
 
     def _view(self) -> BoardView:
         with self._lock:
@@ -64,40 +152,35 @@ class LiveMoveProgress(MoveProgress):
 
 
 class JsonMoveProgress(MoveProgress):
-    """Writes JSON lines instead of text."""
+    """Writes JSON lines instead of text; with --quiet, only warnings."""
 
-    sample_seconds = SAMPLE_SECONDS
+    def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
+        super().__init__(screen, pair, interval)
+        self.sample_seconds = None if screen.quiet else SAMPLE_SECONDS
+        self._lines = EventLines(time.monotonic(), interval)
+        self._due = 0.0  # the lines know what is due
 
-    def __init__(self, screen: Screen) -> None:
-        super().__init__(screen)
-        self._screen = screen
-        self._lines = EventLines(time.monotonic())
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
-
-    def __enter__(self) -> "JsonMoveProgress":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self._ended.set()
-        self._thread.join(CLOSE_SECONDS)
-        write_lines(self._screen, self._lines.tick(time.monotonic(), wall_clock_ms(), last=True))
+    def __enter__(self) -> Self:
+        self._write([self._lines.connecting(self._pair, wall_clock_ms())])
+        return super().__enter__()
 
     def __call__(self, event: SyphonEvent) -> None:
         with self._lock:
-            write_lines(self._screen, self._lines.take(event, time.monotonic(), wall_clock_ms()))
+            self._write(self._lines.take(event, time.monotonic(), wall_clock_ms()))
 
-    def _tick(self) -> None:
-        while not self._ended.wait(TICK_SECONDS):
-            with self._lock:
-                write_lines(self._screen, self._lines.tick(time.monotonic(), wall_clock_ms()))
+    def _report(self, now: float, *, last: bool = False) -> None:
+        self._due = 0.0
+        with self._lock:
+            self._write(self._lines.tick(now, wall_clock_ms(), last=last))
+
+    def _write(self, lines: Iterable[Document]) -> None:
+        write_lines(self._screen, (each for each in lines if not self._screen.quiet or each["level"] == "warning"))
 
 
-def move_progress(screen: Screen, *, watch: bool) -> MoveProgress:
-    """Return the progress of a move, in the form that suits stderr; --once has no JSON lines."""
-    return choose_form(screen, LiveMoveProgress, JsonMoveProgress if watch else MoveProgress, MoveProgress)
+def move_progress(screen: Screen, pair: "Pair", interval: float) -> MoveProgress:
+    """Return the progress of a move, in the form that suits stderr."""
+    text = MoveProgress if screen.quiet else TextMoveProgress
+    return choose_form(screen, LiveMoveProgress, JsonMoveProgress, text)(screen, pair, interval)
 
 
 class EventPrinter:
@@ -107,6 +190,8 @@ class EventPrinter:
         self._screen = screen
         self._backing_off: set[str] = set()
         self._failed: set[str] = set()
+        self._dead = DeadLetterCounts()
+        self._lock = threading.Lock()
 
     def __call__(self, event: SyphonEvent) -> None:
         match event:
@@ -115,6 +200,9 @@ class EventPrinter:
                 if retry and away_since_ms is not None:
                     retry = f"; away since {utc(away_since_ms / 1000)}, trying each second"
                 self._once(self._failed, reason, f"{queue}: {reason}{retry}")
+            case QueueFailed(queue, reason, retry_seconds, side):
+                retry = "" if retry_seconds is None else f"; retrying in {retry_seconds:.1f} s"
+                self._once(self._failed, side or reason, f"{f'{side} unreachable' if side else queue}: {reason}{retry}")
             case DestinationBackingOff(_queue, destination, reason, seconds, waiting):
                 text = f"{destination} unavailable, retrying in {seconds:.1f} s ({waiting} waiting): {reason}"
                 self._once(self._backing_off, destination, text)
@@ -123,10 +211,25 @@ class EventPrinter:
                     self._backing_off.discard(destination)
                     self._screen.say(f"{destination} available again")
             case QueueOpened():
+                for side in self._failed & {"primary", "secondary"}:
+                    self._screen.say(f"{side} reachable again")
                 # A failure that comes back is worth another warning.
                 self._failed.clear()
+            case DeadLettered():
+                with self._lock:
+                    first = self._dead.add(event)
+                if first:
+                    self._screen.warn(f"{_of(event)} dead-lettered: {event.reason}: {event.description}")
             case _:
                 print_event(self._screen, event)
+
+    def dead_letters(self) -> None:
+        """Print how many more messages of each kind were dead-lettered since the last time."""
+        with self._lock:
+            due = self._dead.take()
+        for event, count in due:
+            more = f"{plural(count, 'more message')} for {event.destination or 'no destination'}"
+            self._screen.warn(f"{more} dead-lettered: {event.reason}")
 
     def _once(self, printed: set[str], key: str, text: str) -> None:
         if key in printed:
@@ -134,6 +237,10 @@ class EventPrinter:
         else:
             printed.add(key)
             self._screen.warn(text)
+
+
+def _of(event: DeadLettered) -> str:
+    return f"message {event.message_id or event.sequence_number} for {event.destination or 'no destination'}"
 
 
 def print_event(screen: Screen, event: SyphonEvent) -> None:
@@ -145,7 +252,5 @@ def print_event(screen: Screen, event: SyphonEvent) -> None:
                 screen.warn(f"{queue} is beyond the pair's count: no client uses it; it is emptied, too")
         case QueueBlocked(queue, destinations):
             screen.warn(f"{queue} is blocked by {', '.join(destinations)}")
-        case DeadLettered(queue, sequence_number, message_id, reason, description):
-            screen.detail(f"{queue}: {message_id or sequence_number} was dead-lettered: {reason}: {description}")
         case _:
             pass

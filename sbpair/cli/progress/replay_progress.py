@@ -98,4 +98,4 @@ def _fields(view: PhaseView, row: PhaseRow) -> Iterator[tuple[str, object]]:
 
 def replay_progress(screen: Screen) -> ReplayProgress:
     """Return the progress of a replay, in the form that suits stderr."""
-    return choose_form(screen, LiveReplayProgress, JsonReplayProgress, ReplayProgress)
+    return choose_form(screen, LiveReplayProgress, JsonReplayProgress, ReplayProgress)(screen)

@@ -1,14 +1,14 @@
 """The three forms of progress on stderr: a live table on a terminal, JSON lines for a program, or text."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Self, TypeVar
 
 from sbpair.cli.logs import utc
 from sbpair.cli.render.screen import Document, Screen
 
-Reporter = TypeVar("Reporter")
+Form = TypeVar("Form")
 
 
 class Progress:
@@ -37,16 +37,11 @@ def event_line(schema: str, name: str, now_ms: int, *, level: str = "info") -> d
     return {"schema": schema, "time": utc(now_ms / 1000), "level": level, "event": name}
 
 
-def choose_form(
-    screen: Screen,
-    live: Callable[[Screen], Reporter],
-    lines: Callable[[Screen], Reporter],
-    text: Callable[[Screen], Reporter],
-) -> Reporter:
+def choose_form(screen: Screen, live: Form, lines: Form, text: Form) -> Form:
     """Return the form that suits stderr."""
     if screen.animated:
-        return live(screen)
-    return lines(screen) if screen.eventful and not screen.quiet else text(screen)
+        return live
+    return lines if screen.eventful else text
 
 
 def wall_clock_ms() -> int:

@@ -82,6 +82,13 @@ SYPHON = document(
         ),
     ),
     next_commands=array("Commands to go on with", text("One command line")),
+    limit=nullable(
+        record(
+            "The limit that the run waited for longest; null if none slowed it down",
+            per_second=number("Messages a second"),
+            by=text("What sets it", example="--credits 50%"),
+        )
+    ),
 )
 
 _SECONDS_OF_AGE = fields(
@@ -312,7 +319,8 @@ _ETA = nullable(count("Seconds until it is done at this rate; null if unknown"))
 _PER_SECOND = number("Messages a second, over the last 10 s")
 SYPHON_EVENT = forms(
     "sbpair/syphon-event/1",
-    "One line of sbpair syphon --watch, off a terminal or with --log-format json.",
+    "One line of sbpair syphon --once or --watch with --log-format json.",
+    event("connecting", primary=text("Primary namespace"), secondary=text("Secondary namespace")),
     event(
         "progress",
         queue=_QUEUE,
@@ -332,6 +340,7 @@ SYPHON_EVENT = forms(
         per_second=_PER_SECOND,
         waiting=count("Messages that wait for it"),
         backing_off=nullable(text("Why it is unavailable; null if it is not")),
+        dead_lettered=count("Messages for it that were dead-lettered"),
     ),
     event(
         "queues-found",
@@ -349,6 +358,7 @@ SYPHON_EVENT = forms(
         reason=text("Why it failed"),
         retry_seconds=nullable(number("Time until the next attempt; null for none")),
         away_since_ms=nullable(count("When the namespace was lost, in ms since 1970; null if both can be reached")),
+        side=nullable(text("Namespace that cannot be reached, primary or secondary; null for another reason")),
     ),
     event(
         "destination-backing-off",
@@ -368,7 +378,13 @@ SYPHON_EVENT = forms(
         message_id=nullable(text("Message id of the first one")),
         reason=text("Dead-letter reason"),
         description=text("Description of the first one"),
+        destination=nullable(text("Queue or topic of the first one; null if none")),
         messages=count("Messages since the last such line"),
+    ),
+    event(
+        "limit-changed",
+        per_second=nullable(number("Messages a second that the run is limited to; null if no limit slows it down")),
+        by=nullable(text("What sets the limit", example="--credits 50%")),
     ),
     event("events-dropped", "warning", events=count("Lines that were not written")),
 )
@@ -384,7 +400,7 @@ _REPLAY_PROGRESS = fields(
 
 REPLAY_EVENT = forms(
     "sbpair/replay-event/1",
-    "One line of a replay, off a terminal or with --log-format json.",
+    "One line of a replay with --log-format json.",
     event(
         "phase",
         phase=text("Name of the phase"),
