@@ -162,7 +162,7 @@ def test_what_a_lane_had_in_hand_when_it_failed_is_back_in_the_queue() -> None:
     assert (kept.remaining, kept.note) == (8, "waiting for the primary")
 
 
-def test_a_namespace_that_is_away_is_one_notice_until_a_queue_is_open_again() -> None:
+def test_an_unreachable_namespace_is_one_notice_until_a_queue_is_open() -> None:
     other = QueueFailed("q1", "connection refused 127.0.0.1:5671", 17.0, side="primary")
     made = board(QueueOpened(Q), AWAY, now=1.0)
     made.take(other, 5.0)
@@ -182,7 +182,7 @@ def test_a_limit_at_work_is_a_notice_while_it_holds() -> None:
     assert made.view(1.0, NOW_MS).notices == ()
 
 
-def test_dead_letters_have_destination_and_reason_and_a_row_even_if_nothing_was_sent_there() -> None:
+def test_dead_letters_have_a_row_with_destination_and_reason() -> None:
     dead = [DeadLettered(Q, number, "m", "DestinationNotFound", "'Gone' does not exist", "Gone") for number in (1, 2)]
     assert destination(*dead) == DestinationRow(
         "Gone", dead_letters=2, dead_reason="DestinationNotFound: 'Gone' does not exist"

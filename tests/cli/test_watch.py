@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cli.test_runs import open_pair
+from tests.kit.command import untimed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +60,58 @@ async def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: 
         assert receipt["operations"]["sent"] == 3
 
 
-async def test_quiet_and_once_get_no_lines_of_events(tmp_path: Path) -> None:
+async def test_once_writes_text_or_json_off_a_terminal(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
-        assert (await pair.run("syphon", "--once"))[2] == ""
+        _, _, err = await pair.run("syphon", "--once")
+        assert untimed(err).splitlines()[0] == "moving 1 backlog queue to contoso"
+        await pair.strand_more()
+        _, _, err = await pair.run("syphon", "--once", "--log-format", "json")
+        events = [json.loads(line)["event"] for line in err.splitlines()]
+        assert events[:2] == ["queues-found", "queue-opened"]
+        assert {"progress", "destination-progress"} <= {*events}
+
+
+async def test_progress_comes_at_intervals_and_names_a_limit(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(40)
+        words = ("syphon", "--once", "--rate", "10", "--progress-interval", "1s", "--output", "json")
+        code, out, err = await pair.run(*words)
+        lines = untimed(err).splitlines()
+        assert lines[0] == "moving 1 backlog queue to contoso"
+        assert len(lines) >= 3
+        limited = re.compile(r"\d+ sent, ~?\d+ left, .* a second.*; limited to 10 messages/s by --rate")
+        assert any(map(limited.fullmatch, lines))
+        assert (code, json.loads(out)["limit"]) == (0, {"per_second": 10.0, "by": "--rate"})
+
+
+async def test_quiet_leaves_the_warnings_about_dead_letters(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(3)
+        pair.emulator.namespaces["contoso"].delete_queue("orders")
+        _, _, err = await pair.run("syphon", "--once", "--quiet", "--allow-missing")
+        first, more = untimed(err).splitlines()
+        assert first.startswith("warning: message m0 for orders dead-lettered: DestinationNotFound: queue or topic 'or")
+        assert more == "warning: 2 more messages for orders dead-lettered: DestinationNotFound"
+
+
+async def test_a_dumb_terminal_gets_lines(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(3)
+        terminal, end = pty.openpty()
+        process = await pair.start("syphon", "--watch", stderr=end, TERM="dumb")
+        os.close(end)
+        seen = await read_until(terminal, "3 sent")
+        assert "moving 1 backlog queue to contoso\r\n" in seen
+        assert "\x1b" not in seen
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+        os.close(terminal)
+
+
+async def test_quiet_writes_nothing_for_a_watch_without_trouble(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
         process = await pair.start("syphon", "--watch", "--quiet")
         while not (tmp_path / "lease").exists():  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)

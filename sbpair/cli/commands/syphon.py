@@ -66,7 +66,7 @@ def command(
         False
     ),
     progress_interval: Annotated[
-        str, option("--progress-interval DURATION", "Time between lines of progress, where there is no live table")
+        str, option("--progress-interval DURATION", "Time between lines of progress off a terminal", panel="Output")
     ] = "30s",
     connection: PairSelection,
     display: Display,

@@ -87,10 +87,7 @@ class TextMoveProgress(MoveProgress):
         super().__init__(screen, pair, interval)
         self._board = Board(time.monotonic(), self._start)
         self._last = ""
-
-    def __enter__(self) -> Self:
-        self._screen.say(self._start)
-        return super().__enter__()
+        self._due = 0.0  # what it waits for, if it does
 
     def __call__(self, event: SyphonEvent) -> None:
         now = time.monotonic()
@@ -98,7 +95,7 @@ class TextMoveProgress(MoveProgress):
             self._board.take(event, now)
         if isinstance(event, QueuesFound):
             self._screen.say(f"moving {plural(len(event.queues), 'backlog queue')} to {self._pair.primary.name}")
-            self._due = min(self._due, now + FIRST_SECONDS)
+            self._due = now + FIRST_SECONDS
         super().__call__(event)
 
     def _report(self, now: float, *, last: bool = False) -> None:
@@ -114,6 +111,8 @@ class TextMoveProgress(MoveProgress):
 def progress_text(view: BoardView) -> str:
     """Return the state of a run in one line."""
     total, dead = view.total, sum(row.dead_letters for row in view.destinations)
+    if not view.queues:
+        return "; ".join(view.notices)
     parts = [f"{total.sent} sent"]
     if total.remaining is not None:
         parts.append(f"{'' if total.exact else '~'}{total.remaining} left")
@@ -159,18 +158,19 @@ class JsonMoveProgress(MoveProgress):
         self.sample_seconds = None if screen.quiet else SAMPLE_SECONDS
         self._lines = EventLines(time.monotonic(), interval)
         self._due = 0.0  # the lines know what is due
-
-    def __enter__(self) -> Self:
-        self._write([self._lines.connecting(self._pair, wall_clock_ms())])
-        return super().__enter__()
+        self._connecting = True
 
     def __call__(self, event: SyphonEvent) -> None:
+        self._connecting = False
         with self._lock:
             self._write(self._lines.take(event, time.monotonic(), wall_clock_ms()))
 
     def _report(self, now: float, *, last: bool = False) -> None:
         self._due = 0.0
         with self._lock:
+            if self._connecting and not last:
+                self._connecting = False
+                self._write([self._lines.connecting(self._pair, wall_clock_ms())])
             self._write(self._lines.tick(now, wall_clock_ms(), last=last))
 
     def _write(self, lines: Iterable[Document]) -> None:
@@ -195,14 +195,8 @@ class EventPrinter:
 
     def __call__(self, event: SyphonEvent) -> None:
         match event:
-            case QueueFailed(queue, reason, retry_seconds, away_since_ms):
-                retry = "" if retry_seconds is None else f"; retrying in {retry_seconds:.1f} s"
-                if retry and away_since_ms is not None:
-                    retry = f"; away since {utc(away_since_ms / 1000)}, trying each second"
-                self._once(self._failed, reason, f"{queue}: {reason}{retry}")
-            case QueueFailed(queue, reason, retry_seconds, side):
-                retry = "" if retry_seconds is None else f"; retrying in {retry_seconds:.1f} s"
-                self._once(self._failed, side or reason, f"{f'{side} unreachable' if side else queue}: {reason}{retry}")
+            case QueueFailed():
+                self._failure(event)
             case DestinationBackingOff(_queue, destination, reason, seconds, waiting):
                 text = f"{destination} unavailable, retrying in {seconds:.1f} s ({waiting} waiting): {reason}"
                 self._once(self._backing_off, destination, text)
@@ -216,12 +210,23 @@ class EventPrinter:
                 # A failure that comes back is worth another warning.
                 self._failed.clear()
             case DeadLettered():
-                with self._lock:
-                    first = self._dead.add(event)
-                if first:
-                    self._screen.warn(f"{_of(event)} dead-lettered: {event.reason}: {event.description}")
+                self._dead_letter(event)
             case _:
                 print_event(self._screen, event)
+
+    def _failure(self, event: QueueFailed) -> None:
+        retry = "" if event.retry_seconds is None else f"; retrying in {event.retry_seconds:.1f} s"
+        if retry and event.away_since_ms is not None:
+            retry = f"; away since {utc(event.away_since_ms / 1000)}, trying each second"
+        what = f"{event.side} unreachable" if event.side else event.queue
+        self._once(self._failed, event.side or event.reason, f"{what}: {event.reason}{retry}")
+
+    def _dead_letter(self, event: DeadLettered) -> None:
+        with self._lock:
+            first = self._dead.add(event)
+        if first:
+            what = f"message {event.message_id or event.sequence_number} for {event.destination or 'no destination'}"
+            self._screen.warn(f"{what} dead-lettered: {event.reason}: {event.description}")
 
     def dead_letters(self) -> None:
         """Print how many more messages of each kind were dead-lettered since the last time."""
@@ -237,10 +242,6 @@ class EventPrinter:
         else:
             printed.add(key)
             self._screen.warn(text)
-
-
-def _of(event: DeadLettered) -> str:
-    return f"message {event.message_id or event.sequence_number} for {event.destination or 'no destination'}"
 
 
 def print_event(screen: Screen, event: SyphonEvent) -> None:
