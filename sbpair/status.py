@@ -11,12 +11,15 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sbpair.amqp_client.client import connect
+from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.health import check_health
-from sbpair.errors import AccessError, ExitCode, SbpairError, UsageError
-from sbpair.failover.pinger import Health, PingResult, open_link, ping_all, ping_exit_code
+from sbpair.errors import AccessError, EntityMissing, ExitCode, SbpairError, UsageError
+from sbpair.failover.pinger import Health, PingResult, ping_all, ping_exit_code
 from sbpair.management import auditing
 from sbpair.management.audit_findings import AuditFinding
 from sbpair.management.backlog_scan import open_backlog_scan
@@ -27,6 +30,7 @@ from sbpair.model.report import Outcome
 from sbpair.move.peek.destination_lookup import OTHERS
 
 if TYPE_CHECKING:
+    from sbpair.amqp_client.client import AmqpClient
     from sbpair.management.audit_findings import DestinationSummary
     from sbpair.model.pair import Endpoint, Pair
 
@@ -159,7 +163,25 @@ async def _read_side(endpoint: Endpoint, seconds: float, clock: Callable[[], flo
 async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:
     if primary.error is not None:
         return tuple(PingResult(name, Health.DOWN, primary.seconds, primary.error) for name in names)
-    return await ping_all(primary.endpoint, names, seconds=seconds, ping=open_link)
+    if not names:
+        return ()
+    try:
+        async with (
+            token_getter_for(primary.endpoint.credential, primary.endpoint.name) as get_token,
+            connect(primary.endpoint, get_token=get_token) as client,
+        ):
+            return await ping_all(primary.endpoint, names, seconds=seconds, ping=partial(_open_link, client))
+    except SbpairError as error:
+        health = Health.DOWN if error.retriable else Health.BROKEN
+        return tuple(PingResult(name, health, primary.seconds, error) for name in names)
+
+
+async def _open_link(client: AmqpClient, side: Endpoint, entity: str, _seconds: float) -> None:
+    """Open a link to the entity and close it: a check without a message."""
+    try:
+        (await client.sender(entity)).close()
+    except EntityMissing as error:
+        raise EntityMissing(f"{side.name} has no queue or topic {entity!r}", hint=error.hint) from error
 
 
 async def _backlog(pair: Pair) -> _Backlog:

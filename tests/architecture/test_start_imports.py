@@ -28,6 +28,7 @@ def loaded(trace: str) -> set[str]:
 async def trace_of(*words: str) -> set[str]:
     """Return what a command loads, against an emulated pair with two empty backlog queues."""
     async with Emulator() as emulator:
+        emulator.namespaces["contoso"].create_queue("orders")
         env = environment(emulator)
         for given in (("provision", "--count", "2"), words):
             process = await start(*given, env=env, python=TRACE)
@@ -41,7 +42,7 @@ async def trace_of(*words: str) -> set[str]:
     [
         "syphon --once --count 2",
         "syphon --once --count 2 --output json --log-format json",
-        "status --count 2",
+        "status orders --count 2",
         "audit --count 2",
         "provision --dry-run --count 3",
     ],
