@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, KeysView, Sequence
 from itertools import takewhile
 from operator import is_
 from typing import TYPE_CHECKING
@@ -46,12 +46,9 @@ class HeldMessages:
     def first(self) -> ReceivedMessage | None:
         return next(iter(self._by_key.values()), None)
 
-    def leading(self, among: Mapping[Key, ReceivedMessage]) -> list[ReceivedMessage]:
+    def leading(self, among: Container[ReceivedMessage]) -> list[ReceivedMessage]:
         """Return the first deliveries, up to the first one that is not `among` these."""
-        if self._superseded:
-            held = takewhile(lambda item: among.get(item[0]) is item[1], self._by_key.items())
-            return [message for _, message in held]
-        return list(map(self._by_key.__getitem__, takewhile(among.__contains__, self._by_key)))
+        return list(takewhile(among.__contains__, self._by_key.values()))
 
     def add(self, message: ReceivedMessage) -> ReceivedMessage | None:
         """Add a delivery. Return the one that it supersedes, if any."""

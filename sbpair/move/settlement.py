@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError, Unavailable
@@ -20,7 +21,6 @@ from sbpair.move.receipt import NamedMessage
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from sbpair.model.message_key import Key
     from sbpair.move.context import MoveContext
     from sbpair.move.destination_sender import BatchSend
     from sbpair.move.failure_latch import FailureLatch
@@ -94,7 +94,7 @@ class Settlement:
         for batch in batches:
             self._context.tally.sent(self._source.queue, destination, len(batch.messages), batch.size)
             self.spend("sent", batch.messages)
-            self._accepted.add(batch.keys, batch.messages)
+            self._accepted.add(batch.messages)
         self._context.journal.note_accepted([batch.number for batch in batches])
 
     def complete_already_sent(self, message: ReceivedMessage) -> None:
@@ -248,12 +248,12 @@ class SettlementBuffer:
         self._name = name
         self._batch_limits = context.batch_limits
         self._max_seconds = context.timings.settle_seconds
-        self._accepted: dict[Key, ReceivedMessage] = {}
+        self._accepted: dict[ReceivedMessage, None] = {}
         self._timer: asyncio.Task[None] | None = None
         self._flushing = self._deciding = False
 
-    def add(self, keys: Sequence[Key], messages: Sequence[ReceivedMessage]) -> None:
-        self._accepted.update(zip(keys, messages, strict=True))
+    def add(self, messages: Sequence[ReceivedMessage]) -> None:
+        self._accepted.update(dict.fromkeys(messages))
 
     def settle_soon(self) -> None:
         """Settle the leading messages if they are many, or all of them if a wait gains nothing.
@@ -280,8 +280,7 @@ class SettlementBuffer:
         self._deciding = False
         leading = [] if self._flushing else self._held.leading(self._accepted)
         if len(leading) >= self._batch_limits.min_contiguous:
-            for message in leading:
-                del self._accepted[message.key]
+            deque(map(self._accepted.__delitem__, leading), maxlen=0)
             await self._settle(leading)
         elif self._flushing or len(self._accepted) >= self._max_unsettled:
             await self._settle_all()
@@ -296,5 +295,5 @@ class SettlementBuffer:
             self._timer.cancel()
             self._timer = None
         if self._accepted:
-            messages, self._accepted = list(self._accepted.values()), {}
+            messages, self._accepted = list(self._accepted), {}
             await self._settle(messages)

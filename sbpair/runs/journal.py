@@ -187,9 +187,10 @@ class Journal:
         if self._returned:
             for key in keys:
                 self._returned.pop(key, None)
-        for batch, completed in Counter(map(self._accepted.pop, keys, repeat(None))).items():
+        batches = list(map(self._accepted.pop, keys, repeat(None)))
+        for batch in dict.fromkeys(batches):  # few: `count` is faster than a Counter
             if batch is not None:
-                self._forget(batch, completed)
+                self._forget(batch, batches.count(batch))
 
     def note_returned(self, keys: Sequence[Key]) -> None:
         """Record that the messages were released to the backlog, unsent."""
