@@ -71,8 +71,7 @@ class RawDestinationLink:
         pieces: list[bytes] = []
         count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
         for message, send, _ in cast("Sequence[tuple[Sendable, Send, int]]", routed):
-            parts = message.content.restore(send, now_ms)
-            size = sum(map(len, parts))
+            size, parts = message.content.restore(send, now_ms)
             left -= size + MEMBER_BYTES
             if left < 0 and count:
                 break

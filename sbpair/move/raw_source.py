@@ -215,7 +215,7 @@ class RawSource:
         if not deliveries:
             return []
         payloads = list(map(_payload_of, deliveries))
-        facts, contents, partition_keys, locks = zip(*self._decoder.decode(payloads), strict=True)
+        facts, contents, partition_keys, locks = self._decoder.decode_columns(payloads)
         lock_ends = map(self._clock.local_times(locks).__getitem__, locks)
         ordinals = map(_number_of, facts)
         messages = list(map(RawReceivedMessage, facts, lock_ends, deliveries, contents, ordinals, partition_keys))

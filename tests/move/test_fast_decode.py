@@ -107,6 +107,13 @@ def taught(*known: Sections) -> TemplateReader:
     return reader
 
 
+def joined(restored: tuple[int, tuple[bytes, ...]]) -> bytes:
+    size, parts = restored
+    whole = b"".join(parts)
+    assert size == len(whole)
+    return whole
+
+
 def compare(reader: TemplateReader, payload: bytes) -> bool:
     """Whether the short cut was taken; that it led where the road does."""
     [read] = reader.read([payload])
@@ -119,7 +126,7 @@ def compare(reader: TemplateReader, payload: bytes) -> bool:
     assert partition_key == sections.read_message_annotations().get("x-opt-partition-key")
     decision = route(facts)
     if isinstance(decision, Send):
-        assert b"".join(usual.restore(decision, NOW)) == restore(sections, decision, NOW)
+        assert joined(usual.restore(decision, NOW)) == restore(sections, decision, NOW)
     return True
 
 
@@ -198,7 +205,7 @@ def test_whatever_comes_together_is_opened_in_its_order(
             assert opened.facts == facts
             if isinstance(decision, Send):
                 assert opened.content is not None
-                whole = b"".join(opened.content.restore(decision, NOW))
+                whole = joined(opened.content.restore(decision, NOW))
                 assert whole == restore(Sections.split(payload), decision, NOW)
 
 
@@ -248,7 +255,7 @@ def test_unusual_annotations_decode_as_on_the_general_path(annotations: list[dic
             decision = route(facts)
             if isinstance(decision, Send):
                 assert opened.content is not None
-                assert b"".join(opened.content.restore(decision, NOW)) == restore(sections, decision, NOW)
+                assert joined(opened.content.restore(decision, NOW)) == restore(sections, decision, NOW)
 
 
 PLAIN = backlog_copy(1, Properties(message_id="one"), Aliases("orders"), [], None)

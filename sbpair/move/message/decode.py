@@ -25,9 +25,10 @@ class GenericMessage(NamedTuple):
 
     sections: Sections
 
-    def restore(self, send: Send, now_ms: int) -> tuple[bytes, ...]:
-        """Return the message as it was before it entered the backlog, encoded, in consecutive parts."""
-        return (envelope.restore(self.sections, send, now_ms),)
+    def restore(self, send: Send, now_ms: int) -> tuple[int, tuple[bytes, ...]]:
+        """Return the message as it was before it entered the backlog, encoded: its size, and consecutive parts."""
+        restored = envelope.restore(self.sections, send, now_ms)
+        return len(restored), (restored,)
 
 
 Content: TypeAlias = TemplateMessage | GenericMessage
@@ -44,6 +45,10 @@ class Decoded(NamedTuple):
 
 
 _new_decoded = partial(tuple.__new__, Decoded)
+"""Equals Decoded(*read), at a third of its cost."""
+
+Columns: TypeAlias = "tuple[Sequence[Facts], Sequence[Content | None], Sequence[str | None], Sequence[int]]"
+"""The fields of several Decoded."""
 
 
 class Decoder:
@@ -55,13 +60,19 @@ class Decoder:
 
     def decode(self, payloads: Sequence[bytes]) -> list[Decoded]:
         """Decode messages. Undecodable payloads get no message id; the caller may assign one."""
-        found = self._reader.read(payloads)
-        if all(found):
-            return list(map(_new_decoded, found))  # a third of the cost of Decoded(*read)
-        return [
-            self._decode_one(payload) if read is None else _new_decoded(read)
-            for payload, read in zip(payloads, found, strict=True)
+        return list(map(_new_decoded, zip(*self.decode_columns(payloads), strict=True)))
+
+    def decode_columns(self, payloads: Sequence[bytes]) -> Columns:
+        """Decode messages, and return their fields one by one: cheap if all have one layout, as most have."""
+        alike = self._reader.read_alike(payloads)
+        if alike is not None:
+            return alike
+        rows = [
+            self._decode_one(payload) if read is None else read
+            for payload, read in zip(payloads, self._reader.read(payloads), strict=True)
         ]
+        facts, contents, partition_keys, locks = zip(*rows, strict=True) if rows else ((), (), (), ())
+        return facts, contents, partition_keys, locks
 
     def _decode_one(self, payload: bytes) -> Decoded:
         # A template may have been learnt since the first attempt.

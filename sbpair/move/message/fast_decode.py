@@ -9,10 +9,10 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import repeat
-from operator import eq, getitem, itemgetter, sub
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import attrgetter, eq, getitem, itemgetter, sub
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
@@ -59,35 +59,67 @@ AliasFields = tuple[str, str | None, int | None, int | None, bytes]
 
 
 class TemplateMessage(NamedTuple):
-    """A message that fits a template. `kept` are its own application properties, without the aliases.
+    """A message that fits a template: the part that it shares with like messages, and its bytes."""
 
-    `rest_at` is the position of body and footer.
+    shared: SharedFields
+    payload: bytes
+
+    def restore(self, send: Send, now_ms: int) -> tuple[int, Parts]:
+        """Return the message as it was before it entered the backlog, encoded: its size, and consecutive parts."""
+        shared, payload = self
+        last_send, around = shared.restored
+        if last_send is not send:
+            around = shared.restore(send)
+        if around is None:
+            return shared.restore_now(payload, send, now_ms)
+        added, before, message_id, after, rest = around
+        return len(payload) + added, (before, payload[message_id], after, payload[rest])
+
+
+Around: TypeAlias = "tuple[int, bytes, slice, bytes, slice]"
+"""(bytes added, bytes before the message id, where it is, bytes up to the body, where that is)"""
+
+
+class SharedFields:
+    """The fields that like messages share: layout, properties after the message id, and application properties.
+
+    `kept` are the application properties without the aliases, and `rest_at` the position of body and footer.
+    `restored` is the last Send with what surrounds the variable parts of a restored message: like messages have one.
     """
 
-    layout: FieldLayout
-    payload: bytes
-    properties: PropertyFacts
-    kept: bytes
-    rest_at: int
+    __slots__ = ("about", "kept", "layout", "properties", "rest_at", "restored")
 
-    def restore(self, send: Send, now_ms: int) -> Parts:
-        """Return the message as it was before it entered the backlog, encoded, in consecutive parts."""
-        layout, payload, properties, kept, rest_at = self
-        around = _around_message_id(layout, properties, send)
-        if around is None:
-            return self._restore_now(send, now_ms)
-        before, after = around
-        return before, payload[layout.id_at : layout.id_end], after, kept, payload[rest_at:]
+    def __init__(self, layout: FieldLayout, tail: bytes, application_properties: bytes) -> None:
+        self.layout = layout
+        self.properties = _property_facts(layout.count, tail)
+        *direction, self.kept = _aliases(application_properties)
+        self.about = (*direction, self.properties[0])
+        self.rest_at = layout.map_at + len(application_properties)
+        self.restored: tuple[Send | None, Around | None] = None, None
 
-    def _restore_now(self, send: Send, now_ms: int) -> Parts:
+    def restore(self, send: Send) -> Around | None:
+        """Return what surrounds the variable parts; None if the properties are long or depend on the time."""
+        layout, found = self.layout, _around_message_id(self.layout, self.properties, send)
+        around = None
+        if found is not None:
+            before, after = found[0], found[1] + self.kept
+            added = len(before) + len(after) + layout.id_end - layout.id_at - self.rest_at
+            around = added, before, slice(layout.id_at, layout.id_end), after, slice(self.rest_at, None)
+        self.restored = send, around
+        return around
+
+    def restore_now(self, payload: bytes, send: Send, now_ms: int) -> tuple[int, Parts]:
         """Restore a message whose properties are long or depend on the time."""
-        layout, payload = self.layout, self.payload
+        layout = self.layout
         raw = payload[layout.id_at - _BEFORE_ID : layout.map_at]
         properties = envelope.properties_of(Sections(properties=raw), send, now_ms)
-        return _before_properties(layout.template, send), properties, self.kept, payload[self.rest_at :]
+        parts = _before_properties(layout.template, send), properties, self.kept, payload[self.rest_at :]
+        return sum(map(len, parts)), parts
 
 
-@lru_cache(REMEMBERED)
+_shared_fields = lru_cache(REMEMBERED)(SharedFields)
+
+
 def _around_message_id(layout: FieldLayout, properties: PropertyFacts, send: Send) -> tuple[bytes, bytes] | None:
     """Return the restored bytes before the message id, and those between it and the application properties.
 
@@ -229,7 +261,7 @@ class FieldLayout:
         """Return whether a message has this layout up to its application properties."""
         return len(payload) >= self.size and self.constant(self.unpack(payload)) == self.constants
 
-    def read(self, queue: str, payloads: Sequence[bytes]) -> list[Read]:
+    def read(self, queue: str, payloads: Sequence[bytes]) -> Columns:
         """Decode messages of a queue. Raises one of NOT_TEMPLATED if one of them does not fit.
 
         Hot path: each step is one call for all messages.
@@ -240,24 +272,24 @@ class FieldLayout:
         if not all(map(eq, map(self.constant, values), repeat(self.constants))):
             raise ProtocolError(_REASON)
         *numbers, locks, raw_ids, tails, sizes = zip(*map(self.variable, values), strict=True)
-        ids, properties = map(bytes.decode, raw_ids), list(map(_property_facts, repeat(self.count), tails))
         ends = list(map(self.size.__add__, sizes))
-        aliases = map(getitem, payloads, map(slice, repeat(self.map_at), ends))
-        *directions, kept = zip(*map(_aliases, aliases), strict=True)
+        properties = map(getitem, payloads, map(slice, repeat(self.map_at), ends))
+        shared = list(map(_shared_fields, repeat(self), tails, properties))
         lengths = list(map(len, payloads))
         if not all(map(bytes.startswith, payloads, map(data_heads, map(sub, lengths, ends)), ends)):
             raise ProtocolError(_REASON)
-        about = (ids, *directions, lengths, map(_content_type, properties))
+        *directions, content_types = zip(*map(_get_about, shared), strict=True)
+        about = (map(bytes.decode, raw_ids), *directions, lengths, content_types)
         # A third of the cost of Facts(…) and TemplateMessage(…). `repeat` never ends.
-        facts = map(_facts, zip(repeat(queue), *numbers, *about, repeat(""), strict=False))
-        messages = map(_new_message, zip(repeat(self), payloads, properties, kept, ends, strict=False))
-        return list(zip(facts, messages, repeat(self.template.partition_key), locks, strict=False))
+        facts = map(_new, repeat(Facts), zip(repeat(queue), *numbers, *about, repeat(""), strict=False))
+        messages = map(_new, repeat(TemplateMessage), zip(shared, payloads, strict=True))
+        return list(facts), list(messages), [self.template.partition_key] * len(payloads), locks
 
 
 NOT_TEMPLATED = (ProtocolError, IndexError, ValueError, struct.error)
 _REASON = "the message does not fit the template"
-_facts, _new_message = partial(tuple.__new__, Facts), partial(tuple.__new__, TemplateMessage)
-_content_type: Callable[[PropertyFacts], str | None] = itemgetter(0)
+_new: Callable[..., Any] = tuple.__new__
+_get_about = attrgetter("about")
 _NUMBERS = (envelope.SEQUENCE_NUMBER, envelope.ENQUEUED, envelope.LOCKED_UNTIL)
 _NUMBER_CODES = (_TIME, _LONG)
 _TOKEN = 0x98
@@ -275,6 +307,9 @@ def _values(raw: bytes) -> Iterator[tuple[Any, int, int]]:
 Read = tuple[Facts, TemplateMessage, str | None, int]
 """The fields of `decode.Decoded`."""
 
+Columns = tuple[Sequence[Facts], Sequence[TemplateMessage], Sequence[str | None], Sequence[int]]
+"""The same of several messages, field by field."""
+
 
 class TemplateReader:
     """Decodes messages of one queue by the templates of recent ones."""
@@ -283,19 +318,19 @@ class TemplateReader:
         self._queue = queue
         self._templates: list[EnvelopeTemplate] = []
 
-    def read(self, payloads: Sequence[bytes]) -> list[Read] | list[Read | None]:
-        """Return (facts, content, partition key, lock expiry) of each message.
-
-        None for a message that fits no template: it is left to `envelope`.
-        """
+    def read_alike(self, payloads: Sequence[bytes]) -> Columns | None:
+        """Return the fields of messages that have one layout; None if they do not."""
         layout = self._layout(payloads[0]) if payloads else None
         if layout is not None:
             with suppress(*NOT_TEMPLATED):
                 return layout.read(self._queue, payloads)
-        return self._read_apart(payloads)
+        return None
 
-    def _read_apart(self, payloads: Sequence[bytes]) -> list[Read | None]:
-        """Decode messages of several layouts: those of one layout together."""
+    def read(self, payloads: Sequence[bytes]) -> list[Read | None]:
+        """Return (facts, content, partition key, lock expiry) of each message; those of one layout cost little.
+
+        None for a message that fits no template: it is left to `envelope`.
+        """
         found: list[Read | None] = [None] * len(payloads)
         alike: defaultdict[FieldLayout, list[int]] = defaultdict(list)
         for place, payload in enumerate(payloads):
@@ -310,7 +345,7 @@ class TemplateReader:
 
     def _read_each(self, layout: FieldLayout, payloads: list[bytes]) -> Sequence[Read | None]:
         try:
-            return layout.read(self._queue, payloads)
+            return list(zip(*layout.read(self._queue, payloads), strict=True))
         except NOT_TEMPLATED:
             if len(payloads) == 1:
                 return [None]
@@ -342,7 +377,6 @@ def _property_facts(count: int, tail: bytes) -> PropertyFacts:
     return properties.content_type, properties.absolute_expiry_time is not None, tail
 
 
-@lru_cache(REMEMBERED)
 def _aliases(raw: bytes) -> AliasFields:
     """Decode application properties. Raises one of NOT_TEMPLATED if they are not encoded as usual."""
     found: dict[str, bytes] = {}
