@@ -47,7 +47,7 @@ def render_message(message: ServiceBusReceivedMessage) -> dict[str, object]:
 def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
     """Return the fields of a peeked message as `render_message` does, with those of the backlog and dead letters.
 
-    A section that cannot be read counts as empty.
+    A section that cannot be read counts as empty; such a body is None.
     """
     facts, sections = message
     header, cause = readable(sections.read_header, Header()), cause_in(sections)
@@ -73,8 +73,10 @@ def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
 
 
 def _body(sections: Sections) -> dict[str, object]:
-    empty: list[tuple[int, Any]] = []
-    parts = readable(sections.read_body, empty)
+    try:
+        parts = sections.read_body()
+    except ProtocolError:
+        return {"body": None}
     kinds, values = {kind for kind, _ in parts}, [value for _, value in parts]
     if kinds <= {DATA}:
         return _data(b"".join(values))

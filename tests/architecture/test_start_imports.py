@@ -45,6 +45,7 @@ async def trace_of(*words: str) -> set[str]:
         "status orders --count 2",
         "audit --count 2",
         "provision --dry-run --count 3",
+        "deadletters list --count 2",
     ],
 )
 async def test_commands_that_read_load_no_sdk_and_no_web_framework(command: str) -> None:

@@ -6,12 +6,29 @@ import base64
 import json
 from typing import Any
 
+import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbpair.message_io.render import render_message
+from sbpair.amqp import codec
+from sbpair.amqp.message import (
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SEQUENCE,
+    VALUE,
+    Sections,
+    data_body,
+    encode_map,
+    section,
+    value_body,
+)
+from sbpair.amqp.types import Array, Described, Int, Map, Symbol, Timestamp
+from sbpair.message_io.render import render_message, render_peeked
+from sbpair.move.message.envelope import read_facts
+from sbpair.move.peek.peeker import PeekedMessage
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.uuids() | st.datetimes()
 VALUES = st.recursive(
@@ -39,3 +56,40 @@ def test_every_message_renders_as_json(body: bytes, properties: dict[Any, Any], 
     json.dumps(rendered)
     json.dumps(render_message(received(AmqpAnnotatedMessage(value_body=value))))
     json.dumps(render_message(received(AmqpAnnotatedMessage(sequence_body=[[value]]))))
+
+
+def peeked(**sections: bytes) -> PeekedMessage:
+    found, facts = read_facts("orders", Sections(**sections).join())
+    return PeekedMessage(facts, found)
+
+
+@pytest.mark.parametrize(
+    ("body", "rendered"),
+    [
+        (data_body(b"a") + data_body(b"b"), {"body": "ab"}),
+        (data_body(b"\xff"), {"body": None, "body_base64": "/w=="}),
+        (value_body(Map([("k", Array([Int(1)])), ("d", Described(Symbol("s"), "x"))])), {"body": {"k": [1], "d": "x"}}),
+        (section(SEQUENCE, codec.encode([Int(1), "x"])), {"body": [[1, "x"]]}),
+        (section(VALUE, b"\xc0\x02\x01\xff"), {"body": None}),
+        (b"", {"body": ""}),
+    ],
+)
+def test_bodies_of_peeked_messages_render_as_json(body: bytes, rendered: dict[str, Any]) -> None:
+    found = render_peeked(peeked(body=body), body=True)
+    assert {name: value for name, value in found.items() if name.startswith("body")} == rendered
+    assert not {"body", "body_base64"} & render_peeked(peeked(body=body), body=False).keys()
+
+
+@pytest.mark.parametrize(("state", "name"), [(0, "active"), (1, "deferred"), (2, "scheduled")])
+def test_peeked_messages_have_state_and_time(state: int, name: str) -> None:
+    annotations = {Symbol("x-opt-message-state"): Int(state), Symbol("x-opt-enqueued-time"): Timestamp(1_500)}
+    found = render_peeked(peeked(message_annotations=encode_map(MESSAGE_ANNOTATIONS, annotations)), body=False)
+    assert (found["state"], found["enqueued_at"]) == (name, "1970-01-01T00:00:01.500000+00:00")
+    assert render_peeked(peeked(body=data_body(b"")), body=False)["enqueued_at"] is None
+
+
+def test_sections_that_cannot_be_read_render_as_empty() -> None:
+    broken = peeked(header=section(HEADER, b"\xc0\x02\x01\xff"), properties=section(PROPERTIES, b"\xc0\x02\x01\xff"))
+    found = render_peeked(broken, body=True)
+    assert (found["message_id"], found["delivery_count"], found["properties"]) == (None, 0, {})
+    json.dumps(found)

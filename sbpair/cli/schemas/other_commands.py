@@ -312,7 +312,7 @@ _MESSAGE = fields(
     content_type=nullable(text("Content type")),
     correlation_id=nullable(text("Correlation id")),
     properties={"type": "object", "description": "Application properties"},
-    body=anything("Body: text, or an AMQP value; null if body_base64 is present"),
+    body=anything("Body: text, or an AMQP value; null if body_base64 is present or it cannot be read"),
     body_base64=optional(text("Body that is not UTF-8, in base64")),
 )
 _ORIGIN = fields(
