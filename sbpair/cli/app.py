@@ -47,8 +47,9 @@ GROUPS = {
         "emulator": "Run Service Bus namespaces on this machine.",
     },
     "Help": {
-        "help": "Show a document: the runbook, the architecture or a topic.",
+        "help": "Show the help of a command, or a document such as the runbook.",
         "schema": "Print the JSON Schema of an output document or event line.",
+        "version": "Print the versions of sbpair, Python and the operating system.",
     },
 }
 COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
@@ -159,7 +160,7 @@ def _usage(error: typer.TyperException, path: str) -> UsageError:
 
 
 def _complete(command: Any) -> int:
-    from typer.completion import completion_init  # type: ignore[attr-defined]
+    from sbpair.cli.shells import register
 
-    completion_init()
+    register()
     return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)

@@ -6,6 +6,8 @@ nothing; the command reports them when it runs.
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -25,12 +27,39 @@ def backlog_queues(context: typer.Context) -> list[str]:
     from sbpair.backlog import queue_path
     from sbpair.errors import SbpairError
 
-    given = {name: context.params.get(name) for name in ("pair", "config", "primary", "secondary")}
     try:
-        pair = config.load(config.Flags(**given, backlog_queues=context.params.get("count")), os.environ).pair
+        pair = config.load(config.Flags(**_given(context), backlog_queues=context.params.get("count")), os.environ).pair
         return [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
     except SbpairError:
         return []
+
+
+def runs(context: typer.Context) -> list[str]:
+    """Return the runs of the pair that this machine has recorded."""
+    from sbpair import config
+    from sbpair.errors import SbpairError
+    from sbpair.runs.database import state_if_any
+    from sbpair.runs.run_log import all_runs
+
+    try:
+        found = config.load(config.Flags(**_given(context), state=context.params.get("state")), os.environ)
+        state = state_if_any(Path(found.state_directory), found.pair)
+        if state is None:
+            return []
+        with state:
+            return [run.id for run in all_runs(state)]
+    except SbpairError:
+        return []
+
+
+def replay_runs(context: typer.Context) -> list[str]:
+    """Return the runs in the directory of --archive; a URL would need a network."""
+    archive = Path(context.params.get("archive") or "/nowhere")
+    return sorted((file.parent.name for file in archive.glob("*/run.json")), reverse=True)
+
+
+def _given(context: typer.Context) -> dict[str, Any]:
+    return {name: context.params.get(name) for name in ("pair", "config", "primary", "secondary")}
 
 
 def findings(incomplete: str) -> list[str]:

@@ -25,15 +25,24 @@ LAST_PARAGRAPHS = ("Exit codes:", "See also:")
 Row = tuple[str, str]
 
 
-class Command(TyperCommand):
+class _Documented:
+    """A command with a name for help, and a summary that is never cut."""
+
+    help: str | None
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return HELP_OPTIONS
+
+    def get_short_help_str(self, limit: int = 0) -> str:  # noqa: ARG002
+        return (self.help or "").split("\n\n")[0]
+
+
+class Command(_Documented, TyperCommand):
     """A command whose help is written here, and whose plain values typer does not convert."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         convert_plainly(self.get_params(ctx))
         return super().parse_args(ctx, args)
-
-    def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        return HELP_OPTIONS
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         params = self.get_params(ctx)
@@ -49,15 +58,12 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(_Documented, TyperGroup):
     """A group of commands, whose help lists them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         convert_plainly(self.get_params(ctx))
         return super().parse_args(ctx, args)
-
-    def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        return HELP_OPTIONS
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         listed = {**self.listed(ctx), **sections(self.get_params(ctx))}
@@ -66,7 +72,7 @@ class CommandGroup(TyperGroup):
     def listed(self, ctx: Any) -> dict[str, list[Row]]:
         """Return the commands with their summaries, under titles."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        return {"Commands": [(name, (command.help or "").split("\n\n")[0]) for name, command in commands if command]}
+        return {"Commands": [(name, command.get_short_help_str()) for name, command in commands if command]}
 
 
 def page(usage: str, text: str, listed: dict[str, list[Row]]) -> str:

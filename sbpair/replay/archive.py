@@ -22,7 +22,8 @@ from pyarrow import fs
 
 from sbpair.errors import MachineLacks, StateRefused, UsageError
 from sbpair.replay import local_files
-from sbpair.replay.archive_layout import DISTINCT, LINES, PARQUET, REPORT, STOP_FILE, VERSION
+from sbpair.replay.archive_layout import DISTINCT, LINES, PARQUET, REPORT, RUN_FILE, STOP_FILE, VERSION
+from sbpair.runs.run_log import match_id
 
 GLOB_CHARACTERS = set("*?[]{}\\")  # Spark reads a path with one of these as a pattern
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
@@ -267,6 +268,21 @@ class Archive:
                 f"the archive {self.url} cannot be used: {error.strerror or error}",
                 hint="check that it exists, is writable and has room, or name another with --archive",
             ) from error
+
+
+def find_archive(url: str, start: str) -> Archive:
+    """Return the archive of the run whose id is or begins with `start`; without one, the archive of no run."""
+    exact = Archive(url, start)
+    return exact if exact.exists(RUN_FILE) else Archive(url, match_id(run_ids(url), start) or start)
+
+
+def run_ids(url: str) -> list[str]:
+    """Return the ids of the runs in an archive, the latest first."""
+    whole = Archive(url, "")
+    with whole._reporting():
+        found = whole._fs.get_file_info(fs.FileSelector(whole.root.rstrip("/"), allow_not_found=True))
+    names = sorted((info.base_name for info in found if info.type == fs.FileType.Directory), reverse=True)
+    return [name for name in names if whole.exists(f"{name}/{RUN_FILE}")]
 
 
 def _json_line(value: object) -> bytes:

@@ -6,12 +6,14 @@ held from before the first message is received until the last is settled.
 
 from __future__ import annotations
 
+import logging
 import time
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sbpair.errors import SbpairError, UsageError
+from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, RECEIPT_FILE, REMOVED_FILE, STOP_FILE
 from sbpair.replay.drain_task import save_accepted
@@ -22,13 +24,15 @@ from sbpair.replay.selection import check_selection
 from sbpair.replay.spark import spark_session, stopping
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.verify import check_segments, messages_removed, verify
-from sbpair.runs.database import identity, state_if_any
+from sbpair.runs.database import RunDatabase, identity, state_if_any
 from sbpair.runs.journal import accepted_keys
-from sbpair.runs.run_log import new_id
+from sbpair.runs.run_log import MOVED, RunEntry, new_id
 
 if TYPE_CHECKING:
     from sbpair.replay.selection import Selection
     from sbpair.replay.verify import Proof
+
+log = logging.getLogger(__name__)
 
 SHARDS_PER_TASK = 2  # more shards than tasks, so that a large shard delays the end less
 
@@ -41,6 +45,12 @@ class ReplayResult:
     proof: Proof
     seconds: float
     stopped: bool
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the proof, or of an interruption if it was stopped and nothing is wrong."""
+        code = self.proof.exit_code
+        return ExitCode.INTERRUPTED if self.stopped and code in MOVED else code
 
     def document(self) -> dict[str, Any]:
         """Return the receipt as its JSON contract."""
@@ -64,7 +74,7 @@ def start_run(
             archive.create()
             archive.check_writable()
             save_run(archive, run)
-            return _run(request, archive, run, held, on_event)
+            return _recorded(request, archive, "replay run", lambda: _run(request, archive, run, held, on_event))
         except SbpairError:
             if not held.used:
                 with suppress(SbpairError):
@@ -88,7 +98,30 @@ def resume_run(
     archive.check_writable()
     with _leases(request, archive) as held:
         archive.remove(STOP_FILE)
-        return _run(request, archive, run, held, on_event)
+        return _recorded(request, archive, "replay resume", lambda: _run(request, archive, run, held, on_event))
+
+
+def _recorded(request: ReplayRequest, archive: Archive, command: str, act: Callable[[], ReplayResult]) -> ReplayResult:
+    """Record a run in the state of this machine, for `sbpair runs list`. A replay does not depend on that record."""
+    known = {"archive": request.archive}
+    with ExitStack() as stack:
+        try:
+            state = stack.enter_context(RunDatabase(request.state, request.pair))
+            entry = stack.enter_context(closing(RunEntry(state, command, run_id=archive.run)))
+            entry.record(known)
+        except (MachineLacks, BlockingIOError) as error:
+            log.warning("run %s cannot be recorded: %s", archive.run, error)
+            return act()
+        try:
+            result = act()
+        except SbpairError as error:
+            entry.finish(None, error.exit_code, error=error.message)
+            raise
+        except KeyboardInterrupt:
+            entry.finish(None, ExitCode.INTERRUPTED, stopped=True)
+            raise
+        entry.finish({**known, **result.document()}, result.exit_code, stopped=result.stopped)
+        return result
 
 
 def _run(request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLease, on_event: OnEvent) -> ReplayResult:

@@ -67,6 +67,10 @@ COUNTED: dict[str, tuple[str, Callable[[Archive, str], Counter[str]]]] = {
 """The files of a phase, and the function that counts the messages in one, by queue or destination."""
 
 
+FINISHED = ("proved", "removed", "moved")
+"""The phases of a run that has ended, and that a stop would not change."""
+
+
 class PhaseWatcher:
     """A counter of the rows in one phase's files. Each file is read once."""
 
@@ -145,12 +149,29 @@ def _phase(archive: Archive, run: ReplayRun, chunks_sent: int) -> str:
         return "moved" if drained else "move"
     if archive.exists(REMOVED_FILE):
         return "removed"
-    if archive.exists(RECEIPT_FILE) and archive.read_json(RECEIPT_FILE).get("balanced") is True:
-        return "proved"
+    if drained and archive.exists(RECEIPT_FILE):
+        receipt = archive.read_json(RECEIPT_FILE)
+        # A run that was stopped has a receipt, too.
+        if receipt.get("balanced") is True and not (receipt.get("stopped") and receipt.get("unsent")):
+            return "proved"
     return "send" if chunks_sent else "drained" if drained else "drain"
 
 
-def request_stop(archive: Archive) -> None:
-    """Request a stop: the run's tasks finish the messages they hold."""
-    load_run(archive)
+def run_summary(archive: Archive) -> dict[str, Any]:
+    """Return a run's phase without its counts."""
+    run = load_run(archive)
+    return {
+        "run": run.id,
+        "started_ms": run.started_ms,
+        "mode": run.options.mode.value,
+        "phase": _phase(archive, run, len(archive.files(LEDGER))),
+        "stopped": archive.stop_requested(),
+    }
+
+
+def request_stop(archive: Archive) -> bool:
+    """Request a stop: the run's tasks finish the messages they hold. Return False for a run that has finished."""
+    if _phase(archive, load_run(archive), 0) in FINISHED:
+        return False
     archive.write(STOP_FILE, b"")
+    return True

@@ -10,7 +10,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -50,7 +50,7 @@ class RunOutcome(StrEnum):
 class RunRecord:
     """One run. Times are ms since 1970; `ended_ms` and `exit_code` are None for a running or crashed one.
 
-    `error` is why it failed, `receipt` the last one it wrote.
+    `error` is why it failed, `receipt` the last one it wrote; that of a replay is its proof, with its `archive`.
     """
 
     id: str
@@ -63,6 +63,11 @@ class RunRecord:
     receipt: dict[str, object] | None
     doubts: tuple[Doubt, ...]
 
+    @property
+    def kind(self) -> str:
+        """The command without its options: `syphon` or `replay`."""
+        return self.command.split()[0]
+
 
 def new_id(started_ms: int, chance: Callable[[], float] = random.random) -> str:
     """Return an id such as `260730-182237-7k2m`: the second in UTC, so that ids sort by start, and four random
@@ -70,6 +75,13 @@ def new_id(started_ms: int, chance: Callable[[], float] = random.random) -> str:
     """
     suffix = "".join(ALPHABET[int(chance() * len(ALPHABET))] for _ in range(4))
     return f"{time.strftime('%y%m%d-%H%M%S', time.gmtime(started_ms / 1000))}-{suffix}"
+
+
+# A resumed replay goes on with its row.
+_INSERT = (
+    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET command = excluded.command,"
+    " ended_ms = NULL, outcome = excluded.outcome, exit_code = NULL, error = ''"
+)
 
 
 class RunEntry:
@@ -90,7 +102,7 @@ class RunEntry:
         try:
             self.earlier_doubts = _record_crashes(state)
             row = (self.id, command, clock_ms(), None, RunOutcome.RUNNING, None, "", None)
-            state.write(("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [row]))
+            state.write((_INSERT, [row]))
             _trim(state)
         except BaseException:
             self.close()
@@ -131,13 +143,21 @@ def all_runs(state: RunDatabase) -> list[RunRecord]:
 
 def find_run(state: RunDatabase | None, start: str) -> RunRecord:
     """Return the run whose id begins with `start`. Raises UsageError if there is none or more than one."""
-    found = [run for run in all_runs(state) if run.id.startswith(start.lower())] if state and start else []
-    if not found:
+    runs = {run.id: run for run in all_runs(state)} if state else {}
+    found = match_id(runs, start)
+    if found is None:
         raise UsageError(f"run {start!r} does not exist", hint="list the runs with sbpair runs list")
+    return runs[found]
+
+
+def match_id(ids: Iterable[str], start: str) -> str | None:
+    """Return the id that begins with `start`, or None. Raises UsageError if there is more than one."""
+    found = [each for each in ids if start and each.startswith(start.lower())]
     if len(found) > 1:
-        some = " or ".join(run.id for run in found[:3])
-        raise UsageError(f"{len(found)} runs begin with {start!r}", hint=f"give more of the id: {some}")
-    return found[0]
+        raise UsageError(
+            f"{len(found)} runs begin with {start!r}", hint=f"give more of the id: {' or '.join(found[:3])}"
+        )
+    return found[0] if found else None
 
 
 def _run(state: RunDatabase, row: Row) -> RunRecord:
@@ -164,7 +184,8 @@ def _record_crashes(state: RunDatabase) -> list[Doubt]:
             _running_file(state, run_id).unlink(missing_ok=True)
     unreported = state.read(
         "SELECT id FROM runs WHERE outcome = ? AND started_ms >= "
-        "(SELECT coalesce(max(started_ms), 0) FROM runs WHERE exit_code IN (?, ?, ?)) ORDER BY id",
+        "(SELECT coalesce(max(started_ms), 0) FROM runs WHERE exit_code IN (?, ?, ?) AND command NOT LIKE 'replay%')"
+        " ORDER BY id",
         (RunOutcome.CRASHED, *WITH_RECEIPT),
     )
     return [doubt for [run_id] in unreported for doubt in doubts_of(state, run_id, ended=True)]

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sbpair.cli.app import invoke
+from sbpair.cli.app import COMMANDS, invoke
+from sbpair.config import load_pair
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.run_log import RunEntry
 from tests.kit import command
 
 if TYPE_CHECKING:
@@ -94,10 +97,57 @@ def completed(
         ("sbpair audit --fail-on n", ["none"]),
         ("sbpair audit --fail-on missing,n", []),
         ("sbpair runs ", ["list", "show"]),
+        ("sbpair audit --output = js", ["json", "jsonl"]),
+        ("sbpair audit --output =", ["table", "json", "jsonl"]),
+        ("sbpair syphon --once --pair = orders-", ["orders-eu"]),
+        ("sbpair replay plan --pair orders --queue contoso/x-servicebus-transfer/2", QUEUES[2:]),
+        ("sbpair replay status --archive ARCHIVE 26", ["261122-101501-r2", "261122-101500-r1"]),
+        ("sbpair replay status --archive s3://bucket/a ", []),
+        ("sbpair replay status ", []),
+        ("sbpair runs show --pair orders --state STATE ", ["261122-101500-r1"]),
+        ("sbpair runs show --pair orders --state /nowhere ", []),
+        ("sbpair runs show --pair none ", []),
     ],
 )
-def test_names_and_values_are_completed(completed: Callable[..., list[str]], line: str, answer: list[str]) -> None:
+def test_names_and_values_are_completed(
+    completed: Callable[..., list[str]], line: str, answer: list[str], tmp_path: Path
+) -> None:
+    for run in ("261122-101500-r1", "261122-101501-r2"):
+        (tmp_path / "ARCHIVE" / run).mkdir(parents=True)
+        (tmp_path / "ARCHIVE" / run / "run.json").touch()
+    with RunDatabase(
+        tmp_path / "STATE", load_pair(config=tmp_path / ".config" / "sbpair" / "config.toml", name="orders", environ={})
+    ) as state:
+        RunEntry(state, "syphon --once", run_id="261122-101500-r1").close()
+    for word in ("ARCHIVE", "STATE"):
+        line = line.replace(word, str(tmp_path / word))
     assert completed(line) == answer
+
+
+@pytest.mark.parametrize(
+    ("shell", "asked", "shown"),
+    [
+        (
+            "fish",
+            {"_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+            "--credits\tShare of a Standard namespace's 1000 credits",
+        ),
+        ("zsh", {}, r"""namespace'\''s 1000 credits"""),
+        ("powershell", {}, "--credits:::Share of a Standard namespace's 1000 credits"),
+    ],
+)
+def test_descriptions_are_whole(
+    completed: Callable[..., list[str]], shell: str, asked: dict[str, str], shown: str
+) -> None:
+    word = {"_TYPER_COMPLETE_WORD_TO_COMPLETE": "--cred"}
+    answer = " ".join(completed("x", shell, _TYPER_COMPLETE_ARGS="sbpair syphon --cred", **word, **asked))
+    assert " ".join(shown.split()) in answer
+    assert "[default: 50%; Premium: none]" in answer.replace(r"\\:", ":")
+
+
+def test_the_summary_of_a_command_is_whole(completed: Callable[..., list[str]]) -> None:
+    answer = completed("x", "fish", _TYPER_COMPLETE_ARGS="sbpair syph", _TYPER_COMPLETE_FISH_ACTION="get-args")
+    assert " ".join(answer) == f"syphon {COMMANDS['syphon']}"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parent / "golden"
 GROUPS = {
     "deadletters": ["list", "show"],
     "partition": ["queue", "topic", "list"],
-    "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc", "package"],
+    "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc", "package", "list"],
     "runs": ["list", "show"],
 }
 HELPS = {

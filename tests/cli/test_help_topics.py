@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,7 @@ import pytest
 from sbpair.cli.commands import help as help_command
 from sbpair.cli.options.common import Display
 from sbpair.errors import UsageError
-from tests.cli.test_golden import sbpair
-from tests.kit.command import untimed
+from tests.cli.test_golden import GOLDEN, sbpair
 
 
 @contextmanager
@@ -38,23 +38,34 @@ def test_a_topic_is_plain_markdown_off_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with package(tmp_path, monkeypatch):
-        assert help_command.command(topic="runbook", **vars_of(Display())) == 0
-        assert help_command.command(topic="syphon", **vars_of(Display())) == 0
-    out, err = capsys.readouterr()
-    assert out == "# The runbook\n\nFirst step.\n\n## Moving messages\n"
-    assert untimed(err) == "for the options of the command see sbpair syphon --help\n"
+        assert help_command.command(name=["runbook"], **vars_of(Display())) == 0
+    assert capsys.readouterr() == ("# The runbook\n\nFirst step.\n", "")
 
 
-def test_an_unknown_topic_names_the_known_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_of_a_command_is_followed_by_its_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with package(tmp_path, monkeypatch):
+        assert help_command.command(name=["syphon"], **vars_of(Display())) == 0
+    assert capsys.readouterr() == ((GOLDEN / "sbpair-syphon.txt").read_text() + "\n\n## Moving messages\n", "")
+
+
+@pytest.mark.parametrize("path", ["ping", "replay", "replay run", "partition topic"])
+def test_a_command_below_another_has_its_help(path: str) -> None:
+    assert sbpair("help", *path.split()).stdout.startswith(sbpair(*path.split(), "--help").stdout)
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with package(tmp_path, monkeypatch), pytest.raises(UsageError) as caught:
-        help_command.command(topic="nope", **vars_of(Display()))
-    assert (caught.value.message, caught.value.hint) == ("'nope' is not a topic", "expected one of runbook, syphon")
+        help_command.command(name=["replay", "nope"], **vars_of(Display()))
+    assert caught.value.message == "'replay nope' is neither a command nor a topic"
 
 
-def test_a_command_without_a_document_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with package(tmp_path, monkeypatch), pytest.raises(UsageError) as caught:
-        help_command.command(topic="ping", **vars_of(Display()))
-    assert caught.value.hint == "see sbpair ping --help"
+def test_the_version_is_a_command_too() -> None:
+    lines = sbpair("version").stdout.splitlines()
+    assert (f"{lines[0]}\n", len(lines)) == (sbpair("--version").stdout, 3)
+    assert json.loads(sbpair("version", "-o", "json").stdout)["version"] == lines[0].split()[1]
 
 
 def test_the_list_has_a_line_for_each_document() -> None:

@@ -374,13 +374,64 @@ def test_verify_status_and_stop_need_neither_java_nor_a_pair(tmp_path: Path) -> 
     none = dict.fromkeys(NAMESPACES, "")
 
     verified = sbpair("verify", "r1", "--archive", str(tmp_path), "--output", "json", **none)
-    stopped = sbpair("stop", "r1", "--archive", str(tmp_path), **none)
+    stopped = sbpair("stop", "r1", "--archive", str(tmp_path), "-o", "json", **none)
     status = sbpair("status", "r1", "--archive", str(tmp_path), "--output", "json", **none)
 
     assert (verified.returncode, stopped.returncode, status.returncode) == (0, 0, 0)
     printed = json.loads(verified.stdout)
     assert (printed["schema"], printed["archived"], printed["balanced"]) == ("sbpair/replay/1", 0, True)
+    assert json.loads(stopped.stdout) == {"schema": "sbpair/replay-stop/1", "run": "r1", "requested": True}
     assert json.loads(status.stdout)["stopped"] is True
+
+
+def test_a_run_that_was_stopped_before_anything_was_archived_is_not_proved(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path), "r1")
+    save_run(archive, RUN)
+    archive.write("STOP", b"")
+    archive.write_json(RECEIPT_FILE, {"balanced": True, "stopped": True, "unsent": 0})
+    done = sbpair("status", "r", "--archive", archive.url)
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if not line.startswith("a"))
+    assert (rows["run"], rows["phase"], rows["stopped"]) == ("r1", "drain", "yes")
+    assert command.untimed(done.stderr) == f"continue with sbpair replay resume r1 --archive {archive.url}\n"
+
+
+def test_a_finished_run_cannot_be_stopped(proved: Archive) -> None:
+    done = sbpair("stop", "r1", "--archive", proved.url, "-o", "json")
+    assert (done.returncode, json.loads(done.stdout)["requested"]) == (4, False)
+    assert done.stderr.splitlines() == [
+        "error: run r1 has finished: nothing was stopped",
+        f"hint: see its result with sbpair replay status r1 --archive {proved.url}",
+    ]
+    assert not proved.stop_requested()
+
+
+def test_runs_of_an_archive_are_listed_and_found_by_the_start_of_an_id(proved: Archive) -> None:
+    save_run(Archive(proved.url, "r2"), replace(RUN, id="r2", started_ms=0))
+    Path(proved.url, "other").mkdir()
+    done = sbpair("list", "--archive", proved.url, "-o", "json")
+    runs = json.loads(done.stdout)["runs"]
+    assert [(run["run"], run["phase"], run["stopped"]) for run in runs] == [
+        ("r2", "drain", False),
+        ("r1", "proved", False),
+    ]
+    assert runs[0]["started"] == "1970-01-01T00:00:00Z"
+    assert sbpair("list", "--archive", proved.url).stdout.split()[:6] == [
+        *("RUN", "STARTED", "MODE", "PHASE", "STOPPED"),
+        "r2",
+    ]
+    ambiguous = sbpair("verify", "r", "--archive", proved.url)
+    assert (ambiguous.returncode, ambiguous.stderr.splitlines()) == (
+        2,
+        ["error: 2 runs begin with 'r'", "hint: give more of the id: r2 or r1"],
+    )
+    Archive(proved.url, "r2").write("run.json", b"{}")
+    broken = sbpair("list", "--archive", proved.url)
+    assert (broken.returncode, "r1" in broken.stdout, "run r2 has schema None" in broken.stderr) == (0, True, True)
+
+
+def test_an_archive_without_runs_is_reported(tmp_path: Path) -> None:
+    done = sbpair("list", "--archive", str(tmp_path))
+    assert (done.returncode, done.stdout, command.untimed(done.stderr)) == (0, "", f"no runs in {tmp_path}\n")
 
 
 def test_a_broken_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -109,7 +109,9 @@ async def test_a_run_is_listed_and_shown(tmp_path: Path) -> None:
         [listed] = await pair.runs()
         assert listed == listed | {
             "id": receipt["run"],
+            "kind": "syphon",
             "command": "syphon --once",
+            "archive": None,
             "outcome": "done",
             "exit_code": 0,
             "error": "",
@@ -122,7 +124,9 @@ async def test_a_run_is_listed_and_shown(tmp_path: Path) -> None:
 
         _, out, _ = await pair.run("runs", "list")
         heading, row = out.splitlines()
-        assert heading.split() == [*("RUN", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN", "DOUBT")]
+        assert heading.split() == [
+            *("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN", "DOUBT")
+        ]
         assert row.split()[0] == receipt["run"]
         assert row.split()[-4:] == ["done", "3", "3", "0"]
         _, out, _ = await pair.run("runs", "show", receipt["run"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.replay.archive_layout import LEDGER
+from tests.kit import command
 from tests.replay.replays import PATIENCE_SECONDS, end, nothing_is_lost, offspring
 from tests.replay.world import HASTY, World, world
 
@@ -46,6 +48,10 @@ class Shell:
         out, err = done.communicate(timeout=PATIENCE_SECONDS)
         return done.returncode, json.loads(out or "{}"), err
 
+    def runs(self, *words: str) -> list[dict[str, Any]]:
+        done = command.run("runs", *words, "--output", "json", env=self._environment)
+        return json.loads(done.stdout)["runs"]  # type: ignore[no-any-return]
+
     def chunks(self) -> int:
         return len([*self.archive.glob(f"*/{LEDGER}/*/[!.]*.parquet")])
 
@@ -80,9 +86,11 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) ->
         assert receipt["stopped"]
         assert receipt["unsent"] == MESSAGES - receipt["acknowledged"] > 0
         assert len(place.ids()) == receipt["acknowledged"], "a stop doubles nothing, and forgets nothing"
-        assert f"sbpair replay resume {run}" in err
+        assert f"continue with sbpair replay resume {run} --archive {shell.archive} --master" in err
+        [listed] = shell.runs("list")
+        assert (listed["id"], listed["kind"], listed["outcome"]) == (run, "replay", "stopped")
 
-        code, receipt, err = shell.say("resume", run, *SPARK)
+        code, receipt, err = shell.say("resume", run[:-1], *SPARK)
         assert code == 0, err
         nothing_is_lost(place, receipt)
         assert len(place.ids()) == MESSAGES
@@ -90,6 +98,32 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) ->
         code, receipt, err = shell.say("resume", run, *SPARK)
         assert (code, receipt["acknowledged"], "starting Spark" in err) == (0, MESSAGES, False)
         assert len(place.ids()) == MESSAGES
+        [shown] = shell.runs("show", run[:-1])
+        assert (shown["command"], shown["outcome"], shown["exit_code"]) == ("replay resume", "done", 0)
+        assert (shown["archive"], shown["receipt"]["acknowledged"]) == (str(shell.archive), MESSAGES)
+
+
+def test_a_second_interrupt_ends_with_the_command_that_continues(tmp_path: Path) -> None:
+    with world() as place:
+        place.strand_many(MESSAGES)
+        shell = Shell(place, tmp_path)
+        first = shell.start("run", "--rate", "4", *SPARK)
+        try:
+            wait_for(lambda: shell.chunks() >= 1, first)
+            [run] = [path.name for path in shell.archive.iterdir()]
+            first.send_signal(signal.SIGINT)
+            wait_for((shell.archive / run / "STOP").exists, first)
+            first.send_signal(signal.SIGINT)
+            _, err = first.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            for pid in (*offspring(first.pid), first.pid):
+                end(pid)
+        assert first.returncode == 130
+        assert (
+            f"interrupted; continue with sbpair replay resume {run} --archive {shell.archive}" in err.splitlines()[-1]
+        )
+        [listed] = shell.runs("list")
+        assert (listed["id"], listed["outcome"]) == (run, "stopped")
 
 
 def wait_for(happens: Any, process: subprocess.Popen[str]) -> None:

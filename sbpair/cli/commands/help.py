@@ -1,4 +1,4 @@
-"""`sbpair help`: shows a document of the package: a README.md in a folder, or an upper-case file at the top."""
+"""`sbpair help`: shows the help of a command and its document: a README.md in a folder, or an upper-case file."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Annotated
 
-from sbpair.cli.app import COMMANDS, PROGRAM
+from sbpair.cli.app import COMMANDS, PROGRAM, find_command
 from sbpair.cli.options.common import Display, argument, options
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
@@ -16,39 +16,44 @@ from sbpair.errors import UsageError
 FIRST = ("runbook", "architecture")
 
 
-def _topics() -> list[str]:
-    return list(all_documents())
+def _names() -> list[str]:
+    return [*COMMANDS, *(topic for topic in all_documents() if topic not in COMMANDS)]
 
 
 @options
 def command(
     *,
-    topic: Annotated[str | None, argument("[TOPIC]", "Topic, such as runbook or syphon", complete=_topics)] = None,
+    name: Annotated[
+        list[str] | None, argument("[COMMAND|TOPIC]", "Command, or topic such as runbook", complete=_names)
+    ] = None,
     display: Display,
 ) -> int:
-    """Show a document: the runbook, the architecture or a topic.
+    """Show the help of a command, or a document such as the runbook.
 
-    Formats Markdown on a terminal and prints it as it is elsewhere. Without TOPIC, lists the topics.
+    A command's help is followed by its document, if it has one. Formats Markdown on a terminal and prints it as it is
+    elsewhere. Without a name, lists the topics.
 
     Examples:
-      sbpair help
+      sbpair help replay run
       sbpair help runbook
     """
     screen = Screen(display)
     known = all_documents()
-    if topic is None:
-        rows = [(name, title_of(document)) for name, document in known.items()]
-        for line in columns([("TOPIC", "TITLE"), *rows]):
+    if not name:
+        for line in columns([("TOPIC", "TITLE"), *((topic, title_of(document)) for topic, document in known.items())]):
             screen.write(line)
-        screen.say(f"show one with {PROGRAM} help TOPIC; for options see {PROGRAM} COMMAND --help")
+        screen.say(f"show one with {PROGRAM} help TOPIC; for options see {PROGRAM} help COMMAND")
         return 0
-    if topic not in known:
-        if topic in COMMANDS:
-            raise UsageError(f"{topic} has no document", hint=f"see {PROGRAM} {topic} --help")
-        raise UsageError(f"{topic!r} is not a topic", hint=f"expected one of {', '.join(known)}")
-    _print(screen, known[topic].read_text("utf-8"))
-    if topic in COMMANDS:
-        screen.say(f"for the options of the command see {PROGRAM} {topic} --help")
+    wanted, found = " ".join(name), find_command(name)
+    if found is None and wanted not in known:
+        hint = f"list the topics with {PROGRAM} help, and the commands with {PROGRAM} --help"
+        raise UsageError(f"{wanted!r} is neither a command nor a topic", hint=hint)
+    if found is not None:
+        screen.write(found.get_help(found.context_class(found, info_name=f"{PROGRAM} {wanted}")).rstrip("\n"))
+    if wanted in known:
+        if found is not None:
+            screen.write("")
+        _print(screen, known[wanted].read_text("utf-8"))
     return 0
 
 

@@ -31,9 +31,11 @@ from sbpair.cli.options.moves import (
     Ttl,
     backlog_paths,
     check_lease,
+    open_archive,
 )
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
+from sbpair.cli.render.proof import proof_lines
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import ExitCode, UsageError
 
@@ -204,7 +206,8 @@ def resume_command(
     wanted = selection if everything or selection else None
     if cluster.print_submit:
         return replay_submit.show(screen, request)
-    return _run(screen, lambda report: driver.resume_run(request, run_id, report, wanted))
+    found_id = open_archive(archive, run_id).run
+    return _run(screen, lambda report: driver.resume_run(request, found_id, report, wanted))
 
 
 for _name, _command in replay_archive.COMMANDS.items():
@@ -283,14 +286,14 @@ def _run(screen: Screen, act: Any) -> int:
             screen.say(f"interrupted; continue with {next_command('replay resume', progress.run)}")
         raise
     proof = result.document()
-    screen.result(replay_archive.SCHEMA, proof, replay_archive.table(proof))
-    code, resume = result.proof.exit_code, next_command("replay resume", result.run.id)
-    if result.stopped and code in (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS):
+    screen.result(replay_archive.SCHEMA, proof, proof_lines(proof))
+    resume = next_command("replay resume", result.run.id)
+    if result.exit_code == ExitCode.INTERRUPTED:
         screen.say(f"stopped; continue with {resume}")
-        return ExitCode.INTERRUPTED
+        return result.exit_code
     if result.proof.unsent and not result.run.direct:
         others = "; add --all to send the excluded ones, too" if result.run.options.selection else ""
         screen.warn(f"{result.proof.unsent} messages in the archive are unsent{others}; continue with {resume}")
     if remaining := sum(result.proof.remaining_in_queues.values()):
         screen.warn(f"{remaining} messages remain in the backlog; once they are unlocked, continue with {resume}")
-    return code
+    return result.exit_code

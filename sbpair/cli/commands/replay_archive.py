@@ -1,17 +1,18 @@
-"""`sbpair replay verify`, `status`, `stop` and `gc`: a run by the files of its archive alone, and a proof as text."""
+"""`sbpair replay list`, `verify`, `status`, `stop` and `gc`: runs by the files of their archive alone."""
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
+from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options.common import Display, option, options
 from sbpair.cli.options.moves import ArchiveUrl, RunId, open_archive
-from sbpair.cli.render.screen import Screen, clean, plural, size, some
+from sbpair.cli.render.proof import proof_lines
+from sbpair.cli.render.screen import Screen, plural, size
 from sbpair.cli.render.table import columns
-from sbpair.errors import UsageError
+from sbpair.errors import StateRefused, Unsafe, UsageError
 
 SCHEMA, STATUS_SCHEMA, GC_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1", "sbpair/replay-gc/1"
-BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
+LIST_SCHEMA, STOP_SCHEMA = "sbpair/replay-list/1", "sbpair/replay-stop/1"
 
 
 @options
@@ -32,8 +33,8 @@ def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     from sbpair.replay import verify
 
     run, proof = verify.prove_run(place)
-    document = {"run": run_id, **proof.document(run)}
-    screen.result(SCHEMA, document, table(document))
+    document = {"run": run.id, **proof.document(run)}
+    screen.result(SCHEMA, document, proof_lines(document))
     return proof.exit_code
 
 
@@ -52,8 +53,44 @@ def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     from sbpair.replay import progress
 
     found = progress.run_status(place)
-    shown = [(name.replace("_", " "), str(found[name])) for name in found if name not in ("pair", "queues")]
-    screen.result(STATUS_SCHEMA, found, columns(shown))
+    shown = {name: found[name] for name in found if name not in ("pair", "queues")}
+    shown["stopped"] = "yes" if found["stopped"] else "no"
+    screen.result(STATUS_SCHEMA, found, columns([(name.replace("_", " "), str(shown[name])) for name in shown]))
+    if found["stopped"] and found["phase"] not in progress.FINISHED:
+        screen.say(f"continue with {next_command('replay resume', place.run)}")
+    return 0
+
+
+@options
+def list_command(*, archive: ArchiveUrl, display: Display) -> int:
+    """List the runs of an archive, the latest first.
+
+    Contacts no namespace. sbpair runs list has the runs of this machine, in any archive.
+
+    Examples:
+      sbpair replay list --archive /mnt/archive
+      sbpair replay list --archive s3://bucket/dir -o json
+    """
+    screen = Screen(display)
+    from sbpair.replay.java import check_packages
+
+    check_packages("pyarrow")
+    from sbpair.replay import progress
+    from sbpair.replay.archive import Archive, run_ids
+
+    runs = []
+    for each in run_ids(archive):
+        try:
+            found = progress.run_summary(Archive(archive, each))
+        except StateRefused as error:
+            screen.error(error.message, error.hint)
+        else:
+            runs.append({"started": utc(found.pop("started_ms") / 1000), **found})
+    rows = [[run["run"], run["started"], run["mode"], run["phase"], "yes" if run["stopped"] else "no"] for run in runs]
+    table = columns([("RUN", "STARTED", "MODE", "PHASE", "STOPPED"), *rows]) if rows else []
+    screen.result(LIST_SCHEMA, {"runs": runs}, table, runs)
+    if not rows:
+        screen.say(f"no runs in {archive}")
     return 0
 
 
@@ -64,13 +101,19 @@ def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int
     Examples:
       sbpair replay stop 20261122-101500-3f2a --archive /mnt/archive
       sbpair replay stop 20261122-101500-3f2a --archive s3://bucket/dir
+
+    Exit codes: 0 it stops, or has stopped; 4 it has finished
     """
     screen = Screen(display)
     place = open_archive(archive, run_id)
     from sbpair.replay import progress
 
-    progress.request_stop(place)
-    screen.say(f"run {run_id} will stop; sbpair replay resume {run_id} continues it")
+    requested = progress.request_stop(place)
+    screen.result(STOP_SCHEMA, {"run": place.run, "requested": requested}, [])
+    if not requested:
+        hint = f"see its result with {next_command('replay status', place.run)}"
+        raise Unsafe(f"run {place.run} has finished: nothing was stopped", hint=hint)
+    screen.say(f"run {place.run} will stop; continue it with {next_command('replay resume', place.run)}")
     return 0
 
 
@@ -106,53 +149,27 @@ def gc_command(
     from sbpair.replay import gc
 
     planned = gc.plan_gc(place, unsent=include_unsent)
-    what = f"{plural(planned.files, 'file')} of run {run_id}, {size(planned.bytes)}"
+    what = f"{plural(planned.files, 'file')} of run {place.run}, {size(planned.bytes)}"
     unsent = ", including messages that were never sent" if include_unsent else ""
     deletes = planned.files > 0 and not dry_run and (yes or (screen.can_ask and screen.asks(f"Delete {what}{unsent}?")))
     if deletes:
         gc.remove_messages(place, planned)
-    result = {"run": run_id, "removed": deletes, "files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
+    counts = {"files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
     kept = f"; kept, since never sent: {plural(planned.kept, 'message')}" if planned.kept else ""
-    screen.result(GC_SCHEMA, result, [f"{'deleted' if deletes else 'would delete'} {what}{kept}"])
+    text = f"{'deleted' if deletes else 'would delete'} {what}{kept}"
+    screen.result(GC_SCHEMA, {"run": place.run, "removed": deletes, **counts}, [text])
     if planned.files and not deletes:
-        command = next_command("replay gc", run_id, "--yes", without=["dry_run"])
+        command = next_command("replay gc", place.run, "--yes", without=["dry_run"])
         if not dry_run:
             raise not_confirmed("deleted", command)
         screen.say(f"nothing was deleted; delete them with {command}")
     return 0
 
 
-COMMANDS = {"verify": verify_command, "status": status_command, "stop": stop_command, "gc": gc_command}
-
-
-def table(proof: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the proof as text, the equation first."""
-    yield f"run {proof['run']}"
-    whole, rest = ("archived", "unsent") if proof["mode"] == "archive" else ("received", "in_doubt")
-    yield (
-        f"{whole} {proof[whole]} = "
-        + " + ".join(f"{proof[bucket]} {bucket}" for bucket in BUCKETS)
-        + (f" + {proof[rest]} {rest.replace('_', ' ')}" if proof[rest] else "")
-    )
-    yield from _counted("QUEUE", proof["queues"])
-    yield from _counted("DESTINATION", {name: {"acknowledged": n} for name, n in proof["destinations"].items()})
-    for reason, number in proof["reasons"].items():
-        yield clean(f"{number} not sent: {reason}")
-    if named := proof["doubtful"]:
-        ids = [each["message_id"] or each["sequence_number"] for each in named]
-        yield clean(f"possible duplicates: {proof['doubtful_total']} ({some(ids, more=proof['doubtful_total'] > 3)})")
-    for queue, number in proof["remaining_in_queues"].items():
-        yield clean(f"{number} remain in {queue}: locked by another receiver, or deferred")
-    for path in proof["unreadable"]:
-        yield f"{path} cannot be read: it would name possible duplicates"
-    if proof["contradictions"] or proof["unknown"]:
-        yield "the files contradict each other: please report this"
-
-
-def _counted(heading: str, rows: Any) -> Iterator[str]:
-    shown = {name: counts for name, counts in rows.items() if any(counts.values())}
-    if shown:
-        names = [name for name in next(iter(shown.values())) if any(counts[name] for counts in shown.values())]
-        yield ""
-        head = (heading, *(name.upper().replace("_", " ") for name in names))
-        yield from columns([head, *((key, *(counts[name] for name in names)) for key, counts in shown.items())])
+COMMANDS = {
+    "list": list_command,
+    "verify": verify_command,
+    "status": status_command,
+    "stop": stop_command,
+    "gc": gc_command,
+}

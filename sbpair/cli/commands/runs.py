@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.help import Command, CommandGroup
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import Display, PairSelection, StateDirectory, argument, options
 from sbpair.cli.options.values import selected_profile
+from sbpair.cli.render.proof import proof_lines
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Document, Screen, clean, spoken
 from sbpair.cli.render.table import columns, wrapped
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from sbpair.runs.run_log import RunRecord
 
 SCHEMA = "sbpair/runs/1"
-SHOWN = (*("id", "command", "started", "ended", "took", "outcome", "exit_code", "error"), *("received", *BUCKETS))
+SHOWN = ("id", "command", "archive", "started", "ended", "took", "outcome", "exit_code", "error", "received", *BUCKETS)
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
 
@@ -42,7 +44,7 @@ def runs() -> None:
 @app.command("list", cls=Command)
 @options
 def list_runs(*, state: StateDirectory = None, connection: PairSelection, display: Display) -> int:
-    """List the runs of a pair, the latest first.
+    """List the syphons and replays of a pair, the latest first.
 
     OUTCOME is running, done, stopped, failed or crashed; IN DOUBT counts messages sent without an answer.
 
@@ -65,7 +67,7 @@ def list_runs(*, state: StateDirectory = None, connection: PairSelection, displa
 @options
 def show_run(
     *,
-    run_id: Annotated[str, argument("ID", "Id of the run, or its beginning")],
+    run_id: Annotated[str, argument("ID", "Id of the run, or its beginning", complete=runs_of_pair)],
     state: StateDirectory = None,
     connection: PairSelection,
     display: Display,
@@ -92,39 +94,62 @@ def show_run(
 def _entry(run: "RunRecord") -> dict[str, object]:
     return {
         "id": run.id,
+        "kind": run.kind,
         "command": run.command,
+        "archive": (run.receipt or {}).get("archive"),
         "started": utc(run.started_ms / 1000),
         "ended": None if run.ended_ms is None else utc(run.ended_ms / 1000),
         "outcome": run.outcome,
         "exit_code": run.exit_code,
         "error": run.error,
-        "in_doubt": len(run.doubts),
+        "in_doubt": _in_doubt(run),
     }
+
+
+def _in_doubt(run: "RunRecord") -> int:
+    """Return the messages sent without an answer, of which a replay's proof has the number."""
+    return len(run.doubts) or int(str((run.receipt or {}).get("doubtful_total", 0)))
 
 
 def _full(run: "RunRecord") -> Document:
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
-    return {**_entry(run), "receipt": run.receipt, "doubtful": doubtful}
+    receipt = None if run.receipt is None else {key: run.receipt[key] for key in run.receipt if key != "archive"}
+    return {**_entry(run), "receipt": receipt or None, "doubtful": doubtful}
 
 
 def _table(runs: "list[RunRecord]") -> list[str]:
     if not runs:
         return []
-    heading = ("RUN", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
-    return columns([heading, *(_row(run) for run in runs)], optional=("STARTED", "COMMAND"))
+    heading = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
+    return columns([heading, *(_row(run) for run in runs)], optional=("STARTED", "COMMAND", "KIND"))
 
 
 def _row(run: "RunRecord") -> list[object]:
     receipt = run.receipt or {}
-    counts = [receipt.get("received", ""), receipt.get("sent", ""), len(run.doubts)]
-    return [run.id, run.command, utc(run.started_ms / 1000), _took(run), run.outcome, *counts]
+    received, sent = ("archived", "acknowledged") if run.kind == "replay" else ("received", "sent")
+    counts = [receipt.get(received) or receipt.get("received", ""), receipt.get(sent, ""), _in_doubt(run)]
+    return [
+        run.id,
+        run.kind,
+        run.command.removeprefix(f"{run.kind} "),
+        utc(run.started_ms / 1000),
+        _took(run),
+        run.outcome,
+        *counts,
+    ]
 
 
 def _page(run: "RunRecord") -> Iterator[str]:
-    facts = {**_entry(run), **(run.receipt or {}), "took": _took(run), "in_doubt": len(run.doubts)}
+    receipt = run.receipt or {}
+    replayed = run.kind == "replay"
+    facts = {**({} if replayed else receipt), **_entry(run), "took": _took(run)}
     shown = [(name.replace("_", " "), str(facts[name])) for name in SHOWN if facts.get(name) not in (None, "")]
     yield from columns(shown)
-    yield from breakdown(run.receipt or {})
+    if not replayed:
+        yield from breakdown(receipt)
+    elif "run" in receipt:
+        yield ""
+        yield from proof_lines(receipt)
     for doubt in run.doubts:
         name = doubt.message_id or doubt.sequence_number
         yield from wrapped(clean(f"in doubt: {name} of {doubt.queue} to {doubt.destination}"))

@@ -32,6 +32,9 @@ _connection = partial(option, panel="Pair")
 _display = partial(option, panel="Output")
 
 
+_VARIABLES = "NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT"
+
+
 class Output(StrEnum):
     TABLE = "table"
     JSON = "json"
@@ -52,10 +55,10 @@ class PairSelection:
     ] = None
     config: Annotated[Path | None, _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")] = None
     primary: Annotated[
-        str | None, _connection("--primary NAMESPACE", "Primary namespace [env: SBPAIR_PRIMARY_NAMESPACE]")
+        str | None, _connection("--primary NAMESPACE", f"Primary namespace [env: SBPAIR_PRIMARY_{_VARIABLES}]")
     ] = None
     secondary: Annotated[
-        str | None, _connection("--secondary NAMESPACE", "Secondary namespace [env: SBPAIR_SECONDARY_NAMESPACE]")
+        str | None, _connection("--secondary NAMESPACE", f"Secondary namespace [env: SBPAIR_SECONDARY_{_VARIABLES}]")
     ] = None
 
 

@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.command_loop import run
+from sbpair.cli.completion import backlog_queues, replay_runs
 from sbpair.cli.options.common import argument, option
 from sbpair.cli.render.screen import some
 from sbpair.errors import UsageError
@@ -49,10 +50,11 @@ NoLease = Annotated[bool, option("--no-lease", "Ignore another mover of the pair
 
 ArchiveUrl = Annotated[str, option("--archive PATH|URL", "Directory or URL (s3://…) of the archive")]
 
-RunId = Annotated[str, argument("RUN", "Id of the run")]
+RunId = Annotated[str, argument("RUN", "Id of the run, or its beginning", complete=replay_runs)]
 
 OnlyQueues = Annotated[
-    list[str] | None, option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]")
+    list[str] | None,
+    option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]", complete=backlog_queues),
 ]
 
 DeadLetters = Annotated[bool, option("--dead-letters", "Also move the dead letters of the backlog queues")]
@@ -73,13 +75,13 @@ AllowMissing = Annotated[bool, option("--allow-missing", "Quarantine messages fo
 
 
 def open_archive(url: str, run_id: str) -> "Archive":
-    """Return a run's archive. Raises MachineLacks if pyarrow is not installed."""
+    """Return the archive of the run whose id begins with `run_id`. Raises MachineLacks if pyarrow is not installed."""
     from sbpair.replay.java import check_packages
 
     check_packages("pyarrow")
-    from sbpair.replay.archive import Archive
+    from sbpair.replay.archive import find_archive
 
-    return Archive(url, run_id)
+    return find_archive(url, run_id)
 
 
 def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: bool) -> list[str]:

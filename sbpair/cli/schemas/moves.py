@@ -174,16 +174,49 @@ PREVIEW = forecast(
     ("dead_letters", "Messages that would be dead-lettered, by reason"),
 )
 
+_MODE = choice("Mode of the run", "archive", "direct")
+EQUATIONS = (
+    "In archive mode archived = acknowledged + expired + quarantined + deduplicated + unsent; in direct mode received ="
+    " acknowledged + expired + quarantined + in_doubt."
+)
+_PROOF = fields(
+    run=text("Id of the run"),
+    mode=_MODE,
+    archived=nullable(count("Archived messages; null in direct mode")),
+    acknowledged=count("Messages accepted by the primary"),
+    expired=count("Messages past their time to live, kept in the archive"),
+    quarantined=count("Messages without a destination, kept in the archive"),
+    deduplicated=count("Messages not sent since another has the same id"),
+    unsent=nullable(count("Messages still to be sent; null in direct mode")),
+    received=optional(count("Received messages, in direct mode")),
+    in_doubt=optional(count("Messages without a known outcome, in direct mode")),
+    copies=count("Archived copies beyond the first of each message"),
+    balanced=flag("Whether the counts add up"),
+    contradictions=count("Messages with more than one outcome"),
+    unknown=count("Outcomes of messages that were not archived"),
+    segments=count("Files of messages"),
+    queues=mapping("Counts of each queue", mapping("Counts by outcome", count("Messages"))),
+    destinations=mapping("Accepted messages of each destination", count("Messages")),
+    reasons=mapping("Messages that were not sent, by reason", count("Messages")),
+    doubtful=array("Possible duplicates, the first ones", record("One message", **NAMED)),
+    doubtful_total=count("Number of possible duplicates"),
+    remaining_in_queues=mapping("Messages left in each queue", count("Messages")),
+    unreadable=array("Files that cannot be read", text("Path")),
+    seconds=optional(number("Duration")),
+    stopped=optional(flag("Whether the run was stopped")),
+)
 _RUN = fields(
     id=text("Id of the run"),
-    command=text("Command that ran"),
+    kind=choice("Command", "syphon", "replay"),
+    command=text("Command that ran, with its mode"),
+    archive=nullable(text("Archive of a replay")),
     started=time("Start"),
     ended=nullable(time("End; null for a running or crashed run")),
     outcome=choice("How it ended", "running", "done", "stopped", "failed", "crashed"),
     exit_code=nullable(count("Exit code; null for a running or crashed run")),
     error=text("Error; empty for none"),
     in_doubt=count("Messages sent without an answer"),
-    receipt=optional(nullable(RECEIPT)),
+    receipt=optional(nullable({"anyOf": [RECEIPT, record("The proof of a replay. " + EQUATIONS, **_PROOF)]})),
     doubtful=optional(array("Messages in doubt", record("One message", **NAMED))),
 )
 RUNS = document(
@@ -225,36 +258,7 @@ DRILL = document(
     against=nullable(text("Pair of --against; null on the emulator")),
 )
 
-_MODE = choice("Mode of the run", "archive", "direct")
-REPLAY = document(
-    "sbpair/replay/1",
-    "The proof of a replay. In archive mode archived = acknowledged + expired + quarantined + deduplicated + unsent; in"
-    " direct mode received = acknowledged + expired + quarantined + in_doubt.",
-    run=text("Id of the run"),
-    mode=_MODE,
-    archived=nullable(count("Archived messages; null in direct mode")),
-    acknowledged=count("Messages accepted by the primary"),
-    expired=count("Messages past their time to live, kept in the archive"),
-    quarantined=count("Messages without a destination, kept in the archive"),
-    deduplicated=count("Messages not sent since another has the same id"),
-    unsent=nullable(count("Messages still to be sent; null in direct mode")),
-    received=optional(count("Received messages, in direct mode")),
-    in_doubt=optional(count("Messages without a known outcome, in direct mode")),
-    copies=count("Archived copies beyond the first of each message"),
-    balanced=flag("Whether the counts add up"),
-    contradictions=count("Messages with more than one outcome"),
-    unknown=count("Outcomes of messages that were not archived"),
-    segments=count("Files of messages"),
-    queues=mapping("Counts of each queue", mapping("Counts by outcome", count("Messages"))),
-    destinations=mapping("Accepted messages of each destination", count("Messages")),
-    reasons=mapping("Messages that were not sent, by reason", count("Messages")),
-    doubtful=array("Possible duplicates, the first ones", record("One message", **NAMED)),
-    doubtful_total=count("Number of possible duplicates"),
-    remaining_in_queues=mapping("Messages left in each queue", count("Messages")),
-    unreadable=array("Files that cannot be read", text("Path")),
-    seconds=optional(number("Duration")),
-    stopped=optional(flag("Whether the run was stopped")),
-)
+REPLAY = document("sbpair/replay/1", "The proof of a replay. " + EQUATIONS, **_PROOF)
 
 PLAN = forecast(
     "sbpair/replay-plan/1",
@@ -273,18 +277,35 @@ PLAN = forecast(
     ("unroutable", "Messages that would be quarantined, by reason"),
 )
 
+_PHASE = choice("Current phase", "drain", "drained", "send", "proved", "removed", "move", "moved")
+_STOPPED = flag("Whether it was stopped")
+_LISTED = fields(run=text("Id of the run"), started=time("Start"), mode=_MODE, phase=_PHASE, stopped=_STOPPED)
 REPLAY_STATUS = document(
     "sbpair/replay-status/1",
     "The progress of a replay, from its files.",
     run=text("Id of the run"),
     pair=mapping("Names of the namespaces", text("Name")),
     mode=_MODE,
-    phase=choice("Current phase", "drain", "drained", "send", "proved", "removed", "move", "moved"),
-    stopped=flag("Whether it was stopped"),
+    phase=_PHASE,
+    stopped=_STOPPED,
     archived_rows=count("Archived rows, copies included"),
     segments=count("Files of messages"),
     acknowledged_rows=count("Rows of accepted messages"),
     queues=mapping("Rows of each queue", count("Rows")),
+)
+
+REPLAY_LIST = document(
+    "sbpair/replay-list/1",
+    "The replays of an archive, the latest first. JSON Lines have one run each.",
+    record("The line of a run", **_LISTED),
+    runs=array("Runs", record("One run", **_LISTED)),
+)
+
+REPLAY_STOP = document(
+    "sbpair/replay-stop/1",
+    "The answer of sbpair replay stop.",
+    run=text("Id of the run"),
+    requested=flag("Whether it was asked to stop; false for a run that has finished"),
 )
 
 GC = document(

@@ -410,3 +410,11 @@ SCHEMA_LIST = document(
     record("The line of a schema", **_NAME),
     schemas=array("Schemas", record("One schema", **_NAME)),
 )
+
+RUNNING_VERSION = document(
+    "sbpair/version/1",
+    "The versions that sbpair version prints.",
+    version=text("Version of sbpair"),
+    python=text("Version of Python"),
+    platform=text("Operating system"),
+)

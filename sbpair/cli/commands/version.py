@@ -1,0 +1,24 @@
+"""`sbpair version`: prints the versions that a bug report needs."""
+
+import platform
+
+from sbpair import __version__
+from sbpair.cli.app import PROGRAM
+from sbpair.cli.options.common import Display, options
+from sbpair.cli.render.screen import Screen
+
+SCHEMA = "sbpair/version/1"
+
+
+@options
+def command(*, display: Display) -> int:
+    """Print the versions of sbpair, Python and the operating system.
+
+    Examples:
+      sbpair version
+      sbpair version -o json
+    """
+    found = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    lines = [f"{PROGRAM} {__version__}", f"Python {found['python']}", found["platform"]]
+    Screen(display).result(SCHEMA, found, lines)
+    return 0
