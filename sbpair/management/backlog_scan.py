@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     OnEvent = Callable[[Peeked | Retrying], object]
 
 QUEUES_AT_ONCE = 8
+CLOCK_MARGIN_SECONDS = 2.0
+"""A message may seem to be enqueued so much later than now, without a remark about this machine's clock."""
+
 CALL_SECONDS = 10.0
 """The limit of a call to the primary: an audit is often run because the primary is down."""
 
@@ -62,6 +65,7 @@ class BacklogScan:
     _messages: Counter[str] = field(default_factory=Counter)
     _found: dict[str, DestinationEntity | DeadLetter | None] = field(default_factory=dict)
     _unseen: dict[str, str] = field(default_factory=dict)
+    _behind_seconds: float = 0.0
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
 
     async def scan_all(self, fills: Mapping[str, Utilisation], now: float) -> dict[str, Utilisation]:
@@ -90,6 +94,10 @@ class BacklogScan:
         if any(each.detects_duplicates is None for each in entities):
             why = "whether destinations detect duplicates: needs the Manage claim"
             unseen.setdefault(self.pair.primary.name, why)
+        if self._behind_seconds > CLOCK_MARGIN_SECONDS:
+            unseen["the age of messages"] = (
+                f"this machine's clock is {self._behind_seconds:.0f} s behind that of {self.pair.secondary.name}"
+            )
         return tuple(Unseen(name, reason) for name, reason in unseen.items())
 
     async def _scan(self, path: str, fill: Utilisation, now: float) -> Utilisation:
@@ -99,6 +107,7 @@ class BacklogScan:
             nonlocal oldest_ms
             if (at := seen.facts.enqueued_at) > 0:
                 oldest_ms = at if oldest_ms is None else min(oldest_ms, at)
+                self._behind_seconds = max(self._behind_seconds, at / 1000 - now)
             await self._take(seen)
 
         async with self._slots:
@@ -115,7 +124,7 @@ class BacklogScan:
             fill,
             peeked=position.messages,
             complete=position.ended,
-            oldest_seconds=None if oldest_ms is None else max(0.0, now - oldest_ms / 1000),
+            oldest_seconds=None if oldest_ms is None else _age(now - oldest_ms / 1000),
         )
 
     def _record_failure(self, path: str, error: SbpairError) -> None:
@@ -155,6 +164,11 @@ class BacklogScan:
             missing = f"{self.pair.primary.name} has no such queue or topic"
             return DestinationSummary(name, messages, found=False, reason=missing)
         return DestinationSummary(name, messages)
+
+
+def _age(seconds: float) -> float | None:
+    """Return an age; None if it is negative, because this machine's clock is behind."""
+    return max(0.0, seconds) if seconds > -CLOCK_MARGIN_SECONDS else None
 
 
 def _why(error: SbpairError) -> str:

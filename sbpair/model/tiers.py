@@ -5,6 +5,7 @@ Pure. The figures are the service's own. A size is in megabytes, and "chosen" un
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sbpair.errors import ServiceRefused, UsageError
@@ -63,13 +64,14 @@ def tier_named(name: str) -> Tier:
 
 def check_size(size_gb: int, tiers: tuple[Tier, ...] = TIERS, where: str = "") -> None:
     """Raise UsageError if none of `tiers` has entities of that size. `where` is for the message."""
-    sizes = sorted({size for tier in tiers for size in tier.sizes_gb})
-    if size_gb not in sizes:
-        *limit, last = sizes
-        raise UsageError(
-            f"a queue or topic{where} cannot have {size_gb} GB",
-            hint=f"choose {', '.join(map(str, limit))} or {last}{_multiplied(tiers)}",
-        )
+    if any(size_gb in tier.sizes_gb for tier in tiers):
+        return
+    if len(tiers) == 1:
+        hint = f"choose {_listed(tiers[0].sizes_gb)}{_multiplied(tiers[0])}"
+    else:
+        more = [size for size in PREMIUM.sizes_gb if size not in STANDARD.sizes_gb]
+        hint = f"choose {_listed(STANDARD.sizes_gb)}, which Standard has 16 times; on Premium also {_listed(more)}"
+    raise UsageError(f"a queue or topic{where} cannot have {size_gb} GB", hint=hint)
 
 
 def effective_megabytes(tier: Tier, megabytes: int, *, partitioned: bool) -> int:
@@ -104,7 +106,12 @@ def _factor(tier: Tier, *, partitioned: bool) -> int:
     return PARTITIONS if partitioned and not tier.whole_namespace else 1
 
 
-def _multiplied(tiers: tuple[Tier, ...]) -> str:
-    if any(tier.whole_namespace for tier in tiers):
+def _listed(sizes: Sequence[int]) -> str:
+    *others, last = map(str, sizes)
+    return f"{', '.join(others)} or {last}"
+
+
+def _multiplied(tier: Tier) -> str:
+    if tier.whole_namespace:
         return ""
     return f": it has {PARTITIONS} partitions of that size, and 5 makes {5 * PARTITIONS} GB"

@@ -19,7 +19,7 @@ from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import RUN_FILE, VERSION
 from sbpair.replay.plan_preview import normalize_destinations
 from sbpair.replay.selection import EVERYTHING, Selection
-from sbpair.replay.spark import check_speculation, is_local_master, local_parallelism
+from sbpair.replay.spark import check_master, check_speculation, is_local_master, local_parallelism
 from sbpair.runs.database import identity
 
 SCHEMA = "sbpair/replay-run/1"
@@ -235,6 +235,7 @@ class ReplayRequest:
     def check(self) -> None:
         """Raise Unsafe or UsageError for mistakes that show before Java starts."""
         check_speculation(self.settings.get("spark.speculation", "false"))
+        check_master(self.master)
         remote = not is_local_master(self.master)
         if remote and Archive(self.archive, "probe").is_local and not self.shared_archive:
             raise Unsafe(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
-from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe
+from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.replay.archive_layout import SEGMENTS
 
 if TYPE_CHECKING:
@@ -59,6 +59,15 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+
+
+def check_master(master: str) -> None:
+    """Raise UsageError for a text that Spark accepts as no master."""
+    if not re.fullmatch(r"(local(-cluster)?|yarn)(\[.*\])?|(spark|k8s|mesos)://.+", master):
+        raise UsageError(
+            f"--master: {master!r} is not a Spark master",
+            hint="expected local[N], spark://HOST:PORT, k8s://URL or yarn",
+        )
 
 
 def is_local_master(master: str) -> bool:

@@ -149,9 +149,8 @@ def make_directory(directory: Path) -> None:
 
 def unusable(path: Path, error: OSError) -> MachineLacks:
     """Return the error for a file or directory of the state that cannot be used."""
-    return MachineLacks(
-        f"{path} cannot be used for state: {error.strerror}", hint="pass --state DIR for a writable directory"
-    )
+    why = "it is not a directory" if isinstance(error, FileExistsError) else error.strerror
+    return MachineLacks(f"{path} cannot be used for state: {why}", hint="pass --state DIR for a writable directory")
 
 
 def identity(pair: Pair) -> dict[str, str]:

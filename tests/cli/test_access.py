@@ -79,15 +79,29 @@ async def test_a_secondary_that_does_not_accept_the_credential_stops_everything(
         )
         assert (code, out) == (5, "")
         assert_refused(err)
+        assert "the key in SBPAIR_SECONDARY_CONNECTION_STRING: " in err.splitlines()[-1]
         assert len(emulator.namespaces["contoso-dr"].queues()) == 1
         assert emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0)).counts().total == 1
+
+
+@pytest.mark.parametrize("words", [["receive", "orders"], ["receive", "orders", "--remove", "--yes"]], ids=" ".join)
+async def test_a_primary_that_does_not_accept_the_key_names_its_variable(words: list[str]) -> None:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        await strand(emulator)
+        refused = with_bad_key(emulator.ready.namespaces[0].endpoint)
+        code, out, err = await finished(emulator, words, SBPAIR_PRIMARY_CONNECTION_STRING=refused)
+        assert (code, out) == (5, "")
+        assert_refused(err)
+        assert "the key in SBPAIR_PRIMARY_CONNECTION_STRING: " in err.splitlines()[-1]
 
 
 PLACE = ["--subscription", "00000000-0000-0000-0000-000000000000", "--resource-group", "messaging"]
 SIGNED_OUT = "#!/bin/sh\necho \"ERROR: Please run 'az login' to setup account.\" >&2\nexit 1\n"
 
 
-@pytest.mark.parametrize("words", [["provision", "--via", "arm", *PLACE], ["syphon", "--once"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["provision", "--via", "arm", *PLACE], ["syphon", "--once", "--quiet"]], ids=" ".join
+)
 async def test_without_a_sign_in_the_error_names_az_login(tmp_path: Path, words: list[str]) -> None:
     az = tmp_path / "az"
     az.write_text(SIGNED_OUT)

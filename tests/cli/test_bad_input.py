@@ -299,9 +299,20 @@ def test_a_port_in_use_is_a_lack_of_this_machine(tmp_path: Path, taken_port: int
     done = sbpair(tmp_path, "emulator", "--namespace", f"contoso={taken_port}", "--ready-file", str(ready))
     assert done.stderr.splitlines() == [
         f"error: port {taken_port} on 127.0.0.1 is in use",
-        "hint: stop what uses it, or choose another port; 0 is any",
+        "hint: stop what uses it, or take any free ports: --namespace contoso=0",
     ]
     assert (done.returncode, done.stdout, ready.exists()) == (7, "", False)
+
+
+def test_a_state_that_is_a_file_is_a_lack_of_this_machine(tmp_path: Path) -> None:
+    state = tmp_path / "file"
+    state.touch()
+    done = sbpair(tmp_path, "syphon", "--once", "--state", str(state), **PAIR)
+    assert done.stderr.splitlines() == [
+        f"error: {state} cannot be used for state: it is not a directory",
+        "hint: pass --state DIR for a writable directory",
+    ]
+    assert (done.returncode, done.stdout) == (7, "")
 
 
 def test_debug_shows_the_traceback_and_the_two_lines_all_the_same(tmp_path: Path) -> None:

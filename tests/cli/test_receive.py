@@ -148,6 +148,15 @@ def read_until(terminal: int, end: bytes) -> bytes:
     return shown
 
 
+@pytest.mark.parametrize("words", [(), ("--remove", "--yes")])
+async def test_a_topic_without_a_subscription_has_a_hint(words: tuple[str, ...]) -> None:
+    async with open_world() as world:
+        world.emulator.namespaces["contoso"].create_topic("news")
+        code, out, err = await command.finished(await command.start("receive", "news", *words, env=world.environ))
+        assert (code != 0, out) == (True, "")
+        assert "--subscription NAME" in err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("value", [Char("\u20ac"), Decimal32(b"\0" * 4), Decimal64(b"\1" * 8)])
 @pytest.mark.parametrize("words", [(), ("--dedup",)])
 async def test_a_message_that_the_sdk_cannot_decode_is_an_error_and_stays(

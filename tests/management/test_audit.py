@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -103,6 +105,15 @@ async def test_empty_backlog_is_neither_peeked_nor_sampled() -> None:
         made = await audit(w.pair, sleep=w.sleep)
         assert (made.findings, made.unseen, made.destinations, w.slept) == (frozenset(), (), (), 0)
         assert [queue.last_used_ms for queue in w.secondary.queues()] == used
+
+
+async def test_a_clock_behind_the_namespace_is_reported_instead_of_ages() -> None:
+    async with world(1) as w:
+        w.strand(1)
+        made = await audit(w.pair, sample_seconds=0, now=lambda: time.time() - 1200)
+        assert fill_of(made, 0).oldest_seconds is None
+        [unseen] = [each for each in made.unseen if each.name == "the age of messages"]
+        assert re.fullmatch(r"this machine's clock is 1[12]\d\d s behind that of contoso-dr", unseen.reason)
 
 
 async def test_peeked_messages_and_destinations_are_reported() -> None:

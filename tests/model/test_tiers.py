@@ -30,7 +30,9 @@ def test_an_error_for_standard_states_effective_sizes(size) -> None:
 def test_an_invalid_size_is_refused(size) -> None:
     with pytest.raises(UsageError, match=f"a queue or topic cannot have {size} GB") as refused:
         tiers.check_size(size)
-    assert refused.value.hint == "choose 1, 2, 3, 4, 5, 10, 20, 40 or 80"
+    assert refused.value.hint == (
+        "choose 1, 2, 3, 4 or 5, which Standard has 16 times; on Premium also 10, 20, 40 or 80"
+    )
 
 
 @pytest.mark.parametrize(("tier", "effective"), [(STANDARD, 81_920), (BASIC, 81_920), (PREMIUM, 5_120)])

@@ -26,6 +26,17 @@ def test_a_local_java_leaves_the_cores_to_the_workers(master: str, collector: st
     assert "-XX:TieredStopAtLevel=1" in options
 
 
+@pytest.mark.parametrize("master", ["local", "local[2,4]", "local-cluster[1,1,1024]", "yarn", "k8s://h", "spark://h:1"])
+def test_a_master_of_spark_is_accepted(master: str) -> None:
+    spark.check_master(master)
+
+
+@pytest.mark.parametrize("master", ["", "foo", "locals", "spark:h", "http://h"])
+def test_a_master_that_spark_does_not_know_is_named(master: str) -> None:
+    with pytest.raises(errors.UsageError, match=f"^--master: '{master}' is not a Spark master$"):
+        spark.check_master(master)
+
+
 def test_a_remote_java_gets_no_options() -> None:
     assert spark.local_settings("spark://host:7077") == {}
 

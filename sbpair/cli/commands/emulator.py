@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import Display, Output, option, options
 from sbpair.cli.render.screen import Screen, clean
-from sbpair.errors import UsageError
+from sbpair.errors import PortInUse, UsageError
 from sbpair.model.pair import is_loopback
 
 if TYPE_CHECKING:
@@ -82,7 +82,18 @@ def command(
         run(serve)
     except KeyboardInterrupt:
         screen.say("stopped")
+    except PortInUse as error:
+        error.hint = f"stop what uses it, or take any free ports: {_with_any_port(read)}"
+        raise
     return 0
+
+
+def _with_any_port(namespaces: list[tuple[str, int, str, int]]) -> str:
+    def written(name: str, tier: str, partitions: int) -> str:
+        more = f",{tier}" + (f",{partitions}" if partitions > 1 else "") if tier != "standard" else ""
+        return f"--namespace {shlex.quote(name)}=0{more}"
+
+    return " ".join(written(name, tier, partitions) for name, _port, tier, partitions in namespaces)
 
 
 def _parsed(text: str) -> tuple[str, int, str, int]:

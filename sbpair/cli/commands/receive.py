@@ -1,7 +1,8 @@
 """`sbpair receive`: peeks, or runs `sbpair.message_io.receive` and prints messages as they arrive."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from sbpair.cli.options.common import Display, Output, PairSelection, argument, 
 from sbpair.cli.options.values import check_max, positive_seconds_of, selected_pair
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, clean, plural
-from sbpair.errors import ExitCode, UsageError
+from sbpair.errors import ExitCode, ServiceRefused, UsageError
 
 if TYPE_CHECKING:
     from sbpair.message_io.receive import DedupSettings, ReceiveCounts
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "sbpair/receive/1"
 MEMORY, DAY, WAIT = "memory", "24h", "5s"
+NOT_ALLOWED = "amqp:not-allowed"
 SIDES: "Sequence[Side]" = ("primary", "secondary")
 
 
@@ -95,7 +97,7 @@ def command(
         for text in _warnings(event):
             screen.warn(text)
 
-    with printer:
+    with _topics_explained(subscription), printer:
         run(
             lambda _stop: receive.receive_messages(
                 pair,
@@ -110,6 +112,17 @@ def command(
             )
         )
     return ExitCode.PARTIAL_OR_FINDINGS if counted.not_removed else 0
+
+
+@contextmanager
+def _topics_explained(subscription: str | None) -> Iterator[None]:
+    """Say what to do about a topic, whose messages only its subscriptions have."""
+    try:
+        yield
+    except ServiceRefused as error:
+        if subscription is None and error.condition == NOT_ALLOWED:
+            error.hint = "of a topic, name a subscription: --subscription NAME; queues with sessions are not supported"
+        raise
 
 
 def _show(

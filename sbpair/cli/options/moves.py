@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues, replay_runs
 from sbpair.cli.options.common import argument, option
-from sbpair.cli.render.screen import some
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
@@ -110,7 +109,8 @@ def _existing(pair: "Pair", selected: list[str]) -> list[str]:
     paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in selected]
     for each, path in zip(selected, paths, strict=True):
         if path.lower() not in there:
-            hint = f"it has {some(list(there.values()))}"
+            names = list(there.values())
+            hint = f"it has {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise UsageError(f"--queue {each}: {pair.secondary.name} has no such backlog queue", hint=hint)
     return [there[path.lower()] for path in dict.fromkeys(paths)] or list(there.values())
 
