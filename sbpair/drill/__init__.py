@@ -145,11 +145,11 @@ async def run_drill(
             sent = originals(messages, now_ms=int(time.time() * 1000), seed=seed)
             await _strand(pair, sent, on_event)
             timeline("syphon", f"moving them back to {pair.primary.name}, while an application sends to {APPLICATION}")
-            moved = await runner.run(pair, once=True, on_event=on_event)
+            moved = await runner.run(pair, once=True, lease=False, on_event=on_event)
             await scenario.play(application, outages, pair, timeline)
             timeline("syphon", "moving back the application's messages, while it continues to send")
             followed, _ = await asyncio.gather(
-                runner.run(pair, once=True, on_event=on_event), application.until_more("primary")
+                runner.run(pair, once=True, lease=False, on_event=on_event), application.until_more("primary")
             )
         timeline("compare", "reading all messages back, and comparing each byte for byte")
         arrived = await received(pair.primary, APPLICATION, len(application.sent))

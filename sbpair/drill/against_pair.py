@@ -75,7 +75,7 @@ async def drill_on_pair(
             await scenario.play(application, outages, pair, emit)
             emit("syphon", "moving back its messages from the backlog, while it continues to send")
             moved, _ = await asyncio.gather(
-                runner.run(own, once=True, on_event=on_event), application.until_more("primary")
+                runner.run(own, once=True, lease=False, on_event=on_event), application.until_more("primary")
             )
         emit("compare", "reading all messages back, and comparing each byte for byte")
         async with token_getter_for(pair.primary.credential, pair.primary.name) as get_token:

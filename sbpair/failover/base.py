@@ -211,8 +211,8 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
     ) -> SyphonT:
         """Move the backlog to the primary, in a thread or a task, until the client is closed or the syphon stopped.
 
-        The options are those of `sbpair syphon`. `state` is a directory for the journal; the syphon waits while another
-        process of this machine moves the pair with that directory. `lease_queue` extends that to other machines.
+        The options are those of `sbpair syphon`. `state` is a directory for the journal. The syphon waits while another
+        process of this user moves the pair on this machine; `lease_queue` extends that to other machines.
         Whatever ends the syphon, it is retried after a pause and reported to the client's `on_event` (SyphonFaulted).
         Raises UsageError while this client has a running syphon.
         """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.runs.database import RunDatabase, now_ms
 from sbpair.runs.journal import Journal
-from sbpair.runs.lease import Lease
+from sbpair.runs.lease import hold_machine_leases
 from sbpair.runs.run_log import RunEntry, new_id
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RunStore:
-    """A context manager for one run. Without a directory nothing is kept, and the journal is in memory.
+    """A context manager for one run. Without a directory no run is recorded, and the journal is in memory.
 
     `receipt` returns the current figures. `may_send` raises if nothing may be sent, for a reason other than this
     machine's lease. Raises LeaseHeld, StateRefused or MachineLacks before anything is moved.
@@ -48,8 +48,13 @@ class RunStore:
         self._recorded: RunEntry | None = None
         self._last: Receipt | None = None
         with ExitStack() as stack:
+            if lease:
+                may_send = partial(
+                    _run_both, stack.enter_context(hold_machine_leases(pair, directory, self.run)), may_send
+                )
+                self.journal = Journal(run=self.run, may_send=may_send)
             if directory is not None:
-                self._open(stack, pair, directory, command, may_send, lease=lease)
+                self._open(stack, pair, directory, command, may_send)
             self._opened = stack.pop_all()
 
     def __enter__(self) -> RunStore:
@@ -76,11 +81,7 @@ class RunStore:
         if self._recorded is not None:
             self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
 
-    def _open(
-        self, stack: ExitStack, pair: Pair, directory: Path, command: str, may_send: Callable[[], None], *, lease: bool
-    ) -> None:
-        if lease:
-            may_send = partial(_run_both, stack.enter_context(Lease(directory, self.run)).check, may_send)
+    def _open(self, stack: ExitStack, pair: Pair, directory: Path, command: str, may_send: Callable[[], None]) -> None:
         state = stack.enter_context(RunDatabase(directory, pair))
         self._recorded = RunEntry(state, command, run_id=self.run)
         stack.callback(self._recorded.close)

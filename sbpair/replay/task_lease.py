@@ -22,7 +22,7 @@ from sbpair.azure.credentials import token_getter
 from sbpair.errors import LeaseLost, SbpairError, Unreachable
 from sbpair.replay.archive_layout import LEASE, STOP_FILE
 from sbpair.runs import session_lease
-from sbpair.runs.lease import Lease
+from sbpair.runs.lease import hold_machine_leases
 from sbpair.runs.lease_location import check_queue, uptime
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ READY_SECONDS = 30.0  # how long a task waits for its first confirmation, which 
 class HeldLease:
     """The driver's leases. `used` is whether a task may have received messages."""
 
-    machine: Lease | None = None
+    check_machine: Callable[[], None] = lambda: None
     used: bool = False
     heartbeat: str | None = None  # its file, if there is a lease across machines
     lost: SbpairError | None = None
@@ -48,8 +48,7 @@ class HeldLease:
         """Raise LeaseLost, or the other error for which the lease is lost."""
         if self.lost is not None:
             raise self.lost
-        if self.machine is not None:
-            self.machine.check()
+        self.check_machine()
 
     def is_lost(self) -> bool:
         """Return whether the lease is lost; then it stays so."""
@@ -64,7 +63,7 @@ class HeldLease:
 def hold_leases(
     pair: Pair, run: str, archive: Archive, *, directory: Path | None = None, queue: str | None = None
 ) -> Iterator[HeldLease]:
-    """Hold the lease of this machine in `directory`, and the lease across machines in `queue`, if given.
+    """Hold this machine's leases of the pair and `directory`, and the lease across machines in `queue`, if given.
 
     Raises LeaseHeld if another mover has one of them; EntityMissing or UsageError for an unsuitable queue.
     """
@@ -73,7 +72,7 @@ def hold_leases(
         if queue is not None:
             check_queue(queue)
         if directory is not None:
-            held.machine = stack.enter_context(Lease(directory, run))
+            held.check_machine = stack.enter_context(hold_machine_leases(pair, directory, run))
         if queue is not None:
             held.heartbeat = f"{LEASE}/{uuid.uuid4().hex}.json"
             stack.callback(archive.remove, held.heartbeat)

@@ -1,4 +1,6 @@
-"""The lease that keeps two movers of one machine off a pair: a locked file, which a crash unlocks.
+"""The leases that keep two movers of one user and machine off a pair: locked files, which a crash unlocks.
+
+One file stands for the pair's namespaces, whatever the local name of the pair; one is in the state directory.
 
 Invariant: the holder has locked the file that is at the path now. A deleted or replaced file ends the lease, whatever
 lock the old file has. So the file is never deleted, not even at the end of a run.
@@ -8,16 +10,29 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
 
-from sbpair.errors import LeaseHeld, LeaseLost
+from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks
+from sbpair.model.pair import AMQPS_PORT, is_loopback
 from sbpair.runs.database import make_directory, now_ms, unusable
 
+if TYPE_CHECKING:
+    from sbpair.model.pair import Pair
+
+log = logging.getLogger(__name__)
+
 FILE_NAME = "lease"
+
+DIRECTORY = ".leases"
+"""Beside the state directories of pairs, whose names begin with a letter or a digit."""
 
 
 class Lock:
@@ -76,9 +91,11 @@ class Lease:
     Raises LeaseHeld if another process has it, MachineLacks if the directory cannot be used.
     """
 
-    def __init__(self, directory: Path, run: str, *, clock_ms: Callable[[], int] = now_ms) -> None:
+    def __init__(
+        self, directory: Path, run: str, name: str = FILE_NAME, *, clock_ms: Callable[[], int] = now_ms
+    ) -> None:
         make_directory(directory)
-        self._path = directory / FILE_NAME
+        self._path = directory / name
         content = {"pid": os.getpid(), "run": run, "started_ms": clock_ms()}
         try:
             self._lock = Lock(self._path, json.dumps(content))
@@ -103,6 +120,45 @@ class Lease:
 
     def release(self) -> None:
         self._lock.release()
+
+
+@contextmanager
+def hold_machine_leases(pair: Pair, directory: Path | None, run: str) -> Iterator[Callable[[], None]]:
+    """Hold the lease of the pair's namespaces and, if given, that of the state directory. Yields their check.
+
+    If the first cannot be written, a warning says so: two movers would lose no message, only the order between theirs,
+    and a machine with a read-only home can still move messages. Raises LeaseHeld, and MachineLacks for `directory`.
+    """
+    with ExitStack() as stack:
+        leases = []
+        try:
+            leases.append(stack.enter_context(Lease(lease_directory(os.environ), run, lease_name(pair))))
+        except (MachineLacks, RuntimeError) as error:
+            log.warning("movers with another --state are not kept off this pair: %s", error)
+        if directory is not None:
+            leases.append(stack.enter_context(Lease(directory, run)))
+
+        def check() -> None:
+            for lease in leases:
+                lease.check()
+
+        yield check
+
+
+def lease_directory(environ: Mapping[str, str]) -> Path:
+    """Return this user's directory of leases. Raises RuntimeError for a user without a home."""
+    given = Path(environ.get("XDG_STATE_HOME", ""))
+    # By the XDG specification, relative paths are ignored.
+    state = given if given.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".local/state"
+    return state / "sbpair" / DIRECTORY
+
+
+def lease_name(pair: Pair) -> str:
+    """Return the name of a pair's file. Movers of the same queues have the same, whatever they call the pair."""
+    secondary = urlsplit(f"//{pair.secondary.authority}")
+    host = (secondary.hostname or "").rstrip(".")
+    port = "" if secondary.port in (None, AMQPS_PORT) else f"-{secondary.port}"
+    return f"{pair.primary.name.lower()}+{'localhost' if is_loopback(host) else quote(host)}{port}"
 
 
 def _holder(path: Path) -> str:

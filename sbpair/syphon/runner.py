@@ -129,9 +129,9 @@ async def run(
     `stop`, it ends within a few seconds: pending sends are in doubt, and the rest is released.
 
     `state` is the directory of the pair's journal and runs. With it, the next run knows what this one has moved, even
-    if this one is killed. Unless `lease` is False, no other process moves the pair with that directory at the same
-    time. Without `state`, nothing is kept. With `lease_queue`, a session queue in the secondary namespace, no mover on
-    any machine that names it moves the pair at the same time; the run ends if that lease is lost.
+    if this one is killed. Without it, no journal or run is kept. Unless `lease` is False, no other process of this user
+    on this machine moves the pair at the same time. With `lease_queue`, a session queue in the secondary namespace, no
+    mover on any machine that names it does; the run ends if that lease is lost.
 
     `ordered` keeps the order of a queue's messages for a destination. `limits` bound the rate, and select the time
     to live; None is as fast as possible. With `sample_seconds`, `on_event` also gets the progress of

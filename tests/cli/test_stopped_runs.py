@@ -140,3 +140,28 @@ async def test_a_limit_below_0_is_refused(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         done, _, err = await pair.run("syphon", "--once", "--max-missing=-1")
         assert (done, err.splitlines()[0]) == (2, "error: --max-missing is -1, and must be at least 0")
+
+
+async def test_a_second_mover_with_another_state_is_refused(tmp_path: Path) -> None:
+    async with open_pair(tmp_path / "a") as pair:
+        await pair.strand(1)
+        first = await pair.start("syphon", "--watch", "--output", "json")
+        await until(lambda: pair.arrived == 1)
+        pair.state = tmp_path / "b"
+        done, _, err = await pair.run("syphon", "--once")
+        assert done == 4
+        assert re.match(
+            rf"error: process {first.pid} \(run \S+, since [\d: -]+ UTC\) is moving messages of this pair", err
+        )
+        assert (await pair.run("syphon", "--once", "--no-lease"))[0] == 0
+        first.send_signal(signal.SIGTERM)
+        await first.communicate()
+        assert (await pair.run("syphon", "--once"))[0] == 0
+
+
+async def test_an_unwritable_home_is_warned_about(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        done, _, err = await pair.run("syphon", "--once", XDG_STATE_HOME="/dev/null")
+        assert (done, pair.arrived) == (0, 1)
+        assert "movers with another --state are not kept off this pair: /dev/null/sbpair" in err

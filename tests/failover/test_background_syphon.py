@@ -16,7 +16,7 @@ from sbpair.failover import background_syphon
 from sbpair.failover.events import SyphonFaulted
 from sbpair.model.backoff import Backoff
 from sbpair.move.events import QueueOpened
-from sbpair.runs.lease import Lease
+from sbpair.runs.lease import hold_machine_leases
 from sbpair.syphon import runner
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PATIENCE_SECONDS, Rig, ids
 
@@ -112,12 +112,13 @@ def test_an_unexpected_error_is_an_event(rig: Rig, monkeypatch: pytest.MonkeyPat
         assert str(fault) == "the syphon is retried after 0.05 s: unexpected ZeroDivisionError"
 
 
-def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [None, "mine"])
+def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path, state: str | None) -> None:
     arrivals = Arrivals(rig)
     with rig.client() as (client, log):
         strand(client, "m")
-        with Lease(tmp_path, "another-run"):
-            syphon_of(client, state=tmp_path)
+        with hold_machine_leases(rig.pair, tmp_path / "another", "another-run"):
+            syphon_of(client, state=None if state is None else tmp_path / state)
             fault = log.wait_for(is_fault)
             assert "is moving messages of this pair" in fault.reason
             assert rig.in_queue(rig.orders) == []

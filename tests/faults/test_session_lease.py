@@ -270,7 +270,7 @@ async def test_a_mover_frozen_beyond_its_lock_sends_nothing_afterwards(stage: St
     queue = leases(stage)
     stage.strand(*range(300))
     frozen = Process("frozen")
-    run = runner.run(stage.world.pair, once=True, lease_queue=LEASES, limits=SLOWLY)
+    run = runner.run(stage.world.pair, once=True, lease=False, lease_queue=LEASES, limits=SLOWLY)
     running = frozen.start(stage.loop, run)
     await stage.until(lambda: sent(stage) == 10)
     await asyncio.sleep(0.5)
@@ -289,7 +289,7 @@ async def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(stage: 
     leases(stage)
     stage.strand(*range(30))
     dead = Process("dead")
-    dead.start(stage.loop, runner.run(stage.world.pair, once=True, lease_queue=LEASES, limits=SLOWLY))
+    dead.start(stage.loop, runner.run(stage.world.pair, once=True, lease=False, lease_queue=LEASES, limits=SLOWLY))
     await stage.until(lambda: sent(stage) == 10)
     if not said:
         for line in stage.network.lines:

@@ -223,6 +223,7 @@ async def test_a_stopped_process_that_wakes_up_sends_nothing_more(
         sessions(made)
         made.strand(*range(20))
         first = await holding(made, tmp_path / "a", *SLOWLY, "--max-held", "2")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
         try:
             first.send_signal(signal.SIGSTOP)
             with pytest.raises(LeaseHeld):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from contextvars import Context
@@ -15,6 +16,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from unittest.mock import patch
 
 from sbpair.errors import SbpairError
 from sbpair.move.message.route import TimeToLive
@@ -292,7 +294,11 @@ def simulated(the_plan: Plan) -> Verdict:
     seed, loop = the_plan.seed, VirtualLoop()
     with closing(loop), TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
         simulation = Simulation(the_plan, loop, Path(directory))
-        with made_virtual(seed, loop, simulation.tool_time, simulation.control), simulation.disk.watching():
+        with (
+            patch.dict(os.environ, XDG_STATE_HOME=directory),
+            made_virtual(seed, loop, simulation.tool_time, simulation.control),
+            simulation.disk.watching(),
+        ):
             wrong = _carry_out(loop, simulation)
             history = simulation.history
             digest, lines = history.digest, tuple(history.lines)
