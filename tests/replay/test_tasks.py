@@ -33,7 +33,7 @@ from sbpair.replay.shard_source import MAX_CHUNK, ShardSource
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
-from sbpair.runs.lease import Lease
+from sbpair.runs.lease import hold_machine_leases
 from tests.replay.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send, stranded
 from tests.replay.world import NAMESPACE, OTHER, World, exported
 
@@ -266,7 +266,7 @@ def test_the_check_of_destinations_retries_after_a_lost_connection(kind: str, pl
 
 def test_a_held_lease_refuses_the_run_and_leaves_nothing(place: World, tmp_path: Path) -> None:
     request = place.request(tmp_path)
-    with Lease(request.state, "another"), pytest.raises(errors.LeaseHeld) as refused:
+    with hold_machine_leases(place.pair, tmp_path / "other", "another"), pytest.raises(errors.LeaseHeld) as refused:
         driver.start_run(request, QUICK, place.queues, 4, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not (tmp_path / "archive").exists()
