@@ -107,6 +107,8 @@ def completed(
         ("sbpair runs show --pair orders --state STATE ", ["261122-101500-r1"]),
         ("sbpair runs show --pair orders --state /nowhere ", []),
         ("sbpair runs show --pair none ", []),
+        ("sbpair deadletters ", ["list", "show"]),
+        ("sbpair peek --pair orders contoso/x-servicebus-transfer/2", QUEUES[2:]),
     ],
 )
 def test_names_and_values_are_completed(
