@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, load
+from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, find_command, load
 from tests.kit import command
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,46 @@ def test_help_fits_on_one_screen_of_60_lines_with_examples(name: str) -> None:
     assert max(map(len, lines)) <= COLUMNS
     examples = [line for line in lines if line.startswith("  sbpair ") or "| sbpair " in line]
     assert len(examples) >= 2 or name == "sbpair"
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_options_follow_one_convention(name: str) -> None:
+    text = (GOLDEN / f"{name}.txt").read_text()
+    flat = " ".join(text.split())
+    assert "-h, --help" in text
+    assert text.count(" -n, ") == text.count("-n, --count N") == flat.count("Number of backlog queues")
+    # A default has one form, and no prose of its own.
+    assert not re.search(r"\([0-9]+\)|by itself|\(default|defaults to", flat)
+    for side in ("PRIMARY", "SECONDARY"):
+        named = f"[env: SBPAIR_{side}_NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT]"
+        assert (f"--{side.lower()} NAMESPACE" in text) == (named in flat)
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_required_options_are_in_the_usage_and_marked(name: str) -> None:
+    command = find_command(HELPS[name])
+    required = [param for param in getattr(command, "params", ()) if param.required and param.opts[0].startswith("--")]
+    text = (GOLDEN / f"{name}.txt").read_text()
+    assert text.count("[required]") == len(required)
+    assert all(f" {param.opts[0]} {param.metavar} " in text.splitlines()[0] for param in required)
+
+
+OLD_WORDS = (
+    "nobody",
+    "whole story",
+    "Say nothing",
+    "Keep movers",
+    "form of the results",
+    "to be mended",
+    "in vain",
+    "mend",
+)
+
+
+@pytest.mark.parametrize("words", OLD_WORDS)
+def test_help_is_free_of_former_wordings(words: str) -> None:
+    found = [path.name for path in GOLDEN.iterdir() if re.search(rf"\b{words}\b", " ".join(path.read_text().split()))]
+    assert found == []
 
 
 def test_the_short_option_prints_the_same_help() -> None:

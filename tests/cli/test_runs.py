@@ -230,6 +230,22 @@ async def test_a_state_that_may_not_grow_leaves_every_message_where_it_is(tmp_pa
         assert to_do.startswith("hint: check its permissions and the free space")
 
 
+async def test_verbose_output_has_each_value_and_its_source_but_no_secret(tmp_path: Path) -> None:
+    async with open_pair(tmp_path / "none") as pair:
+        _, _, err = await pair.run("runs", "list", "-v", SBPAIR_PRIMARY_NAME="fabrikam")
+        lines = command.untimed(err).splitlines()
+        key = "key RootManageSharedAccessKey ***"
+        for line in (
+            f"state: {tmp_path / 'none'} (--state)",
+            "primary.name: fabrikam (SBPAIR_PRIMARY_NAME)",
+            f"secondary.sign_in: {key} (SBPAIR_SECONDARY_CONNECTION_STRING)",
+            "secondary.tls: no (derived from secondary.namespace)",
+            "failover_interval: 60 s (default)",
+        ):
+            assert line in lines
+        assert "SharedAccessKey=" not in err
+
+
 async def test_before_the_first_run_there_is_nothing_to_list_and_nothing_is_made(tmp_path: Path) -> None:
     async with open_pair(tmp_path / "none") as pair:
         assert await pair.run("runs", "list", "--quiet") == (0, "", "")

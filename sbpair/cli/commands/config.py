@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sbpair import config
 from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
-from sbpair.cli.options.values import flags_of, warn_of_unknown_variables
+from sbpair.cli.options.values import flags_of, in_words, warn_of_unknown_variables
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.config.effective import effective
@@ -76,7 +76,7 @@ def command(
         {"key": key, "value": setting.value, "source": setting.source, "origin": str(setting.origin)}
         for key, setting in found.items()
     ]
-    rows = [(key, _shown(setting.value), _from(setting)) for key, setting in found.items()]
+    rows = [(key, *in_words(setting)) for key, setting in found.items()]
     screen.result(SCHEMA, {"settings": entries}, columns([("SETTING", "VALUE", "FROM"), *rows]), entries)
     return 0
 
@@ -89,15 +89,3 @@ def _require_some(flags: config.Flags, file: Path) -> None:
             hint="start with sbpair config --init; or export SBPAIR_PRIMARY_CONNECTION_STRING and"
             " SBPAIR_SECONDARY_CONNECTION_STRING",
         )
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g} s" if isinstance(value, float) else str(value)
-
-
-def _from(setting: config.Setting) -> str:
-    if setting.origin is config.Origin.DERIVED:
-        return f"derived from {setting.source}"
-    return setting.source or "default"

@@ -26,13 +26,26 @@ def selected_pair(connection: PairSelection, screen: Screen, *, count: int | Non
 def selected_profile(
     connection: PairSelection, screen: Screen, *, count: int | None = None, state: Path | None = None
 ) -> config.Profile:
-    """Return the selected pair with its state directory; with -v, print the source of each value."""
+    """Return the selected pair with its state directory; with -v, print each value and its source."""
     flags = flags_of(connection, count=count, state=state)
     warn_of_unknown_variables(flags, screen)
     found = config.load(flags, os.environ)
-    for key, setting in sorted(found.settings.items()):
-        screen.detail(f"{key} from {setting.source or 'default'}")
+    if screen.detailed:
+        from sbpair.config.effective import effective
+
+        for key, setting in effective(found).items():
+            value, source = in_words(setting)
+            if value:
+                screen.say(f"{key}: {value} ({source})")
     return found
+
+
+def in_words(setting: config.Setting) -> tuple[str, str]:
+    """Return the value of a setting and its source as text."""
+    value = setting.value
+    text = f"{value:g} s" if isinstance(value, float) else str(value)
+    source = f"derived from {setting.source}" if setting.origin is config.Origin.DERIVED else setting.source
+    return {"True": "yes", "False": "no"}.get(text, text), source or "default"
 
 
 def warn_of_unknown_variables(flags: config.Flags, screen: Screen) -> None:

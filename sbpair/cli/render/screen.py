@@ -96,9 +96,14 @@ class Screen:
         if not self._display.quiet:
             self._print("info", text)
 
+    @property
+    def detailed(self) -> bool:
+        """Whether -v was given."""
+        return self._display.verbose > 0
+
     def detail(self, text: str) -> None:
         """Print information to stderr with -v."""
-        if self._display.verbose:
+        if self.detailed:
             self.say(text)
 
     def warn(self, text: str) -> None:
