@@ -189,7 +189,7 @@ def test_order_none_with_duplicates_and_a_missing_destination(place: World, tmp_
     assert "not-there" in reason
     archive = Archive(str(tmp_path / "archive"), result.run.id)
     flows = archive.read_json("report/plan.json")["flows"]
-    assert sum(flow["again"] for flow in flows) == 1
+    assert sum(flow["duplicates"] for flow in flows) == 1
     assert {flow["verdict"] for flow in flows} == {"send"}
     [homeless] = [row for path in archive.files(QUARANTINE) for row in archive.read_table(path).to_pylist()]
     assert (homeless["message_id"], homeless["destination"]) == ("homeless", "not-there")
