@@ -1,6 +1,6 @@
-"""A longer way: a TCP proxy that hands every byte on so many milliseconds later, in order, as many as come.
+"""A TCP proxy that passes every byte on some milliseconds later, in order.
 
-python delay.py MS PORT …: prints the ports that stand for those, as a JSON list, and goes on until it is stopped.
+python delay.py MS PORT …: prints the ports in front of those, as a JSON list, and runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Way(asyncio.Protocol):
-    """One direction's source. What is read here is written to `other` when its time has come."""
+    """The source of one direction: bytes read here are written to `other` when they are due."""
 
     def __init__(self, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -29,7 +29,7 @@ class Way(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._later(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  the other side sees an end, late
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  the other side sees an end, later
         self._later(None)
 
     def _later(self, data: bytes | None) -> None:
@@ -54,7 +54,7 @@ class Way(asyncio.Protocol):
 
 
 class Arriving(Way):
-    """The side that clients connect to; the way to the target is opened for each."""
+    """The side that clients connect to. It opens a connection to the target for each."""
 
     def __init__(self, seconds: float, port: int) -> None:
         super().__init__(seconds)

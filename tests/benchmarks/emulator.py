@@ -1,21 +1,19 @@
-"""What a message costs the emulator, in and out again, in its own CPU seconds; and what holding one costs.
+"""The cost of a message in the emulator, in and out again, in its own CPU; and the memory of held messages.
 
-Run it by hand: python -m tests.benchmarks.emulator [--messages N] [--held N …] [--rounds N] [--output json]
+python -m tests.benchmarks.emulator [--messages SMALL LARGE] [--held N …] [--rounds N] [--output json]
 
-A machine's speed changes within minutes. So a bare relay, which takes the same bytes in and gives them out, takes turns
-with the emulator: figures are medians over the rounds, and what can be compared with another machine's are the ratios.
+A bare relay, which copies the same bytes, takes turns with the emulator: the ratios hold on another machine too.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import statistics
 import subprocess
 import sys
 import time
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp.codec import encode
 from sbpair.amqp.message import BATCH_FORMAT, DATA, Properties, Sections, data_body, section
@@ -25,18 +23,21 @@ from sbpair.azure.atom import open_atom
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.engines import relayed
-from tests.benchmarks.processes import cpu_seconds, emulator, resident_mb
+from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, summary
+from tests.benchmarks.processes import cpu_seconds, emulator, resident_mb, user_instructions
 
-SCHEMA = "sbpair/benchmark/1"
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
+
 BATCH = 100
 FLIGHT, SINGLE_FLIGHT = 8, 200
-"""How many batches, and how many single messages, are on their way at the same time."""
+"""How many batches, and how many single messages, are in flight."""
 
 IDLE_SECONDS = 10.0
 
 
 def message(number: int) -> bytes:
-    """An encoded message of 1 KB."""
+    """Return an encoded message of 1 KB."""
     properties = Properties(message_id=f"benchmark-{number:09d}").encode()
     return Sections(properties=properties, body=data_body(b"x" * (1024 - len(properties) - 8))).join()
 
@@ -59,7 +60,7 @@ async def receive(receiver: RawReceiver, count: int, *, singly: bool) -> None:
     while left:
         deliveries = await receiver.take(5 * BATCH, seconds=IDLE_SECONDS)
         if not deliveries:
-            raise RuntimeError(f"{left} messages did not come")
+            raise RuntimeError(f"{left} messages did not arrive")
         left -= len(deliveries)
         if left:
             receiver.grant(min(left, 10 * BATCH))
@@ -69,75 +70,79 @@ async def receive(receiver: RawReceiver, count: int, *, singly: bool) -> None:
             await receiver.settle(deliveries, ACCEPTED)
 
 
-async def in_and_out(wire: AmqpClient, pid: int, queue: str, count: int, *, singly: bool) -> dict[str, float]:
-    """CPU seconds of the emulator per 1 000 messages, in and out."""
+async def in_and_out(wire: AmqpClient, pid: int, queue: str, count: int, *, singly: bool) -> Run:
+    """Send messages and receive them again. The cost is the emulator's."""
     sender, receiver = await wire.sender(queue), await wire.receiver(queue)
     payloads = [message(0)] * count if singly else batches(count)
-    started, before = time.perf_counter(), cpu_seconds(pid)
-    for start in range(0, len(payloads), 1_000 if singly else 10):
-        chunk = payloads[start : start + (1_000 if singly else 10)]
-        await send(sender, chunk, 0 if singly else BATCH_FORMAT)
-        await receive(receiver, len(chunk) * (1 if singly else BATCH), singly=singly)
-    spent, seconds = cpu_seconds(pid) - before, time.perf_counter() - started
+    step = 1_000 if singly else 10
+    with user_instructions(pid) as instructions:
+        started, before = time.perf_counter(), cpu_seconds(pid)
+        for start in range(0, len(payloads), step):
+            chunk = payloads[start : start + step]
+            await send(sender, chunk, 0 if singly else BATCH_FORMAT)
+            await receive(receiver, len(chunk) * (1 if singly else BATCH), singly=singly)
+        cpu_s, seconds = cpu_seconds(pid) - before, time.perf_counter() - started
     sender.close()
     receiver.close()
-    return {"cpu_s_per_1k": round(1000 * spent / count, 5), "msg_per_s": round(count / seconds)}
+    return Run(count, cpu_s, count / seconds, resident_mb(pid), sum(instructions) or None)
 
 
 async def held(wire: AmqpClient, pid: int, queue: str, count: int, already: int) -> dict[str, float]:
-    """Fill a queue up to `count`, and move some through it meanwhile."""
+    """Fill a queue up to `count`, and move some messages through it."""
     sender = await wire.sender(queue)
     memory = resident_mb(pid)
     await send(sender, batches(count - already), BATCH_FORMAT)
     grown = resident_mb(pid) - memory
     sender.close()
-    figures = await in_and_out(wire, pid, queue, 20_000, singly=False)
-    return {**figures, "memory_per_byte": round(grown * 1e6 / ((count - already) * len(message(0))), 3)}
-
-
-async def turn(wire: AmqpClient, pid: int, count: int) -> dict[str, dict[str, float]]:
-    relay = await asyncio.to_thread(relayed, "streams", count)
+    run = await in_and_out(wire, pid, queue, 20_000, singly=False)
     return {
-        "batches": await in_and_out(wire, pid, "plain", count, singly=False),
-        "singly": await in_and_out(wire, pid, "plain", count // 4, singly=True),
-        "relay": {"cpu_s_per_1k": 1000 * relay.cpu_s / relay.messages, "msg_per_s": relay.msg_per_s},
+        "cpu_s_per_1k": round(1000 * run.cpu_s / run.messages, 5),
+        "msg_per_s": round(run.msg_per_s),
+        "memory_per_byte": round(grown * 1e6 / ((count - already) * len(message(0))), 3),
     }
 
 
-def medians(figures: list[dict[str, float]]) -> dict[str, float]:
-    costs = [each["cpu_s_per_1k"] for each in figures]
-    rates = [each["msg_per_s"] for each in figures]
-    return {
-        "cpu_s_per_1k": round(statistics.median(costs), 5),
-        "cpu_s_per_1k_least": round(min(costs), 5),
-        "msg_per_s": round(statistics.median(rates)),
-    }
-
-
-async def measure(pid: int, namespaces: dict[str, Any], count: int, levels: list[int], rounds: int) -> dict[str, Any]:
+def measure(pid: int, namespaces: dict[str, Any], sizes: list[int], levels: list[int], rounds: int) -> dict[str, Any]:
     endpoint = endpoint_from_connection_string(namespaces["bench"]["connection_string"])
-    async with open_atom(endpoint) as control, connect(endpoint) as wire:
+
+    def through(count: int, *, singly: bool = False) -> Run:
+        async def run() -> Run:
+            async with connect(endpoint) as wire:
+                return await in_and_out(wire, pid, "plain", count, singly=singly)
+
+        return asyncio.run(run())
+
+    asyncio.run(create(endpoint))
+    through(5_000)
+    ways = {
+        "batches": through,
+        "singly": lambda count: through(count // 4, singly=True),
+        "relay": partial(relayed, "streams"),
+    }
+    turns = list(interleaved(rounds, sizes, ways))
+    found = {way: [turn[way] for turn in turns] for way in ways}
+    return {
+        "emulator": {way: summary(each) for way, each in found.items()},
+        "ratios": {f"{way}_to_relay": ratio(found[way], found["relay"]) for way in ("batches", "singly")},
+        "held": asyncio.run(fill_up(endpoint, pid, sorted(levels))),
+    }
+
+
+async def create(endpoint: Endpoint) -> None:
+    async with open_atom(endpoint) as control:
         for queue in ("plain", "held"):
             await control.create(QueueSpec(queue, max_size_in_megabytes=5120, default_message_time_to_live="P7D"))
-        await in_and_out(wire, pid, "plain", 5_000, singly=False)
-        turns = [await turn(wire, pid, count) for _ in range(rounds)]
-        figures: dict[str, Any] = {name: medians([each[name] for each in turns]) for name in turns[0]}
-        relay = figures["relay"]["cpu_s_per_1k"]
-        figures["ratios"] = {
-            f"{name}_to_relay": round(figures[name]["cpu_s_per_1k"] / relay, 2) for name in ("batches", "singly")
-        }
-        figures["held"] = {}
-        already = 0
-        for level in sorted(levels):
-            figures["held"][str(level)] = await held(wire, pid, "held", level, already)
-            already = level
-        return figures
+
+
+async def fill_up(endpoint: Endpoint, pid: int, levels: list[int]) -> dict[str, Any]:
+    async with connect(endpoint) as wire:
+        return {str(level): await held(wire, pid, "held", level, already) for already, level in pairwise((0, *levels))}
 
 
 def ready_seconds() -> dict[str, float]:
-    """From start to ready, and what of it are the imports."""
-    doors = "sbpair.emulator.frontends.amqp.amqp_connection, sbpair.emulator.frontends.atom.atom_frontend"
-    imports = f"import sbpair.cli.commands.emulator, sbpair.emulator.server, {doors}"
+    """Return the seconds from start to ready, and the part of imports."""
+    frontends = "sbpair.emulator.frontends.amqp.amqp_connection, sbpair.emulator.frontends.atom.atom_frontend"
+    imports = f"import sbpair.cli.commands.emulator, sbpair.emulator.server, {frontends}"
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", imports], check=True)
     imported = time.perf_counter() - started
@@ -148,20 +153,12 @@ def ready_seconds() -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--held", type=int, nargs="*", default=[1_000, 100_000, 1_000_000])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", choices=("table", "json"), default="table")
-    options = parser.parse_args()
+    options_of = parser(__doc__, messages=(20_000, 100_000), rounds=5)
+    options_of.add_argument("--held", type=int, nargs="*", default=[1_000, 100_000, 1_000_000])
+    options = options_of.parse_args()
     with emulator("bench") as (pid, namespaces):
-        figures = asyncio.run(measure(pid, namespaces, options.messages, options.held, options.rounds))
-    result = {"schema": SCHEMA, "messages": options.messages, "emulator": {**figures, "start": ready_seconds()}}
-    if options.output == "json":
-        sys.stdout.write(json.dumps(result, indent=2) + "\n")
-        return
-    for name, figure in result["emulator"].items():
-        sys.stdout.write(f"{name}: {figure}\n")
+        found = measure(pid, namespaces, options.messages, options.held, options.rounds)
+    emit(options, {**found, "start": ready_seconds()})
 
 
 if __name__ == "__main__":

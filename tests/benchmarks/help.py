@@ -1,7 +1,7 @@
-"""What `sbpair --help` costs, as a multiple of the help of a Typer application with two commands.
+"""The time of `sbpair --help`, as a multiple of the help of a Typer application with two commands.
 
-Run it by hand: python tests/benchmarks/help.py [ROUNDS]. Exits 1 above the limit. The two take turns, and the
-fastest of each counts: whatever else the machine does can only make one slower.
+python tests/benchmarks/help.py [ROUNDS] exits with 1 above the limit. The two take turns, and the fastest run of each
+counts: another load of the machine only makes a run slower.
 """
 
 from __future__ import annotations

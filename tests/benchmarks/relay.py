@@ -1,8 +1,8 @@
-"""The floor: bytes from one socket to another through asyncio, and nothing done with them.
+"""A relay: it copies bytes from one socket to another through asyncio, the least that any mover must do.
 
-With KIND it prints its port, takes two connections, carries the first's bytes to the second until they end, and prints
-what that cost: {"cpu_s", "seconds", "rss_mb", "bytes"}. `streams` reads and writes as anybody would, 64 KB at a time;
-`protocol` leaves out all that asyncio can do without. With PORT BYTES it is the other process, which feeds and drains.
+With KIND it prints its port, accepts two connections, copies from the first to the second until the end, and prints
+the cost: {"cpu_s", "seconds", "rss_mb", "bytes"}. `streams` reads and writes 64 KB at a time through streams;
+`protocol` uses the least of asyncio. With PORT BYTES it is the other process, which feeds and drains.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOCAL = "127.0.0.1"
 
 
 class Ends:
-    """Both connections, in the order in which they were made; and how many bytes have been carried."""
+    """Both connections, in order, and the number of bytes carried."""
 
     def __init__(self) -> None:
         self.made: list[Any] = []
@@ -55,7 +55,7 @@ async def streams(ends: Ends) -> asyncio.Server:
 
 
 class End(asyncio.Protocol):
-    """One of the two connections: what comes to the first leaves at the second, no faster than that takes it."""
+    """One of the two connections: the first is read no faster than the second is written."""
 
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
@@ -103,8 +103,8 @@ async def relay(kind: str) -> None:
     await ends.over.wait()
     cpu_s, seconds = (after - was for after, was in zip(spent(), before, strict=True))
     server.close()
-    told = {"cpu_s": cpu_s, "seconds": seconds, "rss_mb": peak_mb(os.getpid()), "bytes": ends.carried}
-    sys.stdout.write(json.dumps(told) + "\n")
+    cost = {"cpu_s": cpu_s, "seconds": seconds, "rss_mb": peak_mb(os.getpid()), "bytes": ends.carried}
+    sys.stdout.write(json.dumps(cost) + "\n")
 
 
 def feed(port: int, count: int) -> None:

@@ -1,15 +1,14 @@
-"""What a replay costs, by either mode: how fast, on whose CPU, how much memory; and the loop that people write today.
+"""The cost of a replay in either mode: CPU by process, memory and rate, beside the plain loop and a relay.
 
-Run it by hand: python -m tests.benchmarks.replay [--messages N] [--mode archive direct] [--output json]
+python -m tests.benchmarks.replay [--messages SMALL LARGE] [--mode archive direct] [--output json] [OPTION OF REPLAY …]
 
-Each namespace is emulated by a process of its own, whose CPU is told beside, for it takes part in using up the machine.
-A rate is messages over the time from the first phase after Spark's start to the end of the last; what came before it is
-told apart. CPU is taken of every process, user and system, at the beginning of each phase.
+Each namespace is emulated by a process of its own, whose CPU is reported separately: it shares the machine.
+A cost is a slope between two sizes. `largest` is the last run of the largest size; its rate starts with the first phase
+after Spark's start, which is reported separately. CPU of every process, user and system, is read as each phase begins.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -18,44 +17,42 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.model.connection_string import endpoint_from_connection_string
-from tests.benchmarks.engines import command
-from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator, peak_mb, spent_by
+from tests.benchmarks.engines import measure, relayed
+from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, summary
+from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator, peak_mb, user_instructions
 from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
 
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
-
-SCHEMA = "sbpair/benchmark/1"
 MODES = ("archive", "direct")
 STARTING = ("begin", "check", "spark")
-LOOK_SECONDS = 0.2
+SAMPLE_SECONDS = 0.2
 DRIVER, JVM, WORKERS = "driver", "jvm", "workers"
-MAX_PLAIN = 5_000
-"""The plain loop needs no more than so many messages to show what it does."""
+PLAIN_SHARE = 8
+"""The plain loop moves that many times fewer messages: it is slow, and as slow with many."""
 
 
 @dataclass
 class Tree:
-    """A process and all that it starts: what each kind has cost so far, and the most that a worker has held."""
+    """A process and its descendants: the CPU of each kind so far, and the peak of a worker's memory."""
 
     root: int
     cpu: dict[int, float] = field(default_factory=dict)
     kinds: dict[int, str] = field(default_factory=dict)
     peaks: dict[tuple[int, str], float] = field(default_factory=dict)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         for pid in (self.root, *offspring(self.root)):
             with contextlib.suppress(OSError):
-                # Anew each time: one that was forked is what it was forked from until it is another program.
+                # Each time: a forked process has the name of its parent until it runs another program.
                 self.kinds[pid] = self._kind(pid)
                 self.cpu[pid] = cpu_seconds(pid)
                 program = pid, self.kinds[pid]
@@ -64,7 +61,7 @@ class Tree:
     def _kind(self, pid: int) -> str:
         if pid == self.root:
             return DRIVER
-        # Not by the name of the process, which is that of the thread that forked it.
+        # The name of the process would be that of the thread that forked it.
         program = Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0]
         if not program:  # it has ended
             return self.kinds.get(pid, WORKERS)
@@ -91,51 +88,48 @@ def offspring(pid: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The beginning of a phase: when, and what had been spent by then."""
+    """The beginning of a phase, with the CPU spent by then."""
 
     phase: str
     at: float
     spent: Counter[str]
-    emulated: float
+    emulated: float = 0.0
 
 
 @contextmanager
 def namespaces() -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
-    """Both, each by a process of its own: (their pids, what they say of themselves)."""
+    """Run two emulators: (their pids, the ready document of each namespace)."""
     with emulator(PRIMARY) as (first, primary), emulator(SECONDARY) as (second, secondary):
         yield (first, second), {**primary, **secondary}
 
 
-def replayed(mode: str, count: int, words: list[str]) -> dict[str, Any]:
-    """One run. Raises RuntimeError where a message did not arrive as it should."""
+def replayed(mode: str, words: list[str], details: dict[str, Any], count: int) -> Run:
+    """Replay once, and put the figures of the run in `details`. Raises RuntimeError if a message is wrong."""
     stranded = Stranded(count, int(time.time() * 1000))
-    with namespaces() as (pids, said), TemporaryDirectory() as directory:
-        primary, secondary = endpoints(said)
-        asyncio.run(prepare(stranded, primary, secondary))
-        environment = emulated_environment(said, directory)
+    with namespaces() as (pids, ready), TemporaryDirectory() as directory:
+        sides = [endpoint_from_connection_string(each["connection_string"]) for each in ready.values()]
+        asyncio.run(stranded.create(*sides))
+        asyncio.run(stranded.fill(sides[1]))
+        environment = emulated_environment(ready, directory)
         run = [sys.executable, "-m", "sbpair", "replay", "run", "--archive", f"{directory}/archive"]
         chosen = [] if mode == "archive" else ["--mode", mode]
-        marks, tree = watched([*run, *chosen, "--log-format", "json", "--output", "json", *words], environment, pids)
-        asyncio.run(stranded.check(primary, secondary))
-    return figures(count, marks, tree)
+        marks, tree, instructions = watched(
+            [*run, *chosen, "--log-format", "json", "--output", "json", *words], environment, pids
+        )
+        asyncio.run(stranded.check(*sides))
+    found = details[mode] = figures(count, marks, tree)
+    cpu_s = sum(marks[-1].spent.values())
+    return Run(count, cpu_s, found["msg_per_s"], found["worker_peak_mb"], sum(instructions) or None)
 
 
-def endpoints(said: dict[str, Any]) -> tuple[Endpoint, Endpoint]:
-    primary, secondary = (endpoint_from_connection_string(said[name]["connection_string"]) for name in said)
-    return primary, secondary
-
-
-async def prepare(stranded: Stranded, primary: Endpoint, secondary: Endpoint) -> None:
-    await stranded.create(primary, secondary)
-    await stranded.fill(secondary)
-
-
-def watched(words: list[str], environment: dict[str, str], pids: tuple[int, int]) -> tuple[list[Mark], Tree]:
-    """Run a replay to its end. Raises RuntimeError, with what it said, where it fails."""
-    said: list[str] = []
-    with subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+def watched(words: list[str], environment: dict[str, str], pids: tuple[int, int]) -> tuple[list[Mark], Tree, list[int]]:
+    """Run a replay to its end: its phases, processes and user instructions. Raises RuntimeError with its log."""
+    logged: list[str] = []
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with (
+        subprocess.Popen(words, **streams, text=True, env=environment) as process,
+        user_instructions(process.pid) as instructions,
+    ):
         tree = Tree(process.pid)
         marks: list[Mark] = []
 
@@ -145,7 +139,7 @@ def watched(words: list[str], environment: dict[str, str], pids: tuple[int, int]
         def listen() -> None:
             assert process.stderr is not None
             for line in process.stderr:
-                said.append(line)
+                logged.append(line)
                 with contextlib.suppress(ValueError):
                     event = json.loads(line)
                     if event.get("event") == "phase":
@@ -155,13 +149,13 @@ def watched(words: list[str], environment: dict[str, str], pids: tuple[int, int]
         listener = threading.Thread(target=listen)
         listener.start()
         while process.poll() is None:
-            tree.look()
-            time.sleep(LOOK_SECONDS)
+            tree.sample()
+            time.sleep(SAMPLE_SECONDS)
         listener.join()
         mark("end")
     if process.returncode:
-        raise RuntimeError(f"exit code {process.returncode}\n{''.join(said)}")
-    return marks, tree
+        raise RuntimeError(f"exit code {process.returncode}\n{''.join(logged)}")
+    return marks, tree, instructions
 
 
 def figures(count: int, marks: list[Mark], tree: Tree) -> dict[str, Any]:
@@ -205,85 +199,29 @@ def rounded(spent: Counter[str]) -> dict[str, float]:
     return {kind: round(spent[kind], 2) for kind in (DRIVER, JVM, WORKERS)}
 
 
-def plain_loop(count: int) -> dict[str, Any]:
-    """The loop with the official client, by itself."""
-    stranded = Stranded(count, int(time.time() * 1000))
-    words, wants = command("sdk_loop")
-    with namespaces() as (pids, said), TemporaryDirectory() as directory:
-        primary, secondary = endpoints(said)
-        asyncio.run(prepare(stranded, primary, secondary))
-        before, began = sum(map(cpu_seconds, pids)), time.monotonic()
-        spent = spent_by(words, emulated_environment(said, directory) | wants)
-        seconds = time.monotonic() - began
-        emulated = sum(map(cpu_seconds, pids)) - before
-        rate = asyncio.run(stranded.check(primary, secondary))
-    return {
-        "messages": count,
-        "msg_per_s": round(rate),
-        "msg_per_cpu_s": round(count / spent.cpu_s),
-        "cpu_s": round(spent.cpu_s, 2),
-        "cpu_s_emulators": round(emulated, 2),
-        "seconds": round(seconds, 2),
-    }
-
-
-def document(count: int, modes: list[str], words: list[str], *, plain: bool, small: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {"schema": SCHEMA, "messages": count, "modes": {}}
-    for mode in modes:
-        told["modes"][mode] = replayed(mode, count, words)
-        say(f"{mode}: {told['modes'][mode]}")
-        if small:
-            told["modes"][mode] |= beyond(told["modes"][mode], replayed(mode, count // 4, words))
+def document(sizes: list[int], modes: list[str], number: int, words: list[str], *, plain: bool) -> dict[str, Any]:
+    details: dict[str, Any] = {}
+    ways: dict[str, Callable[[int], Run]] = {mode: partial(replayed, mode, words, details) for mode in modes}
+    ways["relay"] = partial(relayed, "streams")
     if plain:
-        loop = told["sdk_loop"] = plain_loop(min(count, MAX_PLAIN))
-        told["ratios"] = {
-            f"{mode}_to_sdk_loop": round(each["msg_per_s"] / loop["msg_per_s"], 2)
-            for mode, each in told["modes"].items()
-        }
-    return told
-
-
-def beyond(whole: dict[str, Any], quarter: dict[str, Any]) -> dict[str, Any]:
-    """What the other three quarters cost: without what a run costs however little there is, as plans and first jobs."""
-    messages = whole["messages"] - quarter["messages"]
-    cpu = {kind: round(whole["cpu_s"][kind] - quarter["cpu_s"][kind], 2) for kind in whole["cpu_s"]}
-    own, seconds = sum(cpu.values()), whole["seconds"] - quarter["seconds"]
+        ways["sdk_loop"] = lambda count: measure("sdk_loop", count // PLAIN_SHARE)
+    turns = list(interleaved(number, sizes, ways))
+    rounds = {way: [turn[way] for turn in turns] for way in ways}
+    others = [way for way in ways if way not in modes]
     return {
-        "worker_peak_mb_of_a_quarter": quarter["worker_peak_mb"],
-        "beyond_a_quarter": {
-            "messages": messages,
-            "msg_per_s": round(messages / seconds) if seconds > 0 else None,
-            "msg_per_cpu_s": round(messages / own) if own > 0 else None,
-            "cpu_s": cpu,
-            "cpu_s_emulators": round(whole["cpu_s_emulators"] - quarter["cpu_s_emulators"], 2),
-            "jvm_share": round(cpu[JVM] / own, 3) if own > 0 else None,
-        },
+        "modes": {mode: summary(rounds[mode]) | {"largest": details[mode]} for mode in modes},
+        **{way: summary(rounds[way]) for way in others},
+        "ratios": {f"{mode}_to_{way}": ratio(rounds[mode], rounds[way]) for mode in modes for way in others},
     }
-
-
-def say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=40_000)
-    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--without-loop", action="store_true", help="leave the plain loop out")
-    parser.add_argument("--without-quarter", action="store_true", help="measure at one size only")
-    parser.add_argument("--output", choices=("table", "json"), default="table")
-    options, words = parser.parse_known_args()
-    told = document(
-        options.messages, options.mode, words, plain=not options.without_loop, small=not options.without_quarter
-    )
-    if options.output == "json":
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
-        return
-    for name, each in (
-        *told["modes"].items(),
-        *((part, told[part]) for part in ("sdk_loop", "ratios") if part in told),
-    ):
-        sys.stdout.write(f"{name}: {each}\n")
+    options_of = parser(__doc__, messages=(10_000, 40_000), rounds=1)
+    options_of.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
+    options_of.add_argument("--without-loop", action="store_true", help="leave the plain loop out")
+    options, words = options_of.parse_known_args()
+    plain = not options.without_loop
+    emit(options, document(options.messages, options.mode, options.rounds, words, plain=plain))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""How a replay gets faster with a second worker: a standalone cluster on this machine, and what bounded it.
+"""The gain of a second worker for a replay: a standalone cluster on this machine, and the limit of each phase.
 
-Run it by hand: python -m tests.benchmarks.replay_scaling [--messages N] [--workers 1 2] [--answer-ms 0 100]
+python -m tests.benchmarks.replay_scaling [--messages N] [--workers 1 2] [--answer-ms 0 100]
 
-Each worker has one core, and the work is cut alike for any number of them. Each namespace is emulated by a process of
-its own, with a core at most: it has one thread. All of them share this machine: where its CPU is used up, two workers
-cannot be twice as fast, and the figures say so.
-With --answer-ms it is done again with namespaces that are far away, whose answers come later: then a worker waits.
-What Java takes to get warm is in the figures: with fewer messages than by default, a second one costs what it gains.
-A rate is messages over the time of a phase; CPU is user and system of every process, by what it is, within the phase.
+Each worker has one core, and the work is split alike for any number of them. Each namespace is emulated by a process of
+its own, with one thread. All share this machine: where its CPU is used up, two workers cannot be twice as fast.
+--answer-ms repeats the run with namespaces that answer later: then a worker waits. Java's warm-up is in the figures:
+with fewer messages than by default, a second one gains nothing.
+A rate is messages over the time of a phase; CPU is user and system of every process, by kind, within the phase.
 """
 
 from __future__ import annotations
@@ -32,24 +31,25 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sbpair.model.connection_string import endpoint_from_connection_string
-from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator
-from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
+from tests.benchmarks.figures import emit, log
+from tests.benchmarks.processes import cpu_seconds, emulated_environment
+from tests.benchmarks.replay import Mark, namespaces
+from tests.benchmarks.stranded import Stranded
 from tests.replay.cluster import HASTY, Cluster, standalone
 from tests.replay.replays import is_java, offspring
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
-SCHEMA = "sbpair/benchmark/1"
 PHASES = ("drain", "plan", "send")
-LOOK_SECONDS = 0.5
-"""Rarely: to look at every process costs CPU that is then missing elsewhere."""
+SAMPLE_SECONDS = 0.5
+"""Rarely: to sample every process costs CPU that the run needs."""
 USED_UP = 0.85
-"""From which share of what it may have on something is what the rest waits for."""
-WORTH_TELLING = 0.1
-"""From which share of the time a process has a part in how long a phase takes."""
+"""Share of its limit from which a process holds up the rest."""
+MIN_SHARE = 0.1
+"""Share of the time from which a process is named."""
 MAX_SECONDS = 240.0
-"""A run that takes longer hangs."""
+"""A longer run hangs."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 EMULATOR, MACHINE = "emulator of ", "everything on this machine"
@@ -64,7 +64,7 @@ SPARK = (
 
 @dataclass
 class Costs:
-    """CPU seconds so far, by what a process is. Of one that has ended, what it had spent when it was last looked at."""
+    """CPU seconds so far, by kind of process. Of a process that has ended, those of the last sample."""
 
     driver: int
     cluster: Cluster
@@ -72,7 +72,7 @@ class Costs:
     _of: dict[int, tuple[str, float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         with self._lock:
             for kind, pids in self._kinds():
                 for pid in pids:
@@ -80,7 +80,7 @@ class Costs:
                         self._of[pid] = (kind, cpu_seconds(pid))
 
     def spent(self) -> Counter[str]:
-        self.look()
+        self.sample()
         found: Counter[str] = Counter()
         with self._lock:
             for kind, seconds in self._of.values():
@@ -101,38 +101,20 @@ class Costs:
 
 
 def busy_seconds() -> float:
-    """What all CPUs have worked so far, for whomever."""
+    """Return the busy seconds of all CPUs so far."""
     user, nice, system, _idle, _wait, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
     return (user + nice + system + sum(rest)) / TICKS
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The beginning of a phase: when, and what had been spent by then."""
-
-    phase: str
-    at: float
-    spent: Counter[str]
-
-
-@contextmanager
-def namespaces() -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
-    """Both, each by a process of its own: (their pids, what they say of themselves)."""
-    with emulator(PRIMARY) as (first, primary), emulator(SECONDARY) as (second, secondary):
-        yield {PRIMARY: first, SECONDARY: second}, {**primary, **secondary}
-
-
 def measured(count: int, workers: int, tasks: int, answer_ms: int) -> dict[str, Any]:
-    """The phases of one run, cut for so many tasks at once, on so many workers.
-
-    Raises RuntimeError where a message did not arrive as it should.
-    """
+    """Return the phases of one run with `tasks` at once on `workers`. Raises RuntimeError if a message is wrong."""
     stranded = Stranded(count, int(time.time() * 1000))
-    with TemporaryDirectory() as directory, namespaces() as (pids, said):
-        sides = [endpoint_from_connection_string(said[name]["connection_string"], name=name) for name in pids]
+    with TemporaryDirectory() as directory, namespaces() as (both, ready):
+        pids = dict(zip(ready, both, strict=True))
+        sides = [endpoint_from_connection_string(ready[name]["connection_string"], name=name) for name in pids]
         asyncio.run(stranded.create(*sides))
         asyncio.run(stranded.fill(sides[1]))
-        environment = emulated_environment(said, directory)
+        environment = emulated_environment(ready, directory)
         with standalone(Path(directory, "cluster"), environment, workers) as cluster, far_away(sides, answer_ms):
             marks = watched(command(cluster.url, tasks, directory), environment, cluster, pids)
         asyncio.run(stranded.check(*sides))
@@ -141,7 +123,7 @@ def measured(count: int, workers: int, tasks: int, answer_ms: int) -> dict[str, 
 
 @contextmanager
 def far_away(sides: list[Endpoint], answer_ms: int) -> Iterator[None]:
-    """Have the namespaces answer later, as long as the block."""
+    """Delay the answers of both namespaces during the block."""
     with contextlib.ExitStack() as lifted:
         for side in sides if answer_ms else ():
             fault = {"kind": "latency", "namespace": side.name, "ms": answer_ms}
@@ -159,13 +141,13 @@ def control(side: Endpoint, method: str, path: str, body: str | None = None) -> 
 def command(master: str, tasks: int, directory: str) -> list[str]:
     settings = [word for each in SPARK for word in ("--conf", each)]
     place = ("--archive", f"{directory}/archive", "--shared-archive", "--master", master, "--parallelism", str(tasks))
-    told = ("--log-format", "json", "--output", "json")
-    return [sys.executable, "-m", "sbpair", "replay", "run", *place, *settings, *told]
+    output = ("--log-format", "json", "--output", "json")
+    return [sys.executable, "-m", "sbpair", "replay", "run", *place, *settings, *output]
 
 
 def watched(words: list[str], environment: dict[str, str], cluster: Cluster, pids: dict[str, int]) -> list[Mark]:
-    """Run a replay to its end. Raises RuntimeError, with what it said, where it fails."""
-    said: list[str] = []
+    """Run a replay to its end. Raises RuntimeError with its log if it fails."""
+    logged: list[str] = []
     marks: list[Mark] = []
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
@@ -175,7 +157,7 @@ def watched(words: list[str], environment: dict[str, str], cluster: Cluster, pid
         def listen() -> None:
             assert process.stderr is not None
             for line in process.stderr:
-                said.append(line)
+                logged.append(line)
                 with contextlib.suppress(ValueError):
                     event = json.loads(line)
                     if event.get("event") == "phase":
@@ -185,18 +167,18 @@ def watched(words: list[str], environment: dict[str, str], cluster: Cluster, pid
         listener.start()
         limit = time.monotonic() + MAX_SECONDS
         while process.poll() is None:
-            costs.look()
-            time.sleep(LOOK_SECONDS)
+            costs.sample()
+            time.sleep(SAMPLE_SECONDS)
             if time.monotonic() > limit:
                 process.kill()
         listener.join()
     if process.returncode:
-        raise RuntimeError(f"exit code {process.returncode}\n{''.join(said)}")
+        raise RuntimeError(f"exit code {process.returncode}\n{''.join(logged)}")
     return marks
 
 
 def spans(marks: list[Mark]) -> dict[str, tuple[float, Counter[str]]]:
-    """The seconds and the CPU of each phase, of whatever it consisted."""
+    """Return the seconds and the CPU of each phase, repetitions included."""
     found: dict[str, tuple[float, Counter[str]]] = {}
     for mark, after in pairwise(marks):
         if mark.phase in PHASES:
@@ -206,7 +188,7 @@ def spans(marks: list[Mark]) -> dict[str, tuple[float, Counter[str]]]:
 
 
 def figures(count: int, seconds: float, spent: Counter[str], *, answer_ms: int = 0) -> dict[str, Any]:
-    """`cores` are CPU seconds a second: what there is, and what the run and others of this machine use of it."""
+    """Return the figures of a phase. `cores` are CPU seconds a second: all of them, and those in use."""
     cost = Counter(spent)
     machine = cost.pop(MACHINE)
     own = sum(cost.values())
@@ -226,47 +208,34 @@ def figures(count: int, seconds: float, spent: Counter[str], *, answer_ms: int =
 
 
 def bound(seconds: float, cost: Counter[str], cores: dict[str, float], answer_ms: int) -> str:
-    """What had nothing left to give."""
+    """Return the limit of a phase."""
     alone = [kind for kind, value in cost.items() if "Java" not in kind and value / seconds >= USED_UP]
     if alone:
-        return f"{', '.join(sorted(alone))}: a core each is all that they can use"
+        return f"{', '.join(sorted(alone))}: each can use one core at most"
     if cores["used"] + cores["used_by_others"] >= USED_UP * cores["there"]:
         others = f", {cores['used_by_others']} of them used by others" if cores["used_by_others"] >= 1 - USED_UP else ""
         return f"CPU: the {cores['there']} cores of this machine{others}, {cores['used_by_emulators']} by the emulators"
-    shares = {kind: value / seconds for kind, value in cost.most_common() if value / seconds >= WORTH_TELLING}
+    shares = {kind: value / seconds for kind, value in cost.most_common() if value / seconds >= MIN_SHARE}
     busy = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items()) or "nothing"
-    waits = f"answers, which take {answer_ms} ms, for " if answer_ms else ""
-    return f"no core: of the time {busy} worked; what is left is waiting for {waits}one another and the disk"
+    waits = f"answers after {answer_ms} ms, " if answer_ms else ""
+    return f"no core: {busy} of the time busy; the rest is waits for {waits}other processes and the disk"
 
 
 def document(count: int, workers: list[int], answers_ms: list[int]) -> dict[str, Any]:
-    told: dict[str, Any] = {"schema": SCHEMA, "messages": count, "cores": os.cpu_count(), "answer_ms": {}}
+    found: dict[str, Any] = {"cores": os.cpu_count(), "answer_ms": {}}
     for answer_ms in answers_ms:
         runs: dict[str, Any] = {}
         for number in workers:
             runs[str(number)] = measured(count, number, max(workers), answer_ms)
-            sys.stderr.write(f"{number} workers, answers after {answer_ms} ms: {runs[str(number)]}\n")
-        told["answer_ms"][str(answer_ms)] = {"workers": runs, "speedup": speedup(runs)}
-    return told
+            log(f"{number} workers, answers after {answer_ms} ms: {runs[str(number)]}")
+        found["answer_ms"][str(answer_ms)] = {"workers": runs, "speedup": speedup(runs)}
+    return found
 
 
 def speedup(runs: dict[str, Any]) -> dict[str, float]:
-    """How many times as fast the last run is as the first, by phases."""
+    """Return how many times as fast the last run is as the first, by phase."""
     first, *_, last = (*runs.values(), *runs.values())
     return {phase: round(first[phase]["seconds"] / last[phase]["seconds"], 2) for phase in PHASES}
-
-
-def table(told: dict[str, Any]) -> Iterator[str]:
-    for answer_ms, each in told["answer_ms"].items():
-        yield f"answers after {answer_ms} ms"
-        for number, phases in each["workers"].items():
-            for phase, found in phases.items():
-                cores = found["cores"]
-                used = f"{cores['used']} of {cores['there']} cores, {cores['used_by_emulators']} by the emulators"
-                yield f"  {number} workers, {phase}: {found['msg_per_s']} messages a second; {used}"
-                yield f"    bound by {found['bound_by']}"
-                yield f"    {found['cpu_s']}"
-        yield f"  so many times as fast: {each['speedup']}"
 
 
 def main() -> None:
@@ -276,10 +245,7 @@ def main() -> None:
     parser.add_argument("--answer-ms", nargs="+", type=int, default=[0])
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    told = document(options.messages, options.workers, options.answer_ms)
-    lines = [json.dumps(told, indent=2)] if options.output == "json" else table(told)
-    for line in lines:
-        sys.stdout.write(line + "\n")
+    emit(options, document(options.messages, options.workers, options.answer_ms))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The loop that is written today, with the official client for Python: receive, a batch a destination, complete each.
+"""The usual loop with the official client for Python: receive, send a batch to each destination, complete each message.
 
-It gives back what the aliases say, as far as that client can. python sdk_loop.py QUEUE …
+It restores the aliases as far as that client can. python sdk_loop.py QUEUE …
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def restore(message: ServiceBusReceivedMessage) -> tuple[str, ServiceBusMessage]:
-    """Where the message was going, and the message as it was."""
+    """Return the destination of a message, and the message restored."""
     own: dict[Any, Any] = message.application_properties or {}
     session_id, ttl, scheduled = own.get(SESSION_ID), own.get(TTL), own.get(SCHEDULED)
     made = ServiceBusMessage(

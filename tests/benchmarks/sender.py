@@ -1,17 +1,15 @@
-"""What the paired sender costs while the primary is healthy, against the plain one: CPU of this process, in one run.
+"""The cost of the paired sender while the primary is healthy, against the plain one: CPU of this thread.
 
-python -m tests.benchmarks.sender [--messages N] [--rounds N] [--output json]
+python -m tests.benchmarks.sender [--messages SMALL LARGE] [--rounds N] [--output json]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import statistics
-import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
@@ -21,15 +19,17 @@ from sbpair import Pair, PairedClient, aio
 from sbpair.azure.atom import open_atom
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import QueueSpec
+from tests.benchmarks.engines import relayed
+from tests.benchmarks.figures import Rounds, Run, cpu_slopes, emit, parser, ratio, spread
 from tests.benchmarks.processes import emulator
 
 BODY = b"x" * 1024
 CHUNK = 20
-"""The two take turns so often: whatever else the machine does then happens to both."""
+"""Messages of one turn: the two senders alternate, so another load of the machine affects both."""
 
 
 def sync_seconds(pair: Pair, plain: str, messages: int) -> tuple[float, float]:
-    """CPU seconds of the plain and of the paired sender, each for so many messages."""
+    """Return the CPU seconds of the plain and of the paired sender, each for all messages."""
     with ServiceBusClient.from_connection_string(plain) as one, PairedClient(pair) as other:
         senders = one.get_queue_sender("orders"), other.get_queue_sender("orders")
         spent = [0.0, 0.0]
@@ -63,8 +63,8 @@ async def aio_seconds(pair: Pair, plain: str, messages: int) -> tuple[float, flo
     return spent[0], spent[1]
 
 
-def measured(messages: int, rounds: int) -> dict[str, Any]:
-    """CPU milliseconds a message and their ratio, the median of the rounds, by kind of client."""
+def measured(sizes: list[int], rounds: int) -> dict[str, Any]:
+    """Return CPU milliseconds a message, and their ratio, by kind of client."""
     with emulator("contoso", "contoso-dr") as (_, namespaces):
         ends = {
             name: endpoint_from_connection_string(each["connection_string"], name=name)
@@ -73,11 +73,27 @@ def measured(messages: int, rounds: int) -> dict[str, Any]:
         pair = Pair("p", ends["contoso"], ends["contoso-dr"])
         plain = namespaces["contoso"]["connection_string"]
         asyncio.run(_create(pair))
-        kinds: dict[str, Callable[[], tuple[float, float]]] = {
-            "sync": lambda: sync_seconds(pair, plain, messages),
-            "aio": lambda: asyncio.run(aio_seconds(pair, plain, messages)),
+        kinds: dict[str, Callable[[int], tuple[float, float]]] = {
+            "sync": partial(sync_seconds, pair, plain),
+            "aio": lambda messages: asyncio.run(aio_seconds(pair, plain, messages)),
         }
-        return {kind: _figures([run() for _ in range(rounds)], messages) for kind, run in kinds.items()}
+        turns = [_turn(sizes, kinds) for _ in range(rounds)]
+    relays = [turn["relay"] for turn in turns]
+    return {"relay_ms": spread((1000 * each for each in cpu_slopes(relays)), 6)} | {
+        kind: _figures([turn[f"{kind} plain"] for turn in turns], [turn[f"{kind} paired"] for turn in turns])
+        for kind in kinds
+    }
+
+
+def _turn(sizes: list[int], kinds: dict[str, Callable[[int], tuple[float, float]]]) -> dict[str, dict[int, Run]]:
+    """Measure every kind of client, and the relay, once in each size."""
+    found: defaultdict[str, dict[int, Run]] = defaultdict(dict)
+    for size in sizes:
+        found["relay"][size] = relayed("streams", size)
+        for kind, seconds in kinds.items():
+            for way, cpu_s in zip(("plain", "paired"), seconds(size), strict=True):
+                found[f"{kind} {way}"][size] = Run(size, cpu_s, size / cpu_s)
+    return found
 
 
 async def _create(pair: Pair) -> None:
@@ -85,30 +101,17 @@ async def _create(pair: Pair) -> None:
         await queues.create(QueueSpec("orders"))
 
 
-def _figures(runs: list[tuple[float, float]], messages: int) -> dict[str, float]:
-    plain, paired = (statistics.median(each[which] for each in runs) for which in (0, 1))
-    ratios = [other / one for one, other in runs]
+def _figures(plain: Rounds, paired: Rounds) -> dict[str, Any]:
     return {
-        "plain_ms": round(1000 * plain / messages, 4),
-        "paired_ms": round(1000 * paired / messages, 4),
-        "ratio": round(statistics.median(ratios), 3),
-        "worst_ratio": round(max(ratios), 3),
+        "plain_ms": spread((1000 * each for each in cpu_slopes(plain)), 4),
+        "paired_ms": spread((1000 * each for each in cpu_slopes(paired)), 4),
+        "ratio": ratio(paired, plain),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", choices=("table", "json"), default="table")
-    chosen = parser.parse_args()
-    figures = measured(chosen.messages, chosen.rounds)
-    if chosen.output == "json":
-        told = {"schema": "sbpair/benchmark/1", "messages": chosen.messages, "rounds": chosen.rounds, "sender": figures}
-        sys.stdout.write(json.dumps(told) + "\n")
-        return
-    for kind, each in figures.items():
-        sys.stdout.write(f"{kind:5} {'  '.join(f'{name} {value}' for name, value in each.items())}\n")
+    options = parser(__doc__, messages=(500, 2_500), rounds=5).parse_args()
+    emit(options, {"rounds": options.rounds, "sender": measured(options.messages, options.rounds)})
 
 
 if __name__ == "__main__":

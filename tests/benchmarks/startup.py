@@ -1,4 +1,4 @@
-"""CPU seconds, of user and system together, of commands that have next to nothing to do: what it takes to start.
+"""CPU seconds, of user and system together, of commands that have next to nothing to do: the cost of a start.
 
 python -m tests.benchmarks.startup [--rounds N] [--output json]
 
@@ -8,9 +8,6 @@ The commands take turns against one emulated pair with empty queues; the bytecod
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,6 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.benchmarks.figures import emit, spread
 from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator, spent_by
 
 SBPAIR = (sys.executable, "-m", "sbpair")
@@ -34,7 +32,7 @@ PYTHON = (sys.executable, "-c", "pass")
 
 
 def emulator_cpu_s() -> float:
-    """Return what an emulator of one namespace has spent when it is ready."""
+    """Return the CPU that an emulator of one namespace has spent when it is ready."""
     with emulator("contoso") as (pid, _):
         return cpu_seconds(pid)
 
@@ -66,27 +64,14 @@ def measured(rounds: int) -> dict[str, list[float]]:
     return {name: each[1:] for name, each in taken.items()}
 
 
-def figures(seconds: list[float]) -> dict[str, float]:
-    found = {"min": min(seconds), "median": statistics.median(seconds), "max": max(seconds)}
-    return {name: round(each, 3) for name, each in found.items()}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--output", choices=("table", "json"), default="table")
-    options = parser.parse_args()
-    found = {name: figures(each) for name, each in measured(options.rounds).items()}
-    build = f"{platform.python_implementation()} {platform.python_version()}, {platform.python_compiler()}"
-    if options.output == "json":
-        document = {"schema": "sbpair/benchmark/1", "python": build, "rounds": options.rounds, "cpu_s": found}
-        sys.stdout.write(json.dumps(document) + "\n")
-        return 0
-    sys.stdout.write(f"CPU seconds, {options.rounds} rounds, {build}\n{'':12}  MIN  MEDIAN    MAX\n")
-    for name, each in found.items():
-        sys.stdout.write(f"{name:10}  {each['min']:.3f}   {each['median']:.3f}  {each['max']:.3f}\n")
-    return 0
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--output", choices=("table", "json"), default="table")
+    options = made.parse_args()
+    found = {name: spread(each) for name, each in measured(options.rounds).items()}
+    emit(options, {"rounds": options.rounds, "cpu_s": found})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

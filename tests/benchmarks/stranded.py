@@ -1,6 +1,6 @@
-"""A backlog to move: messages with everything an old client left on them, put in fast, and looked for afterwards.
+"""A backlog to move: messages with all that an old client left on them, filled in fast, and checked afterwards.
 
-The law of this file: a run counts only when every message is in its destination once, restored, and none is left.
+Invariant: a run counts only if every message is in its destination once, restored, and none is left.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ QUEUES = 4
 DESTINATIONS, WITH_SESSIONS, SESSIONS = 8, (0, 4), 4
 SCHEDULED_EVERY = 10
 PERIOD = math.lcm(DESTINATIONS * SESSIONS, SCHEDULED_EVERY)
-"""After so many messages they repeat, but for their ids."""
+"""After that many messages they repeat, except for their ids."""
 
 SCHEDULE, ENQUEUED, SEQUENCE_NUMBER = "x-opt-scheduled-enqueue-time", "x-opt-enqueued-time", "x-opt-sequence-number"
 CONTENT_TYPE = "application/octet-stream"
@@ -62,7 +62,7 @@ def backlog_queues() -> list[str]:
 
 
 class Stranded:
-    """`count` messages; `now_ms` is what their schedules count from."""
+    """`count` messages. Their schedules count from `now_ms`."""
 
     def __init__(self, count: int, now_ms: int) -> None:
         self.count = count
@@ -71,11 +71,11 @@ class Stranded:
 
     @property
     def size(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all messages."""
         return self.count * sum(map(len, self._templates)) // PERIOD
 
     def message(self, number: int) -> bytes:
-        """It as it waits in the backlog, encoded."""
+        """Return a message as it waits in the backlog, encoded."""
         return self._templates[number % PERIOD].replace(_NUMBER, b"%09d" % number)
 
     def scheduled_at(self, number: int) -> int | None:
@@ -91,7 +91,7 @@ class Stranded:
         )
 
     def restore(self, number: int, *, enqueued_at: int) -> Sections:
-        """It as the primary should show it."""
+        """Return a message as the primary should have it."""
         annotations: dict[Value, Value] = {Symbol(ENQUEUED): Timestamp(enqueued_at)}
         if (at := self.scheduled_at(number)) is not None:
             annotations[Symbol(SCHEDULE)] = Timestamp(at)
@@ -105,12 +105,12 @@ class Stranded:
         )
 
     def batches(self, numbers: range) -> list[tuple[int, range]]:
-        """(backlog queue, the numbers of its messages), in turns."""
+        """Return (backlog queue, the numbers of its messages), in turns."""
         starts = range(numbers.start, numbers.stop, BATCH)
         return [(start // BATCH % QUEUES, range(start, min(start + BATCH, numbers.stop))) for start in starts]
 
     async def create(self, primary: Endpoint, secondary: Endpoint) -> None:
-        """Make the queues of both sides."""
+        """Create the queues of both sides."""
         async with open_atom(primary) as control:
             for number in range(DESTINATIONS):
                 wants = session_id(number) is not None
@@ -119,11 +119,11 @@ class Stranded:
             for index in range(QUEUES):
                 await control.create(queue_spec(PRIMARY, index))
 
-    async def fill(self, secondary: Endpoint, numbers: range | None = None) -> None:
-        """Put them there, or some of them."""
+    async def fill(self, secondary: Endpoint) -> None:
+        """Send all messages to the backlog."""
         async with connect(secondary) as wire:
             senders = [await wire.sender(queue) for queue in backlog_queues()]
-            batches = self.batches(range(self.count) if numbers is None else numbers)
+            batches = self.batches(range(self.count))
             for start in range(0, len(batches), FLIGHT):
                 chunk = batches[start : start + FLIGHT]
                 await asyncio.gather(*(self._send(senders[index], numbers) for index, numbers in chunk))
@@ -132,58 +132,52 @@ class Stranded:
         payload = b"".join(section(DATA, encode(self.message(number))) for number in numbers)
         await sender.send(payload, message_format=BATCH_FORMAT)
 
-    async def check(self, primary: Endpoint, secondary: Endpoint, *, early: int = 0) -> float:
-        """Look at every message that has arrived; answers how many came in a second. Raises RuntimeError.
-
-        The first ones, so many as are `early`, came at another time.
-        """
+    async def check(self, primary: Endpoint, secondary: Endpoint) -> float:
+        """Compare every message that has arrived. Return the rate in messages a second. Raises RuntimeError."""
         async with open_atom(secondary) as control:
             left = [(await control.counts(queue)).total for queue in backlog_queues()]
         if any(left):
             raise RuntimeError(f"the backlog queues still hold {left}")
-        found = Found(self, early)
+        found = Found(self)
         async with connect(primary) as wire:
             for number in range(min(DESTINATIONS, self.count)):
                 async for payload in _peeked(wire, destination(number)):
-                    found.see(destination(number), Sections.split(payload))
+                    found.add(destination(number), Sections.split(payload))
         return found.rate()
 
 
 class Found:
-    """The messages that have arrived, by their numbers, and when the first and the last of them did."""
+    """The numbers of messages that have arrived, and when the first and the last of them did."""
 
-    def __init__(self, stranded: Stranded, early: int = 0) -> None:
+    def __init__(self, stranded: Stranded) -> None:
         self._stranded = stranded
-        self._early = early
         self._seen = bytearray(stranded.count)
         self._first, self._last = math.inf, 0
 
-    def see(self, where: str, message: Sections) -> None:
-        """Raises RuntimeError where a message is not what was sent, or not where it should be."""
+    def add(self, where: str, message: Sections) -> None:
+        """Raise RuntimeError if a message differs from the one sent, or is in the wrong place."""
         number = int(message.read_properties().message_id)
         annotations = message.read_message_annotations()
         enqueued_at = int(annotations.get(ENQUEUED, 0))
-        found, wanted = (
-            (where, *_told(message)),
-            (destination(number), *_told(self._stranded.restore(number, enqueued_at=enqueued_at))),
-        )
+        found = where, *_content(message)
+        wanted = destination(number), *_content(self._stranded.restore(number, enqueued_at=enqueued_at))
         if found != wanted:
             raise RuntimeError(f"message {number} arrived as {found}, not as {wanted}")
         self._seen[number] += 1
-        if number >= self._early and SCHEDULE not in annotations:
+        if SCHEDULE not in annotations:
             self._first, self._last = min(self._first, enqueued_at), max(self._last, enqueued_at)
 
     def rate(self) -> float:
-        """Messages a second. Raises RuntimeError where not every message is there once."""
+        """Return messages a second. Raises RuntimeError unless every message has arrived once."""
         missing = self._seen.count(0)
         twice = len(self._seen) - missing - self._seen.count(1)
         if missing or twice:
             raise RuntimeError(f"{missing} messages did not arrive, {twice} did twice")
-        return 1000 * (len(self._seen) - self._early) / max(1, self._last - self._first)
+        return 1000 * len(self._seen) / max(1, self._last - self._first)
 
 
-def _told(message: Sections) -> tuple[object, ...]:
-    """What a message says, whoever encoded it and with whichever types."""
+def _content(message: Sections) -> tuple[object, ...]:
+    """Return the content of a message, independent of its encoding."""
     properties = message.read_properties()
     own = {str(key): str(value) for key, value in message.read_application_properties().pairs}
     return (

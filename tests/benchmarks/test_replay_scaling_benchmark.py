@@ -1,19 +1,16 @@
-"""The benchmark of scaling runs, and reckons as it says. What the figures are is nobody's business here."""
+"""The benchmark of scaling measures a cluster, and names the limit of each phase."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.replay_scaling import MACHINE, PHASES, Mark, bound, figures, spans, speedup, table
+from tests.benchmarks.kit import benchmark
+from tests.benchmarks.replay import Mark
+from tests.benchmarks.replay_scaling import MACHINE, PHASES, bound, figures, spans, speedup
 
-ROOT = Path(__file__).parents[2]
 EMULATED, PYTHON, JAVA = "emulator of contoso", "Python of executor 0", "executors' Java"
 TWO = {"there": 2, "used": 1.0, "used_by_emulators": 0.25, "used_by_others": 0.0}
 
@@ -45,25 +42,25 @@ def test_a_phase_lasts_until_the_next_and_costs_the_cpu_spent_within_it() -> Non
 @pytest.mark.parametrize(
     ("cost", "cores", "answer_ms", "said"),
     [
-        ({PYTHON: 9, JAVA: 10}, {}, 0, f"{PYTHON}: a core each is all that they can use"),
-        ({PYTHON: 0.5, JAVA: 6}, {}, 0, f"of the time {JAVA} 60% worked; what is left is waiting for one another"),
+        ({PYTHON: 9, JAVA: 10}, {}, 0, f"{PYTHON}: each can use one core at most"),
+        ({PYTHON: 0.5, JAVA: 6}, {}, 0, f"{JAVA} 60% of the time busy; the rest is waits for other processes"),
         (
             {PYTHON: 2, JAVA: 6},
             {},
             250,
-            f"{JAVA} 60%, {PYTHON} 20% worked; what is left is waiting for answers, which take 250",
+            f"{JAVA} 60%, {PYTHON} 20% of the time busy; the rest is waits for answers after 250 ms",
         ),
         ({PYTHON: 8}, {"used": 1.8}, 250, "CPU: the 2 cores of this machine, 0.25 by the emulators"),
         ({PYTHON: 8}, {"used_by_others": 0.9}, 0, "0.9 of them used by others"),
     ],
 )
-def test_what_bounds_a_phase_is_what_has_nothing_left(
+def test_a_phase_is_bound_by_what_is_used_up(
     cost: dict[str, float], cores: dict[str, float], answer_ms: int, said: str
 ) -> None:
     assert said in bound(10.0, Counter(cost), {**TWO, **cores}, answer_ms)
 
 
-def test_so_many_times_as_fast_is_the_last_run_as_the_first() -> None:
+def test_the_speedup_compares_the_last_run_with_the_first() -> None:
     runs = {workers: {name: {"seconds": seconds} for name in PHASES} for workers, seconds in (("1", 9.0), ("2", 6.0))}
     assert speedup(runs) == dict.fromkeys(PHASES, 1.5)
     assert speedup({"1": runs["1"]}) == dict.fromkeys(PHASES, 1.0)
@@ -72,23 +69,12 @@ def test_so_many_times_as_fast_is_the_last_run_as_the_first() -> None:
 @pytest.mark.java
 @pytest.mark.slow
 def test_the_benchmark_measures_a_cluster_near_and_far() -> None:
-    words = ["--messages", "400", "--workers", "1", "--answer-ms", "0", "10", "--output", "json"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.replay_scaling", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    assert (told["schema"], told["messages"], told["cores"]) == ("sbpair/benchmark/1", 400, os.cpu_count())
-    assert set(told["answer_ms"]) == {"0", "10"}
-    for each in told["answer_ms"].values():
+    found = benchmark("replay_scaling", "--messages", "400", "--workers", "1", "--answer-ms", "0", "10")
+    assert (found["messages"], found["cores"]) == (400, os.cpu_count())
+    assert set(found["answer_ms"]) == {"0", "10"}
+    for each in found["answer_ms"].values():
         assert each["speedup"] == dict.fromkeys(PHASES, 1.0)
         phases = each["workers"]["1"]
         assert set(phases) == set(PHASES)
         assert all(found["cores"]["used"] > 0 and found["bound_by"] for found in phases.values())
         assert phases["send"]["cpu_s"]["emulator of contoso"] > 0
-    assert sum(" workers, " in line for line in table(told)) == 2 * len(PHASES)
