@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair import errors
 from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.replay.archive_layout import SEGMENTS
+from sbpair.replay.java_output import logged_stderr
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
@@ -30,7 +31,7 @@ appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
+appender.stderr.layout.pattern = %p %c{1}: %m%n
 logger.spark.name = org.apache.spark
 logger.spark.level = off
 # The level of this logger decides whether Spark prints a notice about levels.
@@ -152,19 +153,31 @@ def check_speculation(speculation: str) -> None:
 
 def _start(master: str, settings: Mapping[str, str], directory: str) -> Any:
     from py4j.protocol import Py4JError
+    from pyspark import SparkConf
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName("sbpair replay")
-    for name, value in {**SETTINGS, "spark.sql.warehouse.dir": directory, **settings}.items():
-        builder = builder.config(name, value)
+    conf = SparkConf().setMaster(master).setAppName("sbpair replay")
+    conf.setAll([*{**SETTINGS, "spark.sql.warehouse.dir": directory, **settings}.items()])
     try:
-        return builder.getOrCreate()
+        _start_java(conf)
+        return SparkSession.builder.config(conf=conf).getOrCreate()
     except (PySparkException, Py4JError, OSError, RuntimeError) as error:
         raise MachineLacks(
             f"Spark does not start on {master}: {spark_message(error)}",
             hint="check --master and --conf, or run again with -v to see what Java says",
         ) from error
+
+
+def _start_java(conf: Any) -> None:
+    """Start Java as Spark would, except that its stderr is logged. No-op if it runs, as it does on a cluster."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        with logged_stderr() as descriptor:
+            gateway = launch_gateway(conf, {"stderr": descriptor})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
 
 
 def spark_errors() -> tuple[type[Exception], ...]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from sbpair.cli.progress.boards import BoardView, DestinationRow, PhaseRow, PhaseView, QueueRow
 from sbpair.cli.progress.live_table import WIDE, cut, draw_board, draw_phase, fit, number, rate
+from sbpair.cli.progress.move_progress import progress_text
 
 DRAWINGS = Path(__file__).parent / "drawings"
 PATH = "contoso/x-servicebus-transfer/"
@@ -108,6 +110,15 @@ def test_there_is_no_drawing_too_many() -> None:
     assert {path.stem for path in DRAWINGS.glob("*.txt")} == CASES.keys()
 
 
+def test_a_line_has_the_figures_of_the_whole_run() -> None:
+    assert [progress_text(view) for view in (START, AWAY, UNCOUNTED, replace(SOME, queues=SOME.queues[:2]))] == [
+        "connecting to contoso-dr and contoso",
+        f"1100 sent, 628 dead-lettered; {'; '.join(AWAY.notices)}",
+        "2 sent, 0 a second",
+        "764523 sent, ~1234579 left, 5126 a second, about 4m 1s to go, 1 destination unavailable",
+    ]
+
+
 rows = st.builds(
     QueueRow,
     st.just("q"),
@@ -123,8 +134,6 @@ rows = st.builds(
 def test_whatever_there_is_fits_and_every_queue_is_shown_or_folded(
     queues: list[QueueRow], destinations: int, lines: int
 ) -> None:
-    from dataclasses import replace
-
     named = tuple(replace(each, queue=f"q/{at}") for at, each in enumerate(queues))
     view = BoardView(named, tuple(DestinationRow(f"d{at}") for at in range(destinations)), 0.0)
     shown = fit(view, lines)

@@ -14,7 +14,7 @@ from rich.console import Console
 from sbpair.cli.options.common import Display, LogFormat
 from sbpair.cli.progress.boards import PhaseBoard, PhaseRow, PhaseView
 from sbpair.cli.progress.live_table import draw_phase
-from sbpair.cli.progress.replay_progress import JsonReplayProgress, ReplayProgress
+from sbpair.cli.progress.replay_progress import JsonReplayProgress, LiveReplayProgress, ReplayProgress
 from sbpair.cli.render.screen import Screen
 from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
 from tests.kit import command
@@ -118,6 +118,24 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return tell
 
 
+def test_the_figures_of_a_phase_are_reported_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in (ReplayProgress, LiveReplayProgress):
+        phases = kind(Screen(Display()))
+        for event in (DRAIN, Expected("drain", {f"{Q}0": 10}), PhaseProgress("drain", 10, 1, {f"{Q}0": 10})):
+            phases(event)
+        phases(ReplayPhase("plan", "planning"))
+        phases(ReplayPhase("plan", "checking 1 destination"))
+        lines = command.untimed(capsys.readouterr().err).splitlines()
+        assert lines == ["draining", "drain: 10 of 10 messages, 0 a second", "planning", "checking 1 destination"]
+
+
+def test_what_comes_at_once_after_an_empty_sample_has_a_rate() -> None:
+    made = board(Expected("drain", {f"{Q}0": 2_000}), PhaseProgress("drain", 0, 0, {}), at=1.0)
+    made.take(PhaseProgress("drain", 1_000, 1, {f"{Q}0": 1_000}), 5.0)
+    row = made.view(5.0).total
+    assert (row.per_second, row.eta_seconds) == (200.0, 5.0)
+
+
 def test_elsewhere_there_are_lines_of_json_where_something_has_changed(printed: Any) -> None:
     lines = [json.loads(line) for line in printed(JsonReplayProgress, LogFormat.JSON)]
     assert [line["event"] for line in lines] == ["phase", "phase", "progress", "progress"]
@@ -128,4 +146,4 @@ def test_elsewhere_there_are_lines_of_json_where_something_has_changed(printed: 
 
 def test_in_words_a_phase_is_a_line(printed: Any) -> None:
     lines = printed(ReplayProgress, LogFormat.TEXT)
-    assert lines == ["run r1: checking", "draining", "drain: 4 of 10 messages, 8 a second"]
+    assert lines == ["run r1: checking", "draining", "drain: 4 of 10 messages, 8 a second, about 1s to go"]

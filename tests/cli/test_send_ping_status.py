@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sbpair.cli.options.common import Display
+from sbpair.cli.progress import line_progress
+from sbpair.cli.render.screen import Screen
+from sbpair.failover.failover_send import Delivered
 from sbpair.failover.outbox import Outbox
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
@@ -164,3 +169,22 @@ async def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> No
         assert (code, printed["backlog"]["messages"], printed["backlog"]["exact"]) == (0, 1, True)
         assert [each["dead_letters"] for each in printed["queues"]] == [None, None]
         assert [each["name"] for each in printed["skipped"]] == ["contoso-dr"]
+
+
+def test_progress_of_a_send_is_a_line_at_intervals_where_none_can_be_animated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(line_progress, "DUMB_TERMINAL_SECONDS", 0.0)
+    screen = Screen(Display())
+    with line_progress.SendProgress(screen, "orders", typing=False) as shown:
+        shown(Delivered(primary=2, backlog=1))
+    with line_progress.SendProgress(screen, "orders", typing=True) as shown:
+        shown(Delivered(primary=2))
+    sent = "3 sent to orders, 1 of them into the backlog, 6 a second\n"
+    assert command.untimed(capsys.readouterr().err) == sent
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    with line_progress.SendProgress(screen, "orders", typing=False) as shown:
+        shown(Delivered(primary=2, backlog=1))
+    assert capsys.readouterr().err == f"connecting to orders\n{sent}"

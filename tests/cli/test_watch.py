@@ -159,6 +159,9 @@ async def test_a_terminal_gets_a_picture_that_is_gone_in_the_end(tmp_path: Path)
         assert "…/0" in plain
         assert "DESTINATION" in plain
         assert '"schema"' not in plain
+        ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        seen += await read_until(terminal, "SENT  MSG/S  ETA\r\n")
+        assert "\x1b[2J" not in seen, "some terminals move what is cleared to the scrollback"
         assert not [code for code in re.findall(r"\x1b\[([0-9;]*)m", seen) if re.search(r"\b[34]\d\b", code)]
         process.send_signal(signal.SIGTERM)
         out, _ = await process.communicate()

@@ -13,9 +13,11 @@ from sbpair.errors import UsageError
 from sbpair.move.rate_limit import (
     BURST_SECONDS,
     BUSY_SECONDS,
+    HOLD_SECONDS,
     MAX_BUSY_SECONDS,
     MIN_RATE,
     RECOVERY_SECONDS,
+    Limit,
     RateLimiter,
     credits_of,
     parse_credits,
@@ -320,3 +322,38 @@ def test_wrong_credits_raise_a_usage_error(text):
 )
 def test_default_credits_are_half_of_standard_and_none_on_premium(asked, tier, expected):
     assert credits_of(asked, tier) == expected
+
+
+def test_the_limit_at_work_is_the_one_that_a_send_waits_for():
+    limiter = RateLimiter(0.0, rate=100.0, primary=500.0, secondary=500.0)
+    assert (limiter.limit(0.0), limiter.main_limit()) == (None, None)
+    limiter.reserve(0.0, 120)
+    assert limiter.limit(0.0) is None
+    seconds = limiter.reserve(0.0, 10)
+    assert str(limiter.limit(0.0)) == "limited to 100 messages/s by --rate"
+    assert limiter.limit(seconds + HOLD_SECONDS) is None
+    assert limiter.main_limit() == Limit(100.0, "--rate")
+
+
+def test_credits_count_by_their_cost_and_throttling_by_its_rate():
+    limiter = RateLimiter(0.0, primary=500.0)
+    limiter.reserve(0.0, 250, 2.0)
+    limiter.reserve(0.0, 250, 2.0)
+    assert str(limiter.limit(0.0)) == "limited to 250 messages/s by --credits 50%"
+    limiter = RateLimiter(0.0, secondary=333.0)
+    limiter.received(0.0, 400)
+    limiter.receive_delay(0.0)
+    assert str(limiter.limit(0.0)) == "limited to 333 messages/s by --credits 33.3%"
+    limiter = RateLimiter(0.0)
+    limiter.count_sent(0.0, 400)
+    limiter.on_busy(0.5)
+    limiter.reserve(0.5, 100)
+    assert limiter.limit(0.5).by == "throttling"
+
+
+def test_a_short_wait_is_not_named_in_the_receipt():
+    limiter = RateLimiter(0.0, rate=100.0)
+    limiter.reserve(0.0, 20)
+    limiter.reserve(0.0, 20)
+    assert limiter.limit(0.0) is not None
+    assert limiter.main_limit() is None

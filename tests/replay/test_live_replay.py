@@ -60,7 +60,7 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) ->
     with world() as place:
         place.strand_many(MESSAGES)
         shell = Shell(place, tmp_path)
-        first = shell.start("run", "--rate", "4", *SPARK)
+        first = shell.start("run", "--rate", "4", "--log-format", "json", *SPARK)
         try:
             wait_for(lambda: shell.chunks() >= 2, first)
             [run] = [path.name for path in shell.archive.iterdir()]
@@ -83,6 +83,8 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) ->
                 end(pid)
         receipt = json.loads(out)
         assert first.returncode == 130, err
+        events = [json.loads(line) for line in err.splitlines()]
+        assert {"phase", "progress"} <= {each.get("event") for each in events}, "all of stderr is JSON"
         assert receipt["stopped"]
         assert receipt["unsent"] == MESSAGES - receipt["acknowledged"] > 0
         assert len(place.ids()) == receipt["acknowledged"], "a stop doubles nothing, and forgets nothing"

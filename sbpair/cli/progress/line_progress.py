@@ -1,6 +1,8 @@
 """Progress as one line on a terminal: sent messages, and peeked messages."""
 
 import logging
+import math
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from sbpair.move.peek.peeker import Peeked
 
 REFRESH_SECONDS = 0.1
+DUMB_TERMINAL_SECONDS, LINE_SECONDS = 5.0, 30.0
+"""Time between lines, where a line cannot be changed: on a terminal without such means, and elsewhere."""
 
 
 class LineProgress(Progress):
@@ -35,13 +39,21 @@ class LineProgress(Progress):
 
 
 class SendProgress(LineProgress):
-    """Shows the number of sent messages, unless the user types the lines. Prints changes of the destination."""
+    """Shows the number of sent messages, unless the user types the lines. Prints changes of the destination.
+
+    Where no line can be animated, it prints one at intervals.
+    """
 
     def __init__(self, screen: Screen, entity: str, *, typing: bool) -> None:
         super().__init__(screen, f"connecting to {clean(entity)}", animated=screen.animated and not typing)
         self._entity = entity
         self._meter = RateMeter(time.monotonic())
-        self._shown_at = 0.0
+        self._interval = DUMB_TERMINAL_SECONDS if sys.stderr.isatty() else LINE_SECONDS
+        self._due = 0.0
+        if self._status is None:
+            self._due = math.inf if typing else time.monotonic() + self._interval
+            if sys.stderr.isatty() and not typing:
+                screen.say(f"connecting to {entity}")
         # It logs the events that are printed here in other words.
         logging.getLogger("sbpair.failover.events").setLevel(logging.ERROR)
 
@@ -60,17 +72,21 @@ class SendProgress(LineProgress):
 
     def _show(self, delivered: "Delivered") -> None:
         now = time.monotonic()
-        count = delivered.primary + delivered.backlog + delivered.outbox
+        count = delivered.total
         rate = self._meter.rate(now, count)
-        if self._status is None or now < self._shown_at + REFRESH_SECONDS:
+        if now < self._due:
             return
-        self._shown_at = now
+        self._due = now + (self._interval if self._status is None else REFRESH_SECONDS)
         aside = "".join(
             f", {number} of them into the {name}"
             for name, number in (("backlog", delivered.backlog), ("outbox", delivered.outbox))
             if number
         )
-        self._status.update(f"{count} sent to {clean(self._entity)}{aside}, {rate:.0f} a second")
+        text = f"{count} sent to {clean(self._entity)}{aside}, {rate:.0f} a second"
+        if self._status is None:
+            self._screen.say(text)
+        else:
+            self._status.update(text)
 
 
 class PeekProgress(LineProgress):

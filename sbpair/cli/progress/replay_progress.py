@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.cli.progress.boards import PhaseBoard, PhaseRow, PhaseView
 from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
-from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.render.screen import Document, Screen, spoken
 
 if TYPE_CHECKING:
     from sbpair.replay.progress import Event, ReplayPhase
@@ -32,6 +32,8 @@ class ReplayProgress(Progress):
         from sbpair.replay.progress import Expected, ReplayPhase
 
         now = time.monotonic()
+        if isinstance(event, ReplayPhase) and event.name != "stop":
+            self._report_end(self._view())
         with self._lock:
             if isinstance(event, ReplayPhase):
                 self.run = event.run or self.run
@@ -53,7 +55,13 @@ class ReplayProgress(Progress):
     def _report(self, view: PhaseView) -> None:
         total = view.total
         of = "" if total.whole is None else f" of {total.whole}"
-        self._screen.say(f"{view.phase}: {total.done}{of} messages, {total.per_second:.0f} a second")
+        eta = "" if total.eta_seconds is None else f", about {spoken(total.eta_seconds)} to go"
+        self._screen.say(f"{view.phase}: {total.done}{of} messages, {total.per_second:.0f} a second{eta}")
+
+    def _report_end(self, view: PhaseView) -> None:
+        """Report a phase that is over, unless its last figures were reported."""
+        if view.total.done != self._last:
+            self._report(view)
 
     def _view(self) -> PhaseView:
         with self._lock:
@@ -71,6 +79,10 @@ class LiveReplayProgress(ReplayProgress):
 
     def _report(self, view: PhaseView) -> None:
         """Do nothing: the bars show it."""
+
+    def _report_end(self, view: PhaseView) -> None:
+        if view.total.done:
+            super()._report(view)
 
 
 class JsonReplayProgress(ReplayProgress):

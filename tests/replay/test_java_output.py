@@ -1,0 +1,40 @@
+"""What Java and its workers write to stderr, as log records."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from sbpair.replay import java_output
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("WARNING: Using incubator modules: jdk.incubator.vector", logging.DEBUG),
+        ("WARNING: A terminally deprecated method was called", logging.WARNING),
+        ("ERROR TaskSetManager: Task 0 failed", logging.ERROR),
+        ("26/11/22 17:00:00 INFO SparkContext: Running", logging.INFO),
+        ("26/11/22 17:00:00 WARN NativeCodeLoader: none", logging.WARNING),
+        ("26/11/22 17:00:00 TRACE X: y", logging.DEBUG),
+        ("\tat java.base/java.lang.Thread.run(Thread.java:840)", logging.WARNING),
+    ],
+)
+def test_a_line_has_the_level_that_it_names(line: str, level: int) -> None:
+    assert java_output.level_of(line) == level
+
+
+def test_the_lines_of_a_child_are_logged_and_its_noise_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="spark")
+    program = "import sys; sys.stderr.write('WARNING: Using incubator modules: x\\n\\nERROR Task: failed\\nlast')"
+    with java_output.logged_stderr() as descriptor:
+        subprocess.run([sys.executable, "-c", program], stderr=descriptor, check=True)
+        reader = next(each for each in java_output.threading.enumerate() if each.name == "java output")
+    reader.join(10)
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("ERROR", "ERROR Task: failed"),
+        ("WARNING", "last"),
+    ]
