@@ -171,8 +171,14 @@ def test_an_unreachable_namespace_is_one_notice_until_a_queue_is_open() -> None:
     )
     made.take(QueueFailed(Q, "connection refused 127.0.0.1:5671", 30.0, side="primary"), 6.0)
     assert "next try in 16 s" in made.view(6.0, NOW_MS).notices[0]
+    made.take(QueueFailed(Q, "still refused", 1.0, NOW_MS - 60_000, "primary"), 7.0)
+    [notice] = made.view(7.0, NOW_MS).notices
+    assert notice == "primary unreachable since 07:59:00Z, trying each second: still refused"
     made.take(QueueOpened(Q), 8.0)
     assert made.view(8.0, NOW_MS).notices == ()
+    made.take(AWAY, 9.0)
+    made.take(QueueFailed(Q, "the queue does not exist", None), 10.0)
+    assert made.view(10.0, NOW_MS).notices == ()
 
 
 def test_a_limit_at_work_is_a_notice_while_it_holds() -> None:

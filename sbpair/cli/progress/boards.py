@@ -261,6 +261,8 @@ class Board:
                 if side is not None:
                     since, _ = self._away.get(side, (now, event))
                     self._away[side] = since, event
+                elif retry_seconds is None:
+                    self._away.clear()  # it answered
                 if side != "primary":
                     state.counted = None  # the backlog may have changed, or be gone
             case _:
