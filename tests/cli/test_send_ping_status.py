@@ -171,7 +171,7 @@ async def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> No
         assert [each["name"] for each in printed["skipped"]] == ["contoso-dr"]
 
 
-def test_progress_of_a_send_is_a_line_at_intervals_where_none_can_be_animated(
+def test_a_send_prints_lines_where_none_can_be_animated(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_progress, "LINE_SECONDS", 0.0)
