@@ -116,7 +116,7 @@ def command(
 
 @contextmanager
 def _topics_explained(subscription: str | None) -> Iterator[None]:
-    """Say what to do about a topic, whose messages only its subscriptions have."""
+    """Add a hint to the refusal of a topic: only its subscriptions have messages."""
     try:
         yield
     except ServiceRefused as error:
