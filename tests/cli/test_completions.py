@@ -95,6 +95,8 @@ def completed(
             [f"drift,dead-letters,{each}" for each in ("destinations", "duplicates")],
         ),
         ("sbpair audit --fail-on n", ["none"]),
+        ("sbpair status --fail-on d", ["dead-letters"]),
+        ("sbpair status --fail-on dead-letters,", ["dead-letters,messages"]),
         ("sbpair audit --fail-on missing,n", []),
         ("sbpair runs ", ["list", "show"]),
         ("sbpair audit --output = js", ["json", "jsonl"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.message import dead_letters
-from sbpair.replay import driver, selection, spark
+from sbpair.replay import driver, phases, selection, spark
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import QUARANTINE, SEGMENTS
 from sbpair.replay.run import DedupMode, ReplayOptions
@@ -193,3 +194,15 @@ def test_order_none_with_duplicates_and_a_missing_destination(place: World, tmp_
     assert {flow["verdict"] for flow in flows} == {"send"}
     [homeless] = [row for path in archive.files(QUARANTINE) for row in archive.read_table(path).to_pylist()]
     assert (homeless["message_id"], homeless["destination"]) == ("homeless", "not-there")
+
+
+@pytest.mark.parametrize(("names", "what"), [(("a",), "1 destination"), (("a", "b"), "2 destinations")])
+def test_one_destination_is_not_called_destinations(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], what: str
+) -> None:
+    monkeypatch.setattr(phases, "check_destinations", lambda *_arguments: None)
+    options = SimpleNamespace(selection=SimpleNamespace(destinations=names), allow_missing=False)
+    job: Any = SimpleNamespace(run=SimpleNamespace(options=options))
+    events: list[Any] = []
+    phases.check_selected_destinations(job, events.append)
+    assert [each.text for each in events] == [f"checking {what} in the primary"]
