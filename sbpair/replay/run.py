@@ -109,7 +109,8 @@ def save_run(archive: Archive, run: ReplayRun) -> None:
 def load_run(archive: Archive, pair: Pair | None = None) -> ReplayRun:
     """Read run.json. Raises UsageError if there is no such run, StateRefused for another pair or version."""
     missing = UsageError(
-        f"there is no run {archive.run} in {archive.url}", hint="check --archive and the id that the run printed"
+        f"there is no run {archive.run} in {archive.url}",
+        hint="check --archive, and list its runs with sbpair replay list",
     )
     if not _ID.fullmatch(archive.run):
         raise missing

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import findings
+from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Count, Display, PairSelection, option, options
 from sbpair.cli.options.findings import ALL, NONE, failed_on, findings_of
 from sbpair.cli.options.values import Management, group_of, positive_seconds_of, seconds_of, selected_pair
@@ -87,6 +88,8 @@ def command(
     screen.result(SCHEMA, _document(found), _table(found), _lines(found))
     for each in found.unseen:
         screen.warn(f"skipped {each.name}: {each.reason}")
+    if found.of(Outcome.MISSING):
+        screen.say(f"create the missing queues with {next_command('provision')}")
     failed_on(screen, found.found, kinds)
     return audit_exit_code(found, kinds)
 
