@@ -31,7 +31,7 @@ class EntityChanged:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.entity} is {self.after.value} (was {self.before.value}): {self.reason}"
+        return f"{self.entity}: {self.before.value} -> {self.after.value}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class SendInDoubt:
 
     def __str__(self) -> str:
         named = f"{self.message_ids[0]}{f' and {len(self.message_ids) - 1} more' if self.message_ids[1:] else ''}"
-        return f"{self.entity}: {named} may arrive twice, sent again after no answer: {self.reason}"
+        return f"{self.entity}: possible duplicates: {named}, sent again without an answer: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pytest
 
 from sbpair.__main__ import run
+from sbpair.cli.command_loop import SIGNALS
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import (
     DEDUPLICATED,
@@ -76,12 +77,13 @@ def environment(home: Path | None, changed: dict[str, str]) -> dict[str, str]:
 
 def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    on_terminate = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     with patch.dict(os.environ, environment(home, changed), clear=True), redirect_stdout(out), redirect_stderr(err):
         try:
             code = run(("replay", *words))
         finally:
-            signal.signal(signal.SIGTERM, on_terminate)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(words, code, *said)
 

@@ -76,7 +76,7 @@ async def test_lines_are_sent_and_accounted_for(tmp_path: Path) -> None:
             0,
             ["MESSAGES  COUNT", "all           1", "primary       0", "backlog       1"],
         )
-        assert "orders is forced (was healthy)" in err
+        assert "orders: healthy -> forced" in err
         assert sum(queue.counts().active for queue in terminal.backlog) == 1
 
 

@@ -111,7 +111,7 @@ async def test_drill_on_own_namespaces_completes_and_cleans_up(rig: Rig) -> None
     assert result.sending.backlog >= 20
     assert result.sending.received == result.sending.sent
     states = [each.text for each in told if isinstance(each, drill.DrillPhase) and each.name == "sender"]
-    for state in ("is failing", "is failed over", "is out of the rotation", "is healthy"):
+    for state in ("-> failing", "-> failed over", "is out of the rotation", "-> healthy"):
         assert any(state in text for text in states), states
     assert left_of(rig) == []
     # What the pair itself has was not touched.

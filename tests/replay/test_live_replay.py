@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -103,6 +104,25 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) ->
         [shown] = shell.runs("show", run[:-1])
         assert (shown["command"], shown["outcome"], shown["exit_code"]) == ("replay resume", "done", 0)
         assert (shown["archive"], shown["receipt"]["acknowledged"]) == (str(shell.archive), MESSAGES)
+
+
+def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
+    with world() as place:
+        place.strand_many(MESSAGES)
+        shell = Shell(place, tmp_path)
+        first = shell.start("run", "--rate", "4", *SPARK)
+        try:
+            wait_for(lambda: shell.chunks() >= 1, first)
+            os.killpg(first.pid, signal.SIGHUP)  # Java gets it, too
+            out, err = first.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            for pid in (*offspring(first.pid), first.pid):
+                end(pid)
+        receipt = json.loads(out)
+        assert (first.returncode, receipt["stopped"]) == (130, True), err
+        assert len(place.ids()) == receipt["acknowledged"] > 0
+        [listed] = shell.runs("list")
+        assert (listed["id"], listed["outcome"]) == (receipt["run"], "stopped")
 
 
 def test_a_second_interrupt_ends_with_the_command_that_continues(tmp_path: Path) -> None:
