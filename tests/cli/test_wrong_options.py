@@ -137,7 +137,7 @@ WRONG = [
     ("runs show", "Missing argument 'ID'"),
     ("runs show nope", "run 'nope' does not exist"),
     ("schema nope", "'nope' is not a schema"),
-    ("help nope", "'nope' is not a topic"),
+    ("help nope", "'nope' is neither a command nor a topic"),
     ("emulator --namespace =5", "--namespace '=5' is not NAME=PORT"),
     ("emulator --namespace contoso=99999", "99999 is not a port number"),
     ("emulator --namespace contoso=0,gold", "expected basic, standard or premium, got 'gold'"),
