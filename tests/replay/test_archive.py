@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.cli.commands.replay_archive import table
+from sbpair.cli.render.proof import proof_lines
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey
 from sbpair.replay import driver, gc
 from sbpair.replay import run as runs
@@ -246,7 +246,7 @@ def test_doubtful_messages_beyond_the_limit_are_counted(archive: Archive) -> Non
     end(archive, DOUBTFUL, key(0))
     proof = verify(archive, RUN, max_named=2)
     assert (len(proof.doubtful), proof.doubtful_total) == (2, 4)
-    [line] = [line for line in table({"run": "r1", **proof.document(RUN), "seconds": 0.0}) if "possible" in line]
+    [line] = [line for line in proof_lines({"run": "r1", **proof.document(RUN), "seconds": 0.0}) if "possible" in line]
     assert line.startswith("possible duplicates: 4 (")
 
 
