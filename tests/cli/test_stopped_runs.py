@@ -91,7 +91,7 @@ async def test_a_run_under_nohup_ignores_a_hangup(tmp_path: Path) -> None:
 async def test_an_interrupted_run_says_what_is_left_and_how_to_continue(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(60)
-        done, out, err = await stopped(pair, signal.SIGINT, "--once")
+        done, out, err = await stopped(pair, signal.SIGINT, "--once", "--quiet")
         assert (done, err) == (130, "")
         ended, then = out.splitlines()[-2:]
         [(run, left)] = re.findall(r"^run (\S+) was stopped after \d+s; (\d+) messages in the backlog$", ended)
