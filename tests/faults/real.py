@@ -27,6 +27,7 @@ import aiohttp
 from tests.faults.observed import INSIDE, PRIMARY, SECONDARY, real_plan
 from tests.faults.simulation.faults import fault_of
 from tests.faults.simulation.plan import EMULATOR, Plan, Step
+from tests.kit.command import untimed
 
 RECOVERY_SECONDS: Final = 200.0
 STOP_SECONDS: Final = 150.0
@@ -81,7 +82,7 @@ class Service:
                     await service._ready
                 yield service
                 running.send_signal(signal.SIGTERM)
-                complaints = (await service._complaints).decode()
+                complaints = untimed((await service._complaints).decode())
                 assert (await running.wait(), complaints) == (0, "stopped\n"), complaints
         finally:
             if running.returncode is None:

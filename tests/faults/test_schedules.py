@@ -113,9 +113,9 @@ def test_a_syphon_that_alters_messages_is_caught(monkeypatch: pytest.MonkeyPatch
 
 
 def altering(exact: Any) -> Any:
-    def restore(*arguments: Any) -> tuple[bytes, ...]:
-        *parts, last = exact(*arguments)
-        return (*parts, last[:-1] + b"?")
+    def restore(*arguments: Any) -> tuple[int, tuple[bytes, ...]]:
+        size, (*parts, last) = exact(*arguments)
+        return size, (*parts, last[:-1] + b"?")
 
     return restore
 
