@@ -36,12 +36,12 @@ class Cluster:
 
     def start(self, workers: int) -> None:
         self._launch("master", MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        self.url = self._said("master", r"Starting Spark master at (\S+)")
+        self.url = self._logged("master", r"Starting Spark master at (\S+)")
         for name in [self._begin_worker() for _ in range(workers)]:
-            self._said(name, REGISTERED)
+            self._logged(name, REGISTERED)
 
     def add_worker(self) -> None:
-        self._said(self._begin_worker(), REGISTERED)
+        self._logged(self._begin_worker(), REGISTERED)
 
     def _begin_worker(self) -> str:
         name = f"worker-{len(self._processes)}"
@@ -100,7 +100,7 @@ class Cluster:
         self._processes.append(process)
         return process
 
-    def _said(self, name: str, pattern: str) -> str:
+    def _logged(self, name: str, pattern: str) -> str:
         limit = time.monotonic() + START_SECONDS
         while time.monotonic() < limit:
             if match := re.search(pattern, (self._directory / f"{name}.log").read_text()):

@@ -69,9 +69,6 @@ class MessageView:
     def annotation(self, name: str) -> Value:
         return rule_value(self.annotations.get(name))
 
-    def system_value(self, name: str) -> Value:
-        return SYSTEM_PROPERTIES[name].read(self)
-
     def user_value(self, name: str) -> Value:
         return rule_value(self.raw(name))
 
