@@ -27,9 +27,7 @@ OUTCOMES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
 MAX_FLOWS = 20_000
 MAX_REASONS = 1_000
 EXAMPLES = 3
-
-EMPTY_WAITS = 2
-"""Receives that return nothing, for each queue, before a run treats it as empty."""
+EMPTY_WAITS = 2  # receives that return nothing, for each queue, before a run treats it as empty
 
 
 @dataclass(slots=True)
@@ -92,33 +90,27 @@ class ForecastBuilder:
         """Return the decision of a run, by the message alone."""
         return route(facts, ttl=self._ttl, now_ms=self.now_ms)
 
-    def stays(self, facts: Facts, destination: str | None, outcome: str) -> None:
-        """Add a message that a run would not receive: a deferred one, or one scheduled for later."""
+    def add(self, facts: Facts, destination: str | None, outcome: str, *, received: bool = True) -> None:
+        """Add a message that would not be sent; unless `received`, it stays in the backlog: deferred, or scheduled."""
         self._flow(facts.queue, destination).add(facts, outcome)
+        self._turned_away_units += cost.units(facts.size) if received else 0
 
     def count_duplicate(self, facts: Facts, destination: str | None) -> None:
         """Count a duplicate, which is also added otherwise."""
         self._flow(facts.queue, destination).duplicates += 1
 
-    def keep(self, facts: Facts, destination: str | None, outcome: str) -> None:
-        """Add a message that would be received and completed, and not sent."""
-        self._flow(facts.queue, destination).add(facts, outcome)
-        self._turned_away_units += cost.units(facts.size)
-
     def send(self, facts: Facts, destination: str, filters: int = 0) -> None:
         flow = self._flow(facts.queue, destination)
         flow.add(facts, "sent")
-        flow.overdue += self._is_overdue(facts)
+        flow.overdue += isinstance(route(facts, ttl=TimeToLive.REMAINING, now_ms=self.now_ms), Expire)
         flow.scheduled_in_future += facts.scheduled_at is not None and facts.scheduled_at > self.now_ms
         self._moved_units += cost.units(facts.size)
         self._primary_credits += 1 + filters
 
     def turn_away(self, facts: Facts, destination: str | None, decision: DeadLetter | Expire) -> None:
         expired = isinstance(decision, Expire)
-        flow = self._flow(facts.queue, destination)
-        flow.add(facts, "expired" if expired else "dead_lettered")
-        flow.overdue += expired
-        self._turned_away_units += cost.units(facts.size)
+        self.add(facts, destination, "expired" if expired else "dead_lettered")
+        self._flow(facts.queue, destination).overdue += expired
         group = self._group(decision)
         group.messages += 1
         if len(group.examples) < EXAMPLES:
@@ -149,9 +141,6 @@ class ForecastBuilder:
         if in_turn and minimum and receiving:
             return max(minimum) + receiving[0]
         return max(minimum + receiving, default=None)
-
-    def _is_overdue(self, facts: Facts) -> bool:
-        return isinstance(route(facts, ttl=TimeToLive.REMAINING, now_ms=self.now_ms), Expire)
 
     def _flow(self, queue: str, destination: str | None) -> FlowStats:
         # Service Bus compares paths without regard to case.

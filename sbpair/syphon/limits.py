@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_TIER = "Standard"
-ASSUMED_FILTERS = 1
-"""Filters per message, assumed without permission to count them."""
+ASSUMED_FILTERS = 1  # filters per message, assumed without permission to count them
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +72,20 @@ async def tier_of(control: DestinationControl) -> str | None:
         return None
 
 
+@dataclass
 class SendCosts:
     """Credits of the primary per message, by destination: one, and one for each filter of its subscriptions."""
 
-    def __init__(self, control: DestinationControl) -> None:
-        self._control = control
-        self._may_ask = True
+    control: DestinationControl
+    may_ask: bool = True
 
     async def of(self, destination: str) -> int:
         """Return the credits of one message. Never raises: it assumes one filter instead."""
         try:
-            if self._may_ask:
-                return 1 + await self._control.filters_of(destination)
+            if self.may_ask:
+                return 1 + await self.control.filters_of(destination)
         except NotAuthorized:
-            self._may_ask = False
+            self.may_ask = False
         except SbpairError as error:
             log.info("the filters of %s are not known: %s", destination, error.message)
         return 1 + ASSUMED_FILTERS

@@ -1,24 +1,30 @@
-"""The workers of a run, one per backlog queue: started together, joined by those of new queues, stopped together."""
+"""The workers of a run, one per backlog queue: started together, joined by those of new queues, stopped together.
+
+Samples of them for a progress display: how deep the queues are, and how far each destination is.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
-from sbpair.errors import ConnectionFaulted, EntityMissing, SbpairError
+from sbpair.errors import AccessError, ConnectionFaulted, EntityMissing, SbpairError
+from sbpair.move.events import DestinationProgress, LimitChanged, QueueDepths
 from sbpair.move.failure_latch import set_within
 from sbpair.syphon.worker import RELEASE_SECONDS, QueueWorker
 
 if TYPE_CHECKING:
     from sbpair.move.events import QueuesFound
+    from sbpair.runs.session_lease import SessionLease
     from sbpair.syphon.worker import RunPlan
 
 log = logging.getLogger(__name__)
 
-FIND_QUEUES_SECONDS = 60.0
-"""How often a watch lists the backlog queues. It costs a sixth of a credit a second, of a thousand."""
+FIND_QUEUES_SECONDS = 60.0  # how often a watch lists the backlog queues: it costs a sixth of a credit a second
+COUNT_CREDITS = 10  # a count costs as much as ten messages
 
 Find = Callable[[], Awaitable["QueuesFound"]]
 
@@ -37,13 +43,10 @@ class WorkerPool:
     def workers(self) -> list[QueueWorker]:
         return list(self._workers.values())
 
-    async def run(self, queues: Iterable[str], hurry: asyncio.Event) -> None:
-        """Run until all workers are done. Once `hurry` is set, that takes a few seconds at most."""
+    async def run(self, queues: Iterable[str], hurry: asyncio.Event, *beside: Coroutine[None, None, None]) -> None:
+        """Run until all workers are done, and until then `beside`. Once `hurry` is set, a few seconds are left."""
         async with asyncio.TaskGroup() as tasks:
-            background = (
-                tasks.create_task(self._interrupt(), name="watch for the stop"),
-                tasks.create_task(self._abort(hurry), name="watch for the hurry"),
-            )
+            background = [tasks.create_task(each) for each in (self._interrupt(), self._abort(hurry), *beside)]
             async with asyncio.TaskGroup() as running:
                 self._start(running, queues)
                 if self._find is not None:
@@ -79,8 +82,9 @@ class WorkerPool:
             if found.managed and not self._plan.stop.is_set():
                 self._start(tasks, found.queues)
 
-    def fail(self, error: SbpairError) -> None:
-        """Stop all workers, including those with nothing to send."""
+    async def fail_without(self, lease: SessionLease) -> None:
+        """Wait until the lease is lost, then stop all workers, including those with nothing to send."""
+        error = await lease.lost()
         for worker in self.workers:
             worker.fail(error)
         self._plan.stop.set()
@@ -102,3 +106,83 @@ class WorkerPool:
             worker.abort(error, backlog=True)
         for task in tuple(self._running.values()):
             task.cancel()
+
+
+class DepthSampler:
+    """Emits DestinationProgress, LimitChanged and QueueDepths. Counts each queue every `seconds` at most."""
+
+    def __init__(self, plan: RunPlan, pool: WorkerPool, seconds: float) -> None:
+        self._plan = plan
+        self._pool = pool
+        self._seconds = seconds
+        self._counted: dict[str, tuple[int, int]] = {}
+        self._names: dict[str, str] = {}  # a spelling of each destination, by its path in lower case
+        self._emitted: dict[str, DestinationProgress] = {}
+        self._limit = LimitChanged(None, None)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sample_destinations(), name="sample the destinations")
+            tasks.create_task(self._sample_queues(), name="count the queues")
+
+    async def _sample_destinations(self) -> None:
+        while True:
+            self.emit_destinations()
+            self._emit_limit()
+            await asyncio.sleep(self._plan.timings.destinations_seconds)
+
+    def emit_destinations(self) -> None:
+        sent, waiting = Counter[str](), Counter[str]()
+        waits = ((worker.waiting(), waiting) for worker in self._pool.workers)
+        for counts, sums in ((self._plan.context.tally.sent_to(), sent), *waits):
+            for path, count in counts.items():
+                self._names.setdefault(path.lower(), path)
+                sums[path.lower()] += count
+        for key, name in sorted(self._names.items()):
+            now = DestinationProgress(name, sent[key], waiting[key])
+            if self._emitted.get(key) != now:
+                self._emitted[key] = now
+                self._plan.context.on_event(now)
+
+    def _emit_limit(self) -> None:
+        limiter = self._plan.context.rate_limiter
+        limit = None if limiter is None else limiter.limit(asyncio.get_running_loop().time())
+        now = LimitChanged(*(limit or (None, None)))
+        if now != self._limit:
+            self._limit = now
+            self._plan.context.on_event(now)
+
+    async def _sample_queues(self) -> None:
+        # A short run costs no counts.
+        await asyncio.sleep(self._plan.timings.destinations_seconds)
+        while True:
+            for worker in self._pool.workers:
+                received = self._plan.context.tally.count(worker.queue, "received")
+                # Unless it was empty, and has received nothing since.
+                if self._counted.get(worker.queue) != (0, received) and not await self._count(worker):
+                    return
+            await asyncio.sleep(self._seconds)
+
+    async def _count(self, worker: QueueWorker) -> bool:
+        """Count one queue and emit the result. Return False if counts are not permitted."""
+        context, queue = self._plan.context, worker.queue
+        if self._plan.count is None:
+            return False
+        if context.rate_limiter is not None:
+            context.rate_limiter.received(asyncio.get_running_loop().time(), COUNT_CREDITS)
+        counts = worker.counts
+        try:
+            messages = await self._plan.count(queue)
+            oldest_ms = await worker.oldest_ms() if messages else None
+        except AccessError:
+            return False
+        except SbpairError as error:
+            log.debug("%s was not counted: %s", queue, error)
+            return True
+        if worker.counts != counts:
+            # The worker has counted since then, and may be done.
+            return True
+        self._counted[queue] = (messages, context.tally.count(queue, "received"))
+        worker.report_progress()
+        context.on_event(QueueDepths(queue, messages, oldest_ms))
+        return True

@@ -39,16 +39,14 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Pair
     from sbpair.model.queues import Retrying
     from sbpair.move.events import QueuesFound
-    from sbpair.move.message.route import Route, TimeToLive
+    from sbpair.move.message.route import Route
     from sbpair.move.peek.peeker import Peeked, PeekedMessage
 
 log = logging.getLogger(__name__)
 
 QUEUES_AT_ONCE = 8
 
-Aside = Callable[["Facts", "Route"], tuple[str | None, bool]]
 OnEvent = Callable[["QueuesFound | Peeked | Retrying"], object]
-Sleep = Callable[[float], Awaitable[object]]
 
 
 async def make_forecast(
@@ -56,13 +54,13 @@ async def make_forecast(
     limits: MoveLimits | None = None,
     *,
     only: Sequence[str] = (),
-    aside: Aside = lambda _facts, _decision: (None, False),
+    aside: Callable[[Facts, Route], tuple[str | None, bool]] = lambda _facts, _decision: (None, False),
     effective_limits: Callable[[MoveLimits, PairTiers], EffectiveLimits] = effective_limits,
     in_turn: bool = False,
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = time.monotonic,
-    sleep: Sleep = asyncio.sleep,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Forecast:
     """Peek every backlog queue of `pair`, and forecast a run with these limits.
 
@@ -97,40 +95,24 @@ async def make_forecast(
         await scan.run(tuple(only) or found.queues)
     if not scan.found:
         raise backlog_queues.none_found(pair)
-    return _forecast(pair, scan, limits.ttl, effective, tiers, scan.sums.seconds(effective, in_turn=in_turn))
-
-
-def _forecast(
-    pair: Pair, scan: _PreviewScan, ttl: TimeToLive, limits: EffectiveLimits, tiers: PairTiers, seconds: float | None
-) -> Forecast:
-    sums = scan.sums
-    secondary, primary = (tier or DEFAULT_TIER for tier in (tiers.secondary, tiers.primary))
-    spent = sums.operations(len(scan.found))
+    if lookup.unavailable:
+        scan.notes.append(f"destinations were not checked: {lookup.unavailable}")
+    sides = ((pair.primary, tiers.primary), (pair.secondary, tiers.secondary))
+    unknown = [end.name for end, tier in sides if not tier]
+    sums, (primary_tier, secondary_tier) = scan.sums, (tier or DEFAULT_TIER for _, tier in sides)
     return Forecast(
         queues=tuple(scan.found),
         flows=tuple(sums.flows()),
         dead_letters=tuple(sums.dead_letters()),
-        entities=scan.lookup.entities(),
-        limits=limits,
-        seconds=seconds,
-        estimate=cost.estimate(spent, secondary=secondary, primary=primary),
+        entities=lookup.entities(),
+        limits=effective,
+        seconds=sums.seconds(effective, in_turn=in_turn),
+        estimate=cost.estimate(sums.operations(len(scan.found)), secondary=secondary_tier, primary=primary_tier),
         tiers=tiers,
-        ttl=ttl,
+        ttl=limits.ttl,
         now_ms=sums.now_ms,
-        notes=(*scan.notes, *_unchecked(scan.lookup), *_assumed(pair, tiers)),
+        notes=(*scan.notes, *(f"the tier of {name} is not known; {DEFAULT_TIER} is assumed" for name in unknown)),
     )
-
-
-def _unchecked(lookup: DestinationLookup) -> list[str]:
-    return [f"destinations were not checked: {lookup.unavailable}"] if lookup.unavailable else []
-
-
-def _assumed(pair: Pair, tiers: PairTiers) -> list[str]:
-    sides = ((pair.primary, tiers.primary), (pair.secondary, tiers.secondary))
-    return [f"the tier of {end.name} is not known; {DEFAULT_TIER} is assumed" for end, tier in sides if not tier]
-
-
-# The scan.
 
 
 @dataclass
@@ -138,7 +120,7 @@ class _PreviewScan:
     sums: ForecastBuilder
     lookup: DestinationLookup
     peeker: Peeker
-    aside: Aside
+    aside: Callable[[Facts, Route], tuple[str | None, bool]]
     found: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -171,13 +153,13 @@ class _PreviewScan:
         decision, stays = self.sums.decide(facts), _STAYS.get(message_state(sections))
         destination = None if isinstance(decision, DeadLetter) else self.lookup.name(facts.path or "")
         if stays is not None:
-            self.sums.stays(facts, destination, stays)
+            self.sums.add(facts, destination, stays, received=False)
             return
         outcome, is_duplicate = self.aside(facts, decision)
         if is_duplicate:
             self.sums.count_duplicate(facts, destination)
         if outcome is not None:
-            self.sums.keep(facts, destination, outcome)
+            self.sums.add(facts, destination, outcome)
         elif isinstance(decision, Send):
             await self._judge_send(sections, facts, decision)
         elif isinstance(decision, (DeadLetter, Expire)):

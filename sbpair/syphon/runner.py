@@ -6,9 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,13 +23,11 @@ from sbpair.runs.database import now_ms
 from sbpair.runs.lease_location import check_queue
 from sbpair.runs.run_log import new_id
 from sbpair.runs.session_lease import hold_lease
-from sbpair.syphon.depth_sampler import DepthSampler
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
-from sbpair.syphon.pool import Find, WorkerPool
+from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
 from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, QueueWorker, RunPlan, RunTimings
 
 if TYPE_CHECKING:
-    from sbpair.amqp_client.client import GetToken
     from sbpair.azure.atom import AtomNamespace
     from sbpair.azure.interfaces import QueueControl
     from sbpair.model.pair import Pair
@@ -44,16 +42,11 @@ log = logging.getLogger(__name__)
 Prepared = TypeVar("Prepared")
 OnEvent = Callable[["SyphonEvent"], None]
 
-RECORD_SECONDS = 5.0
-"""How old the recorded figures may be after a crash."""
-
+RECORD_SECONDS = 5.0  # how old the recorded figures may be after a crash
+COUNT_SECONDS = 3.0  # how long the count of what is left may take: a stopped run ends soon
 STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE)
 """Exit codes of errors that no message caused, the gravest first: a lost lease, a refused key, a full disk, a lost
 side."""
-
-
-COUNT_SECONDS = 3.0
-"""How long the count of what is left may take: a stopped run ends soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +112,7 @@ async def run(
     reconnect: bool = True,
     max_missing: int = MAX_MISSING,
     allow_missing: bool = False,
-    timings: RunTimings | None = None,
+    timings: RunTimings = DEFAULT_TIMINGS,
 ) -> SyphonResult:
     """Move the messages of the pair's backlog queues to their destinations in the primary.
 
@@ -146,8 +139,7 @@ async def run(
     StateRefused for the state of another pair.
     """
     stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
-    tally, timings = Tally(), timings or DEFAULT_TIMINGS
-    run_id = new_id(now_ms())
+    tally, run_id = Tally(), new_id(now_ms())
     async with AsyncExitStack() as stack:
         session = None if lease_queue is None else await _take_lease(stack, pair, lease_queue, run_id, stop)
         may_send = session.check if session is not None else lambda: None
@@ -155,41 +147,38 @@ async def run(
         store = stack.enter_context(
             RunStore(pair, state, command, tally.receipt, lease=lease, run=run_id, may_send=may_send)
         )
-        started, started_ms = time.monotonic(), now_ms()
+        missing = MissingDestinations(None if allow_missing else max_missing)
+        context = MoveContext(
+            namespace=pair.secondary.name,
+            tally=tally,
+            journal=store.journal,
+            on_event=on_event,
+            timings=timings.move,
+            max_held=max_held,
+            ordered=ordered,
+            ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
+            missing=missing,
+        )
+        plan = RunPlan(once, context, stop, pair, None, now_ms(), None, reconnect, session, timings)
+        started = time.monotonic()
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
-        missing = MissingDestinations(None if allow_missing else max_missing)
-        limiter: RateLimiter | None = None
         async with AsyncExitStack() as open_while_moving:
-            prepared = await _unless_stopped(stop, _prepare(open_while_moving, pair, limits, tally, on_event))
+            prepared = await _unless_stopped(stop, _prepare(open_while_moving, plan, limits))
             if prepared is not None:
-                limiter = prepared.rate_limiter
-                context = MoveContext(
-                    namespace=pair.secondary.name,
-                    tally=tally,
-                    journal=store.journal,
-                    on_event=on_event,
-                    timings=timings.move,
-                    max_held=max_held,
-                    ordered=ordered,
-                    ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
-                    rate_limiter=prepared.rate_limiter,
-                    send_cost=prepared.send_cost,
-                    missing=missing,
-                )
-                get_token, count = prepared.get_token, prepared.count
-                plan = RunPlan(once, context, stop, pair, get_token, started_ms, count, reconnect, session, timings)
-                workers = await _run_workers(plan, prepared, hurry, store, sample_seconds)
+                plan, find, found = prepared
+                pool = WorkerPool(plan, find if found.managed and not once else None)
+                workers = await _run_workers(pool, plan, found.queues, hurry, store, sample_seconds)
                 may_count = count_remaining and not hurry.is_set()
-                remaining = await _remaining(plan, workers, prepared.count if may_count else None)
+                remaining = await _remaining(plan, workers, plan.count if may_count else None)
         failures = _failures(pair, workers, tally, session, stopped=stop.is_set())
         for named in _possible_duplicates(store.journal, run_id):
             tally.doubtful(named)
-        seconds = time.monotonic() - started
+        limiter = plan.context.rate_limiter
         result = SyphonResult(
             tally.receipt(),
             tuple(failures),
-            seconds,
+            time.monotonic() - started,
             stop.is_set(),
             run_id,
             hurry.is_set(),
@@ -207,32 +196,23 @@ async def run(
 # Before anything is received.
 
 
-@dataclass(frozen=True)
-class _PreparedRun:
-    """Open connections to both namespaces' management, their answers, and the first queues."""
-
-    get_token: GetToken | None
-    find: Find
-    found: QueuesFound
-    count: Count | None
-    rate_limiter: RateLimiter | None = None
-    send_cost: SendCost | None = None
-
-
 async def _prepare(
-    stack: AsyncExitStack, pair: Pair, limits: MoveLimits | None, tally: Tally, on_event: OnEvent
-) -> _PreparedRun:
+    stack: AsyncExitStack, plan: RunPlan, limits: MoveLimits | None
+) -> tuple[RunPlan, Find, QueuesFound]:
+    """Open both namespaces' management, and return the whole plan, a way to list the queues, and the first queues."""
     # Loading the SDK takes half a second: a wrong option is reported before.
     from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
 
+    pair, context = plan.pair, plan.context
     control = await stack.enter_async_context(open_atom(pair.secondary))
     get_token = await stack.enter_async_context(token_getter(pair))
-    find = _queue_finder(pair, control, on_event)
+    find = _queue_finder(pair, control, context.on_event)
     found = await find()
     rate_limiter, send_cost = await _limit(stack, pair, control, limits)
-    count = _counter(control, tally) if found.managed else None
-    return _PreparedRun(get_token, find, found, count, rate_limiter, send_cost)
+    context = replace(context, rate_limiter=rate_limiter, send_cost=send_cost)
+    count = _counter(control, context.tally) if found.managed else None
+    return replace(plan, context=context, get_token=get_token, count=count), find, found
 
 
 async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -> Prepared | None:
@@ -305,29 +285,26 @@ def _counter(control: QueueControl, tally: Tally) -> Count:
 
 
 async def _run_workers(
-    plan: RunPlan, prepared: _PreparedRun, hurry: asyncio.Event, store: RunStore, sample_seconds: float | None
+    pool: WorkerPool,
+    plan: RunPlan,
+    queues: Sequence[str],
+    hurry: asyncio.Event,
+    store: RunStore,
+    sample_seconds: float | None,
 ) -> list[QueueWorker]:
-    pool = WorkerPool(plan, prepared.find if prepared.found.managed and not plan.once else None)
     sampler = None if sample_seconds is None else DepthSampler(plan, pool, sample_seconds)
+    beside = [_record(store)]
+    if plan.lease is not None:
+        beside.append(pool.fail_without(plan.lease))
+    if sampler is not None:
+        beside.append(sampler.run())
     try:
-        async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(_record(store), name="record the figures")]
-            if plan.lease is not None:
-                background.append(tasks.create_task(_fail_without(plan.lease, pool), name="watch the lease"))
-            if sampler is not None:
-                background.append(tasks.create_task(sampler.run(), name="sample the depths"))
-            await pool.run(prepared.found.queues, hurry)
-            if sampler is not None:
-                sampler.emit_destinations()
-            for task in background:
-                task.cancel()
+        await pool.run(queues, hurry, *beside)
     except BaseExceptionGroup as group:
         raise _first(group) from None
+    if sampler is not None:
+        sampler.emit_destinations()
     return pool.workers
-
-
-async def _fail_without(lease: SessionLease, pool: WorkerPool) -> None:
-    pool.fail(await lease.lost())
 
 
 async def _record(store: RunStore) -> None:

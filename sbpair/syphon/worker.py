@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import (
     AccessError,
-    ConnectionFaulted,
     MachineLacks,
     SbpairError,
     ServiceRefused,
@@ -28,8 +27,13 @@ from sbpair.move.context import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimin
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
-from sbpair.syphon.side_state import PROBE_SECONDS, PairState
-from sbpair.syphon.worker_connections import FAULT_SECONDS, WorkerConnections, open_connections
+from sbpair.syphon.worker_connections import (
+    FAULT_SECONDS,
+    PROBE_SECONDS,
+    PairState,
+    WorkerConnections,
+    open_connections,
+)
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
@@ -42,20 +46,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# How long a link may go unused while messages are held: after ten minutes the service closes it, with every lock.
 UNUSED_SECONDS = 540.0
-"""How long a link may go unused while messages are held: after ten minutes the service closes it, with every lock."""
-
-RELEASE_SECONDS = 2.0
-"""How long releasing held messages may take before the connection is ended."""
-
-TRIES = 3
-"""How often `--once` tries a connection or a destination before it leaves the rest."""
-
-CLOCKS_DIFFER_MS = 60_000
-"""How far the service's clock may be behind the local one. `--once` allows for it when it finds new messages."""
+RELEASE_SECONDS = 2.0  # how long releasing held messages may take before the connection is ended
+TRIES = 3  # how often `--once` tries a connection or a destination before it leaves the rest
+CLOCKS_DIFFER_MS = 60_000  # how far the service's clock may be behind the local one, as `--once` finds new messages
 
 Count = Callable[[str], Awaitable[int]]
-WaitLost = Callable[[], Awaitable[ConnectionFaulted]]
 Opened = TypeVar("Opened")
 
 
@@ -123,7 +120,7 @@ class QueueWorker:
         self._blocked_by: tuple[str, ...] = ()
         self._connections: WorkerConnections | None = None
         self._opening: asyncio.Timeout | None = None
-        self._moving: tuple[RawSource, Mover] | None = None
+        self._mover: Mover | None = None
         self._last_used = 0.0
         self._unsettleable: list[str] = []
         self._clock_ahead_ms = 0
@@ -155,34 +152,31 @@ class QueueWorker:
 
     def abort(self, error: Unavailable, *, backlog: bool = False) -> None:
         """End the primary's connection; with `backlog`, both."""
-        if self._connections is not None and backlog:
-            self._connections.abort(error)
-        elif self._connections is not None:
-            self._connections.primary.abort(error)
+        if self._connections is not None:
+            (self._connections if backlog else self._connections.primary).abort(error)
 
     def fail(self, error: SbpairError) -> None:
         """Start no more sends because of an error that every message would meet. Pending sends finish."""
-        if self._moving is not None:
-            self._moving[1].fail(error)
+        if self._mover is not None:
+            self._mover.fail(error)
 
     # For samples.
 
     def report_progress(self) -> None:
-        if self._moving is not None:
-            self._emit_progress(self._moving[1])
+        if self._mover is not None:
+            self._emit_progress(self._mover)
 
     def waiting(self) -> dict[str, int]:
         """Return how many messages wait, by destination that backs off."""
-        return self._moving[1].waiting() if self._moving is not None else {}
+        return self._mover.waiting() if self._mover is not None else {}
 
     async def oldest_ms(self) -> int | None:
         """Return when the first message was enqueued, in ms since 1970: from those held, otherwise by a peek."""
-        if self._moving is None:
+        if self._connections is None or self._mover is None:
             return None
-        source, mover = self._moving
-        if mover.oldest_ms is not None:
-            return mover.oldest_ms
-        async for page in self._peek(source):
+        if self._mover.oldest_ms is not None:
+            return self._mover.oldest_ms
+        async for page in self._peek(self._connections.source):
             return page[0].enqueued_at or None
         return None
 
@@ -212,14 +206,21 @@ class QueueWorker:
             self._opening = None
 
     async def _move(self, connections: WorkerConnections) -> None:
-        plan = self._plan
+        plan, tasks = self._plan, asyncio.TaskGroup()
         failure: SbpairError | None = None
-        mover: Mover | None = None
+        mover = self._mover = Mover(connections.source, connections.primary, tasks, plan.context)
+        end_together = partial(self._end_together, connections, mover)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                mover = Mover(connections.source, connections.primary, tasks, plan.context)
-                self._moving = connections.source, mover
-                background = [tasks.create_task(each) for each in self._background(connections, mover)]
+            async with tasks:
+                background = (
+                    tasks.create_task(mover.renew_locks()),
+                    tasks.create_task(self._report(mover)),
+                    # Wait for outstanding primary outcomes; releasing held messages needs no wait.
+                    tasks.create_task(end_together(connections.backlog_lost, FAULT_SECONDS)),
+                    tasks.create_task(
+                        end_together(partial(connections.primary_lost, mover.retry_now), RELEASE_SECONDS)
+                    ),
+                )
                 try:
                     await self._drain(connections.source, mover)
                     failure = connections.fault() if mover.held and not plan.stop.is_set() else None
@@ -231,31 +232,26 @@ class QueueWorker:
                 for task in background:
                     task.cancel()
         finally:
-            self._moving = None
-            if mover is not None:
-                mover.abandon_all()
-                self._unsettleable = mover.unsettleable(1)
+            self._mover = None
+            mover.abandon_all()
+            self._unsettleable = mover.unsettleable(1)
         if plan.once and not plan.stop.is_set():
             # The backlog may not know all that was sent: the next connection completes it.
             failure = failure or mover.settlement_error
-        if mover.fatal is not None or failure is not None:
-            raise mover.fatal or failure  # type: ignore[misc]
-
-    def _background(self, connections: WorkerConnections, mover: Mover) -> tuple[Coroutine[object, object, None], ...]:
-        return (
-            mover.renew_locks(),
-            self._report(mover),
-            # Wait for outstanding primary outcomes; releasing held messages needs no wait.
-            self._end_together(connections, mover, connections.backlog_lost, FAULT_SECONDS),
-            self._end_together(connections, mover, partial(connections.primary_lost, mover.retry_now), RELEASE_SECONDS),
-        )
+        failure = mover.fatal or failure
+        if failure is not None:
+            raise failure
 
     async def _end_together(
-        self, connections: WorkerConnections, mover: Mover, wait_lost: WaitLost, seconds: float
+        self,
+        connections: WorkerConnections,
+        mover: Mover,
+        wait_lost: Callable[[], Awaitable[SbpairError]],
+        seconds: float,
     ) -> None:
         """End the other connection, at most `seconds` after one is lost for good."""
         try:
-            error: SbpairError = await wait_lost()
+            error = await wait_lost()
         except SbpairError as refusal:
             error = refusal
         mover.fail(error)
@@ -423,11 +419,11 @@ class QueueWorker:
             shared = isinstance(error, (AccessError, Unsafe, MachineLacks))
             if shared or (isinstance(error, Unavailable) and not self._plan.once):
                 self._plan.stop.set()
-        away = self._plan.sides.away if isinstance(error, Unavailable) else None
-        since_ms = away.away_since_ms if away is not None else None
-        side = None
+        since_ms, side = None, None
         if isinstance(error, Unavailable):
-            side = error.side or self._plan.sides.away_name
+            away, side = self._plan.sides.away, error.side
+            if away is not None:
+                since_ms, side = away.away_since_ms, side or away.name
         self._plan.context.on_event(QueueFailed(self.queue, error.message, retry_seconds, since_ms, side))
 
     def _report_stuck(self) -> None:

@@ -1,43 +1,92 @@
-"""The two connections of a worker, to the backlog and to the primary: opened and ended together.
+"""The two connections of a worker, to the backlog and to the primary; and whether a side of the pair can be reached.
 
-Invariant: a lost connection is back within FAULT_SECONDS, or the other one is ended too.
+Invariant: a lost connection is back within FAULT_SECONDS, or the other one is ended too. While a side is away, one
+worker tries it each PROBE_SECONDS, and all others follow its first success.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.amqp_client.client import connect
 from sbpair.errors import ConnectionFaulted, SbpairError, Unavailable
+from sbpair.move.failure_latch import set_within
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.raw_source import RawSource
+from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.model.pair import Pair
-    from sbpair.syphon.side_state import PairState
 
-FAULT_SECONDS = 5.0
-"""How long one side may be without the other."""
+FAULT_SECONDS = 5.0  # how long one side may be without the other
+RECONNECT_SECONDS = 1.0  # how long to wait between attempts to reconnect to the primary
+PROBE_SECONDS = 1.0
 
-RECONNECT_SECONDS = 1.0
-"""How long to wait between attempts to reconnect to the primary."""
+Connected = TypeVar("Connected")
 
 
+class SideState:
+    """One side. `away_since_ms` is when it was lost, in ms since 1970; None while it can be reached."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.away_since_ms: int | None = None
+        self._back = asyncio.Event()
+        self._next_probe = 0.0
+
+    async def connected(self, connecting: Awaitable[Connected]) -> Connected:
+        """Return the connection, and record whether it could be made."""
+        try:
+            made = await connecting
+        except Unavailable:
+            if self.away_since_ms is None:
+                self.away_since_ms = now_ms()
+                self._next_probe = asyncio.get_running_loop().time() + PROBE_SECONDS
+                self._back.clear()
+            raise
+        self.away_since_ms = None
+        self._back.set()
+        return made
+
+    async def wait_turn(self) -> None:
+        """Wait until the side is back, or it is this worker's turn to try it."""
+        loop = asyncio.get_running_loop()
+        while self.away_since_ms is not None:
+            if loop.time() >= self._next_probe:
+                self._next_probe = loop.time() + PROBE_SECONDS
+                return
+            await set_within(self._back, self._next_probe - loop.time())
+
+
+@dataclass(frozen=True, slots=True)
+class PairState:
+    """Both sides."""
+
+    primary: SideState = field(default_factory=lambda: SideState("primary"))
+    secondary: SideState = field(default_factory=lambda: SideState("secondary"))
+
+    @property
+    def away(self) -> SideState | None:
+        """The side that is away; the secondary, which is connected first, if both are."""
+        return next((side for side in (self.secondary, self.primary) if side.away_since_ms is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConnections:
     """Both connections, open."""
 
-    def __init__(self, source: RawSource, primary: RawPrimary) -> None:
-        self.source = source
-        self.primary = primary
+    source: RawSource
+    primary: RawPrimary
 
     async def backlog_lost(self) -> ConnectionFaulted:
         """Wait until the connection to the backlog is lost: every lock went with it."""
         await self.source.wait_lost()
-        return self._faulted("backlog", "primary", self.source.broken)
+        return _faulted("backlog", self.source.broken)
 
     async def primary_lost(self, on_restored: Callable[[], None]) -> ConnectionFaulted:
         """Wait until the connection to the primary is lost and was not restored in time. Raises AccessError."""
@@ -45,14 +94,11 @@ class WorkerConnections:
         while (why := await self._reconnect_primary()) is None:
             on_restored()
             await self.primary.wait_lost()
-        return self._faulted("primary", "backlog", why)
+        return _faulted("primary", why)
 
     def fault(self) -> ConnectionFaulted | None:
-        if self.source.broken is not None:
-            return self._faulted("backlog", "primary", self.source.broken)
-        if self.primary.broken is not None:
-            return self._faulted("primary", "backlog", self.primary.broken)
-        return None
+        lost: tuple[tuple[str, RawSource | RawPrimary], ...] = (("backlog", self.source), ("primary", self.primary))
+        return next((_faulted(name, side.broken) for name, side in lost if side.broken is not None), None)
 
     def abort(self, error: SbpairError) -> None:
         """End both at once: every pending call over them raises `error`."""
@@ -62,7 +108,7 @@ class WorkerConnections:
     async def _reconnect_primary(self) -> Exception | None:
         """Return None once connected, or the last error after FAULT_SECONDS."""
         why: Exception = TimeoutError("no answer")
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(FAULT_SECONDS):
                 while True:
                     try:
@@ -72,16 +118,17 @@ class WorkerConnections:
                         await asyncio.sleep(RECONNECT_SECONDS)
                     else:
                         return None
-        except TimeoutError:
-            return why
+        return why
 
-    def _faulted(self, lost: str, other: str, why: Exception | None) -> ConnectionFaulted:
-        error = ConnectionFaulted(
-            f"the connection to the {lost} was lost, and the one to the {other} was ended with it: {why}",
-            hint="retry in a minute",
-        )
-        error.side = "primary" if lost == "primary" else "secondary"
-        return error
+
+def _faulted(lost: str, why: Exception | None) -> ConnectionFaulted:
+    other, side = ("backlog", "primary") if lost == "primary" else ("primary", "secondary")
+    error = ConnectionFaulted(
+        f"the connection to the {lost} was lost, and the one to the {other} was ended with it: {why}",
+        hint="retry in a minute",
+    )
+    error.side = side
+    return error
 
 
 @asynccontextmanager

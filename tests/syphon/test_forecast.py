@@ -36,7 +36,7 @@ def feed(sums: ForecastBuilder, message: Facts, state: str | None = None) -> str
     decision = sums.decide(message)
     destination = None if isinstance(decision, DeadLetter) else (message.path or "").strip("/")
     if state is not None:
-        sums.stays(message, destination, state)
+        sums.add(message, destination, state, received=False)
         return state
     if isinstance(decision, Send):
         sums.send(message, destination, filters=2)
