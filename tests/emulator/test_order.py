@@ -54,7 +54,7 @@ def test_a_ready_queue_returns_the_lowest_first_and_skips_void(numbers, left, st
     for message in messages:
         if message.sequence_number in left:
             message.state = REMOVED
-            ready.add_void()
+            ready.add_void(message)
     out = []
     while len(ready):
         out += ready.take(step)
@@ -69,6 +69,6 @@ def test_void_entries_are_swept_out_of_a_ready_queue() -> None:
         ready.put(message)
     for message in messages[1:]:
         message.state = REMOVED
-        ready.add_void()
+        ready.add_void(message)
     assert len(ready._new) < 200
     assert [message.state for message in ready.take(9)] == [ACTIVE]

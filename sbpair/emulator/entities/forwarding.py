@@ -7,7 +7,7 @@ order, until the forwarder is started again.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.stored_message import ForwardedMessage
@@ -21,52 +21,23 @@ from sbpair.emulator.service_errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sbpair.emulator.entities.description import QueueDescription
-    from sbpair.emulator.entities.partitions import Partitions
+    from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.stored_message import StoredMessage
-    from sbpair.emulator.entities.subqueue import OnDeadLettered, SubQueue
+    from sbpair.emulator.entities.subqueue import SubQueue
 
 MAX_HOPS: Final = 4
 HOPS_EXCEEDED: Final = "MaxTransferHopCountExceeded"
 _BATCH: Final = 100
 
 
-class ForwardTarget(Protocol):
-    """The queue or topic that messages are forwarded to."""
-
-    path: str
-    description: QueueDescription
-    partitions: Partitions | None
-
-    def send(self, messages: Sequence[StoredMessage]) -> None: ...
-
-
-class ForwardTargets(Protocol):
-    """The lookup of targets by address."""
-
-    def find_target(self, address: str) -> ForwardTarget:
-        """Return the queue or topic of this address. Raises EntityNotFound."""
-
-    def check_up(self, path: str) -> None:
-        """Raise EntityUnavailable while that entity is down."""
-
-
 class Forwarder:
-    """Forwards the messages of one sub-queue of entity `path` to `target`.
+    """Forwards the messages of one sub-queue of `source` to the entity with the address `target`."""
 
-    `to_transfer_dlq` receives the messages that the target refuses.
-    """
-
-    def __init__(
-        self, path: str, messages: SubQueue, target: str, targets: ForwardTargets, to_transfer_dlq: OnDeadLettered
-    ) -> None:
-        self._path = path
+    def __init__(self, source: QueueEntity, messages: SubQueue, target: str) -> None:
+        self._source = source
         self._messages = messages
         self._target = target
-        self._targets = targets
-        self._to_transfer_dlq = to_transfer_dlq
+        self._namespace = source.namespace
 
     def stop(self) -> None:
         self._messages.remove_consumer(self)
@@ -86,10 +57,10 @@ class Forwarder:
 
     def _check_up(self, message: StoredMessage) -> None:
         """Raise EntityUnavailable or OperationTimedOut if it must wait. Other errors show when it is sent."""
-        self._targets.check_up(self._path)
+        self._namespace.check_up(self._source.path)
         with suppress(EntityNotFound, NotAllowed):
-            target = self._targets.find_target(self._target)
-            self._targets.check_up(target.path)
+            target = self._namespace.find_target(self._target)
+            self._namespace.check_up(target.path)
             if target.partitions is not None:
                 target.partitions.check_batch([forwarded_copy(target, message)])
 
@@ -98,16 +69,16 @@ class Forwarder:
         self._messages.complete(message.lock_token)
         if message.hops >= MAX_HOPS:
             text = f"The maximum number of allowed hops when forwarding between entities is {MAX_HOPS}."
-            self._to_transfer_dlq(message, HOPS_EXCEEDED, text)
+            self._source.add_transfer_dead_letter(message, HOPS_EXCEEDED, text)
             return
         try:
-            target = self._targets.find_target(self._target)
+            target = self._namespace.find_target(self._target)
             target.send([forwarded_copy(target, message)])
         except ServiceError as error:
-            self._to_transfer_dlq(message, dead_letter_reason(error), error.message)
+            self._source.add_transfer_dead_letter(message, dead_letter_reason(error), error.message)
 
 
-def forwarded_copy(target: ForwardTarget, message: StoredMessage) -> ForwardedMessage:
+def forwarded_copy(target: QueueEntity, message: StoredMessage) -> ForwardedMessage:
     """Return the message for the next entity: with its keys, its first sequence number and one hop more."""
     copy = ForwardedMessage.copy(message, service_envelope.forwarded_sections(message), hops=message.hops + 1)
     if target.description.requires_duplicate_detection and copy.message_id is None:

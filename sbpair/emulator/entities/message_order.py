@@ -44,9 +44,7 @@ class MessageStore:
 
     def add(self, message: StoredMessage) -> None:
         sequence = message.sequence_number
-        page = self._pages.get(sequence >> PAGE_BITS)
-        if page is None:
-            page = self._new_page(sequence >> PAGE_BITS)
+        page = self._pages.get(sequence >> PAGE_BITS) or self._new_page(sequence >> PAGE_BITS)
         page[sequence] = message
         self._count += 1
         self.size_bytes += message.size
@@ -120,8 +118,8 @@ class ReadyQueue:
                 self._void -= 1
         return taken
 
-    def add_void(self) -> None:
-        """Record that one message of this queue stopped being ACTIVE, other than by `take`."""
+    def add_void(self, message: StoredMessage) -> None:  # noqa: ARG002  # for those with several queues
+        """Record that a message of this queue stopped being ACTIVE, other than by `take`."""
         self._void += 1
         if self._void > SWEEP_AT and self._void * 2 > len(self._new) + len(self._returned):
             self._new = deque(message for message in self._new if message.state == ACTIVE)

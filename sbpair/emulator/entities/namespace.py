@@ -21,10 +21,10 @@ from sbpair.emulator.entities.description import (
     check_path,
     default_of,
 )
-from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.emulator.entities.queue import QueueEntity, entity_not_found, found
 from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity
 from sbpair.emulator.faults.fault_points import FaultPoints
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, EntityNotFound
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -91,9 +91,8 @@ class Namespace:
         self.on_outage: set[Callable[[], None]] = set()
         self.fault_points = FaultPoints()
         self.bearers = Bearers()
-        self._call_soon = call_soon
-        self._queues: dict[str, QueueEntity] = {}
-        self._topics: dict[str, TopicEntity] = {}
+        self.call_soon = call_soon
+        self._entities: dict[str, QueueEntity] = {}
         self._outages = 0
 
     @property
@@ -114,9 +113,7 @@ class Namespace:
         """Create a queue. Raises ArgumentInvalid (the path), EntityExists, EntityFull (too many entities)."""
         path = self._new_path(path)
         description = self._for_namespace(description or self._default(QueueDescription()))
-        queue = QueueEntity(path, description, self.clock, self.timers, self._call_soon)
-        self._queues[path.lower()] = queue
-        queue.set_registry(self)
+        queue = self._entities[path.lower()] = QueueEntity(self, path, description)
         return queue
 
     def create_topic(self, path: str, description: TopicDescription | None = None) -> TopicEntity:
@@ -126,20 +123,18 @@ class Namespace:
             raise ArgumentInvalid(
                 f"Cannot operate on type Topic because the namespace '{self.name}' is using '{self.tier.name}' tier."
             )
-        checked = self._for_namespace(description or self._default(TopicDescription()))
-        topic = TopicEntity(path, checked, self.clock, self.timers, self._call_soon)
-        self._topics[path.lower()] = topic
-        topic.set_registry(self)
+        description = self._for_namespace(description or self._default(TopicDescription()))
+        topic = self._entities[path.lower()] = TopicEntity(self, path, description)
         return topic
 
     def _new_path(self, path: str) -> str:
         path = path.strip("/")
         check_path(path)
-        if path.lower() in self._queues or path.lower() in self._topics:
+        if path.lower() in self._entities:
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
         # A Premium namespace has this limit for each messaging unit.
         limit = self.tier.entities * self.partitions
-        if len(self._queues) + len(self._topics) >= limit:
+        if len(self._entities) >= limit:
             raise EntityFull(f"Namespace '{self.name}' already has {limit} entities.")
         return path
 
@@ -152,7 +147,7 @@ class Namespace:
         if not limit:
             return self._check_namespace_partitioning(description)
         if description.enable_partitioning:
-            partitioned = sum(each.partitions is not None for each in (*self._queues.values(), *self._topics.values()))
+            partitioned = sum(each.partitions is not None for each in self._entities.values())
             if partitioned >= limit:
                 raise EntityFull(f"Namespace '{self.name}' already has {limit} partitioned entities.")
         return description
@@ -176,22 +171,27 @@ class Namespace:
         return replace(default_of(description, self.tier), enable_partitioning=self.partitions > 1)
 
     def find_queue(self, path: str) -> QueueEntity | None:
-        return self._queues.get(path.strip("/").lower())
+        entity = self._find(path)
+        return None if isinstance(entity, TopicEntity) else entity
+
+    def _find(self, path: str) -> QueueEntity | None:
+        return self._entities.get(path.strip("/").lower())
 
     def queue(self, path: str) -> QueueEntity:
         """Return the queue of this path. Raises EntityNotFound."""
-        return _found(self.find_queue(path), path)
+        return found(self.find_queue(path), path)
 
     def find_topic(self, path: str) -> TopicEntity | None:
-        return self._topics.get(path.strip("/").lower())
+        entity = self._find(path)
+        return entity if isinstance(entity, TopicEntity) else None
 
     def topic(self, path: str) -> TopicEntity:
         """Return the topic of this path. Raises EntityNotFound."""
-        return _found(self.find_topic(path), path)
+        return found(self.find_topic(path), path)
 
     def topics(self) -> list[TopicEntity]:
         """Return all topics, in order of their paths."""
-        return [topic for _, topic in sorted(self._topics.items())]
+        return [each for _, each in sorted(self._entities.items()) if isinstance(each, TopicEntity)]
 
     def delete_topic(self, path: str) -> None:
         """Delete a topic and its subscriptions."""
@@ -199,7 +199,7 @@ class Namespace:
 
     def entity(self, path: str) -> QueueEntity:
         """Return the queue, topic or subscription of this path. Raises EntityNotFound."""
-        return _found(self.find_queue(path) or self.find_topic(path) or self._find_subscription(path), path)
+        return found(self._find(path) or self._find_subscription(path), path)
 
     def _find_subscription(self, path: str) -> SubscriptionEntity | None:
         head, _, name = path.strip("/").rpartition("/")
@@ -209,7 +209,7 @@ class Namespace:
 
     def queues(self) -> list[QueueEntity]:
         """Return all queues, in order of their paths."""
-        return [queue for _, queue in sorted(self._queues.items())]
+        return [each for _, each in sorted(self._entities.items()) if not isinstance(each, TopicEntity)]
 
     def delete_queue(self, path: str) -> None:
         self.delete(self.queue(path))
@@ -220,12 +220,13 @@ class Namespace:
             entity.topic.delete_subscription(entity.name)
             return
         entity.check_all_partitions()
-        del (self._topics if isinstance(entity, TopicEntity) else self._queues)[entity.path.lower()]
+        del self._entities[entity.path.lower()]
         entity.close()
 
     def find_target(self, address: str) -> QueueEntity:
+        """Return the queue or topic of this address. Raises EntityNotFound."""
         path = scope_of(address)
-        return _found(self.find_queue(path) or self.find_topic(path), path)
+        return found(self._find(path), path)
 
     def resolve(self, address: str) -> AddressTarget:
         """Return the target of an address, bare or as `amqps://host:port/…`. Raises EntityNotFound.
@@ -258,7 +259,7 @@ class Namespace:
     def _rules_within(self, scope: str) -> Iterable[AuthorizationRule]:
         """Return the keys of the entity: they sign for it and its children, not for the namespace."""
         for end in _prefix_ends(scope):
-            entity = self._queues.get(scope[:end]) or self._topics.get(scope[:end])
+            entity = self._entities.get(scope[:end])
             if entity is not None and covers(entity.path.lower(), scope):
                 return entity.description.authorization_rules
         return ()
@@ -289,16 +290,6 @@ class Namespace:
         if not self._outages:
             raise ValueError(f"namespace '{self.name}' is not down")
         self._outages -= 1
-
-
-def _found(entity: E | None, path: str) -> E:
-    if entity is None:
-        raise entity_not_found(path)
-    return entity
-
-
-def entity_not_found(path: str) -> EntityNotFound:
-    return EntityNotFound(f"The messaging entity '{path.strip('/')[:300]}' could not be found.")
 
 
 def _without(path: str, part: str) -> tuple[str, bool]:

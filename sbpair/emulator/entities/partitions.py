@@ -126,8 +126,8 @@ class PartitionedReadyQueue(ReadyQueue):
                 taken += self._queues[number].take(max_messages - len(taken))
         return taken
 
-    def add_void_in(self, partition: int) -> None:
-        self._queues[partition].add_void()
+    def add_void(self, message: StoredMessage) -> None:
+        self._queues[partition_of(message.sequence_number)].add_void(message)
 
 
 class PartitionedMessages(SubQueue):
@@ -136,7 +136,6 @@ class PartitionedMessages(SubQueue):
     A message in a partition that is down can neither be settled nor be found by its number.
     """
 
-    _ready: PartitionedReadyQueue
     _partitions = Partitions(1)
     _partition = 0
 
@@ -150,11 +149,9 @@ class PartitionedMessages(SubQueue):
         """Wake receivers: a partition is up again."""
         self._wake_soon()
 
-    def _make_ready_queue(self) -> PartitionedReadyQueue:
-        return PartitionedReadyQueue(self._partitions)
-
-    def _left_ready_queue(self, message: StoredMessage) -> None:
-        self._ready.add_void_in(partition_of(message.sequence_number))
+    def _reset(self) -> None:
+        super()._reset()
+        self._ready = PartitionedReadyQueue(self._partitions)
 
     # SubQueue counts on from `_last_number`: each partition has its own.
 
@@ -164,9 +161,7 @@ class PartitionedMessages(SubQueue):
 
     @_last_number.setter
     def _last_number(self, value: int) -> None:
-        # SubQueue's constructor sets it before there are partitions.
-        if self._partitions.count > 1:
-            self._last_numbers[self._partition] = value
+        self._last_numbers[self._partition] = value
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         by_partition: dict[int, list[StoredMessage]] = {}
@@ -222,10 +217,7 @@ class PartitionedMessages(SubQueue):
         self._check_token(token)
         return super().renew(token)
 
-    def _deferred(self, sequence: int) -> StoredMessage:
-        self._partitions.check(partition_of(sequence))
-        return super()._deferred(sequence)
-
-    def _scheduled(self, sequence: int) -> StoredMessage:
-        self._partitions.check(partition_of(sequence))
-        return super()._scheduled(sequence)
+    def _numbered(self, sequences: Sequence[int], state: int) -> list[StoredMessage]:
+        for sequence in sequences:
+            self._partitions.check(partition_of(sequence))
+        return super()._numbered(sequences, state)

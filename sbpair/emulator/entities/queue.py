@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
-from sbpair.emulator.entities.forwarding import Forwarder, ForwardTargets
+from sbpair.emulator.entities.forwarding import Forwarder
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
-from sbpair.emulator.entities.session_queues import check_session_ids
 from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
-from sbpair.emulator.entities.subqueue import DeliveryLimits, SubQueue
+from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityDisabled,
@@ -31,8 +28,9 @@ from sbpair.emulator.service_errors import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.clock import Clock, Timers
+    from sbpair.emulator.entities.namespace import Namespace
 
+MAX_SESSION_ID: Final = 128
 MAX_BATCH_MESSAGES: Final = 4500
 MAX_BATCH_BYTES: Final = 1_048_576
 """The limit of a batch, also where a single message may be larger."""
@@ -41,10 +39,7 @@ Watcher = Callable[[ServiceError], None]
 """Called when the entity cannot be used any more, or not in every way. It closes its links to the entity."""
 
 
-class EntityRegistry(ForwardTargets, Protocol):
-    """The entities of a namespace, which can be forwarded to and deleted."""
-
-    def delete(self, entity: QueueEntity) -> None: ...
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,83 +69,65 @@ _MESSAGE_KINDS: Final[Mapping[tuple[bool, bool], type[SubQueue]]] = {
 class QueueEntity:
     """A queue. `path` is written as it was created; lookups compare paths in lower case."""
 
-    def __init__(
-        self, path: str, description: QueueDescription, clock: Clock, timers: Timers, call_soon: CallSoon = call_now
-    ) -> None:
+    def __init__(self, namespace: Namespace, path: str, description: QueueDescription) -> None:
+        self.namespace = namespace
         self.path = path
-        self._clock = clock
         self.description = description
         self._watchers: dict[Watcher, None] = {}
-        self.partitions = self._make_partitions(description)
-        lock_ms = description.lock_ms
-        dead_letters = SubQueue if self.partitions is None else PartitionedMessages
-        self.dead_letters = dead_letters(clock, timers, lock_ms=lock_ms, call_soon=call_soon)
-        self.messages = self._make_messages(clock, timers, lock_ms, call_soon)
-        self._transfer_dead_letters: SubQueue | None = None
-        self._make_transfer_dead_letters = partial(SubQueue, clock, timers, call_soon=call_soon)
-        self._duplicates: DuplicateDetector | None = None
-        self._registry: EntityRegistry | None = None
-        self._forwarders: list[Forwarder] = []
-        self._auto_delete = AutoDelete(self, clock, timers)
+        self.partitions = self._make_partitions()
+        self.messages = self._make_messages()
+        self.dead_letters = (SubQueue if self.partitions is None else PartitionedMessages)(namespace, description)
         for part in (self.messages, self.dead_letters):
             if self.partitions is not None and isinstance(part, PartitionedMessages):
                 part.set_partitions(self.partitions)
-        self.created_at_ms = clock.now_ms()
+        self._transfer_dead_letters: SubQueue | None = None
+        self._duplicates: DuplicateDetector | None = None
+        self._forwarders: list[Forwarder] = []
+        self._auto_delete = AutoDelete(self)
+        self.created_at_ms = namespace.clock.now_ms()
         self.update(description)
 
-    def _make_messages(self, clock: Clock, timers: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
+    def _make_messages(self) -> SubQueue:
         make = _MESSAGE_KINDS[self.partitions is not None, self.description.requires_session]
-        return make(clock, timers, lock_ms=lock_ms, on_dead_lettered=self._dead_letter, call_soon=call_soon)
+        return make(self.namespace, self.description, self._dead_letter)
 
-    def _make_partitions(self, description: QueueDescription) -> Partitions | None:
-        return Partitions(description.partition_count) if description.partition_count > 1 else None
+    def _make_partitions(self) -> Partitions | None:
+        count = self.description.partition_count
+        return Partitions(count) if count > 1 else None
 
     def update(self, description: QueueDescription) -> None:
         """Apply a validated description. Messages already stored keep their deadlines."""
         self.description = description
-        self.updated_at_ms = self._clock.now_ms()
+        self.updated_at_ms = self.namespace.clock.now_ms()
         self._max_bytes = description.total_size_in_megabytes * MEGABYTE
         self._max_message_bytes = description.max_message_size_in_kilobytes * 1024
-        limits = DeliveryLimits(
-            description.ttl_ms, description.max_delivery_count, description.dead_lettering_on_message_expiration
-        )
-        self.messages.configure(description.lock_ms, limits)
-        self.dead_letters.change_lock_duration(description.lock_ms)
+        self.messages.configure(description)
+        self.dead_letters.configure(description)
         if description.requires_duplicate_detection:
-            if self._duplicates is None:
-                self._duplicates = DuplicateDetector()
+            self._duplicates = self._duplicates or DuplicateDetector()
             self._duplicates.window_ms = description.duplicate_detection_window_ms
         self._restart_forwarding()
+        self._auto_delete.arm()
         if description.status != "Active" or description.forward_to is not None:
             for watcher in list(self._watchers):
                 watcher(EntityDisabled(f"Messaging entity '{self.path}' is currently disabled."))
 
     # Forwarding and deletion
 
-    def set_registry(self, registry: EntityRegistry) -> None:
-        """Set the entities to forward to, and start forwarding and automatic deletion."""
-        self._registry = registry
-        self._restart_forwarding()
-
     def _restart_forwarding(self) -> None:
-        if self._registry is None:
-            return
         for forwarder in self._forwarders:
             forwarder.stop()
-        self._forwarders = []
         d = self.description
-        for messages, to in ((self.messages, d.forward_to), (self.dead_letters, d.forward_dead_lettered_messages_to)):
-            if to is not None:
-                self._forwarders.append(Forwarder(self.path, messages, to, self._registry, self._to_transfer_dlq))
+        targets = ((self.messages, d.forward_to), (self.dead_letters, d.forward_dead_lettered_messages_to))
+        self._forwarders = [Forwarder(self, messages, target) for messages, target in targets if target is not None]
         self.resume_forwarding()
-        self._auto_delete.arm()
 
     def resume_forwarding(self) -> None:
         """Forward the messages that waited for an entity that is up again."""
         for forwarder in self._forwarders:
             forwarder.wake()
 
-    def _to_transfer_dlq(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
+    def add_transfer_dead_letter(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
         dead_letter = DeadLetterReason(reason, description, self.path)
         self.transfer_dead_letters.add_dead_letter(message.as_dead_letter(dead_letter))
 
@@ -158,13 +135,8 @@ class QueueEntity:
     def transfer_dead_letters(self) -> SubQueue:
         """The messages that could not be forwarded."""
         if self._transfer_dead_letters is None:
-            self._transfer_dead_letters = self._make_transfer_dead_letters(lock_ms=self.description.lock_ms)
+            self._transfer_dead_letters = SubQueue(self.namespace, self.description)
         return self._transfer_dead_letters
-
-    def delete(self) -> None:
-        """Delete the entity from its namespace, if it is in one."""
-        if self._registry is not None:
-            self._registry.delete(self)
 
     @property
     def last_used_ms(self) -> int:
@@ -218,9 +190,7 @@ class QueueEntity:
             self.partitions.check_batch(messages)
         if len(messages) > MAX_BATCH_MESSAGES:
             raise ArgumentInvalid(f"A batch of {len(messages)} messages exceeds the limit of {MAX_BATCH_MESSAGES}.")
-        size = 0
-        for message in messages:
-            size += message.size
+        size = sum([message.size for message in messages])
         limit = self._max_message_bytes if len(messages) == 1 else min(self._max_message_bytes, MAX_BATCH_BYTES)
         if size > limit:
             raise MessageTooLarge(f"The message or batch of {size} bytes exceeds the limit of {limit} bytes.")
@@ -230,7 +200,7 @@ class QueueEntity:
         if self._duplicates is None:
             self.messages.enqueue(messages)
         else:
-            self._duplicates.enqueue_new(messages, self._clock.now_ms(), self.messages.enqueue)
+            self._duplicates.enqueue_new(messages, self.namespace.clock.now_ms(), self.messages.enqueue)
 
     def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
         """Store messages as if `send` was called for each; return whether it did.
@@ -299,7 +269,6 @@ class QueueEntity:
         if self._transfer_dead_letters is not None:
             self._transfer_dead_letters.clear()
         self._auto_delete.stop()
-        self._registry = None
         watchers, self._watchers = list(self._watchers), {}
         for watcher in watchers:
             watcher(EntityNotFound(f"The messaging entity '{self.path}' has been deleted."))
@@ -347,25 +316,43 @@ class DuplicateDetector:
             seen.popitem(last=False)
 
 
+def check_session_ids(messages: Sequence[StoredMessage]) -> None:
+    """Raise an error for a message without session id, or with one that is too long."""
+    for message in messages:
+        if message.session_id is None:
+            raise NotAllowed("The SessionId was not set on a message, and the entity requires sessions.")
+        if len(message.session_id) > MAX_SESSION_ID:
+            raise ArgumentInvalid(f"A SessionId has at most {MAX_SESSION_ID} characters.")
+
+
+def found(entity: T | None, path: str) -> T:
+    """Return the entity, or raise EntityNotFound."""
+    if entity is None:
+        raise entity_not_found(path)
+    return entity
+
+
+def entity_not_found(path: str) -> EntityNotFound:
+    return EntityNotFound(f"The messaging entity '{path.strip('/')[:300]}' could not be found.")
+
+
 class AutoDelete:
     """Deletes an entity that was not used for its AutoDeleteOnIdle. `arm` it again after every change of that.
 
     Use is checked when the idle time would be over, so no message reschedules a timer.
     """
 
-    __slots__ = ("_clock", "_entity", "_timers", "due_ms")
+    __slots__ = ("_entity", "due_ms")
 
-    def __init__(self, entity: QueueEntity, clock: Clock, timers: Timers) -> None:
+    def __init__(self, entity: QueueEntity) -> None:
         self.due_ms = NEVER
         self._entity = entity
-        self._clock = clock
-        self._timers = timers
 
     def arm(self) -> None:
         limit = self._entity.description.auto_delete_on_idle_ms
         self.due_ms = NEVER
         if limit < NEVER:
-            self._wait_until(max(self._entity.last_used_ms, self._clock.now_ms()) + limit)
+            self._wait_until(max(self._entity.last_used_ms, self._entity.namespace.clock.now_ms()) + limit)
 
     def stop(self) -> None:
         self.due_ms = NEVER
@@ -378,11 +365,11 @@ class AutoDelete:
             return
         self.stop()
         try:
-            self._entity.delete()
+            self._entity.namespace.delete(self._entity)
         except ServiceError:
             # A partition of it is down: try again after another idle time.
             self._wait_until(now_ms + limit)
 
     def _wait_until(self, at_ms: int) -> None:
         self.due_ms = at_ms
-        self._timers.schedule(at_ms, self)
+        self._entity.namespace.timers.schedule(at_ms, self)

@@ -7,12 +7,13 @@ session without messages, state and holder costs nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sbpair.emulator.entities.message_order import Deadlines
+from sbpair.emulator.entities.message_order import Deadlines, ReadyQueue
 from sbpair.emulator.entities.partitions import PartitionedMessages
-from sbpair.emulator.entities.session_queues import SessionReadyQueues, SessionState, session_lock_lost
+from sbpair.emulator.entities.stored_message import DEFERRED
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import (
     MessageNotFound,
@@ -23,10 +24,13 @@ from sbpair.emulator.service_errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from sbpair.emulator.entities.consumers import Consumer
     from sbpair.emulator.entities.stored_message import StoredMessage
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class SessionWaiter(Protocol):
@@ -34,6 +38,64 @@ class SessionWaiter(Protocol):
 
     def on_session_locked(self, held: HeldSession) -> None:
         """Take over a session that was locked. Call only its `receive` now."""
+
+
+class SessionState:
+    """One session of an entity: its ready messages, its locked messages, its holder and its state."""
+
+    __slots__ = ("holder", "id", "locked", "ready", "state", "state_changed_ms")
+
+    def __init__(self, session_id: str) -> None:
+        self.id = session_id
+        self.ready = ReadyQueue()
+        self.locked: dict[bytes, StoredMessage] = {}
+        self.holder: HeldSession | None = None
+        self.state: bytes | None = None
+        self.state_changed_ms = 0
+
+    @property
+    def is_listed(self) -> bool:
+        return bool(len(self.ready) or self.locked or self.state is not None)
+
+
+class SessionReadyQueues(ReadyQueue):
+    """A ready queue for each session.
+
+    `available` are sessions with messages and no holder, in the order in which they became so. `to_wake` are held
+    sessions that got messages.
+    """
+
+    __slots__ = ("available", "sessions", "to_wake")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: dict[str, SessionState] = {}
+        self.available: OrderedDict[SessionState, None] = OrderedDict()
+        self.to_wake: OrderedDict[SessionState, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(session.ready) for session in self.sessions.values())
+
+    def session(self, session_id: str) -> SessionState:
+        session = self.sessions.get(session_id)
+        if session is None:
+            session = self.sessions[session_id] = SessionState(session_id)
+        return session
+
+    def put(self, message: StoredMessage) -> None:
+        session = self.session(message.session_id or "")
+        session.ready.put(message)
+        (self.available if session.holder is None else self.to_wake).setdefault(session)
+
+    def add_void(self, message: StoredMessage) -> None:
+        session = self.session(message.session_id or "")
+        session.ready.add_void(message)
+        self.forget_if_idle(session)
+
+    def forget_if_idle(self, session: SessionState) -> None:
+        if session.holder is None and not session.is_listed:
+            self.available.pop(session, None)
+            self.sessions.pop(session.id, None)
 
 
 class SessionMessages(SubQueue):
@@ -56,23 +118,27 @@ class SessionMessages(SubQueue):
 
     def accept(self, session_id: str) -> HeldSession:
         """Lock this session, with or without messages. Raises SessionCannotBeLocked if another receiver holds it."""
-        now = self.advance_if_due()
+        self.advance_if_due()
         session = self._sessions.session(session_id)
         if session.holder is not None:
             raise SessionCannotBeLocked(f"The requested session '{session_id}' cannot be accepted: it is locked.")
-        return self._hold(session, now)
+        return self._hold(session)
 
     def accept_next(self, waiter: SessionWaiter) -> HeldSession | None:
         """Lock the session that has been available for longest; if there is none, the waiter waits for one."""
-        now = self.advance_if_due()
+        self.advance_if_due()
         session = None if self._waiters else self._next_available()
         if session is not None:
-            return self._hold(session, now)
+            return self._hold(session)
         self._waiters[waiter] = None
         return None
 
     def remove_waiter(self, waiter: SessionWaiter) -> None:
         self._waiters.pop(waiter, None)
+
+    def is_available(self, session: SessionState) -> bool:  # noqa: ARG002  # for those in partitions
+        """Return whether messages can be received from this session now."""
+        return True
 
     def _next_available(self) -> SessionState | None:
         available = self._sessions.available
@@ -83,29 +149,25 @@ class SessionMessages(SubQueue):
             self._sessions.forget_if_idle(session)
         return None
 
-    def _hold(self, session: SessionState, now: int) -> HeldSession:
+    def _hold(self, session: SessionState) -> HeldSession:
         self._sessions.available.pop(session, None)
-        self.accessed_at_ms = now
+        self.accessed_at_ms = self._clock.now_ms()
         self._last_hold += 1
         held = session.holder = HeldSession(self, session, self._last_hold)
         self._holds[held.number] = held
-        self._extend_lock(held, now)
+        self._lock_until(held, self.accessed_at_ms + self._locks.duration_ms)
         return held
 
-    def _extend_lock(self, held: HeldSession, now: int) -> None:
-        held.locked_until_ms = now + self._locks.duration_ms
-        self._hold_ends.add(held.locked_until_ms, held.number)
-        for message in held.session.locked.values():
-            message.locked_until_ms = held.locked_until_ms
-        self._advance_by(held.locked_until_ms)
-
-    def renew_session(self, held: HeldSession) -> int:
-        """Lock a session for a whole LockDuration from now; return until when."""
-        now = self.advance_if_due()
-        held.check()
+    def extend_lock(self, held: HeldSession) -> None:
         self._hold_ends.add_void()
-        self._extend_lock(held, now)
-        return held.locked_until_ms
+        self._lock_until(held, self._clock.now_ms() + self._locks.duration_ms)
+
+    def _lock_until(self, held: HeldSession, until_ms: int) -> None:
+        held.locked_until_ms = until_ms
+        self._hold_ends.add(until_ms, held.number)
+        for message in held.session.locked.values():
+            message.locked_until_ms = until_ms
+        self._advance_by(until_ms)
 
     def held_session(self, session_id: str) -> HeldSession:
         """Return a session under lock. Raises SessionLockExpired if no receiver holds it."""
@@ -113,22 +175,17 @@ class SessionMessages(SubQueue):
         session = self._sessions.sessions.get(session_id)
         if session is None or session.holder is None:
             raise session_lock_lost(session_id)
-        return self._holds[session.holder.number]
+        return session.holder
 
     def end_hold(self, held: HeldSession, *, failed: bool) -> None:
         """End a session lock and return its messages; `failed` counts them as failed deliveries."""
         session = held.session
-        if session.holder is not held:
-            return
         session.holder = None
         del self._holds[held.number]
         self._hold_ends.add_void()
+        give_back = self._delivery_failed if failed else self._return
         for token in list(session.locked):
-            message = self._unlock(token)
-            if failed:
-                self._delivery_failed(message)
-            else:
-                self._return(message)
+            give_back(self._unlock(token))
         if len(session.ready):
             self._sessions.available.setdefault(session)
         self._sessions.forget_if_idle(session)
@@ -140,30 +197,16 @@ class SessionMessages(SubQueue):
         del max_messages, consumer
         raise NotAllowed("The entity requires sessions: it is received from through a session.")
 
-    def receive_from(self, held: HeldSession, max_messages: int) -> list[StoredMessage]:
-        now = self.accessed_at_ms = self.advance_if_due()
-        held.check()
-        return self._lock_for(held, held.session.ready.take(max_messages), now)
-
-    def receive_deferred_from(self, held: HeldSession, sequences: Sequence[int]) -> list[StoredMessage]:
-        now = self.accessed_at_ms = self.advance_if_due()
-        held.check()
-        messages = [self._deferred(sequence) for sequence in dict.fromkeys(sequences)]
-        for message in messages:
-            if message.session_id != held.session.id:
-                raise MessageNotFound(f"Message {message.sequence_number} is not in session '{held.session.id}'.")
-        return self._lock_for(held, messages, now)
-
     def receive_deferred(self, sequences: Sequence[int]) -> list[StoredMessage]:
         del sequences
         raise NotAllowed("The entity requires sessions: name the session of the deferred messages.")
 
-    def _lock_for(self, held: HeldSession, messages: list[StoredMessage], now: int) -> list[StoredMessage]:
-        self._locks.take(messages, now)
+    def lock_for(self, held: HeldSession, messages: list[StoredMessage]) -> None:
+        self.accessed_at_ms = self._clock.now_ms()
+        self._locks.take(messages, self.accessed_at_ms)
         for message in messages:
             message.locked_until_ms = held.locked_until_ms
             held.session.locked[message.lock_token] = message
-        return messages
 
     def peek_session(self, session_id: str, from_sequence: int, max_messages: int) -> list[StoredMessage]:
         """Peek at one session, held or not."""
@@ -182,12 +225,10 @@ class SessionMessages(SubQueue):
 
     # Session state
 
-    def set_state(self, held: HeldSession, state: bytes | None) -> None:
-        now = self.advance_if_due()
-        held.check()
-        self._store.size_bytes += len(state or b"") - len(held.session.state or b"")
-        held.session.state = state
-        held.session.state_changed_ms = now
+    def set_state(self, session: SessionState, state: bytes | None) -> None:
+        self._store.size_bytes += len(state or b"") - len(session.state or b"")
+        session.state = state
+        session.state_changed_ms = self._clock.now_ms()
 
     def list_sessions(self, changed_after_ms: int | None = None) -> list[str]:
         """Return the ids of sessions with messages or state, sorted; or those whose state changed after a time."""
@@ -215,7 +256,7 @@ class SessionMessages(SubQueue):
                 session.holder.wake()
         while self._waiters and (next_session := self._next_available()) is not None:
             waiter = self._waiters.popitem(last=False)[0]
-            waiter.on_session_locked(self._hold(next_session, self._clock.now_ms()))
+            waiter.on_session_locked(self._hold(next_session))
 
     # Time
 
@@ -233,11 +274,6 @@ class SessionMessages(SubQueue):
         held = self._holds.get(number)
         return held is not None and held.locked_until_ms == at_ms
 
-    def _left_ready_queue(self, message: StoredMessage) -> None:
-        session = self._sessions.session(message.session_id or "")
-        session.ready.add_void()
-        self._sessions.forget_if_idle(session)
-
     def clear(self) -> None:
         for session in self._sessions.sessions.values():
             session.locked.clear()
@@ -251,7 +287,7 @@ class PartitionedSessions(SessionMessages, PartitionedMessages):
     While that partition is down the session cannot be locked, and its holder receives nothing more.
     """
 
-    def _is_up(self, session: SessionState) -> bool:
+    def is_available(self, session: SessionState) -> bool:
         return self._partitions.is_up(self._partitions.for_key(session.id))
 
     def accept(self, session_id: str) -> HeldSession:
@@ -263,22 +299,30 @@ class PartitionedSessions(SessionMessages, PartitionedMessages):
             return super()._next_available()
         # Sessions that are passed over keep their places.
         available = self._sessions.available
-        found = next((session for session in available if len(session.ready) and self._is_up(session)), None)
+        found = next((each for each in available if len(each.ready) and self.is_available(each)), None)
         if found is not None:
             del available[found]
         return found
-
-    def receive_from(self, held: HeldSession, max_messages: int) -> list[StoredMessage]:
-        if not self._is_up(held.session):
-            held.check()
-            return []
-        return super().receive_from(held, max_messages)
 
     def resume(self) -> None:
         for held in self._holds.values():
             if len(held.session.ready):
                 self._sessions.to_wake.setdefault(held.session)
         super().resume()
+
+
+def session_lock_lost(session_id: str) -> SessionLockExpired:
+    return SessionLockExpired(f"The lock on the session '{session_id}' has expired, or is not held. Accept it again.")
+
+
+def _while_held(operation: Callable[Concatenate[SubQueue, P], R]) -> Callable[Concatenate[HeldSession, P], R]:
+    """Return the same operation for a held session. It raises SessionLockExpired after the lock has ended."""
+
+    def run(held: HeldSession, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = getattr(held.checked(), operation.__name__)(*args, **kwargs)
+        return result
+
+    return run
 
 
 class HeldSession:
@@ -304,18 +348,29 @@ class HeldSession:
     def state(self) -> bytes | None:
         return self.session.state
 
-    def check(self) -> None:
+    def checked(self) -> SessionMessages:
+        """Return the entity's messages, after everything due. Raises SessionLockExpired if the lock has ended."""
+        self._messages.advance_if_due()
         if self.session.holder is not self:
             raise session_lock_lost(self.session.id)
+        return self._messages
 
     def receive(self, max_messages: int, consumer: Consumer | None = None) -> list[StoredMessage]:
-        taken = self._messages.receive_from(self, max_messages)
+        messages = self.checked()
+        taken = self.session.ready.take(max_messages) if messages.is_available(self.session) else []
+        messages.lock_for(self, taken)
         if consumer is not None:
             self._consumer = consumer if len(taken) < max_messages else None
         return taken
 
     def receive_deferred(self, sequences: Sequence[int]) -> list[StoredMessage]:
-        return self._messages.receive_deferred_from(self, sequences)
+        messages = self.checked()
+        found = messages._numbered(sequences, DEFERRED)
+        for message in found:
+            if message.session_id != self.session.id:
+                raise MessageNotFound(f"Message {message.sequence_number} is not in session '{self.session.id}'.")
+        messages.lock_for(self, found)
+        return found
 
     def remove_consumer(self, consumer: Consumer) -> None:
         if self._consumer is consumer:
@@ -327,51 +382,34 @@ class HeldSession:
             consumer.wake()
 
     def renew(self) -> int:
-        return self._messages.renew_session(self)
+        """Lock the session for a whole LockDuration from now; return until when."""
+        self.checked().extend_lock(self)
+        return self.locked_until_ms
 
     def set_state(self, state: bytes | None) -> None:
-        self._messages.set_state(self, state)
+        self.checked().set_state(self.session, state)
 
     def expire_lock(self) -> None:
         """End the lock: the deliveries under it have failed."""
-        self._messages.end_hold(self, failed=True)
+        self.close(failed=True)
         if self.on_lock_lost is not None:
             self.on_lock_lost(session_lock_lost(self.session.id))
 
     def close(self, *, failed: bool = False) -> None:
-        """Release the session."""
-        self._messages.end_hold(self, failed=failed)
+        """Release the session, if it is still held."""
+        if self.session.holder is self:
+            self._messages.end_hold(self, failed=failed)
 
-    # Settlement
-
-    def get_locked(self, token: bytes) -> StoredMessage:
-        return self._checked().get_locked(token)
-
-    def modify(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
-        self._checked().modify(token, change)
-
-    def complete(self, token: bytes) -> None:
-        self._checked().complete(token)
+    get_locked = _while_held(SubQueue.get_locked)
+    modify = _while_held(SubQueue.modify)
+    complete = _while_held(SubQueue.complete)
+    abandon = _while_held(SubQueue.abandon)
+    release = _while_held(SubQueue.release)
+    defer = _while_held(SubQueue.defer)
+    dead_letter = _while_held(SubQueue.dead_letter)
 
     def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, ServiceError]:
         try:
-            return self._checked().complete_all(tokens)
+            return self.checked().complete_all(tokens)
         except SessionLockExpired as error:
             return dict.fromkeys(tokens, error)
-
-    def abandon(self, token: bytes) -> None:
-        self._checked().abandon(token)
-
-    def release(self, token: bytes) -> None:
-        self._checked().release(token)
-
-    def defer(self, token: bytes) -> None:
-        self._checked().defer(token)
-
-    def dead_letter(self, token: bytes, reason: str | None = None, description: str | None = None) -> None:
-        self._checked().dead_letter(token, reason, description)
-
-    def _checked(self) -> SessionMessages:
-        self._messages.advance_if_due()
-        self.check()
-        return self._messages

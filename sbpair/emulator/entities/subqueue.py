@@ -1,7 +1,7 @@
 """The engine: messages are enqueued, received under lock, settled, peeked and expired.
 
-It is synchronous, knows no protocol and looks into no message; the clock and `call_soon` are arguments. An entity has
-one sub-queue for its messages and one for its dead letters. Every operation first runs due timers, so that its
+It is synchronous, knows no protocol and looks into no message; its namespace has the clock and `call_soon`. An entity
+has one sub-queue for its messages and one for its dead letters. Every operation first runs due timers, so that its
 result does not depend on when the loop runs them.
 """
 
@@ -9,33 +9,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sbpair.emulator.clock import NEVER, Clock
-from sbpair.emulator.entities.consumers import CallSoon, Consumer, Waker, call_now
+from sbpair.emulator.clock import NEVER
+from sbpair.emulator.entities.consumers import Consumer, Waker
 from sbpair.emulator.entities.message_order import Deadlines, Locks, MessageStore, ReadyQueue
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, REMOVED, SCHEDULED, StoredMessage
 from sbpair.emulator.service_errors import MessageLockExpired, MessageNotFound, NotAllowed, ServiceError
 
 if TYPE_CHECKING:
-    from sbpair.emulator.clock import Timers
+    from sbpair.emulator.entities.description import QueueDescription
+    from sbpair.emulator.entities.namespace import Namespace
 
 OnDeadLettered = Callable[[StoredMessage, str | None, str | None], None]
 """Takes over a message that has left for the dead letters, with the reason and its description."""
 
 MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
 TTL_EXPIRED = "TTLExpiredException"
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryLimits:
-    """The limits of an entity's description on its messages."""
-
-    ttl_ms: int = NEVER
-    max_delivery_count: int = 1
-    dead_letter_expired: bool = False
+_STATE_NAMES: Final = {DEFERRED: "deferred", SCHEDULED: "scheduled"}
 
 
 class SubQueue:
@@ -45,44 +37,33 @@ class SubQueue:
     nothing expires, and deliveries are not limited.
     """
 
+    _last_number = 0
+
     def __init__(
-        self,
-        clock: Clock,
-        timers: Timers,
-        *,
-        lock_ms: int,
-        on_dead_lettered: OnDeadLettered | None = None,
-        call_soon: CallSoon = call_now,
+        self, namespace: Namespace, description: QueueDescription, on_dead_lettered: OnDeadLettered | None = None
     ) -> None:
         self.due_ms = NEVER
         self.accessed_at_ms = self.read_at_ms = 0
         self.scheduled_count = 0
-        self._limits = DeliveryLimits()
-        self._clock = clock
-        self._timers = timers
+        self._description = description
+        self._clock = namespace.clock
+        self._timers = namespace.timers
         self._on_dead_lettered = on_dead_lettered
-        self._locks = Locks(lock_ms)
+        self._locks = Locks(description.lock_ms)
         self._waiting: OrderedDict[Consumer, None] = OrderedDict()
-        self._waker = Waker(call_soon, self._wake_waiting)
-        self._last_number = 0
+        self._waker = Waker(namespace.call_soon, self._wake_waiting)
         self._reset()
 
     def _reset(self) -> None:
         self._store = MessageStore()
-        self._ready: ReadyQueue = self._make_ready_queue()
+        self._ready = ReadyQueue()
         self._expiries = Deadlines(self._is_valid_expiry)
         self._schedule = Deadlines(self._is_valid_schedule)
 
-    def _make_ready_queue(self) -> ReadyQueue:
-        return ReadyQueue()
-
-    def configure(self, lock_ms: int, limits: DeliveryLimits) -> None:
+    def configure(self, description: QueueDescription) -> None:
         """Apply an entity's description. Messages already stored keep their deadlines."""
-        self.change_lock_duration(lock_ms)
-        self._limits = limits
-
-    def change_lock_duration(self, lock_ms: int) -> None:
-        self._locks.change_duration(lock_ms)
+        self._description = description
+        self._locks.change_duration(description.lock_ms)
 
     def __len__(self) -> int:
         """Return the number of all messages: active, locked, deferred and scheduled."""
@@ -109,9 +90,8 @@ class SubQueue:
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         """Give each message its sequence number and store it; a scheduled one waits for its time."""
-        now = self.advance_if_due()
-        self.accessed_at_ms = now
-        number, ttl_limit = self._last_number, self._limits.ttl_ms
+        now = self.accessed_at_ms = self.advance_if_due()
+        number, ttl_limit = self._last_number, self._description.ttl_ms
         for message in messages:
             number += 1
             message.sequence_number = number
@@ -139,10 +119,9 @@ class SubQueue:
 
     def dead_letter_on_arrival(self, message: StoredMessage, reason: str, description: str) -> None:
         """Dead-letter a message under a number of its own, before it can be received."""
-        now = self.advance_if_due()
+        message.enqueued_at_ms = self.accessed_at_ms = self.advance_if_due()
         self._last_number += 1
         message.sequence_number = self._last_number
-        message.enqueued_at_ms = self.accessed_at_ms = now
         assert self._on_dead_lettered is not None  # noqa: S101  # only a dead-letter queue has none
         self._on_dead_lettered(message, reason, description)
 
@@ -160,17 +139,20 @@ class SubQueue:
     def cancel_scheduled(self, sequences: Sequence[int]) -> None:
         """Remove all of these scheduled messages, or raise MessageNotFound and remove none."""
         self.advance_if_due()
-        messages = [self._scheduled(sequence) for sequence in dict.fromkeys(sequences)]
-        for message in messages:
+        for message in self._numbered(sequences, SCHEDULED):
             self._remove(message)
             self.scheduled_count -= 1
             self._schedule.add_void()
 
-    def _scheduled(self, sequence: int) -> StoredMessage:
-        message = self._store.get(sequence)
-        if message is None or message.state != SCHEDULED:
-            raise MessageNotFound(f"No scheduled message has the sequence number {sequence}.")
-        return message
+    def _numbered(self, sequences: Sequence[int], state: int) -> list[StoredMessage]:
+        """Return the messages with these numbers, each once. Raises MessageNotFound if one is not in this state."""
+        messages = []
+        for sequence in dict.fromkeys(sequences):
+            message = self._store.get(sequence)
+            if message is None or message.state != state:
+                raise MessageNotFound(f"No {_STATE_NAMES[state]} message has the sequence number {sequence}.")
+            messages.append(message)
+        return messages
 
     # Receive and peek
 
@@ -180,8 +162,7 @@ class SubQueue:
         A consumer that gets fewer waits, and is woken when there may be more. Consumers are served in the order in
         which they came: while others wait, a new one gets nothing yet. Without a consumer nothing waits.
         """
-        now = self.advance_if_due()
-        self.accessed_at_ms = self.read_at_ms = now
+        now = self.accessed_at_ms = self.read_at_ms = self.advance_if_due()
         if consumer is not None and self._waiting and not self._waker.is_running:
             self._wait(consumer, max_messages)
             return []
@@ -211,18 +192,11 @@ class SubQueue:
 
     def receive_deferred(self, sequences: Sequence[int]) -> list[StoredMessage]:
         """Lock deferred messages by their sequence numbers, all of them or none."""
-        now = self.advance_if_due()
-        self.accessed_at_ms = self.read_at_ms = now
-        messages = [self._deferred(sequence) for sequence in dict.fromkeys(sequences)]
+        now = self.accessed_at_ms = self.read_at_ms = self.advance_if_due()
+        messages = self._numbered(sequences, DEFERRED)
         if messages:
             self._advance_by(self._locks.take(messages, now))
         return messages
-
-    def _deferred(self, sequence: int) -> StoredMessage:
-        message = self._store.get(sequence)
-        if message is None or message.state != DEFERRED:
-            raise MessageNotFound(f"No deferred message has the sequence number {sequence}.")
-        return message
 
     def peek(self, from_sequence: int, max_messages: int) -> list[StoredMessage]:
         """Return up to `max_messages` in order of sequence number, in any state, and change nothing."""
@@ -242,7 +216,7 @@ class SubQueue:
         selected = list(islice(found, max(0, max_messages)))
         for message in selected:
             self._remove(message)
-            self._left_ready_queue(message)
+            self._ready.add_void(message)
         return len(selected)
 
     # Settlement: each operation raises MessageLockExpired if the token holds no message.
@@ -304,9 +278,7 @@ class SubQueue:
         self._store.size_bytes += message.size - before
 
     def _unlock(self, token: bytes) -> StoredMessage:
-        now = self._clock.now_ms()
-        if now >= self.due_ms:
-            self.advance(now)
+        self.advance_if_due()
         return self._end_lock(token)
 
     def _end_lock(self, token: bytes) -> StoredMessage:
@@ -317,7 +289,7 @@ class SubQueue:
 
     def _delivery_failed(self, message: StoredMessage) -> None:
         message.delivery_count += 1
-        if self._on_dead_lettered is None or message.delivery_count < self._limits.max_delivery_count:
+        if self._on_dead_lettered is None or message.delivery_count < self._description.max_delivery_count:
             self._return(message)
             return
         self._remove(message)
@@ -339,9 +311,6 @@ class SubQueue:
         message.state = REMOVED
         if message.expires_at_ms != NEVER:
             self._expiries.add_void()
-
-    def _left_ready_queue(self, message: StoredMessage) -> None:  # noqa: ARG002  # for those with several queues
-        self._ready.add_void()
 
     # Time
 
@@ -396,8 +365,8 @@ class SubQueue:
         was_ready = message.state == ACTIVE
         self._remove(message)
         if was_ready:
-            self._left_ready_queue(message)
-        if self._limits.dead_letter_expired and self._on_dead_lettered is not None:
+            self._ready.add_void(message)
+        if self._description.dead_lettering_on_message_expiration and self._on_dead_lettered is not None:
             self._on_dead_lettered(message, TTL_EXPIRED, "The message expired and was dead lettered.")
 
     def _advance_by(self, at_ms: int) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription, check_subscription_name
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
-from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.emulator.entities.queue import QueueEntity, found
 from sbpair.emulator.entities.rules.rule import (
     CorrelationRuleFilter,
     RuleFailure,
@@ -26,13 +24,12 @@ from sbpair.emulator.entities.rules.rule import (
 )
 from sbpair.emulator.entities.rules.view import MessageView
 from sbpair.emulator.entities.subqueue import SubQueue
-from sbpair.emulator.service_errors import EntityExists, EntityFull, EntityNotFound, NotAllowed
+from sbpair.emulator.service_errors import EntityExists, EntityFull, NotAllowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sbpair.emulator.clock import Clock, Timers
-    from sbpair.emulator.entities.description import QueueDescription
+    from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.stored_message import StoredMessage
 
 MAX_RULES: Final = 2_000
@@ -49,23 +46,15 @@ class SubscriptionEntity(QueueEntity):
     description: SubscriptionDescription
 
     def __init__(
-        self,
-        topic: TopicEntity,
-        name: str,
-        description: SubscriptionDescription,
-        rule: SubscriptionRule,
-        clock: Clock,
-        timers: Timers,
-        call_soon: CallSoon = call_now,
+        self, topic: TopicEntity, name: str, description: SubscriptionDescription, rule: SubscriptionRule
     ) -> None:
         self.topic = topic
         self.name = name
         self._rules: dict[str, SubscriptionRule] = {rule.name.lower(): rule}
         self._selects_all = selects_all([rule])
-        super().__init__(f"{topic.path}/{SUBSCRIPTIONS_SEGMENT}/{name}", description, clock, timers, call_soon)
+        super().__init__(topic.namespace, f"{topic.path}/{SUBSCRIPTIONS_SEGMENT}/{name}", description)
 
-    def _make_partitions(self, description: QueueDescription) -> Partitions | None:
-        del description
+    def _make_partitions(self) -> Partitions | None:
         return self.topic.partitions
 
     @property
@@ -93,10 +82,7 @@ class SubscriptionEntity(QueueEntity):
 
     def rule(self, name: str) -> SubscriptionRule:
         """Return the rule of this name. Raises EntityNotFound."""
-        found = self.find_rule(name)
-        if found is None:
-            raise EntityNotFound(f"The messaging entity '{self.path}/Rules/{name[:100]}' could not be found.")
-        return found
+        return found(self.find_rule(name), f"{self.path}/Rules/{name[:100]}")
 
     def add_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         """Add a rule and return it with its creation time. Raises EntityExists, EntityFull (too many rules)."""
@@ -104,7 +90,7 @@ class SubscriptionEntity(QueueEntity):
             raise EntityExists(f"The messaging entity '{self.path}/Rules/{rule.name}' already exists.")
         if len(self._rules) >= MAX_RULES:
             raise EntityFull(f"'{self.path}' already has {MAX_RULES} rules.")
-        return self._put_rule(replace(rule, created_at_ms=self._clock.now_ms()))
+        return self._put_rule(replace(rule, created_at_ms=self.namespace.clock.now_ms()))
 
     def change_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         before = self.rule(rule.name)
@@ -150,14 +136,13 @@ class TopicMessages(SubQueue):
     """The messages sent to a topic: published at once, or at their scheduled time."""
 
     def __init__(
-        self, publish: Callable[[list[StoredMessage]], None], clock: Clock, timers: Timers, *, lock_ms: int
+        self, namespace: Namespace, description: TopicDescription, publish: Callable[[list[StoredMessage]], None]
     ) -> None:
-        super().__init__(clock, timers, lock_ms=lock_ms)
+        super().__init__(namespace, description)
         self._publish = publish
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
-        now = self.advance_if_due()
-        self.accessed_at_ms = now
+        now = self.accessed_at_ms = self.advance_if_due()
         ready: list[StoredMessage] = []
         scheduled: list[StoredMessage] = []
         for message in messages:
@@ -182,17 +167,13 @@ class TopicEntity(QueueEntity):
 
     description: TopicDescription
 
-    def __init__(
-        self, path: str, description: TopicDescription, clock: Clock, timers: Timers, call_soon: CallSoon = call_now
-    ) -> None:
+    def __init__(self, namespace: Namespace, path: str, description: TopicDescription) -> None:
         self._subscriptions: dict[str, SubscriptionEntity] = {}
-        super().__init__(path, description, clock, timers, call_soon)
-        self._make_subscription = partial(SubscriptionEntity, clock=clock, timers=timers, call_soon=call_soon)
+        super().__init__(namespace, path, description)
 
-    def _make_messages(self, clock: Clock, timers: Timers, lock_ms: int, call_soon: CallSoon) -> SubQueue:
-        del call_soon
+    def _make_messages(self) -> SubQueue:
         make = TopicMessages if self.partitions is None else PartitionedTopicMessages
-        return make(self._publish, clock, timers, lock_ms=lock_ms)
+        return make(self.namespace, self.description, self._publish)
 
     def check_receive(self) -> None:
         raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")
@@ -233,11 +214,7 @@ class TopicEntity(QueueEntity):
 
     def subscription(self, name: str) -> SubscriptionEntity:
         """Return the subscription of this name, in any case. Raises EntityNotFound."""
-        found = self.find_subscription(name)
-        if found is None:
-            path = f"{self.path}/{SUBSCRIPTIONS_SEGMENT}/{name[:100]}"
-            raise EntityNotFound(f"The messaging entity '{path}' could not be found.")
-        return found
+        return found(self.find_subscription(name), f"{self.path}/{SUBSCRIPTIONS_SEGMENT}/{name[:100]}")
 
     def create_subscription(
         self, name: str, description: SubscriptionDescription | None = None, rule: SubscriptionRule | None = None
@@ -249,11 +226,9 @@ class TopicEntity(QueueEntity):
             raise EntityExists(f"The messaging entity '{self.path}/{SUBSCRIPTIONS_SEGMENT}/{name}' already exists.")
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
             raise EntityFull(f"The topic '{self.path}' already has {MAX_SUBSCRIPTIONS} subscriptions.")
-        first = replace(rule or SubscriptionRule(), created_at_ms=self._clock.now_ms())
-        created = self._make_subscription(self, name, description or SubscriptionDescription(), first)
+        first = replace(rule or SubscriptionRule(), created_at_ms=self.namespace.clock.now_ms())
+        created = SubscriptionEntity(self, name, description or SubscriptionDescription(), first)
         self._subscriptions[name.lower()] = created
-        if self._registry is not None:
-            created.set_registry(self._registry)
         return created
 
     def delete_subscription(self, name: str) -> None:
