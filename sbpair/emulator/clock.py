@@ -6,11 +6,9 @@ All times are whole milliseconds since 1970-01-01T00:00:00Z. No clock here ever 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Final, Protocol
 
 NEVER: Final = 1 << 62
 """Sentinel for "no deadline"."""

@@ -10,8 +10,9 @@ import asyncio
 import errno
 import functools
 import socket
+import ssl
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
@@ -19,9 +20,6 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.errors import MachineLacks, PortInUse, UsageError
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Sequence
-
     from aiohttp import web
 
 WireProtocol: TypeAlias = Literal["amqp", "http", "tls"]

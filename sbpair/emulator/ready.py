@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.errors import MachineLacks
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint
 
 

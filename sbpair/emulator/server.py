@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from sbpair.emulator.access.bearer import Bearers
@@ -14,19 +17,14 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.meters import CreditBudget
 from sbpair.emulator.options import DEFAULT_OPTIONS, EmulatorOptions, RequestedNamespace
-from sbpair.emulator.port import EVERY_ADDRESS, Port, bind_ports, local_authority
+from sbpair.emulator.port import EVERY_ADDRESS, AmqpFactory, Port, bind_ports, local_authority
 from sbpair.emulator.ready import Ready, ReadyNamespace, remove_ready_file, write_ready_file
 from sbpair.errors import NameInvalid, UsageError
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
     from aiohttp import web
 
     from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
-    from sbpair.emulator.port import AmqpFactory
     from sbpair.emulator.tls import Tls
 
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"

@@ -6,13 +6,11 @@ encode them.
 
 from __future__ import annotations
 
+import logging
 import traceback
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from sbpair.errors import SbpairError
-
-if TYPE_CHECKING:
-    import logging
 
 
 class ServiceError(SbpairError):

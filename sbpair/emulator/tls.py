@@ -9,6 +9,7 @@ import asyncio
 import ssl
 import tempfile
 from asyncio.sslproto import SSLProtocol
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,8 +20,6 @@ from typing import TYPE_CHECKING, Final
 from sbpair.errors import MachineLacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.x509 import Certificate, CertificateBuilder, GeneralName
 

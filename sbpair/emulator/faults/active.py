@@ -5,6 +5,7 @@ A fault stays listed until it is ended, even if its count is used up.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import count
@@ -16,8 +17,6 @@ from sbpair.emulator.faults.kinds import KINDS, Fault, FaultContext, FaultKind, 
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from sbpair.emulator.entities.namespace import Namespace
 
 

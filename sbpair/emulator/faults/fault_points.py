@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access.sas import is_within
-from sbpair.emulator.faults.faulty_connection import FaultyConnection
-from sbpair.emulator.faults.meters import CombinedMeters
+from sbpair.emulator.faults.faulty_connection import ConnectionFault, FaultableConnection, FaultyConnection
+from sbpair.emulator.faults.meters import CombinedMeters, CreditMeter
 from sbpair.emulator.service_errors import EntityFull, EntityUnavailable, ServiceError, partition_unavailable
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from sbpair.emulator.faults.faulty_connection import ConnectionFault, FaultableConnection
     from sbpair.emulator.faults.kinds import Fault
-    from sbpair.emulator.faults.meters import CreditMeter
 
 MAX_CONNECTIONS: Final = 5_000
 METHODS: Final = ("DELETE", "GET", "PUT")

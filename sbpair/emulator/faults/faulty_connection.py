@@ -9,11 +9,9 @@ import asyncio
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 
 Action: TypeAlias = Literal["drop", "stall", "reset"]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sbpair.emulator.access.sas import is_within
-from sbpair.emulator.clock import NEVER
+from sbpair.emulator.clock import NEVER, Clock, Timers
 from sbpair.emulator.service_errors import RequestThrottled, ServerBusy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sbpair.emulator.clock import Clock, Timers
     from sbpair.emulator.faults.fault_points import FaultPoints
 
 PERIOD_MS: Final = 1_000

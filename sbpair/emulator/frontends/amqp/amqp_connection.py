@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
-from sbpair.amqp.link import CreditChanged, Delivery, LinkAttaching, LinkDetached, Sent
+from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, LinkSession, Sent
 from sbpair.amqp.performatives import Error
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
@@ -22,18 +23,14 @@ from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.entities.idle import IdleLink
 from sbpair.emulator.frontends.amqp.cbs import Claims
 from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput
-from sbpair.emulator.frontends.amqp.link_endpoint import amqp_error
+from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, amqp_error
 from sbpair.emulator.frontends.amqp.link_opening import LinkOpener
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.emulator.service_errors import EntityFull, EntityNotFound, LinkStolen, ServiceError, ServiceUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sbpair.amqp.link import Link, LinkSession
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.access.sas import BEARER, SCHEME, AccessRight, Grant, covers, scope_of
@@ -10,8 +11,6 @@ from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Reply, 
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError, Unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sbpair.emulator.entities.namespace import Namespace
 
 NODE: Final = "$cbs"

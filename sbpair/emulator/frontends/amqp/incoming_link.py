@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.performatives import Accepted, Error, Rejected
@@ -9,17 +10,14 @@ from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, LinkEndpoint, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, LinkConnection, LinkEndpoint, amqp_error, id_ranges
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sbpair.amqp.link import Delivery, ReceivingLink, Sent
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.faults.fault_points import FaultPoints
-    from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
 
 SEND: Final = (AccessRight.SEND,)
 OVERSIZE_FACTOR: Final = 4

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from sbpair.amqp.link import SERIAL, Link, terminus_address
+from sbpair.amqp.link import SERIAL, Delivery, Link, Sent, terminus_address
 from sbpair.amqp.performatives import Error
 from sbpair.amqp.types import Map
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sbpair.amqp.link import Delivery, Sent
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.entities.idle import IdleLink
     from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from sbpair.amqp.link import Link, ReceivingLink
+from sbpair.amqp.link import Link, LinkSession, ReceivingLink, SendingLink
 from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.frontends.amqp import cbs, management_operations
 from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink
-from sbpair.emulator.frontends.amqp.link_endpoint import address_of
+from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection, LinkEndpoint, address_of
 from sbpair.emulator.frontends.amqp.outgoing_link import LISTEN, OutgoingLink
 from sbpair.emulator.frontends.amqp.request_links import ReplyLink, RequestLink
-from sbpair.emulator.frontends.amqp.request_messages import CBS_KEYS, MANAGEMENT_KEYS, AmqpRequest, Reply, text_at
+from sbpair.emulator.frontends.amqp.request_messages import (
+    CBS_KEYS,
+    MANAGEMENT_KEYS,
+    AmqpRequest,
+    Answer,
+    Reply,
+    ReplyKeys,
+    text_at,
+)
 from sbpair.emulator.frontends.amqp.session_links import open_session, requests_session
 from sbpair.emulator.service_errors import NotAllowed, ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sbpair.amqp.link import LinkSession, SendingLink
     from sbpair.emulator.entities.namespace import AddressTarget, Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.frontends.amqp.cbs import Claims
-    from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection, LinkEndpoint
-    from sbpair.emulator.frontends.amqp.request_messages import Answer, ReplyKeys
 
 _ANY: Final = (AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE)
 

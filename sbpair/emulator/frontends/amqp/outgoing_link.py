@@ -5,28 +5,31 @@ Invariant: a message leaves its queue only if it can be sent at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released
 from sbpair.amqp.types import Map
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.link_endpoint import (
+    PRE_SETTLED,
+    LinkConnection,
+    LinkEndpoint,
+    amqp_error,
+    id_ranges,
+)
 from sbpair.emulator.frontends.amqp.request_messages import text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sbpair.amqp.link import SendingLink, Sent
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.entities.sessions import HeldSession
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.faults.fault_points import FaultPoints
-    from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
 
 LISTEN: Final = (AccessRight.LISTEN,)
 FIRST_SLICE: Final = 8

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from sbpair.amqp.link import terminus_address
+from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, Sent, terminus_address
 from sbpair.amqp.performatives import Accepted, Error, Rejected
 from sbpair.amqp.types import Map
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkEndpoint
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkConnection, LinkEndpoint
 from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Answer, ReplyKeys, read_request, reply_to
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, Sent
     from sbpair.emulator.access.sas import AccessRight
-    from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
 
 REQUEST_BYTES: Final = 1_048_576
 MAX_PENDING_REPLY_BYTES: Final = 4_194_304

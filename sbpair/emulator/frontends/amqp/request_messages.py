@@ -9,14 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.types import Int, Map, Symbol, Value
-from sbpair.emulator.service_errors import InternalError, log_bug
-
-if TYPE_CHECKING:
-    from sbpair.emulator.service_errors import ServiceError
+from sbpair.emulator.service_errors import InternalError, ServiceError, log_bug
 
 logger = logging.getLogger(__name__)
 

@@ -6,27 +6,24 @@ and the end of its lock.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.performatives import Source
 from sbpair.amqp.types import Described, Long, Map, Symbol
-from sbpair.emulator.clock import NEVER
+from sbpair.emulator.clock import NEVER, Timers
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
-from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint
+from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection, LinkEndpoint
 from sbpair.emulator.frontends.amqp.outgoing_link import LISTEN, OutgoingLink
 from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, OperationTimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sbpair.amqp.link import Link, SendingLink, Sent
-    from sbpair.emulator.clock import Timers
     from sbpair.emulator.entities.namespace import AddressTarget, Namespace
     from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.faults.fault_points import FaultPoints
-    from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection
 
 FILTER: Final = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")

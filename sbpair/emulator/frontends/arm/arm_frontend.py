@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -35,8 +36,6 @@ from sbpair.emulator.service_errors import InternalError, ServiceError, ServiceU
 from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sbpair.emulator.entities.namespace import Namespace
 
 logger = logging.getLogger(__name__)

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlencode
 
 from aiohttp import web
 
 from sbpair.emulator.frontends.http.request_parts import read_page, read_query
 from sbpair.emulator.service_errors import ArgumentInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 API_VERSIONS: Final = ("2017-04-01", "2021-11-01", "2024-01-01", "2026-01-01")
 PROVIDER: Final = "Microsoft.ServiceBus"

@@ -5,6 +5,7 @@ Entities have names in camel case, and numbers and booleans typed. Unknown names
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -34,8 +35,6 @@ from sbpair.emulator.frontends.http.request_parts import FORWARDS, new_key, read
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sbpair.emulator.entities.namespace import Namespace
 
 T = TypeVar("T")

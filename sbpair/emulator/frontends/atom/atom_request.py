@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from aiohttp import web
@@ -12,9 +13,6 @@ from aiohttp import web
 from sbpair.emulator.frontends.atom import atom_xml as xml
 from sbpair.emulator.frontends.http.request_parts import read_page, read_query, split_target
 from sbpair.emulator.service_errors import ArgumentInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 API_VERSIONS: Final = ("2017-04", "2021-05", "2024-05")
 _PATH: Final = re.compile(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from xml.etree.ElementTree import Element
 
 from sbpair.emulator.entities.rules.rule import (
     CORRELATION_FIELDS,
@@ -21,9 +22,6 @@ from sbpair.emulator.entities.rules.typed import TypedValue, read_typed
 from sbpair.emulator.frontends.atom.atom_xml import INSTANCE, SERVICE_BUS, element, kind_of, local_name
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import instant
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
 
 RULE: Final = "RuleDescription"
 COMPATIBILITY_LEVEL: Final = "20"

@@ -6,6 +6,7 @@ service does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
@@ -21,8 +22,6 @@ from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
 

@@ -6,6 +6,7 @@ It stays reachable during outages and needs no token. The answer to an invalid r
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +17,6 @@ from sbpair.emulator.frontends.http.request_parts import read_body, split_target
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from sbpair.emulator.clock import Clock
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity

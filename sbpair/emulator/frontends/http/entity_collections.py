@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
@@ -10,8 +11,6 @@ from sbpair.emulator.frontends.http.request_parts import FORWARDS
 from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from sbpair.emulator.access.sas import AuthorizationRule
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity

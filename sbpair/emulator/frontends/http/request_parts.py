@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -12,8 +13,6 @@ from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from aiohttp import web
 
 FORWARDS: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
