@@ -19,7 +19,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
-from sbpair.emulator.frontends.amqp.request_messages import Reply
+from sbpair.emulator.frontends.amqp.request_links import Reply
 from tests.emulator.peer import Peer, Stage, open_stage
 
 if TYPE_CHECKING:

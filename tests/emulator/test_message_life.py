@@ -14,7 +14,7 @@ from sbpair.emulator.entities.description import QueueDescription, SubscriptionD
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.outgoing_link import settle_all
-from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest
+from sbpair.emulator.frontends.amqp.request_links import AmqpRequest
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityDisabled,

@@ -23,7 +23,7 @@ from sbpair.emulator.entities.rules.rule import (
 )
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Reply
+from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityExists,

@@ -24,7 +24,7 @@ from sbpair.emulator.entities.idle import IdleLink
 from sbpair.emulator.frontends.amqp.cbs import Claims
 from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput
 from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, amqp_error
-from sbpair.emulator.frontends.amqp.link_opening import LinkOpener
+from sbpair.emulator.frontends.amqp.link_opening import open_link
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.emulator.service_errors import EntityFull, EntityNotFound, LinkStolen, ServiceError, ServiceUnavailable
 
@@ -54,10 +54,9 @@ class AmqpConnection(asyncio.Protocol):
     """One client's connection to `namespace`."""
 
     def __init__(self, namespace: Namespace, limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
-        self._namespace = namespace
+        self.namespace = namespace
         self._limits = limits
-        self._claims = Claims(namespace, self._close_forbidden_links)
-        self._opener = LinkOpener(self, namespace, self._claims, self._watch)
+        self.claims = Claims(namespace, self._close_forbidden_links)
         self._entities: set[QueueEntity] = set()
         self._to_flush: dict[LinkEndpoint, None] = {}
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -69,14 +68,14 @@ class AmqpConnection(asyncio.Protocol):
         transport = cast("asyncio.Transport", transport)
         transport.max_size = MAX_READ  # type: ignore[attr-defined]
         self._loop = asyncio.get_running_loop()
-        sasl = SaslServer(self._claims.check_key)
-        self._connection = Connection(sasl, container_id=self._namespace.name, now=self._loop.time())
+        sasl = SaslServer(self.claims.check_key)
+        self._connection = Connection(sasl, container_id=self.namespace.name, now=self._loop.time())
         self.output = ConnectionOutput(self._connection, transport)
         self._deadline = self._loop.call_later(self._limits.open_seconds, self._on_open_timeout)
-        self._namespace.on_outage.add(self._on_outage)
-        self._namespace.fault_points.register(self, transport)
+        self.namespace.on_outage.add(self._on_outage)
+        self.namespace.fault_points.register(self, transport)
         self._set_heartbeat()
-        if self._namespace.is_down:
+        if self.namespace.is_down:
             self._on_outage()
 
     def data_received(self, data: bytes) -> None:
@@ -117,7 +116,7 @@ class AmqpConnection(asyncio.Protocol):
         self.output.flush_soon()
 
     def watch_idle(self, link: Link) -> IdleLink:
-        return IdleLink(self._namespace.clock, self._namespace.timers, partial(self.close_link, link))
+        return IdleLink(self.namespace.clock, self.namespace.timers, partial(self.close_link, link))
 
     # Time
 
@@ -149,7 +148,7 @@ class AmqpConnection(asyncio.Protocol):
         self._deadline.cancel()
         self._set_heartbeat()
         try:
-            self._namespace.fault_points.check_connections()
+            self.namespace.fault_points.check_connections()
         except ServiceError as error:
             self._fail(error)
 
@@ -161,7 +160,7 @@ class AmqpConnection(asyncio.Protocol):
             return
         self._close_namesakes(link)
         try:
-            link.context = self._opener.endpoint_for(link)
+            link.context = open_link(self, link)
         except ServiceError as error:
             link.refuse(amqp_error(error))
 
@@ -212,7 +211,7 @@ class AmqpConnection(asyncio.Protocol):
         links = [link for session in self._connection.sessions for link in session.links]
         return [link for link in links if link.context is not None and link.context.path]
 
-    def _watch(self, queue: QueueEntity) -> None:
+    def watch(self, queue: QueueEntity) -> None:
         if queue not in self._entities:
             self._entities.add(queue)
             queue.watch(self._close_forbidden_links)
@@ -224,9 +223,9 @@ class AmqpConnection(asyncio.Protocol):
             if endpoint is None:
                 continue
             try:
-                self._claims.require(endpoint.rights, endpoint.path)
+                self.claims.require(endpoint.rights, endpoint.path)
                 if gone is not None:
-                    self._namespace.resolve(endpoint.path)
+                    self.namespace.resolve(endpoint.path)
                     endpoint.check_open()
             except EntityNotFound as error:
                 self.close_link(link, gone or error)
@@ -279,7 +278,7 @@ class AmqpConnection(asyncio.Protocol):
     # The end
 
     def _on_outage(self) -> None:
-        self._fail(ServiceUnavailable(f"The namespace '{self._namespace.name}' is not available."))
+        self._fail(ServiceUnavailable(f"The namespace '{self.namespace.name}' is not available."))
 
     def _fail(self, error: ServiceError) -> None:
         self._connection.fail(amqp_error(error))
@@ -300,13 +299,13 @@ class AmqpConnection(asyncio.Protocol):
         self._deadline.cancel()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        self._namespace.on_outage.discard(self._on_outage)
-        self._namespace.fault_points.unregister(self)
+        self.namespace.on_outage.discard(self._on_outage)
+        self.namespace.fault_points.unregister(self)
         for queue in self._entities:
             queue.unwatch(self._close_forbidden_links)
         for session in self._connection.sessions:
             self._end_session(session, peacefully=peacefully)
-        self._claims.clear()
+        self.claims.clear()
 
 
 _HANDLERS: Final[dict[type, Callable[[AmqpConnection, Any], None]]] = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.access.sas import BEARER, SCHEME, AccessRight, Grant, covers, scope_of
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Reply, text_at
+from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError, Unauthorized
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, LinkConnection, LinkEndpoint, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, LinkEndpoint, amqp_error, id_ranges
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery, ReceivingLink, Sent
     from sbpair.emulator.entities.namespace import AddressTarget
-    from sbpair.emulator.faults.fault_points import FaultPoints
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 SEND: Final = (AccessRight.SEND,)
 OVERSIZE_FACTOR: Final = 4
@@ -29,12 +29,10 @@ _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 class IncomingLink(LinkEndpoint):
     """A link into an entity. A delivery is accepted once the entity has its messages."""
 
-    def __init__(
-        self, connection: LinkConnection, link: ReceivingLink, target: AddressTarget, path: str, points: FaultPoints
-    ) -> None:
-        super().__init__(path, SEND)
-        self._fault_points = points
-        self._link = link
+    _link: ReceivingLink
+
+    def __init__(self, connection: AmqpConnection, link: ReceivingLink, target: AddressTarget, path: str) -> None:
+        super().__init__(connection, link, path, SEND)
         self._queue = target.entity
         self._with_id = target.entity.description.requires_duplicate_detection
         self._received: list[Delivery] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.amqp.link import SERIAL, Delivery, Link, Sent, terminus_address
 from sbpair.amqp.performatives import Error
@@ -12,8 +12,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AccessRight
-    from sbpair.emulator.entities.idle import IdleLink
-    from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 CREDIT: Final = 1_000
 """Messages that a client may send before it needs new credit, which it gets at half of this."""
@@ -22,24 +21,16 @@ PRE_SETTLED: Final = 1
 """Settle mode of a sender whose deliveries are settled when sent (2.8.2)."""
 
 
-class LinkConnection(Protocol):
-    """The connection, as its endpoints use it."""
-
-    output: ConnectionOutput
-
-    def close_link(self, link: Link, error: ServiceError) -> None:
-        """Close a link and release its endpoint."""
-
-    def watch_idle(self, link: Link) -> IdleLink:
-        """Return a timer that closes the link when it is idle."""
-
-
 class LinkEndpoint:
     """The `context` of a link. It stays open while any of `rights` is granted on `path`, "" for no entity."""
 
-    def __init__(self, path: str, rights: tuple[AccessRight, ...]) -> None:
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, rights: tuple[AccessRight, ...]) -> None:
         self.path = path
         self.rights = rights
+        self._connection = connection
+        self._link = link
+        self._output = connection.output
+        self._fault_points = connection.namespace.fault_points
 
     def check_open(self) -> None:
         """Raise EntityDisabled or NotAllowed if such a link could no longer be opened. Nodes are always open."""

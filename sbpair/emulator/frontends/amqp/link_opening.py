@@ -1,97 +1,83 @@
-"""The endpoints of links that clients attach: address and rights are checked before one is created."""
+"""The opening of links that clients attach: address and rights are checked before an endpoint is created.
+
+A receiver from a session names it in the source's filter, null for any free one, and gives the time to wait in the
+link's properties.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from sbpair.amqp.link import Link, LinkSession, ReceivingLink, SendingLink
+from sbpair.amqp.performatives import Source
+from sbpair.amqp.types import Described, Map
 from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.frontends.amqp import cbs, management_operations
 from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink
-from sbpair.emulator.frontends.amqp.link_endpoint import LinkConnection, LinkEndpoint, address_of
-from sbpair.emulator.frontends.amqp.outgoing_link import LISTEN, OutgoingLink
-from sbpair.emulator.frontends.amqp.request_links import ReplyLink, RequestLink
-from sbpair.emulator.frontends.amqp.request_messages import (
+from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, address_of
+from sbpair.emulator.frontends.amqp.outgoing_link import (
+    LISTEN,
+    SESSION_FILTER,
+    OutgoingLink,
+    OutgoingSessionLink,
+    WaitingSessionLink,
+)
+from sbpair.emulator.frontends.amqp.request_links import (
     CBS_KEYS,
     MANAGEMENT_KEYS,
     AmqpRequest,
-    Answer,
     Reply,
-    ReplyKeys,
+    ReplyLink,
+    RequestLink,
     text_at,
 )
-from sbpair.emulator.frontends.amqp.session_links import open_session, requests_session
-from sbpair.emulator.service_errors import NotAllowed, ServiceError
+from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, ServiceError
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.namespace import AddressTarget, Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.frontends.amqp.cbs import Claims
+    from sbpair.emulator.entities.namespace import AddressTarget
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+
+TIMEOUT: Final = "com.microsoft:timeout"
+DEFAULT_TIMEOUT_MS: Final = 65_000
+"""How long a link waits for a session if its properties give no time."""
 
 _ANY: Final = (AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE)
 
 
-class LinkOpener:
-    """The factory of a connection's endpoints. `watch` is called with each entity that a link attaches to."""
-
-    def __init__(
-        self, connection: LinkConnection, namespace: Namespace, claims: Claims, watch: Callable[[QueueEntity], None]
-    ) -> None:
-        self._connection = connection
-        self._namespace = namespace
-        self._claims = claims
-        self._watch = watch
-
-    def endpoint_for(self, link: Link) -> LinkEndpoint:
-        """Accept the link and return its endpoint. Raises ServiceError."""
-        path = scope_of(address_of(link))
-        if path == cbs.NODE:
-            return self._node_endpoint(link, path, "", (), self._claims.put_token, CBS_KEYS)
-        # Rights first: a client without any must not learn which entities exist.
-        self._claims.require(_ANY, path)
-        target = self._namespace.resolve(path)
-        self._namespace.fault_points.check(path)
-        self._watch(target.entity)
-        if target.management:
-            answer = partial(self._manage, link.session, target, path)
-            return self._node_endpoint(link, path, path, _ANY, answer, MANAGEMENT_KEYS)
-        return self._message_endpoint(link, path, target)
-
-    def _node_endpoint(
-        self, link: Link, node: str, path: str, rights: tuple[AccessRight, ...], answer: Answer, keys: ReplyKeys
-    ) -> LinkEndpoint:
+def open_link(connection: AmqpConnection, link: Link) -> LinkEndpoint:
+    """Accept a link and return its endpoint. Raises ServiceError."""
+    path = scope_of(address_of(link))
+    if path == cbs.NODE:
         if isinstance(link, ReceivingLink):
-            return RequestLink(self._connection, link, node, path, rights, answer, keys)
-        return ReplyLink(cast("SendingLink", link), node, path, rights)
+            return RequestLink(connection, link, path, "", (), connection.claims.put_token, CBS_KEYS)
+        return ReplyLink(connection, cast("SendingLink", link), path, "", ())
+    # Rights first: a client without any must not learn which entities exist.
+    connection.claims.require(_ANY, path)
+    target = connection.namespace.resolve(path)
+    connection.namespace.fault_points.check(path)
+    connection.watch(target.entity)
+    if not target.management:
+        return _open_to_messages(connection, link, path, target)
+    if isinstance(link, ReceivingLink):
+        answer = partial(_manage, connection, link.session, target, path)
+        return RequestLink(connection, link, path, path, _ANY, answer, MANAGEMENT_KEYS)
+    return ReplyLink(connection, cast("SendingLink", link), path, path, _ANY)
 
-    def _manage(self, session: LinkSession, target: AddressTarget, path: str, request: AmqpRequest) -> Reply:
-        meter = self._namespace.fault_points.meter
-        if meter is not None:
-            try:
-                meter.spend(1, path)
-            except ServiceError as error:
-                return Reply.for_error(error)
-        if name := text_at(request.properties, "associated-link-name"):
-            _touch_links(session, name)
-        return management_operations.execute(request, target, lambda right: self._claims.require((right,), path))
 
-    def _message_endpoint(self, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
-        fault_points = self._namespace.fault_points
-        if isinstance(link, ReceivingLink):
-            self._claims.require(SEND, path)
-            if target.is_dead_letters:
-                raise NotAllowed("Nothing can be sent to a dead-letter queue.")
-            target.entity.check_send()
-            return IncomingLink(self._connection, link, target, path, fault_points)
-        self._claims.require(LISTEN, path)
-        target.check_receive()
-        sending = cast("SendingLink", link)
-        if isinstance(target.messages, SessionMessages) or requests_session(link):
-            return open_session(self._connection, sending, target, path, self._namespace)
-        return OutgoingLink(self._connection, sending, target, path, fault_points)
+def _manage(
+    connection: AmqpConnection, session: LinkSession, target: AddressTarget, path: str, request: AmqpRequest
+) -> Reply:
+    meter = connection.namespace.fault_points.meter
+    if meter is not None:
+        try:
+            meter.spend(1, path)
+        except ServiceError as error:
+            return Reply.for_error(error)
+    if name := text_at(request.properties, "associated-link-name"):
+        _touch_links(session, name)
+    return management_operations.execute(request, target, lambda right: connection.claims.require((right,), path))
 
 
 def _touch_links(session: LinkSession, name: str) -> None:
@@ -99,3 +85,51 @@ def _touch_links(session: LinkSession, name: str) -> None:
     for link in (link for other in session.connection.sessions for link in other.links):
         if link.name == name and isinstance(link.context, (IncomingLink, OutgoingLink)):
             link.context.idle.touch()
+
+
+def _open_to_messages(connection: AmqpConnection, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
+    if isinstance(link, ReceivingLink):
+        connection.claims.require(SEND, path)
+        if target.is_dead_letters:
+            raise NotAllowed("Nothing can be sent to a dead-letter queue.")
+        target.entity.check_send()
+        return IncomingLink(connection, link, target, path)
+    connection.claims.require(LISTEN, path)
+    target.check_receive()
+    sending = cast("SendingLink", link)
+    source = link.remote.source
+    filters = source.filter if isinstance(source, Source) and isinstance(source.filter, Map) else Map()
+    if isinstance(target.messages, SessionMessages) or SESSION_FILTER in filters:
+        return _open_to_session(connection, sending, target, path, filters)
+    return OutgoingLink(connection, sending, target, path)
+
+
+def _open_to_session(
+    connection: AmqpConnection, link: SendingLink, target: AddressTarget, path: str, filters: Map
+) -> OutgoingSessionLink | WaitingSessionLink:
+    """Return the endpoint of a link to an entity with sessions. Raises NotAllowed, SessionCannotBeLocked."""
+    messages = target.messages
+    if not isinstance(messages, SessionMessages):
+        raise NotAllowed("A session filter was given, and the entity has no sessions.")
+    if SESSION_FILTER not in filters:
+        raise NotAllowed("The entity requires sessions, and the receiver does not ask for one.")
+    wanted = filters.get(SESSION_FILTER)
+    session_id = wanted.value if isinstance(wanted, Described) else wanted
+    if session_id is not None and not isinstance(session_id, str):
+        raise ArgumentInvalid("A session filter holds the id of a session, or null.")
+    if session_id is None:
+        wait = WaitingSessionLink(connection, link, target, path)
+        held = messages.accept_next(wait)
+        if held is None:
+            namespace = connection.namespace
+            wait.start(namespace.timers, namespace.clock.now_ms() + _timeout_ms(link))
+            return wait
+    else:
+        held = messages.accept(session_id)
+    return OutgoingSessionLink(connection, link, target, path, held)
+
+
+def _timeout_ms(link: Link) -> int:
+    properties = link.remote.properties
+    given = properties.get(TIMEOUT) if isinstance(properties, Map) else None
+    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else DEFAULT_TIMEOUT_MS

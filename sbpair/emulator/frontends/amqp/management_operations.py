@@ -14,7 +14,7 @@ from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.frontends.amqp import rule_requests
-from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Reply, text_at
+from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, MessageTooLarge, NotAllowed, ServiceError
 from sbpair.errors import ProtocolError
 

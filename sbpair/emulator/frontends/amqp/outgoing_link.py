@@ -1,4 +1,4 @@
-"""The endpoint of a link on which a client receives messages from an entity.
+"""The endpoints of links on which a client receives messages from an entity, or from one of its sessions.
 
 Invariant: a message leaves its queue only if it can be sent at once.
 """
@@ -6,30 +6,28 @@ Invariant: a message leaves its queue only if it can be sent at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released
-from sbpair.amqp.types import Map
+from sbpair.amqp.types import Long, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.clock import NEVER, Timers
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.frontends.amqp.link_endpoint import (
-    PRE_SETTLED,
-    LinkConnection,
-    LinkEndpoint,
-    amqp_error,
-    id_ranges,
-)
-from sbpair.emulator.frontends.amqp.request_messages import text_at
-from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
+from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
+from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.request_links import text_at
+from sbpair.emulator.service_errors import ArgumentInvalid, OperationTimedOut, ServiceError
+from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import SendingLink, Sent
     from sbpair.emulator.entities.namespace import AddressTarget
-    from sbpair.emulator.entities.sessions import HeldSession
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
-    from sbpair.emulator.faults.fault_points import FaultPoints
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 LISTEN: Final = (AccessRight.LISTEN,)
 FIRST_SLICE: Final = 8
@@ -44,18 +42,18 @@ Settle: TypeAlias = Callable[[bytes], None]
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 
+SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
+LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
+_TICKS_TO_1970: Final = 621_355_968_000_000_000
+
 
 class OutgoingLink(LinkEndpoint):
     """A link out of an entity. It waits as a Consumer of its queue while it has credit left."""
 
-    def __init__(
-        self, connection: LinkConnection, link: SendingLink, target: AddressTarget, path: str, fault_points: FaultPoints
-    ) -> None:
-        super().__init__(path, LISTEN)
-        self._fault_points = fault_points
-        self._connection = connection
-        self._output = connection.output
-        self._link = link
+    _link: SendingLink
+
+    def __init__(self, connection: AmqpConnection, link: SendingLink, target: AddressTarget, path: str) -> None:
+        super().__init__(connection, link, path, LISTEN)
         self._target = target
         self._slice = FIRST_SLICE
         self._completed: list[Sent] = []
@@ -176,6 +174,67 @@ class OutgoingLink(LinkEndpoint):
             except ServiceError:
                 # Its lock has expired, or it was settled by way of the management node.
                 continue
+
+
+class OutgoingSessionLink(OutgoingLink):
+    """A link that holds a session and receives from it. The session is released with the link."""
+
+    def __init__(
+        self, connection: AmqpConnection, link: SendingLink, target: AddressTarget, path: str, held: HeldSession
+    ) -> None:
+        self._held = held
+        super().__init__(connection, link, target, path)
+        held.on_lock_lost = partial(connection.close_link, link)
+
+    def _open(self, target: AddressTarget) -> HeldSession:
+        """Accept the link with the session's id and the end of its lock."""
+        held, source = self._held, self._link.remote.source
+        self._link.accept(
+            max_message_size=target.entity.max_message_bytes,
+            source=replace(source, filter={SESSION_FILTER: held.id}),
+            properties={LOCKED_UNTIL: Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)},
+        )
+        return held
+
+    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+        del unsettled
+        self.idle.stop()
+        self._queue.remove_consumer(self)
+        self._held.on_lock_lost = None
+        self._held.close(failed=not released)
+
+
+class WaitingSessionLink(LinkEndpoint):
+    """A link that stays unanswered until a session is free or its time is over."""
+
+    def __init__(self, connection: AmqpConnection, link: SendingLink, target: AddressTarget, path: str) -> None:
+        super().__init__(connection, link, path, LISTEN)
+        self.due_ms = NEVER
+        self._target = target
+
+    def start(self, timers: Timers, until_ms: int) -> None:
+        self.due_ms = until_ms
+        timers.schedule(until_ms, self)
+
+    def on_session_locked(self, held: HeldSession) -> None:
+        self.due_ms = NEVER
+        outgoing = OutgoingSessionLink(self._connection, self._link, self._target, self.path, held)
+        self._link.context = outgoing
+        outgoing.wake()
+
+    def advance(self, now_ms: int) -> None:
+        del now_ms
+        error = OperationTimedOut("No session became available within the time that was given.")
+        self._connection.close_link(self._link, error)
+
+    def check_open(self) -> None:
+        self._target.check_receive()
+
+    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+        del unsettled, released
+        self.due_ms = NEVER
+        if isinstance(self._target.messages, SessionMessages):
+            self._target.messages.remove_waiter(self)
 
 
 def settle_all(

@@ -1,32 +1,119 @@
-"""The endpoints of links to `$cbs` and `$management` nodes: requests in, replies out."""
+"""Requests to `$cbs` and `$management` nodes and their replies, and the endpoints of the links that carry them.
+
+A bug in answering fails its request only. The two nodes name the fields of their replies differently. A reply's
+correlation id has the type of the request's message id, because some clients compare types too.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, Sent, terminus_address
+from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Error, Rejected
-from sbpair.amqp.types import Map
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkConnection, LinkEndpoint
-from sbpair.emulator.frontends.amqp.request_messages import AmqpRequest, Answer, ReplyKeys, read_request, reply_to
+from sbpair.amqp.types import Int, Map, Symbol, Value
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkEndpoint
+from sbpair.emulator.service_errors import InternalError, ServiceError, log_bug
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AccessRight
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+
+logger = logging.getLogger(__name__)
 
 REQUEST_BYTES: Final = 1_048_576
 MAX_PENDING_REPLY_BYTES: Final = 4_194_304
 """Replies that may wait for credit or window of a client that does not take them."""
 
+ReplyKeys: TypeAlias = tuple[str, str, str]
+CBS_KEYS: Final[ReplyKeys] = ("status-code", "status-description", "error-condition")
+MANAGEMENT_KEYS: Final[ReplyKeys] = ("statusCode", "statusDescription", "errorCondition")
+
+
+@dataclass(frozen=True, slots=True)
+class AmqpRequest:
+    """A request: the `operation`, its argument as `body`, and all application properties."""
+
+    message_id: Value
+    reply_to: str | None
+    operation: str
+    properties: Map
+    body: Value = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply: `status` as in HTTP, and `condition` for an error."""
+
+    status: int = 200
+    description: str = "OK"
+    body: Map | None = None
+    condition: str | None = None
+
+    @classmethod
+    def for_error(cls, error: ServiceError) -> Reply:
+        return cls(error.status, error.message, None, error.condition)
+
+
+Answer: TypeAlias = Callable[[AmqpRequest], Reply]
+
+
+def read_request(payload: bytes) -> AmqpRequest:
+    """Decode a request. Raises ProtocolError if it is not a message."""
+    sections = Sections.split(payload)
+    properties = sections.read_properties()
+    application = sections.read_application_properties()
+    bodies = [value for code, value in sections.read_body() if code == VALUE]
+    operation = text_at(application, "operation") or ""
+    reply_to = properties.reply_to if isinstance(properties.reply_to, str) else None
+    return AmqpRequest(properties.message_id, reply_to, operation, application, bodies[0] if bodies else None)
+
+
+def text_at(values: Map, key: str) -> str | None:
+    """Return the text under a key, or None. Clients send either, and sometimes both, as binary."""
+    value = values.get(key)
+    if value is None:
+        value = next((value for name, value in values.pairs if name == key.encode()), None)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return str(value) if isinstance(value, str) else None
+
+
+def reply_to(request: AmqpRequest, answer: Answer, keys: ReplyKeys) -> bytes:
+    """Return the encoded reply, or an InternalError if answering or encoding fails."""
+    try:
+        return write_reply(request, answer(request), keys)
+    except Exception as error:  # noqa: BLE001  # a bug fails its request only
+        log_bug(logger, f"request for {request.operation}", error)
+        return write_reply(request, Reply.for_error(InternalError()), keys)
+
+
+def write_reply(request: AmqpRequest, reply: Reply, keys: ReplyKeys) -> bytes:
+    status, description, condition = keys
+    fields: dict[Value, Value] = {status: Int(reply.status), description: reply.description}
+    if reply.condition is not None:
+        fields[condition] = Symbol(reply.condition)
+    sections = Sections(
+        properties=Properties(to=request.reply_to, correlation_id=request.message_id).encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, Map(fields.items())),
+        body=value_body(reply.body if reply.body is not None else Map()),
+    )
+    return sections.join()
+
 
 class RequestLink(LinkEndpoint):
     """A link on which a client sends requests to a node. Each is answered at once, on a link for replies."""
 
+    _link: ReceivingLink
+
     def __init__(
         self,
-        connection: LinkConnection,
+        connection: AmqpConnection,
         link: ReceivingLink,
         node: str,
         path: str,
@@ -34,10 +121,8 @@ class RequestLink(LinkEndpoint):
         answer: Answer,
         keys: ReplyKeys,
     ) -> None:
-        super().__init__(path, rights)
-        self._output = connection.output
+        super().__init__(connection, link, path, rights)
         self._pending: deque[Delivery] = deque()
-        self._link = link
         self._node = node
         self._answer = answer
         self._keys = keys
@@ -91,11 +176,14 @@ class RequestLink(LinkEndpoint):
 class ReplyLink(LinkEndpoint):
     """A link on which a client receives the replies of a node. Replies beyond its credit wait, up to a bound."""
 
-    def __init__(self, link: SendingLink, node: str, path: str, rights: tuple[AccessRight, ...]) -> None:
-        super().__init__(path, rights)
+    _link: SendingLink
+
+    def __init__(
+        self, connection: AmqpConnection, link: SendingLink, node: str, path: str, rights: tuple[AccessRight, ...]
+    ) -> None:
+        super().__init__(connection, link, path, rights)
         self.node = node
         self.address = terminus_address(link.remote.target)
-        self._link = link
         self._pending: deque[bytes] = deque()
         self._pending_bytes = self._tag = 0
         link.accept(snd_settle_mode=PRE_SETTLED)

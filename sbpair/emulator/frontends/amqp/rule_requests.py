@@ -21,7 +21,7 @@ from sbpair.emulator.entities.rules.rule import (
 )
 from sbpair.emulator.entities.rules.typed import from_amqp
 from sbpair.emulator.entities.topic import SubscriptionEntity
-from sbpair.emulator.frontends.amqp.request_messages import Reply, text_at
+from sbpair.emulator.frontends.amqp.request_links import Reply, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed
 
 if TYPE_CHECKING:
