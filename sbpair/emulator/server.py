@@ -130,7 +130,7 @@ class Emulator:
             namespace.authority = local_authority(self._host, each.getsockname()[1])
             if self._options.credits is not None:
                 points = namespace.fault_points
-                points.add_meter(CreditBudget(self._options.credits, self.clock, self.timers, points.resume))
+                points.meters.append(CreditBudget(self._options.credits, self.clock, self.timers, points.resume))
             namespace.bearers = Bearers(issuer, accept_any=self._options.accept_any_token)
             self.namespaces[requested.name] = namespace
             tls = self._tls.context if self._tls else None

@@ -87,7 +87,7 @@ def test_every_kind_of_fault_begins_and_ends(faults, namespace, queue) -> None:
             assert list(faults.active()) == [identity]
     assert faults.active() == {}
     points = namespace.fault_points
-    assert (points.meter, points.suppressed_acks, points.latency_seconds, points.faulty) == (None, [], 0.0, {})
+    assert (points.meters, points.suppressed_acks, points.latency_seconds, points.faulty) == ([], [], 0.0, {})
     assert points.request_faults == []
     assert not namespace.is_down
     points.check(queue.path)
@@ -112,11 +112,11 @@ def test_a_throttle_refuses_count_operations(faults, namespace, queue) -> None:
     with faults.during("throttle", "contoso", count=2):
         for _ in range(2):
             with pytest.raises(ServerBusy, match="50009"):
-                namespace.fault_points.meter.spend(1, queue.path)
-        namespace.fault_points.meter.spend(1, queue.path)
+                namespace.fault_points.spend(1, queue.path)
+        namespace.fault_points.spend(1, queue.path)
     with faults.during("throttle", "contoso", entity="orders"):
-        assert namespace.fault_points.meter.allowed(10, "orders") == 0
-        assert namespace.fault_points.meter.allowed(10, "elsewhere") == 10
+        assert namespace.fault_points.allowed(10, "orders") == 0
+        assert namespace.fault_points.allowed(10, "elsewhere") == 10
 
 
 def test_expire_locks_expires_all_locks(faults, queue, put) -> None:
@@ -141,7 +141,7 @@ def test_faults_that_overlap_end_together(faults, namespace) -> None:
     faults.end_all()
     assert faults.active() == {}
     assert not namespace.is_down
-    assert namespace.fault_points.meter is None
+    assert namespace.fault_points.meters == []
 
 
 def test_a_fault_can_end_after_its_entity_is_deleted(faults, namespace, queue) -> None:

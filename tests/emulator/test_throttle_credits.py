@@ -9,7 +9,7 @@ import pytest
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.faults.fault_points import FaultPoints
-from sbpair.emulator.faults.meters import CombinedMeters, CreditBudget
+from sbpair.emulator.faults.meters import CreditBudget
 from sbpair.emulator.service_errors import EntityFull, RequestThrottled, ServerBusy
 
 
@@ -67,7 +67,8 @@ def test_deliveries_wait_for_credits(budget, advance, resumed) -> None:
 
 def test_the_strictest_of_several_meters_decides(budget, namespace, clock, resumed) -> None:
     other = CreditBudget(10, clock, namespace.timers, resumed)
-    both = CombinedMeters([budget, other])
+    both = FaultPoints()
+    both.meters += [budget, other]
     assert both.allowed(50, "orders") == 10
     both.record(10, "orders")
     with pytest.raises(ServerBusy):

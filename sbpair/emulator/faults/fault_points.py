@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access.sas import is_within
-from sbpair.emulator.faults.faulty_connection import ConnectionFault, FaultableConnection, FaultyConnection
-from sbpair.emulator.faults.meters import CombinedMeters, CreditMeter
-from sbpair.emulator.service_errors import EntityFull, EntityUnavailable, ServiceError, partition_unavailable
+from sbpair.emulator.faults.faulty_connection import ConnectionFault, FaultyConnection
+from sbpair.emulator.service_errors import (
+    EntityFull,
+    EntityUnavailable,
+    RequestThrottled,
+    ServerBusy,
+    ServiceError,
+    partition_unavailable,
+)
 
 if TYPE_CHECKING:
     from sbpair.emulator.faults.kinds import Fault
+    from sbpair.emulator.faults.meters import CreditBudget, Throttle
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 MAX_CONNECTIONS: Final = 5_000
+MANAGEMENT_CREDITS: Final = 10
+"""Credits of a management request. A message sent or received costs 1, and so does each filter evaluated."""
+
 METHODS: Final = ("DELETE", "GET", "PUT")
 _MORE: Final = "To know more visit https://aka.ms/sbResourceMgrExceptions."
 
@@ -37,23 +49,6 @@ _SUB_CODES: Final[dict[int, str]] = {
 T = TypeVar("T")
 
 
-class AckSuppression:
-    """A filter that drops the acknowledgements of about `count` accepted sends to an entity, or of all."""
-
-    def __init__(self, entity: str = "", count: int | None = None) -> None:
-        self._entity = entity
-        self._left = count
-
-    def acknowledged(self, path: str, accepted: list[T]) -> list[T]:
-        if not is_within(path, self._entity):
-            return accepted
-        if self._left is None:
-            return []
-        suppressed = min(self._left, len(accepted))
-        self._left -= suppressed
-        return accepted[suppressed:]
-
-
 class RequestRefused(ServiceError):
     """A refusal by a fault, regardless of the request."""
 
@@ -65,35 +60,19 @@ class RequestRefused(ServiceError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class RequestFault:
-    """A fault that refuses `count` requests, or all. An empty entity or method matches every one."""
-
-    def __init__(self, fault: Fault) -> None:
-        self._fault = fault
-        self._left = fault.count
-
-    def check(self, method: str, path: str) -> None:
-        """Raise RequestRefused if this request is to be refused."""
-        fault = self._fault
-        if self._left == 0 or method != (fault.method or method) or not is_within(path, fault.path):
-            return
-        if self._left is not None:
-            self._left -= 1
-        raise RequestRefused(fault.status or 500, fault.sub_code, fault.retry_after_seconds)
-
-
 class FaultPoints:
     """The fault points of one namespace. Paths are in lower case; "" means every entity."""
 
     def __init__(self) -> None:
-        self.connections: set[FaultableConnection] = set()
-        self.faulty: dict[FaultableConnection, FaultyConnection] = {}
-        self.suppressed_acks: list[AckSuppression] = []
-        self.meter: CreditMeter | None = None
-        self.request_faults: list[RequestFault] = []
+        self.connections: set[AmqpConnection] = set()
+        self.faulty: dict[AmqpConnection, FaultyConnection] = {}
+        self.meters: list[CreditBudget | Throttle] = []
+        self.suppressed_acks: list[tuple[Fault, Iterator[bool]]] = []
+        self.request_faults: list[tuple[Fault, Iterator[bool]]] = []
+        """Faults with the hits they have left."""
+
         self.latency_seconds = 0.0
         self.max_connections = MAX_CONNECTIONS
-        self._meters: list[CreditMeter] = []
         self._connection_faults: list[ConnectionFault] = []
         self._latencies: list[float] = []
         self._down: list[str] = []
@@ -102,30 +81,25 @@ class FaultPoints:
 
     # Connections
 
-    def register(self, connection: FaultableConnection, transport: asyncio.Transport) -> None:
+    def register(self, connection: AmqpConnection) -> None:
         """Add a new connection and apply the active faults of connections to it."""
         self.connections.add(connection)
         if self._connection_faults or self._latencies:
-            self._wrap(connection, transport)
-
-    def unregister(self, connection: FaultableConnection) -> None:
-        self.connections.discard(connection)
+            self._wrap(connection)
 
     def check_connections(self) -> None:
         """Raise EntityFull if the latest connection is one too many."""
         if len(self.connections) > self.max_connections:
             raise EntityFull(f"ConnectionsQuotaExceeded: the namespace has {self.max_connections} connections.")
 
-    def _wrap(self, connection: FaultableConnection, transport: asyncio.Transport) -> None:
-        faulty = self.faulty[connection] = FaultyConnection(
-            transport, connection, lambda: self.latency_seconds, lambda: self.faulty.pop(connection, None)
-        )
+    def _wrap(self, connection: AmqpConnection) -> None:
+        faulty = self.faulty[connection] = FaultyConnection(connection, self)
         for fault in self._connection_faults:
             faulty.add(fault)
 
     def _wrap_all(self) -> None:
         for connection in self.connections - self.faulty.keys():
-            self._wrap(connection, connection.transport)
+            self._wrap(connection)
 
     def _unwrap_all(self) -> None:
         if not (self._connection_faults or self._latencies):
@@ -182,25 +156,41 @@ class FaultPoints:
 
     def check_request(self, method: str, path: str) -> None:
         """Raise RequestRefused if a fault refuses this management request."""
-        for fault in self.request_faults:
-            fault.check(method, path.lower())
+        for fault, hits in self.request_faults:
+            matches = method == (fault.method or method) and is_within(path.lower(), fault.path)
+            if matches and next(hits, False):
+                raise RequestRefused(fault.status or 500, fault.sub_code, fault.retry_after_seconds)
 
     def acknowledged(self, path: str, accepted: list[T]) -> list[T]:
         """Return the accepted deliveries that may be acknowledged."""
-        for suppression in self.suppressed_acks:
-            accepted = suppression.acknowledged(path, accepted)
+        for fault, hits in self.suppressed_acks:
+            if is_within(path, fault.path):
+                accepted = accepted[sum(islice(hits, len(accepted))) :]
         return accepted
 
-    def add_meter(self, meter: CreditMeter) -> None:
-        self._set_meters([*self._meters, meter])
+    def spend(self, operations: int, path: str) -> None:
+        """Raise ServerBusy if so many operations are too many for a meter."""
+        for meter in self.meters:
+            meter.spend(operations, path)
 
-    def remove_meter(self, meter: CreditMeter) -> None:
-        self._set_meters([each for each in self._meters if each is not meter])
+    def charge_management(self, path: str) -> None:
+        """Charge a management request. Raises RequestThrottled."""
+        try:
+            self.spend(MANAGEMENT_CREDITS, path)
+        except ServerBusy as error:
+            raise RequestThrottled(error.message) from error
+
+    def allowed(self, wanted: int, path: str) -> int:
+        """Return how many of `wanted` deliveries may be sent now: the strictest meter decides."""
+        return min([wanted, *(meter.allowed(wanted, path) for meter in self.meters)])
+
+    def record(self, deliveries: int, path: str) -> None:
+        for meter in self.meters:
+            meter.record(deliveries, path)
+
+    def remove_meter(self, meter: Throttle) -> None:
+        self.meters.remove(meter)
         self.resume()
-
-    def _set_meters(self, meters: list[CreditMeter]) -> None:
-        self._meters = meters
-        self.meter = meters[0] if len(meters) == 1 else CombinedMeters(meters) if meters else None
 
     def resume(self) -> None:
         """Let deliveries continue that a meter held back."""

@@ -9,46 +9,16 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final
 
-Action: TypeAlias = Literal["drop", "stall", "reset"]
+if TYPE_CHECKING:
+    from sbpair.emulator.faults.fault_points import FaultPoints
+    from sbpair.emulator.faults.kinds import Fault
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 _HEADER: Final = b"AMQP"
 _EMPTY_FRAME = 8
-
-
-class FaultableConnection(Protocol):
-    """The connection of an AMQP client, as faults use it."""
-
-    @property
-    def unread(self) -> bytes:
-        """The bytes received of an incomplete frame."""
-
-    @property
-    def transport(self) -> asyncio.Transport:
-        """The transport that the connection writes to."""
-
-    def use_transport(self, transport: asyncio.Transport) -> None:
-        """Write to `transport` from now on."""
-
-    def has_link_to(self, entity: str) -> bool:
-        """Return whether a link to this entity, in lower case, is open; "" matches every connection."""
-
-    def detach(self, entity: str, condition: str, text: str) -> None:
-        """Close the links to an entity, or all of them for ""."""
-
-    def resume(self) -> None:
-        """Continue deliveries that were held back."""
-
-    def data_received(self, data: bytes) -> None: ...
-
-    def connection_lost(self, exc: Exception | None) -> None: ...
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
 
 
 class FrameCounter:
@@ -88,24 +58,20 @@ class FrameCounter:
 
 
 class ConnectionFault:
-    """A fault that does `action` to a connection after `after_frames` frames, to `count` connections at most.
+    """A drop, stall or reset of connections, after some frames each, and the number of connections it has left.
 
     With an entity, it acts only on connections with a link to it.
     """
 
-    def __init__(self, action: Action, after_frames: int = 0, count: int | None = None, entity: str = "") -> None:
-        self.action = action
-        self.after_frames = after_frames
-        self._entity = entity
-        self._left = count
+    def __init__(self, fault: Fault) -> None:
+        self.action = fault.kind
+        self.after_frames = fault.after_frames or 0
+        self._entity = fault.path
+        self._hits = fault.hits()
 
-    def strikes(self, inner: FaultableConnection) -> bool:
+    def strikes(self, connection: AmqpConnection) -> bool:
         """Return whether the fault acts on this connection now, and count it."""
-        if self._left == 0 or not inner.has_link_to(self._entity):
-            return False
-        if self._left is not None:
-            self._left -= 1
-        return True
+        return connection.has_link_to(self._entity) and next(self._hits, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +86,11 @@ class _Stall:
 class FaultyConnection(asyncio.Transport, asyncio.Protocol):
     """The connection's transport and the socket transport's protocol at once."""
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        inner: FaultableConnection,
-        latency_seconds: Callable[[], float],
-        on_lost: Callable[[], object],
-    ) -> None:
+    def __init__(self, inner: AmqpConnection, points: FaultPoints) -> None:
         super().__init__()
-        self._transport = transport
+        self._transport = inner.output.transport
         self._inner = inner
-        self._latency_seconds = latency_seconds
-        self._on_lost = on_lost
+        self._points = points
         self._loop = asyncio.get_running_loop()
         self._counter = FrameCounter(inner.unread)
         self._due: dict[ConnectionFault, int] = {}
@@ -139,8 +98,8 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
         self._late: deque[bytes | None] = deque()
         self._last_due = 0.0
         self._ended = False
-        transport.set_protocol(self)
-        inner.use_transport(self)
+        self._transport.set_protocol(self)
+        inner.output.transport = self
 
     # Faults
 
@@ -163,8 +122,8 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
         """Remove the wrapper and return True, unless data is still held back."""
         if self._late or self._stall is not None or self._ended:
             return False
-        self._transport.set_protocol(cast("asyncio.BaseProtocol", self._inner))
-        self._inner.use_transport(self._transport)
+        self._transport.set_protocol(self._inner)
+        self._inner.output.transport = self._transport
         return True
 
     # Protocol of the socket's transport
@@ -209,7 +168,7 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
         self._late.clear()
-        self._on_lost()
+        self._points.faulty.pop(self._inner, None)
         self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -232,7 +191,7 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
             self._stall.output.append(piece)
             return
         now = self._loop.time()
-        due = max(now + self._latency_seconds(), self._last_due)
+        due = max(now + self._points.latency_seconds, self._last_due)
         if due <= now:
             self._pass_on(piece)
             return
@@ -260,17 +219,11 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._transport.set_write_buffer_limits(high, low)
-
     def pause_reading(self) -> None:
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         self._transport.resume_reading()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
 
 
 def linger(transport: asyncio.Transport) -> None:

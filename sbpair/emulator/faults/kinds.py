@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.access.sas import scope_of
-from sbpair.emulator.faults.fault_points import AckSuppression, RequestFault
-from sbpair.emulator.faults.faulty_connection import Action, ConnectionFault
+from sbpair.emulator.faults.faulty_connection import ConnectionFault
 from sbpair.emulator.faults.meters import Throttle
 from sbpair.emulator.service_errors import EntityUnavailable
 
@@ -41,6 +41,10 @@ class Fault:
     def path(self) -> str:
         """The entity's path in lower case; "" for all entities."""
         return scope_of(self.entity or "")
+
+    def hits(self) -> Iterator[bool]:
+        """Return an iterator that ends after `count` hits; without a count, never."""
+        return repeat(True) if self.count is None else repeat(True, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +129,14 @@ def break_connections(context: FaultContext, fault: Fault) -> Undo:
     The first `after_frames` frames of the client are processed and answered; the next one is not.
     """
     points = context.namespace.fault_points
-    breaking = ConnectionFault(cast("Action", fault.kind), fault.after_frames or 0, fault.count, fault.path)
+    breaking = ConnectionFault(fault)
     points.add_connection_fault(breaking)
     return partial(points.remove_connection_fault, breaking)
 
 
 def swallow_acks(context: FaultContext, fault: Fault) -> Undo:
     """Enqueue messages without acknowledging them to the sender."""
-    suppressed, suppression = context.namespace.fault_points.suppressed_acks, AckSuppression(fault.path, fault.count)
+    suppressed, suppression = context.namespace.fault_points.suppressed_acks, (fault, fault.hits())
     suppressed.append(suppression)
     return partial(suppressed.remove, suppression)
 
@@ -157,14 +161,14 @@ def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
 
 def throttle(context: FaultContext, fault: Fault) -> Undo:
     """Answer sends and requests server-busy: `count` of them, or all. With all, deliveries wait too."""
-    points, meter = context.namespace.fault_points, Throttle(fault.path, fault.count)
-    points.add_meter(meter)
+    points, meter = context.namespace.fault_points, Throttle(fault)
+    points.meters.append(meter)
     return partial(points.remove_meter, meter)
 
 
 def refuse_requests(context: FaultContext, fault: Fault) -> Undo:
     """Answer management requests with `status`: `count` of them, or all; of one entity, or of one method."""
-    request_faults, refusing = context.namespace.fault_points.request_faults, RequestFault(fault)
+    request_faults, refusing = context.namespace.fault_points.request_faults, (fault, fault.hits())
     request_faults.append(refusing)
     return partial(request_faults.remove, refusing)
 

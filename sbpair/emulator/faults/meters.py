@@ -2,68 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.clock import NEVER, Clock, Timers
-from sbpair.emulator.service_errors import RequestThrottled, ServerBusy
+from sbpair.emulator.service_errors import ServerBusy
 
 if TYPE_CHECKING:
-    from sbpair.emulator.faults.fault_points import FaultPoints
+    from sbpair.emulator.faults.kinds import Fault
 
 PERIOD_MS: Final = 1_000
-MANAGEMENT_CREDITS: Final = 10
-"""Credits of a management request. A message sent or received costs 1, and so does each filter evaluated."""
-
-
-class CreditMeter(Protocol):
-    """A limit on operations and deliveries."""
-
-    def spend(self, operations: int, path: str) -> None:
-        """Raise ServerBusy if so many operations are too many."""
-
-    def allowed(self, wanted: int, path: str) -> int:
-        """Return how many of `wanted` deliveries may be sent now. A link that got fewer is resumed later."""
-
-    def record(self, deliveries: int, path: str) -> None:
-        """Record deliveries that were sent."""
-
-
-class CombinedMeters:
-    """Several meters, of which the strictest decides."""
-
-    def __init__(self, meters: Sequence[CreditMeter]) -> None:
-        self._meters = tuple(meters)
-
-    def spend(self, operations: int, path: str) -> None:
-        for meter in self._meters:
-            meter.spend(operations, path)
-
-    def allowed(self, wanted: int, path: str) -> int:
-        return min(meter.allowed(wanted, path) for meter in self._meters)
-
-    def record(self, deliveries: int, path: str) -> None:
-        for meter in self._meters:
-            meter.record(deliveries, path)
 
 
 class Throttle:
     """A meter that refuses `count` operations, or all of them; while it refuses all, it holds deliveries back."""
 
-    def __init__(self, entity: str, count: int | None) -> None:
-        self._entity = entity
-        self._left = count
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._hits = fault.hits()
 
     def spend(self, operations: int, path: str) -> None:
-        if self._left == 0 or not operations or not is_within(path, self._entity):
-            return
-        if self._left is not None:
-            self._left -= 1
-        raise server_busy()
+        if operations and is_within(path, self._fault.path) and next(self._hits, False):
+            raise server_busy()
 
     def allowed(self, wanted: int, path: str) -> int:
-        return wanted if self._left is not None or not is_within(path, self._entity) else 0
+        return wanted if self._fault.count is not None or not is_within(path, self._fault.path) else 0
 
     def record(self, deliveries: int, path: str) -> None:
         """Do nothing: deliveries cost nothing here."""
@@ -121,12 +85,3 @@ def server_busy() -> ServerBusy:
         "The request was terminated because the namespace is being throttled. Error code : 50009. "
         "Please wait 2 seconds and try again."
     )
-
-
-def charge_management(fault_points: FaultPoints, path: str) -> None:
-    """Charge a management request. Raises RequestThrottled."""
-    if fault_points.meter is not None:
-        try:
-            fault_points.meter.spend(MANAGEMENT_CREDITS, path)
-        except ServerBusy as error:
-            raise RequestThrottled(error.message) from error

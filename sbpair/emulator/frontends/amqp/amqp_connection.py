@@ -73,7 +73,7 @@ class AmqpConnection(asyncio.Protocol):
         self.output = ConnectionOutput(self._connection, transport)
         self._deadline = self._loop.call_later(self._limits.open_seconds, self._on_open_timeout)
         self.namespace.on_outage.add(self._on_outage)
-        self.namespace.fault_points.register(self, transport)
+        self.namespace.fault_points.register(self)
         self._set_heartbeat()
         if self.namespace.is_down:
             self._on_outage()
@@ -249,15 +249,8 @@ class AmqpConnection(asyncio.Protocol):
     # For faults
 
     @property
-    def transport(self) -> asyncio.Transport:
-        return self.output.transport
-
-    @property
     def unread(self) -> bytes:
         return self._connection.unread
-
-    def use_transport(self, transport: asyncio.Transport) -> None:
-        self.output.transport = transport
 
     def has_link_to(self, entity: str) -> bool:
         return not entity or any(is_within(link.context.path, entity) for link in self._entity_links())
@@ -300,7 +293,7 @@ class AmqpConnection(asyncio.Protocol):
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         self.namespace.on_outage.discard(self._on_outage)
-        self.namespace.fault_points.unregister(self)
+        self.namespace.fault_points.connections.discard(self)
         for queue in self._entities:
             queue.unwatch(self._close_forbidden_links)
         for session in self._connection.sessions:

@@ -56,7 +56,7 @@ class IncomingLink(LinkEndpoint):
 
     def _enqueue_together(self, deliveries: list[Delivery]) -> bool:
         """Enqueue single messages at once; return False, without effect, if any needs separate handling."""
-        if self._fault_points.meter is not None or any(delivery.format for delivery in deliveries):
+        if self._fault_points.meters or any(delivery.format for delivery in deliveries):
             return False
         try:
             read = [service_envelope.read_message(each.payload, with_id=self._with_id) for each in deliveries]
@@ -68,12 +68,11 @@ class IncomingLink(LinkEndpoint):
         return True
 
     def _enqueue_one(self, delivery: Delivery) -> None:
-        meter = self._fault_points.meter
         try:
             messages = service_envelope.read_delivery(delivery.payload, delivery.format, with_id=self._with_id)
             if messages:
-                if meter is not None:
-                    meter.spend(len(messages) * self._queue.credits_per_message, self.path)
+                if self._fault_points.meters:
+                    self._fault_points.spend(len(messages) * self._queue.credits_per_message, self.path)
                 self._queue.send(messages)
         except ServiceError as error:
             self._reject(delivery, amqp_error(error))

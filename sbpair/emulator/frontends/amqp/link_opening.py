@@ -69,12 +69,10 @@ def open_link(connection: AmqpConnection, link: Link) -> LinkEndpoint:
 def _manage(
     connection: AmqpConnection, session: LinkSession, target: AddressTarget, path: str, request: AmqpRequest
 ) -> Reply:
-    meter = connection.namespace.fault_points.meter
-    if meter is not None:
-        try:
-            meter.spend(1, path)
-        except ServiceError as error:
-            return Reply.for_error(error)
+    try:
+        connection.namespace.fault_points.spend(1, path)
+    except ServiceError as error:
+        return Reply.for_error(error)
     if name := text_at(request.properties, "associated-link-name"):
         _touch_links(session, name)
     return management_operations.execute(request, target, lambda right: connection.claims.require((right,), path))

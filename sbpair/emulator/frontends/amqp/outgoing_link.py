@@ -108,12 +108,12 @@ class OutgoingLink(LinkEndpoint):
             return 0
         wanted = max(0, min(link.credit, link.session.room, self._slice))
         # A link that may take nothing does not wait at the queue: the meter resumes it.
-        meter = self._fault_points.meter
-        return wanted if meter is None else meter.allowed(wanted, self.path)
+        points = self._fault_points
+        return points.allowed(wanted, self.path) if points.meters else wanted
 
     def _send(self, messages: list[StoredMessage]) -> None:
-        if self._fault_points.meter is not None:
-            self._fault_points.meter.record(len(messages), self.path)
+        if self._fault_points.meters:
+            self._fault_points.record(len(messages), self.path)
         size = self._send_settled(messages) if self._pre_settled else self._send_locked(messages)
         if size:
             self.idle.touch()

@@ -16,7 +16,6 @@ from aiohttp import web
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
 from sbpair.emulator.faults.fault_points import RequestRefused
-from sbpair.emulator.faults.meters import charge_management
 from sbpair.emulator.frontends.arm.arm_request import (
     PROVIDER,
     ArmError,
@@ -98,7 +97,7 @@ class ArmFrontend:
             raise namespace_not_found(request, request.namespace[:100])
         if namespace.is_down:
             raise ServiceUnavailable(f"The namespace '{namespace.name}' is not available. Please retry the operation.")
-        charge_management(namespace.fault_points, request_path(request.parts))
+        namespace.fault_points.charge_management(request_path(request.parts))
         if not request.parts:
             check_read_only(request)
             return web.json_response(self._to_json(request, namespace))

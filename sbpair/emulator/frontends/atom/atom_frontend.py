@@ -19,7 +19,6 @@ from sbpair.emulator.entities.description import check_path
 from sbpair.emulator.entities.description_schema import QUEUE
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
-from sbpair.emulator.faults.meters import charge_management
 from sbpair.emulator.frontends.atom import atom_xml as xml
 from sbpair.emulator.frontends.atom.atom_request import (
     API_VERSIONS,
@@ -73,7 +72,7 @@ class AtomFrontend:
     def _answer(self, request: AtomRequest, body: bytes) -> web.Response:
         self._namespace.fault_points.check_request(request.method, request.path)
         self._authorize(request)
-        charge_management(self._namespace.fault_points, scope_of(request.path))
+        self._namespace.fault_points.charge_management(scope_of(request.path))
         if request.api_version not in API_VERSIONS:
             version = request.api_version[:40]
             raise ArgumentInvalid(f"The api-version '{version}' is not one of {', '.join(API_VERSIONS)}.")
