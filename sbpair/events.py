@@ -10,96 +10,50 @@ from typing import TYPE_CHECKING
 
 from sbpair import lazy_names
 
+# ruff: noqa: PLC0414  the alias makes a name public for type checkers
 if TYPE_CHECKING:
-    from sbpair.failover.events import (
-        EntityChanged,
-        OutboxBegun,
-        OutboxClosed,
-        OutboxEmptied,
-        OutboxExpired,
-        OutboxRefused,
-        OutboxStuck,
-        QueueLeft,
-        QueueReturned,
-        SenderEvent,
-        SendInDoubt,
-        SizeUnknown,
-        SyphonFaulted,
-    )
-    from sbpair.model.queues import Listed, QueueProvisioned, Retrying
-    from sbpair.move.events import (
-        DeadLettered,
-        DestinationBackingOff,
-        DestinationProgress,
-        DestinationRecovered,
-        LimitChanged,
-        QueueBlocked,
-        QueueDepths,
-        QueueDone,
-        QueueFailed,
-        QueueOpened,
-        QueueProgress,
-        QueuesFound,
-        SyphonEvent,
-    )
-    from sbpair.move.peek.peeker import Peeked
-    from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
-    from sbpair.replication.events import (
-        DuplicateCompleted,
-        NoKey,
-        OneSideOnly,
-        Redelivered,
-        ReplicationEvent,
-        RolesSwapped,
-        SideBack,
-        SideLost,
-        Unanswered,
-    )
-
-__all__ = [
-    "DeadLettered",
-    "DestinationBackingOff",
-    "DestinationProgress",
-    "DestinationRecovered",
-    "DuplicateCompleted",
-    "EntityChanged",
-    "Expected",
-    "LimitChanged",
-    "Listed",
-    "NoKey",
-    "OneSideOnly",
-    "OutboxBegun",
-    "OutboxClosed",
-    "OutboxEmptied",
-    "OutboxExpired",
-    "OutboxRefused",
-    "OutboxStuck",
-    "Peeked",
-    "PhaseProgress",
-    "QueueBlocked",
-    "QueueDepths",
-    "QueueDone",
-    "QueueFailed",
-    "QueueLeft",
-    "QueueOpened",
-    "QueueProgress",
-    "QueueProvisioned",
-    "QueueReturned",
-    "QueuesFound",
-    "Redelivered",
-    "ReplayPhase",
-    "ReplicationEvent",
-    "Retrying",
-    "RolesSwapped",
-    "SendInDoubt",
-    "SenderEvent",
-    "SideBack",
-    "SideLost",
-    "SizeUnknown",
-    "SyphonEvent",
-    "SyphonFaulted",
-    "Unanswered",
-]
+    from sbpair.failover.events import EntityChanged as EntityChanged
+    from sbpair.failover.events import OutboxBegun as OutboxBegun
+    from sbpair.failover.events import OutboxClosed as OutboxClosed
+    from sbpair.failover.events import OutboxEmptied as OutboxEmptied
+    from sbpair.failover.events import OutboxExpired as OutboxExpired
+    from sbpair.failover.events import OutboxRefused as OutboxRefused
+    from sbpair.failover.events import OutboxStuck as OutboxStuck
+    from sbpair.failover.events import QueueLeft as QueueLeft
+    from sbpair.failover.events import QueueReturned as QueueReturned
+    from sbpair.failover.events import SenderEvent as SenderEvent
+    from sbpair.failover.events import SendInDoubt as SendInDoubt
+    from sbpair.failover.events import SizeUnknown as SizeUnknown
+    from sbpair.failover.events import SyphonFaulted as SyphonFaulted
+    from sbpair.model.queues import Listed as Listed
+    from sbpair.model.queues import QueueProvisioned as QueueProvisioned
+    from sbpair.model.queues import Retrying as Retrying
+    from sbpair.move.events import DeadLettered as DeadLettered
+    from sbpair.move.events import DestinationBackingOff as DestinationBackingOff
+    from sbpair.move.events import DestinationProgress as DestinationProgress
+    from sbpair.move.events import DestinationRecovered as DestinationRecovered
+    from sbpair.move.events import LimitChanged as LimitChanged
+    from sbpair.move.events import QueueBlocked as QueueBlocked
+    from sbpair.move.events import QueueDepths as QueueDepths
+    from sbpair.move.events import QueueDone as QueueDone
+    from sbpair.move.events import QueueFailed as QueueFailed
+    from sbpair.move.events import QueueOpened as QueueOpened
+    from sbpair.move.events import QueueProgress as QueueProgress
+    from sbpair.move.events import QueuesFound as QueuesFound
+    from sbpair.move.events import SyphonEvent as SyphonEvent
+    from sbpair.move.peek.peeker import Peeked as Peeked
+    from sbpair.replay.progress import Expected as Expected
+    from sbpair.replay.progress import PhaseProgress as PhaseProgress
+    from sbpair.replay.progress import ReplayPhase as ReplayPhase
+    from sbpair.replication.events import DuplicateCompleted as DuplicateCompleted
+    from sbpair.replication.events import NoKey as NoKey
+    from sbpair.replication.events import OneSideOnly as OneSideOnly
+    from sbpair.replication.events import Redelivered as Redelivered
+    from sbpair.replication.events import ReplicationEvent as ReplicationEvent
+    from sbpair.replication.events import RolesSwapped as RolesSwapped
+    from sbpair.replication.events import SideBack as SideBack
+    from sbpair.replication.events import SideLost as SideLost
+    from sbpair.replication.events import Unanswered as Unanswered
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -121,3 +75,4 @@ __getattr__, __dir__ = lazy_names(
         ),
     },
 )
+__all__ = list(__dir__())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -35,6 +37,13 @@ def test_event_names_are_those_of_their_unions() -> None:
     unions = (events.SenderEvent, events.SyphonEvent, events.ReplicationEvent)
     members = {each.__name__ for union in unions for each in union.__args__}
     assert members <= set(events.__all__)
+
+
+def test_every_event_name_has_a_type_for_checkers() -> None:
+    from sbpair import events
+
+    imports = re.findall(r"^    from \S+ import (\w+) as \1$", inspect.getsource(events), re.MULTILINE)
+    assert sorted(imports) == sorted(events.__all__)
 
 
 def test_import_of_public_modules_loads_nothing_heavy() -> None:
