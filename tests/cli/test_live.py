@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from sbpair.cli.progress.boards import BoardView, DestinationRow, PhaseRow, PhaseView, QueueRow
-from sbpair.cli.progress.live_table import WIDE, cut, draw_board, draw_phase, fit, number, rate
+from sbpair.cli.progress.live_table import WIDE, draw_board, draw_phase, fit, number, rate
 from sbpair.cli.progress.move_progress import progress_text
+from sbpair.cli.render.table import cut
 
 DRAWINGS = Path(__file__).parent / "drawings"
 PATH = "contoso/x-servicebus-transfer/"

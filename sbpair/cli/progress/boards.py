@@ -7,21 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sbpair.cli.logs import utc
-from sbpair.move.events import (
-    DeadLettered,
-    DestinationBackingOff,
-    DestinationProgress,
-    DestinationRecovered,
-    LimitChanged,
-    QueueBlocked,
-    QueueDepths,
-    QueueDone,
-    QueueFailed,
-    QueueOpened,
-    QueueProgress,
-    QueuesFound,
-    SyphonEvent,
-)
+from sbpair.move import events
 from sbpair.move.rate_limit import Limit
 
 if TYPE_CHECKING:
@@ -125,28 +111,30 @@ class RateMeter:
 class _QueueState:
     """A queue. `counted` is (its messages, how many had left it by then). `failed` is (event, time of the retry)."""
 
-    at: QueueProgress
+    at: events.QueueProgress
     meter: RateMeter
     counted: tuple[int, int] | None = None
     oldest_ms: int | None = None
     opened: bool = False
     done: bool = False
     blocked: tuple[tuple[str, ...], int] | None = None
-    failed: tuple[QueueFailed, float | None] | None = None
+    failed: tuple[events.QueueFailed, float | None] | None = None
     backing_off: set[str] = field(default_factory=set)
     dead_letters: int = 0
 
 
 @dataclass
 class _DestinationState:
-    """A destination. `backing_off` is by queue: (reason, until)."""
+    """A destination. `backing_off` is by queue: (time of the next attempt, reason, messages that wait)."""
 
-    at: DestinationProgress
+    at: events.DestinationProgress
     meter: RateMeter
-    backing_off: dict[str, tuple[str, float]] = field(default_factory=dict)
-    waiting: dict[str, int] = field(default_factory=dict)
+    backing_off: dict[str, tuple[float, str, int]] = field(default_factory=dict)
     dead_letters: int = 0
     dead_reason: str = ""
+
+
+_QueueEvent = events.QueueOpened | events.QueueBlocked | events.QueueDone | events.QueueFailed
 
 
 class Board:
@@ -156,28 +144,33 @@ class Board:
         self._started = now
         self._start = start
         self._limit: Limit | None = None
-        self._away: dict[str, tuple[float, QueueFailed]] = {}
+        self._away: dict[str, tuple[float, events.QueueFailed]] = {}
         self._queues: dict[str, _QueueState] = {}
         self._destinations: dict[str, _DestinationState] = {}
 
-    def take(self, event: SyphonEvent, now: float) -> None:
+    def take(self, event: events.SyphonEvent, now: float) -> None:
         """Take one event in."""
         match event:
-            case QueuesFound(queues):
+            case events.QueuesFound(queues):
                 for queue in queues:
                     self._queue(queue)
-            case QueueProgress(queue):
+            case events.QueueProgress(queue):
                 self._progress(self._queue(queue), event)
-            case QueueDepths(queue, messages, oldest_ms):
+            case events.QueueDepths(queue, messages, oldest_ms):
                 state = self._queue(queue)
                 state.counted, state.oldest_ms = (messages, state.at.gone), oldest_ms
-            case DestinationProgress(destination):
+            case events.DestinationProgress(destination):
                 self._destination(destination).at = event
-            case DestinationBackingOff() | DestinationRecovered() | DeadLettered():
-                self._trouble(event, now)
-            case LimitChanged(per_second, by):
+            case events.DestinationBackingOff(queue, destination, reason, seconds, waiting):
+                self._queue(queue).backing_off.add(destination)
+                self._destination(destination).backing_off[queue] = now + seconds, reason, waiting
+            case events.DestinationRecovered(queue, destination):
+                self._recovered(queue, destination)
+            case events.DeadLettered():
+                self._dead_lettered(event)
+            case events.LimitChanged(per_second, by):
                 self._limit = None if per_second is None or by is None else Limit(per_second, by)
-            case QueueOpened() | QueueBlocked() | QueueDone() | QueueFailed():
+            case _:
                 self._turn(self._queue(event.queue), event, now)
 
     def view(self, now: float, now_ms: int) -> BoardView:
@@ -208,16 +201,18 @@ class Board:
 
     def _queue(self, queue: str) -> _QueueState:
         if queue not in self._queues:
-            self._queues[queue] = _QueueState(QueueProgress(queue, 0, 0, 0), RateMeter(self._started))
+            self._queues[queue] = _QueueState(events.QueueProgress(queue, 0, 0, 0), RateMeter(self._started))
         return self._queues[queue]
 
     def _destination(self, path: str) -> _DestinationState:
         key = path.lower()
         if key not in self._destinations:
-            self._destinations[key] = _DestinationState(DestinationProgress(path, 0, 0), RateMeter(self._started))
+            self._destinations[key] = _DestinationState(
+                events.DestinationProgress(path, 0, 0), RateMeter(self._started)
+            )
         return self._destinations[key]
 
-    def _dead_lettered(self, event: DeadLettered) -> None:
+    def _dead_lettered(self, event: events.DeadLettered) -> None:
         self._queue(event.queue).dead_letters += 1
         path = event.destination or OTHER_DESTINATIONS
         if path.lower() not in self._destinations and len(self._destinations) >= MAX_DESTINATIONS:
@@ -225,38 +220,23 @@ class Board:
         found = self._destination(path)
         found.dead_letters, found.dead_reason = found.dead_letters + 1, f"{event.reason}: {event.description}"
 
-    def _progress(self, state: _QueueState, at: QueueProgress) -> None:
+    def _progress(self, state: _QueueState, at: events.QueueProgress) -> None:
         if state.blocked is not None and at.received > state.blocked[1]:
             state.blocked = None
         if at.remaining is not None:
             state.counted = at.remaining, at.gone
         state.at = at
 
-    def _trouble(self, event: DestinationBackingOff | DestinationRecovered | DeadLettered, now: float) -> None:
-        match event:
-            case DestinationBackingOff(queue, destination, reason, seconds, waiting):
-                self._queue(queue).backing_off.add(destination)
-                found = self._destination(destination)
-                found.backing_off[queue], found.waiting[queue] = (reason, now + seconds), waiting
-            case DestinationRecovered(queue, destination):
-                self._back(queue, destination)
-            case DeadLettered():
-                self._dead_lettered(event)
-
-    def _back(self, queue: str, destination: str) -> None:
+    def _recovered(self, queue: str, destination: str) -> None:
         self._queue(queue).backing_off.discard(destination)
-        found = self._destination(destination)
-        found.backing_off.pop(queue, None)
-        found.waiting.pop(queue, None)
+        self._destination(destination).backing_off.pop(queue, None)
 
-    def _turn(
-        self, state: _QueueState, event: QueueOpened | QueueBlocked | QueueDone | QueueFailed, now: float
-    ) -> None:
+    def _turn(self, state: _QueueState, event: _QueueEvent, now: float) -> None:
         match event:
-            case QueueBlocked(_queue, destinations):
+            case events.QueueBlocked(_queue, destinations):
                 state.blocked = destinations, state.at.received
                 return
-            case QueueFailed(_queue, _reason, retry_seconds, _since_ms, side):
+            case events.QueueFailed(_queue, _reason, retry_seconds, _since_ms, side):
                 state.failed = event, None if retry_seconds is None else now + retry_seconds
                 if side is not None:
                     since, _ = self._away.get(side, (now, event))
@@ -267,14 +247,13 @@ class Board:
                     state.counted = None  # the backlog may have changed, or be gone
             case _:
                 state.failed = None
-                if isinstance(event, QueueOpened):
+                if isinstance(event, events.QueueOpened):
                     self._away.clear()  # it has connections to both
-        state.opened, state.done, state.blocked = True, isinstance(event, QueueDone), None
+        state.opened, state.done, state.blocked = True, isinstance(event, events.QueueDone), None
         # The queue holds its messages again, and no destination waits for them.
-        at = state.at
-        state.at = QueueProgress(at.queue, at.received, at.sent, 0, None, at.gone)
+        state.at = replace(state.at, held=0, oldest_ms=None)
         for destination in tuple(state.backing_off):
-            self._back(at.queue, destination)
+            self._recovered(event.queue, destination)
 
     # Rows
 
@@ -327,13 +306,10 @@ def _left(state: _QueueState) -> tuple[int | None, bool]:
 
 def _destination_row(found: _DestinationState, now: float) -> DestinationRow:
     at = found.at
+    retry, reason, _ = min(found.backing_off.values(), default=(now, "", 0))
+    waiting = at.waiting or sum(waiting for _, _, waiting in found.backing_off.values())
     rate, dead = found.meter.rate(now, at.sent), (found.dead_letters, found.dead_reason)
-    row = DestinationRow(at.destination, at.sent, rate, at.waiting, "", 0.0, *dead)
-    if not found.backing_off:
-        return row
-    reason, until = min(found.backing_off.values(), key=lambda each: each[1])
-    waiting = at.waiting or sum(found.waiting.values())
-    return replace(row, waiting=waiting, backing_off=reason, retry_seconds=max(0.0, until - now))
+    return DestinationRow(at.destination, at.sent, rate, waiting, reason, max(0.0, retry - now), *dead)
 
 
 def time_left(remaining: int, per_second: float) -> float | None:

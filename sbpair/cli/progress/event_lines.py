@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sbpair.cli.progress.boards import Board, DestinationRow, QueueRow
 from sbpair.cli.progress.reporting import event_line
 from sbpair.cli.render.screen import Document
-from sbpair.move.events import (
-    DeadLettered,
-    DestinationBackingOff,
-    DestinationProgress,
-    DestinationRecovered,
-    LimitChanged,
-    QueueDepths,
-    QueueFailed,
-    QueueOpened,
-    QueueProgress,
-    QueuesFound,
-    SyphonEvent,
-)
+from sbpair.move import events
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -46,9 +34,9 @@ class DeadLetterCounts:
 
     def __init__(self) -> None:
         self._known: set[tuple[str, str]] = set()
-        self._since: dict[tuple[str, str], tuple[DeadLettered, int]] = {}
+        self._since: dict[tuple[str, str], tuple[events.DeadLettered, int]] = {}
 
-    def add(self, event: DeadLettered) -> bool:
+    def add(self, event: events.DeadLettered) -> bool:
         """Count an event. Return True for the first of its kind, which is to be reported now and is not counted."""
         # The destination comes from the message: there may be as many as messages.
         kind = (event.destination or "" if len(self._known) < MAX_KINDS else "", event.reason)
@@ -59,7 +47,7 @@ class DeadLetterCounts:
         self._since[kind] = first, count + 1
         return False
 
-    def take(self) -> list[tuple[DeadLettered, int]]:
+    def take(self) -> list[tuple[events.DeadLettered, int]]:
         """Return the first event of each kind since the last time, and how many there were."""
         found = list(self._since.values())
         self._since.clear()
@@ -87,16 +75,16 @@ class EventLines:
         names = {"primary": pair.primary.name, "secondary": pair.secondary.name}
         return {**_head("connecting", now_ms), **names}
 
-    def take(self, event: SyphonEvent, now: float, now_ms: int) -> list[Document]:
+    def take(self, event: events.SyphonEvent, now: float, now_ms: int) -> list[Document]:
         """Return the lines of one event."""
         self._board.take(event, now)
         match event:
-            case QueueProgress() | QueueDepths() | DestinationProgress():
+            case events.QueueProgress() | events.QueueDepths() | events.DestinationProgress():
                 return []
-            case DeadLettered():
+            case events.DeadLettered():
                 lines = [_dead_lettered(event, 1, now_ms)] if self._dead.add(event) else []
                 return self._allowed(lines, now, now_ms)
-            case QueuesFound():
+            case events.QueuesFound():
                 self._next = min(self._next, now + FIRST_SECONDS)
                 return self._allowed([line(event, now_ms)], now, now_ms)
             case _:
@@ -119,17 +107,17 @@ class EventLines:
             ),
         ]
 
-    def _is_news(self, event: SyphonEvent) -> bool:
+    def _is_news(self, event: events.SyphonEvent) -> bool:
         match event:
-            case DestinationBackingOff(_queue, destination, reason):
+            case events.DestinationBackingOff(_queue, destination, reason):
                 return _changed(self._backing_off, destination.lower(), reason)
-            case DestinationRecovered(_queue, destination):
+            case events.DestinationRecovered(_queue, destination):
                 return self._backing_off.pop(destination.lower(), None) is not None
-            case QueueFailed(queue, reason, retry_seconds):
+            case events.QueueFailed(queue, reason, retry_seconds):
                 return _changed(self._failing, queue, reason) or retry_seconds is None
-            case QueueOpened(queue):
+            case events.QueueOpened(queue):
                 self._failing.pop(queue, None)
-            case LimitChanged(_per_second, by):
+            case events.LimitChanged(_per_second, by):
                 # After throttling the limit grows all the time.
                 before, self._limited_by = self._limited_by, by
                 return before != by
@@ -146,13 +134,13 @@ class EventLines:
         return lines[:limit]
 
 
-def line(event: SyphonEvent, now_ms: int) -> Document:
+def line(event: events.SyphonEvent, now_ms: int) -> Document:
     """Return one event as JSON: its name and its fields."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(event).__name__).lower()
     return _head(name, now_ms) | asdict(event)
 
 
-def _dead_lettered(event: DeadLettered, messages: int, now_ms: int) -> Document:
+def _dead_lettered(event: events.DeadLettered, messages: int, now_ms: int) -> Document:
     return {**line(event, now_ms), "messages": messages}
 
 

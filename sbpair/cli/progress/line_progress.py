@@ -98,7 +98,7 @@ class PeekProgress(LineProgress):
 
     def __call__(self, event: "QueuesFound | Peeked | ControlEvent") -> None:
         """Report one event."""
-        from sbpair.cli.progress.move_progress import print_event
+        from sbpair.cli.progress.move_progress import print_found
         from sbpair.cli.render import queues
         from sbpair.model.queues import SecondSample
         from sbpair.move.events import QueuesFound
@@ -113,6 +113,6 @@ class PeekProgress(LineProgress):
                 peeked = plural(sum(self._messages.values()), "message")
                 self._status.update(f"{peeked} peeked; counting again in {spoken(seconds)} (--sample 0 does not wait)")
             case QueuesFound():
-                print_event(self._screen, event)
+                print_found(self._screen, event)
             case _:
                 queues.progress(self._screen, event)

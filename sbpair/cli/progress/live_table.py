@@ -19,6 +19,7 @@ from rich.text import Text
 
 from sbpair.cli.progress.boards import BoardView, DestinationRow, PhaseRow, PhaseView, QueueRow, together
 from sbpair.cli.render.screen import clean, spoken
+from sbpair.cli.render.table import BACKLOG, cut
 
 REFRESH_SECONDS = 0.5
 NARROW, WIDE = 60, 120
@@ -31,7 +32,6 @@ CLOSE_SECONDS = 2.0
 BAR_WIDTH, BAR_WIDTH_WIDE, MIN_BAR = 16, 32, 4
 GAP, MIN_NAME, MIN_NOTE, MIN_WITH_BAR = 2, 9, 12, 40
 MAX_NOTICE_LINES = 3
-BACKLOG = "/x-servicebus-transfer/"
 
 Row = TypeVar("Row", QueueRow, DestinationRow, PhaseRow)
 Seen = TypeVar("Seen")
@@ -161,12 +161,6 @@ def _name_limit(room: int, width: int, *, noted: bool, bar: bool) -> int:
 
 def _bar(row: TableRow) -> RenderableType:
     return Text() if row.bar is None else ProgressBar(total=1.0, completed=row.bar)
-
-
-def cut(name: str, width: int) -> str:
-    """Return a name of at most `width` characters, without its middle: beginnings and ends tell names apart."""
-    tail = width // 2
-    return name if len(name) <= width else f"{name[: width - tail - 1]}…{name[len(name) - tail :]}"
 
 
 def _queues(view: BoardView, shown: FittingRows, width: int, *, wide: bool) -> Table:

@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Self
 
 from sbpair.cli.logs import utc
 from sbpair.cli.progress.boards import Board, BoardView
-from sbpair.cli.progress.event_lines import DeadLetterCounts, EventLines
+from sbpair.cli.progress.event_lines import FIRST_SECONDS, DeadLetterCounts, EventLines
 from sbpair.cli.progress.reporting import Progress, choose_form, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
-from sbpair.move.events import (
-    DeadLettered,
-    DestinationBackingOff,
-    DestinationRecovered,
-    QueueBlocked,
-    QueueFailed,
-    QueueOpened,
-    QueuesFound,
-    SyphonEvent,
-)
+from sbpair.move import events
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -28,9 +19,6 @@ SAMPLE_SECONDS = 30.0
 """Time between counts of a queue for a live view; a count costs as much as ten messages."""
 
 TICK_SECONDS = 1.0
-FIRST_SECONDS = 2.0
-"""How long after the queues are found the first progress is written."""
-
 CLOSE_SECONDS = 2.0
 
 
@@ -40,12 +28,11 @@ class MoveProgress(Progress):
     `sample_seconds` is the time between counts of a queue; None for none. `interval` is the time between reports.
     """
 
-    sample_seconds: float | None = None
-
     def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
         super().__init__()
+        self.sample_seconds = None if screen.quiet else SAMPLE_SECONDS
         self._screen, self._pair, self._interval = screen, pair, interval
-        self._start = f"connecting to {pair.secondary.name} and {pair.primary.name}"
+        self._board = Board(time.monotonic(), f"connecting to {pair.secondary.name} and {pair.primary.name}")
         self._print = EventPrinter(screen)
         self._lock = threading.Lock()
         self._due = time.monotonic() + interval
@@ -63,8 +50,10 @@ class MoveProgress(Progress):
         self._report(time.monotonic(), last=True)
         super().__exit__(*details)
 
-    def __call__(self, event: SyphonEvent) -> None:
+    def __call__(self, event: events.SyphonEvent) -> None:
         """Report one event."""
+        with self._lock:
+            self._board.take(event, time.monotonic())
         self._print(event)
 
     def _tick(self) -> None:
@@ -77,32 +66,28 @@ class MoveProgress(Progress):
     def _report(self, now: float, *, last: bool = False) -> None:  # noqa: ARG002
         self._print.dead_letters()
 
+    def _view(self) -> BoardView:
+        with self._lock:
+            return self._board.view(time.monotonic(), wall_clock_ms())
+
 
 class TextMoveProgress(MoveProgress):
     """Prints the state of the whole run at intervals, too."""
 
-    sample_seconds = SAMPLE_SECONDS
-
     def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
         super().__init__(screen, pair, interval)
-        self._board = Board(time.monotonic(), self._start)
         self._last = ""
         self._due = 0.0  # what it waits for, if it does
 
-    def __call__(self, event: SyphonEvent) -> None:
-        now = time.monotonic()
-        with self._lock:
-            self._board.take(event, now)
-        if isinstance(event, QueuesFound):
+    def __call__(self, event: events.SyphonEvent) -> None:
+        if isinstance(event, events.QueuesFound):
             self._screen.say(f"moving {plural(len(event.queues), 'backlog queue')} to {self._pair.primary.name}")
-            self._due = now + FIRST_SECONDS
+            self._due = time.monotonic() + FIRST_SECONDS
         super().__call__(event)
 
     def _report(self, now: float, *, last: bool = False) -> None:
         super()._report(now, last=last)
-        with self._lock:
-            view = self._board.view(now, wall_clock_ms())
-        text = progress_text(view)
+        text = progress_text(self._view())
         if not last and text != self._last:
             self._last = text
             self._screen.say(text)
@@ -131,23 +116,11 @@ def progress_text(view: BoardView) -> str:
 class LiveMoveProgress(MoveProgress):
     """Draws every queue and destination, and prints the text above."""
 
-    sample_seconds = SAMPLE_SECONDS
-
     def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
         from sbpair.cli.progress.live_table import LiveTable, draw_board
 
         super().__init__(screen, pair, interval)
-        self._board = Board(time.monotonic(), self._start)
         self._shown = LiveTable(self._view, draw_board)
-
-    def __call__(self, event: SyphonEvent) -> None:
-        with self._lock:  # a thread draws it
-            self._board.take(event, time.monotonic())
-        super().__call__(event)
-
-    def _view(self) -> BoardView:
-        with self._lock:
-            return self._board.view(time.monotonic(), wall_clock_ms())
 
 
 class JsonMoveProgress(MoveProgress):
@@ -155,12 +128,11 @@ class JsonMoveProgress(MoveProgress):
 
     def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
         super().__init__(screen, pair, interval)
-        self.sample_seconds = None if screen.quiet else SAMPLE_SECONDS
         self._lines = EventLines(time.monotonic(), interval)
         self._due = 0.0  # the lines know what is due
         self._connecting = True
 
-    def __call__(self, event: SyphonEvent) -> None:
+    def __call__(self, event: events.SyphonEvent) -> None:
         self._connecting = False
         with self._lock:
             self._write(self._lines.take(event, time.monotonic(), wall_clock_ms()))
@@ -193,35 +165,37 @@ class EventPrinter:
         self._dead = DeadLetterCounts()
         self._lock = threading.Lock()
 
-    def __call__(self, event: SyphonEvent) -> None:
+    def __call__(self, event: events.SyphonEvent) -> None:
         match event:
-            case QueueFailed():
+            case events.QueueFailed():
                 self._failure(event)
-            case DestinationBackingOff(_queue, destination, reason, seconds, waiting):
+            case events.DestinationBackingOff(_queue, destination, reason, seconds, waiting):
                 text = f"{destination} unavailable, retrying in {seconds:.1f} s ({waiting} waiting): {reason}"
                 self._once(self._backing_off, destination, text)
-            case DestinationRecovered(_queue, destination):
+            case events.DestinationRecovered(_queue, destination):
                 if destination in self._backing_off:
                     self._backing_off.discard(destination)
                     self._screen.say(f"{destination} available again")
-            case QueueOpened():
+            case events.QueueOpened():
                 for side in self._failed & {"primary", "secondary"}:
                     self._screen.say(f"{side} reachable again")
                 # A failure that comes back is worth another warning.
                 self._failed.clear()
-            case DeadLettered():
+            case events.DeadLettered():
                 self._dead_letter(event)
-            case _:
-                print_event(self._screen, event)
+            case events.QueuesFound():
+                print_found(self._screen, event)
+            case events.QueueBlocked(queue, destinations):
+                self._screen.warn(f"{queue} is blocked by {', '.join(destinations)}")
 
-    def _failure(self, event: QueueFailed) -> None:
+    def _failure(self, event: events.QueueFailed) -> None:
         retry = "" if event.retry_seconds is None else f"; retrying in {event.retry_seconds:.1f} s"
         if retry and event.away_since_ms is not None:
             retry = f"; away since {utc(event.away_since_ms / 1000)}, trying each second"
         what = f"{event.side} unreachable" if event.side else event.queue
         self._once(self._failed, event.side or event.reason, f"{what}: {event.reason}{retry}")
 
-    def _dead_letter(self, event: DeadLettered) -> None:
+    def _dead_letter(self, event: events.DeadLettered) -> None:
         with self._lock:
             first = self._dead.add(event)
         if first:
@@ -244,14 +218,8 @@ class EventPrinter:
             self._screen.warn(text)
 
 
-def print_event(screen: Screen, event: SyphonEvent) -> None:
-    """Print one event that needs no memory."""
-    match event:
-        case QueuesFound(queues, stranded, managed):
-            screen.detail(f"{len(queues)} backlog queues{'' if managed else ', from the count: no Manage claim'}")
-            for queue in stranded:
-                screen.warn(f"{queue} is beyond the pair's count: no client uses it; it is emptied, too")
-        case QueueBlocked(queue, destinations):
-            screen.warn(f"{queue} is blocked by {', '.join(destinations)}")
-        case _:
-            pass
+def print_found(screen: Screen, found: events.QueuesFound) -> None:
+    """Print the number of backlog queues, and those beyond the pair's count."""
+    screen.detail(f"{len(found.queues)} backlog queues{'' if found.managed else ', from the count: no Manage claim'}")
+    for queue in found.stranded:
+        screen.warn(f"{queue} is beyond the pair's count: no client uses it; it is emptied, too")

@@ -2,12 +2,11 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sbpair.cli.progress.boards import PhaseBoard, PhaseRow, PhaseView
+from sbpair.cli.progress.boards import PhaseBoard, PhaseView
 from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
-from sbpair.cli.render.screen import Document, Screen, spoken
+from sbpair.cli.render.screen import Screen, spoken
 
 if TYPE_CHECKING:
     from sbpair.replay.progress import Event, ReplayPhase
@@ -32,22 +31,24 @@ class ReplayProgress(Progress):
         from sbpair.replay.progress import Expected, ReplayPhase
 
         now = time.monotonic()
-        if isinstance(event, ReplayPhase) and event.name != "stop":
-            self._report_end(self._view())
-        with self._lock:
-            if isinstance(event, ReplayPhase):
+        match event:
+            case ReplayPhase(name):
+                if name != "stop":
+                    self._report_end(self._view())
                 self.run = event.run or self.run
-                self._board.begin(event, now)
-            elif isinstance(event, Expected):
-                self._board.expect(event)
-            else:
-                self._board.take(event, now)
-        if isinstance(event, ReplayPhase):
-            self._next, self._last = now + REPORT_SECONDS, 0
-            self._report_phase(event)
-        elif not isinstance(event, Expected) and now >= self._next and event.messages != self._last:
-            self._next, self._last = now + REPORT_SECONDS, event.messages
-            self._report(self._view())
+                with self._lock:
+                    self._board.begin(event, now)
+                self._next, self._last = now + REPORT_SECONDS, 0
+                self._report_phase(event)
+            case Expected():
+                with self._lock:
+                    self._board.expect(event)
+            case _:
+                with self._lock:
+                    self._board.take(event, now)
+                if now >= self._next and event.messages != self._last:
+                    self._next, self._last = now + REPORT_SECONDS, event.messages
+                    self._report(self._view())
 
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._screen.say(phase.text)
@@ -89,23 +90,22 @@ class JsonReplayProgress(ReplayProgress):
     """Writes JSON lines instead of text."""
 
     def _report_phase(self, phase: "ReplayPhase") -> None:
-        self._write("phase", {"phase": phase.name, "text": phase.text, "run": phase.run or None})
+        self._write("phase", phase=phase.name, text=phase.text, run=phase.run or None)
 
     def _report(self, view: PhaseView) -> None:
         for row in (view.total, *view.rows):
-            self._write("progress", dict(_fields(view, row)))
+            self._write(
+                "progress",
+                phase=view.phase,
+                **{view.heading.lower(): None if row.name == "total" else row.name},
+                messages=row.done,
+                of=row.whole,
+                per_second=round(row.per_second, 1),
+                eta_seconds=None if row.eta_seconds is None else round(row.eta_seconds),
+            )
 
-    def _write(self, name: str, document: Document) -> None:
-        write_lines(self._screen, [{**event_line(SCHEMA, name, wall_clock_ms()), **document}])
-
-
-def _fields(view: PhaseView, row: PhaseRow) -> Iterator[tuple[str, object]]:
-    yield "phase", view.phase
-    yield view.heading.lower(), None if row.name == "total" else row.name
-    yield "messages", row.done
-    yield "of", row.whole
-    yield "per_second", round(row.per_second, 1)
-    yield "eta_seconds", None if row.eta_seconds is None else round(row.eta_seconds)
+    def _write(self, event: str, **fields: object) -> None:
+        write_lines(self._screen, [{**event_line(SCHEMA, event, wall_clock_ms()), **fields}])
 
 
 def replay_progress(screen: Screen) -> ReplayProgress:

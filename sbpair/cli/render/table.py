@@ -178,11 +178,9 @@ class _Table:
 
 
 def cut(text: str, width: int) -> str:
-    """Return `text`, without its middle if it is longer than `width`."""
-    if len(text) <= width:
-        return text
+    """Return at most `width` characters of a text, without its middle: beginnings and ends tell names apart."""
     tail = width // 2
-    return text[: width - tail - 1] + "…" + text[len(text) - tail :]
+    return text if len(text) <= width else f"{text[: width - tail - 1]}…{text[len(text) - tail :]}"
 
 
 def _filled(rows: Sequence[Sequence[object]]) -> list[list[object]]:
