@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sbpair.azure.data_plane import QueueReceiver
     from sbpair.model.pair import Pair
     from sbpair.replication.events import OnEvent, ReplicationEvent
-    from sbpair.replication.roles import Side
+    from sbpair.replication.sides import Side
 
 MAX_HELD = 10
 

@@ -8,30 +8,36 @@ the next one becomes the first.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sbpair.replication.key_store import KeyStatus, Store
 
 if TYPE_CHECKING:
-    from sbpair.replication.roles import Side
+    from azure.servicebus import ServiceBusReceivedMessage
+
+    from sbpair.replication.sides import Side
 
 
-class Copy(Protocol):
-    """A message under lock until `until`, in seconds since 1970. `key` is None if it has none."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LockedMessage:
+    """A message under lock, with the receiver that it came from. `key` is None if it has none."""
+
+    side: Side
+    message: ServiceBusReceivedMessage
+    receiver: Any
+    key: str | None
 
     @property
-    def side(self) -> Side: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def key(self) -> str | None: ...
-    @property
-    def until(self) -> float: ...
+    def number(self) -> int:
+        return self.message.sequence_number or 0
 
-
-CopyT = TypeVar("CopyT", bound=Copy)
+    @property
+    def until(self) -> float:
+        """When the lock expires, in seconds since 1970."""
+        locked = self.message.locked_until_utc
+        return locked.timestamp() if locked else 0.0
 
 
 class Verdict(Enum):
@@ -41,70 +47,61 @@ class Verdict(Enum):
     DUPLICATE = "a copy was completed"
 
 
-@dataclass(slots=True)
-class _Held(Generic[CopyT]):
-    first: CopyT
-    others: list[CopyT] = field(default_factory=list)
-
-
-class Copies(Generic[CopyT]):
+class Copies:
     """All copies that this receiver has locked and that have a key."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._held: dict[str, _Held[CopyT]] = {}
-        self._next: deque[tuple[CopyT, bool]] = deque()
+        # The first copy of each key, and then the others.
+        self._held: dict[str | None, list[LockedMessage]] = {}
+        self._next: deque[tuple[LockedMessage, bool]] = deque()
 
-    def admit(self, copy: CopyT, now: float) -> Verdict:
+    def admit(self, copy: LockedMessage, now: float) -> Verdict:
         """Decide about a received copy. A copy to be given becomes the first."""
         if copy.key is None:
             return Verdict.GIVE
-        held = self._held.get(copy.key)
-        if held is not None and not _is_same(held.first, copy):
-            held.others = [each for each in held.others if not _is_same(each, copy)]
-            held.others.append(copy)
+        if held := self._held.get(copy.key):
+            if _is_same(held[0], copy):
+                # The service delivers the first copy again, so its earlier lock is lost.
+                held[0] = copy
+                return Verdict.GIVE_AGAIN
+            self._held[copy.key] = [*(each for each in held if not _is_same(each, copy)), copy]
             return Verdict.HOLD
-        if held is not None:
-            # The service delivers the first copy again, so its earlier lock is lost.
-            held.first = copy
-            return Verdict.GIVE_AGAIN
         status = self._store.status(copy.key, now)
         if status is KeyStatus.DONE:
             return Verdict.DUPLICATE
-        self._held[copy.key] = _Held(copy)
+        self._held[copy.key] = [copy]
         return Verdict.GIVE_AGAIN if status is KeyStatus.DOUBT else Verdict.GIVE
 
-    def completing(self, copy: CopyT, now: float) -> None:
+    def completing(self, copy: LockedMessage, now: float) -> None:
         """Record that a copy is about to be completed: without an answer, its key is in doubt."""
         if copy.key is not None and self._store.status(copy.key, now) is not KeyStatus.DONE:
             self._store.mark(copy.key, KeyStatus.DOUBT, now)
 
-    def completed(self, copy: CopyT, now: float) -> list[CopyT]:
+    def completed(self, copy: LockedMessage, now: float) -> list[LockedMessage]:
         """Record a completion. Returns the copies that are duplicates now."""
         if copy.key is None:
             return []
         self._store.mark(copy.key, KeyStatus.DONE, now)
-        held = self._held.pop(copy.key, None)
-        if held is None:
-            return []
-        if not _is_same(held.first, copy):
+        held = self._held.pop(copy.key, [])
+        if held and not _is_same(held[0], copy):
             # The application has that copy as well by now, and settles it.
-            self._held[copy.key] = _Held(held.first)
-        return held.others
+            self._held[copy.key] = held[:1]
+        return held[1:]
 
-    def release(self, copy: CopyT, *, lock_lost: bool = False) -> None:
+    def release(self, copy: LockedMessage, *, lock_lost: bool = False) -> None:
         """Record that a copy was settled without completion, or lost its lock: the others may be given."""
-        held = self._held.get(copy.key) if copy.key is not None else None
-        if held is not None and held.first is copy and copy.key is not None:
+        held = self._held.get(copy.key)
+        if held and held[0] is copy:
             del self._held[copy.key]
-            self._next.extend((each, lock_lost) for each in held.others)
+            self._next.extend((each, lock_lost) for each in held[1:])
 
     def expire(self, now: float) -> None:
         """Release first copies whose locks have expired."""
-        for held in [each for each in self._held.values() if each.first.until <= now]:
-            self.release(held.first, lock_lost=True)
+        for first in [held[0] for held in self._held.values() if held[0].until <= now]:
+            self.release(first, lock_lost=True)
 
-    def next(self, now: float) -> tuple[CopyT, bool] | None:
+    def next(self, now: float) -> tuple[LockedMessage, bool] | None:
         """Return a locked copy whose first one was released, and whether that one may have been processed."""
         while self._next:
             copy, lock_lost = self._next.popleft()
@@ -112,17 +109,16 @@ class Copies(Generic[CopyT]):
                 return copy, lock_lost
         return None
 
-    def held_with(self, copy: CopyT) -> list[CopyT]:
+    def held_with(self, copy: LockedMessage) -> list[LockedMessage]:
         """Return the held copies of a copy that the application has."""
-        held = self._held.get(copy.key) if copy.key is not None else None
-        return list(held.others) if held is not None else []
+        return self._held.get(copy.key, [])[1:]
 
     @property
-    def waiting(self) -> list[CopyT]:
+    def waiting(self) -> list[LockedMessage]:
         """All locked copies that the application was not given."""
-        return [*(each for held in self._held.values() for each in held.others), *(each for each, _ in self._next)]
+        return [*(each for held in self._held.values() for each in held[1:]), *(each for each, _ in self._next)]
 
 
-def _is_same(one: Copy, other: Copy) -> bool:
+def _is_same(one: LockedMessage, other: LockedMessage) -> bool:
     """Return whether two deliveries are of one message in one queue."""
     return (one.side, one.number) == (other.side, other.number)

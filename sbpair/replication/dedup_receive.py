@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 from azure.servicebus.exceptions import MessageLockLostError
 
 from sbpair.azure.data_errors import is_unused
-from sbpair.errors import BothFailed
 from sbpair.failover.failures import describe_error, is_transient
 from sbpair.failover.steps import Call, Gather, Pause, Steps
-from sbpair.replication.copies import Copies, Verdict
+from sbpair.replication.copies import Copies, LockedMessage, Verdict
 from sbpair.replication.events import DuplicateCompleted, NoKey, Redelivered, SideBack, SideLost
 from sbpair.replication.side_receiver import (
     MIN_WAIT_SECONDS,
-    LockedMessage,
     SideReceiver,
     abandon_action,
     complete_action,
     renew_action,
 )
+from sbpair.replication.sides import Side, both_failed
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from sbpair.replication.events import ReplicationReporter
     from sbpair.replication.key import KeyRule
     from sbpair.replication.key_store import Store
-    from sbpair.replication.roles import Side
 
 TURN_SECONDS = 0.5
 """How long to wait for one side before it is the other's turn."""
@@ -59,7 +57,7 @@ class DedupReceive:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._copies: Copies[LockedMessage] = Copies(self.store)
+        self._copies = Copies(self.store)
         self._received: deque[LockedMessage] = deque()
         self._duplicates: deque[LockedMessage] = deque()
         self._given: dict[int, LockedMessage] = {}
@@ -156,16 +154,10 @@ class DedupReceive:
         self.report(Redelivered(self.entity, locked.side, locked.key or "", locked.number, reason))
 
     def _check_reachable(self) -> None:
-        errors: dict[str, Exception] = {
-            side: each.error for side, each in self.receivers.items() if each.error is not None
-        }
+        errors: dict[str, Exception] = {each.side: each.error for each in self.receivers.values() if each.error}
         if len(errors) == len(self.receivers):
-            reasons = "; ".join(f"the {side}: {describe_error(error)}" for side, error in errors.items())
-            raise BothFailed(
-                f"nothing can be received from {self.entity!r} in either namespace: {reasons}",
-                reasons=errors,
-                hint="try again once one of them is available",
-            ) from ExceptionGroup("errors of both namespaces", list(errors.values()))
+            text = f"nothing can be received from {self.entity!r} in either namespace"
+            raise both_failed(text, errors, "try again once one of them is available")
 
     def complete(self, message: ServiceBusReceivedMessage) -> Steps[None]:
         locked = self.locked(message)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sbpair.failover.events import EventReporter
 
 if TYPE_CHECKING:
-    from sbpair.replication.roles import Side
+    from sbpair.replication.sides import Side
 
 log = logging.getLogger(__name__)
 

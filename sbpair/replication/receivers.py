@@ -14,15 +14,14 @@ from azure.servicebus import ServiceBusReceiveMode
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
-from sbpair.failover.side_connections import AsyncClosable, ClientKind, SyncClosable
+from sbpair.failover.side_connections import AsyncClosable, SyncClosable
 from sbpair.failover.steps import Steps, awaiting, blocking, drive, drive_async
 from sbpair.replication.dedup_receive import SETTLE_SECONDS, DedupReceive
 from sbpair.replication.events import OnEvent, reporter
 from sbpair.replication.key import KeyOf, KeyRule
 from sbpair.replication.key_store import DAY_SECONDS, KEYS, KeyStore, MemoryStore, Window
-from sbpair.replication.roles import SIDES, Side
-from sbpair.replication.sdk_clients import SHORTER, SdkClients
 from sbpair.replication.side_receiver import OPEN_SECONDS, SideReceiver, abandon_action
+from sbpair.replication.sides import SHORTER, SIDES, BothSides, Side
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -36,7 +35,7 @@ RECEIVE_SECONDS = 60.0
 """Default wait of a receive, as in the SDK."""
 
 
-class DedupReceiverBase:
+class DedupReceiverBase(BothSides):
     """Receives from an entity of both namespaces, and gives the application the first copy of each message.
 
     Messages are under lock (peek-lock), and are settled with this receiver, on the side that they came from. While the
@@ -67,7 +66,7 @@ class DedupReceiverBase:
       two minutes: the SDK gives up a connection no sooner.
     """
 
-    _kind: ClientKind
+    _noun = "receiver"
 
     def __init__(
         self,
@@ -89,8 +88,7 @@ class DedupReceiverBase:
                 "a DedupReceiver cannot receive and delete: a copy is removed only after another one is completed",
                 hint="omit receive_mode, and complete processed messages",
             )
-        self.pair = pair
-        self.entity_name = path
+        super().__init__(pair, path, OPEN_SECONDS)
         self._max_wait = None if max_wait_time is None else _checked_wait(max_wait_time)
         rule, window = KeyRule(key), Window(window_seconds, window_count)
         about = {
@@ -99,48 +97,43 @@ class DedupReceiverBase:
             "entity": path.lower(),
             "key": rule.name,
         }
-        self._clients = SdkClients(pair, self._kind, OPEN_SECONDS)
         keys = MemoryStore(window) if store == MEMORY else KeyStore(Path(store), window, about)
         receivers = {side: SideReceiver(side, self._receiver) for side in SIDES}
         self._receive = DedupReceive(receivers, path, rule, keys, reporter(on_event), time.time, time.monotonic)
-        self._turn = self._kind.lock()
-        self._closed = False
 
     def side_of(self, message: ServiceBusReceivedMessage) -> Side:
         """Return "primary" or "secondary" for a message that is not settled. Raises MessageLockLostError."""
         return self._receive.locked(message).side
 
     def _receiver(self, side: Side) -> Any:
-        return self._clients.receiver(side, self.entity_name, SETTLE_SECONDS / 2)
+        """Return an SDK receiver in peek-lock mode. Queues and subscriptions are received from alike, by path."""
+        # Without prefetch, only requested messages are locked.
+        client = self._clients[side]
+        return client.get_queue_receiver(self.entity_name, prefetch_count=0, timeout=SETTLE_SECONDS / 2)
 
     def _deadline(self, limit: int, seconds: float | None) -> float:
         """Return the end of a receive on the monotonic clock. Raises ValueError, as the SDK does."""
         if limit < 1:
             raise ValueError("max_message_count must be at least 1")
-        self._check_open()
-        self._clients.open()
+        self._open()
         wait = self._max_wait if seconds is None else _checked_wait(seconds)
         return time.monotonic() + (RECEIVE_SECONDS if wait is None else wait)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError("the receiver has been closed: make another one")
-
     def _complete_message(self, message: ServiceBusReceivedMessage) -> Steps[None]:
         """Complete a message and then its held copies. Raises MessageLockLostError, and the SDK's errors."""
-        self._check_open()
+        self._open()
         return self._receive.complete(message)
 
     def _abandon_message(self, message: ServiceBusReceivedMessage) -> Steps[None]:
         """Release a message, so that it or a copy is delivered again. Raises MessageLockLostError and SDK errors."""
-        self._check_open()
+        self._open()
         return self._receive.settle(message, abandon_action(message))
 
     def _dead_letter_message(
         self, message: ServiceBusReceivedMessage, reason: str | None = None, error_description: str | None = None
     ) -> Steps[None]:
         """Dead-letter a message on its side. A copy is delivered. Raises MessageLockLostError and SDK errors."""
-        self._check_open()
+        self._open()
 
         def dead_letter_action(receiver: Any, _seconds: float) -> Any:
             return receiver.dead_letter_message(message, reason=reason, error_description=error_description)
@@ -149,14 +142,15 @@ class DedupReceiverBase:
 
     def _renew_message_lock(self, message: ServiceBusReceivedMessage) -> Steps[datetime]:
         """Renew the locks of a message and its held copies. Returns the new expiry time. Raises SDK errors."""
-        self._check_open()
+        self._open()
         return self._receive.renew(message)
 
     def _closing(self) -> Steps[None]:
         if not self._closed:
-            self._closed = True
-            yield from self._receive.close()
-            yield from self._clients.close()
+            yield from super()._closing()
+
+    def _close_sides(self) -> Steps[None]:
+        return self._receive.close()
 
 
 class DedupReceiver(DedupReceiverBase, SyncClosable):

@@ -1,33 +1,105 @@
 """The senders of active and passive replication, for programs that block and for asyncio.
 
-Invariant: only `blocking` and `awaiting` differ. The docstrings state the guarantees and the remaining risks.
+Invariant: at least one side has accepted every message of a send that returns. All copies of a message share an id, set
+before the first attempt. An attempt that was never answered is reported. Only `blocking` and `awaiting` differ.
+
+The docstrings state the guarantees and the remaining risks.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from sbpair.azure.data_errors import is_answer
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
+from sbpair.failover import failover_send, sdk_messages
 from sbpair.failover.base import checked_timeout
-from sbpair.failover.failures import FailoverOn, failover_rule
-from sbpair.failover.side_connections import AsyncClosable, ClientKind, SyncClosable
-from sbpair.failover.steps import awaiting, blocking
-from sbpair.replication.events import OnEvent, reporter
-from sbpair.replication.replicated_send import ACTIVE_SHARE, ActiveSend, PassiveSend, ReplicatedSend, SideSend
-from sbpair.replication.roles import SIDES, Side
-from sbpair.replication.sdk_clients import SHORTER, SdkClients
+from sbpair.failover.failures import FailoverOn, describe_error, failover_rule, is_transient
+from sbpair.failover.side_connections import AsyncClosable, SideConnections, SyncClosable, open_action, send_action
+from sbpair.failover.steps import Gather, Pause, Steps, awaiting, blocking
+from sbpair.replication.events import OneSideOnly, OnEvent, RolesSwapped, Unanswered, reporter
+from sbpair.replication.sides import SHORTER, SIDES, BothSides, Side, both_failed
 
 if TYPE_CHECKING:
-    from sbpair.failover.sdk_messages import Messages
-    from sbpair.failover.steps import Steps
+    from sbpair.errors import BothFailed
+    from sbpair.failover.sdk_messages import Message, Messages
     from sbpair.model.pair import Pair
 
+ACTIVE_SHARE = 2 / 3
+"""Share of a passive send's time for the active side. Of 60 s it leaves 20, more than a partition needs."""
 
-class _ReplicatingSenderBase:
-    _kind: ClientKind
-    _replication: ReplicatedSend
+
+@dataclass(frozen=True, slots=True)
+class SideOutcome:
+    """The result of a send to one side. `unanswered` is the last error after which the message may be there."""
+
+    error: Exception | None
+    unanswered: Exception | None
+
+
+@dataclass(eq=False, repr=False)
+class SideSend:
+    """Sends to one namespace. `make` returns a new SDK sender; `now` is a monotonic clock in seconds."""
+
+    side: Side
+    entity: str
+    make: Callable[[Side, str], Any]
+    retries: int
+    now: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._connections = SideConnections(self.make)
+        self._open = False
+        self._was_available = True
+
+    def send(self, messages: list[Message], deadline: float) -> Steps[SideOutcome]:
+        """Send, and retry transient errors. A side that failed last time is tried once. Raises no Exception."""
+        attempts, unanswered = 0, None
+        retries = self.retries if self._was_available else 0
+        while True:
+            try:
+                yield from self._attempt(messages, deadline)
+            except Exception as error:  # noqa: BLE001  the other side may accept the message
+                if self._open and not is_answer(error):
+                    unanswered = error
+                self._open = self._open and is_answer(error)
+                pause = failover_send.BACKOFF.seconds(attempts + 1)
+                if attempts >= retries or not is_transient(error) or self.now() + pause >= deadline:
+                    self._was_available = False
+                    return SideOutcome(error, unanswered)
+            else:
+                self._was_available = True
+                return SideOutcome(None, unanswered)
+            attempts += 1
+            yield Pause(pause)
+
+    def close(self) -> Steps[None]:
+        self._open = False
+        yield from self._connections.close()
+
+    def _attempt(self, messages: list[Message], deadline: float) -> Steps[None]:
+        """Open the link first: a failure before that has surely not sent anything."""
+        if not self._open:
+            yield from self._connections.call(self.side, self.entity, open_action, self._left(deadline))
+            self._open = True
+        action = send_action(messages if len(messages) > 1 else messages[0])
+        yield from self._connections.call(self.side, self.entity, action, self._left(deadline))
+
+    def _left(self, deadline: float) -> float:
+        left = deadline - self.now()
+        if left <= 0:
+            raise OperationTimeoutError(message="the time of the send was over")
+        return left
+
+
+class _ReplicatingSenderBase(BothSides):
+    _noun = "sender"
     _share = 1.0
 
     def __init__(
@@ -36,25 +108,37 @@ class _ReplicatingSenderBase:
         check_path(entity, shorten=SHORTER)
         if retries < 0:
             raise UsageError(f"expected retries of 0 or more, got {retries}", hint="3 is the default")
-        self.pair = pair
-        self.entity_name = entity
         self.timeout = checked_timeout(timeout)
+        super().__init__(pair, entity, self.timeout * self._share)
         self._report = reporter(on_event)
-        self._clients = SdkClients(pair, self._kind, self.timeout * self._share)
-        self._sends = {side: SideSend(side, entity, self._clients.sender, retries, time.monotonic) for side in SIDES}
-        self._turn = self._kind.lock()
-        self._closed = False
+        self._sends = {side: SideSend(side, entity, self._sender, retries, time.monotonic) for side in SIDES}
+
+    def _sender(self, side: Side, entity: str) -> Any:
+        """Return an SDK sender. Queues and topics are sent to alike."""
+        return self._clients[side].get_queue_sender(entity)
 
     def _seconds(self, timeout: float | None) -> float:
-        if self._closed:
-            raise ValueError("the sender has been closed: make another one")
-        self._clients.open()
+        self._open()
         return self.timeout if timeout is None else checked_timeout(timeout)
 
-    def _closing(self) -> Steps[None]:
-        self._closed = True
-        yield from self._replication.close()
-        yield from self._clients.close()
+    def _close_sides(self) -> Steps[None]:
+        yield Gather(tuple(each.close() for each in self._sends.values()))
+
+    def _report_unanswered(self, outcomes: dict[Side, SideOutcome], prepared: list[Message]) -> None:
+        for side, outcome in outcomes.items():
+            if outcome.unanswered is not None:
+                reason = describe_error(outcome.unanswered)
+                self._report(Unanswered(self.entity_name, side, sdk_messages.message_ids(prepared), reason))
+
+    def _both_failed(self, outcomes: dict[Side, SideOutcome]) -> BothFailed:
+        doubtful = tuple(side for side, each in outcomes.items() if each.unanswered is not None)
+        hint = f"the {' and the '.join(doubtful)} did not answer, and may have accepted it" if doubtful else ""
+        return both_failed(
+            f"neither namespace has accepted the message for {self.entity_name!r}",
+            _errors(outcomes),
+            hint or "send it again once one of them is available",
+            doubtful,
+        )
 
 
 class ActiveSenderBase(_ReplicatingSenderBase):
@@ -77,20 +161,26 @@ class ActiveSenderBase(_ReplicatingSenderBase):
       BothFailed it may have the copy as well (`in_doubt`).
     """
 
-    _replication: ActiveSend
-
-    def __init__(
-        self, pair: Pair, entity: str, *, timeout: float = 60.0, retries: int = 3, on_event: OnEvent | None = None
-    ) -> None:
-        super().__init__(pair, entity, timeout=timeout, retries=retries, on_event=on_event)
-        self._replication = ActiveSend(self._sends, entity, time.monotonic, self._report)
-
     def _send_messages(self, message: Messages, *, timeout: float | None = None) -> Steps[tuple[Side, ...]]:
         """Send one message, several, or a batch to both sides. Returns the sides that accepted it, at least one.
 
         Raises BothFailed, and UsageError for a message that already has `x-ms-path` or another alias.
         """
-        return self._replication.send(message, self._seconds(timeout))
+        deadline = time.monotonic() + self._seconds(timeout)
+        prepared, _ = sdk_messages.prepare(message)
+        if not prepared:
+            return ()
+        found = yield Gather(tuple(self._sends[side].send(prepared, deadline) for side in SIDES))
+        outcomes: dict[Side, SideOutcome] = dict(zip(SIDES, found, strict=True))
+        self._report_unanswered(outcomes, prepared)
+        errors = _errors(outcomes)
+        accepted = tuple(side for side in SIDES if side not in errors)
+        if not accepted:
+            raise self._both_failed(outcomes)
+        for side in set(SIDES).difference(accepted):
+            ids = sdk_messages.message_ids(prepared)
+            self._report(OneSideOnly(self.entity_name, ids, accepted[0], side, describe_error(errors[side])))
+        return accepted
 
 
 class PassiveSenderBase(_ReplicatingSenderBase):
@@ -117,7 +207,6 @@ class PassiveSenderBase(_ReplicatingSenderBase):
     """
 
     _share = ACTIVE_SHARE
-    _replication: PassiveSend
 
     def __init__(
         self,
@@ -130,16 +219,17 @@ class PassiveSenderBase(_ReplicatingSenderBase):
         on_event: OnEvent | None = None,
     ) -> None:
         super().__init__(pair, entity, timeout=timeout, retries=retries, on_event=on_event)
-        self._replication = PassiveSend(self._sends, entity, time.monotonic, self._report, failover_rule(failover_on))
+        self._counts = failover_rule(failover_on)
+        self._active: Side = "primary"
 
     @property
     def active(self) -> Side:
         """The side that messages go to: "primary" or "secondary"."""
-        return self._replication.roles.active
+        return self._active
 
     def swap_roles(self) -> None:
         """Swap the roles: back to the primary after an outage, or away from it before one."""
-        self._replication.swap()
+        self._become(_other(self._active), "a swap was commanded")
 
     def _send_messages(self, message: Messages, *, timeout: float | None = None) -> Steps[Side | None]:
         """Send one message, several, or a batch to one side. Returns the side that accepted it, or None for no message.
@@ -147,7 +237,29 @@ class PassiveSenderBase(_ReplicatingSenderBase):
         Raises BothFailed, the SDK's errors that do not count as an outage of the active side, and UsageError for a
         message that already has `x-ms-path` or another alias.
         """
-        return self._replication.send(message, self._seconds(timeout))
+        seconds, active = self._seconds(timeout), self._active
+        prepared, _ = sdk_messages.prepare(message)
+        if not prepared:
+            return None
+        outcomes: dict[Side, SideOutcome] = {}
+        for side, share in (active, ACTIVE_SHARE), (_other(active), 1 - ACTIVE_SHARE):
+            # Each side has its own time: a blocking client may exceed its share to give up a connection.
+            outcomes[side] = yield from self._sends[side].send(prepared, time.monotonic() + seconds * share)
+            error = outcomes[side].error
+            if error is None or not self._counts(error):
+                break
+        self._report_unanswered(outcomes, prepared)
+        if error is not None:
+            raise self._both_failed(outcomes) if side != active else error
+        if side != active:
+            self._become(side, describe_error(_errors(outcomes)[active]))
+        return side
+
+    def _become(self, active: Side, reason: str) -> None:
+        swapped = active != self._active
+        self._active = active
+        if swapped:
+            self._report(RolesSwapped(self.entity_name, active, _other(active), reason))
 
 
 class ActiveSender(ActiveSenderBase, SyncClosable):
@@ -168,3 +280,11 @@ class PassiveSender(PassiveSenderBase, SyncClosable):
 class AsyncPassiveSender(PassiveSenderBase, AsyncClosable):
     __doc__ = PassiveSenderBase.__doc__
     send_messages = awaiting(PassiveSenderBase._send_messages)
+
+
+def _other(side: Side) -> Side:
+    return "secondary" if side == "primary" else "primary"
+
+
+def _errors(outcomes: dict[Side, SideOutcome]) -> dict[str, Exception]:
+    return {side: each.error for side, each in outcomes.items() if each.error is not None}

@@ -1,9 +1,8 @@
-"""The receivers of one side, its back-off, and the messages that it has locked."""
+"""The receivers of one side, and its back-off."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
 
     from sbpair.failover.side_connections import SdkAction
-    from sbpair.replication.roles import Side
+    from sbpair.replication.sides import Side
 
 OPEN_SECONDS = 10.0
 
@@ -28,25 +27,6 @@ BACKOFF_FACTOR = 4
 
 MIN_WAIT_SECONDS = 0.05
 """A receive that returns nothing sooner has not waited."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LockedMessage:
-    """A message under lock, with the receiver that it came from."""
-
-    side: Side
-    message: ServiceBusReceivedMessage
-    receiver: Any
-    key: str | None
-
-    @property
-    def number(self) -> int:
-        return self.message.sequence_number or 0
-
-    @property
-    def until(self) -> float:
-        locked = self.message.locked_until_utc
-        return locked.timestamp() if locked else 0.0
 
 
 class SideReceiver:

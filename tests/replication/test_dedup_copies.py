@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbpair.replication.copies import Copies, Verdict
+from sbpair.replication.copies import Copies, LockedMessage, Verdict
 from sbpair.replication.key_store import MemoryStore, Window
-from sbpair.replication.roles import SIDES, Side
+from sbpair.replication.sides import SIDES, Side
 
 LOCK_SECONDS = 10.0
 KEYS = ("a", "b", "c")
 
 
-@dataclass(eq=False)
-class Delivery:
-    side: Side
-    number: int
-    key: str | None
-    until: float
+def locked_message(side: Side, number: int, key: str | None, until: float) -> LockedMessage:
+    fields: Any = SimpleNamespace(sequence_number=number, locked_until_utc=datetime.fromtimestamp(until, UTC))
+    return LockedMessage(side, fields, None, key)
 
 
 class World(RuleBasedStateMachine):
@@ -31,11 +30,11 @@ class World(RuleBasedStateMachine):
         super().__init__()
         self.now = 1000.0
         self.store = MemoryStore(Window(seconds=None, count=100))
-        self.copies: Copies[Delivery] = Copies(self.store)
+        self.copies = Copies(self.store)
         self.queues: dict[tuple[Side, int], str | None] = {}
-        self.locked: dict[tuple[Side, int], Delivery] = {}
-        self.hand: list[Delivery] = []
-        self.unanswered: list[Delivery] = []
+        self.locked: dict[tuple[Side, int], LockedMessage] = {}
+        self.hand: list[LockedMessage] = []
+        self.unanswered: list[LockedMessage] = []
         self.sent: set[str] = set()
         self.completed: set[str] = set()
         self.dead: set[str] = set()
@@ -43,23 +42,23 @@ class World(RuleBasedStateMachine):
 
     # The service
 
-    def _is_locked(self, delivery: Delivery) -> bool:
+    def _is_locked(self, delivery: LockedMessage) -> bool:
         return self.locked.get((delivery.side, delivery.number)) is delivery and delivery.until > self.now
 
-    def _remove(self, delivery: Delivery) -> bool:
+    def _remove(self, delivery: LockedMessage) -> bool:
         """Settle a delivery, and return whether it was in time."""
         if not self._is_locked(delivery):
             return False
         del self.queues[delivery.side, delivery.number], self.locked[delivery.side, delivery.number]
         return True
 
-    def _unlock(self, delivery: Delivery) -> None:
+    def _unlock(self, delivery: LockedMessage) -> None:
         if self._is_locked(delivery):
             del self.locked[delivery.side, delivery.number]
 
     # The receiver's two halves: a copy comes, and one that waited comes up
 
-    def _judge(self, delivery: Delivery, *, again: bool = False) -> None:
+    def _judge(self, delivery: LockedMessage, *, again: bool = False) -> None:
         verdict = self.copies.admit(delivery, self.now)
         if verdict is Verdict.DUPLICATE:
             assert delivery.key in self.completed
@@ -93,13 +92,13 @@ class World(RuleBasedStateMachine):
             self._deliver(data.draw(st.sampled_from(free)))
 
     def _deliver(self, place: tuple[Side, int]) -> None:
-        delivery = Delivery(*place, self.queues[place], self.now + LOCK_SECONDS)
+        delivery = locked_message(*place, self.queues[place], self.now + LOCK_SECONDS)
         self.locked[place] = delivery
         self._judge(delivery)
 
     # What the application does with one that it has
 
-    def _take(self, data: st.DataObject) -> Delivery:
+    def _take(self, data: st.DataObject) -> LockedMessage:
         delivery = data.draw(st.sampled_from(self.hand))
         self.hand.remove(delivery)
         return delivery
@@ -109,7 +108,7 @@ class World(RuleBasedStateMachine):
     def complete(self, data: st.DataObject) -> None:
         self._complete(self._take(data))
 
-    def _complete(self, delivery: Delivery) -> None:
+    def _complete(self, delivery: LockedMessage) -> None:
         self.copies.completing(delivery, self.now)
         if not self._remove(delivery):
             self.copies.release(delivery, lock_lost=True)

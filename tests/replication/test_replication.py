@@ -34,7 +34,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, NameInvalid, StateRefused, UsageError
 from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Pair
-from sbpair.replication import dedup_receive, replicated_send, side_receiver
+from sbpair.replication import dedup_receive, senders, side_receiver
 from sbpair.replication.events import (
     DuplicateCompleted,
     NoKey,
@@ -119,7 +119,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_receiver, "BACKOFF", Backoff(0.2, 30.0))
     monkeypatch.setattr(side_receiver, "OPEN_SECONDS", 2.0)
     # Opening a link takes the SDK half a second at least.
-    monkeypatch.setattr(replicated_send, "ACTIVE_SHARE", 0.4)
+    monkeypatch.setattr(senders, "ACTIVE_SHARE", 0.4)
 
 
 @pytest.fixture

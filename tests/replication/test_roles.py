@@ -1,59 +1,116 @@
-"""The roles of a passive sender: the table, and any sequence of sends."""
+"""The roles of a passive sender, in any sequence of sends and commands, with an SDK whose outcomes are given."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
+from azure.core.exceptions import AzureError
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusQuotaExceededError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.replication.roles import SIDES, TRANSITIONS, RoleEvent, Roles, RoleState, next_roles, other
+from sbpair.errors import BothFailed
+from sbpair.replication.events import RolesSwapped
+from sbpair.replication.senders import PassiveSender
+from sbpair.replication.sides import SIDES
+from tests.failover.test_states import a_pair
 
-ERRORS = (RoleEvent.GONE, RoleEvent.REFUSED)
-SENDS = st.lists(
-    st.tuples(st.sampled_from((RoleEvent.ACCEPTED, *ERRORS)), st.sampled_from((RoleEvent.ACCEPTED, *ERRORS)))
-)
+ACCEPTED, GONE, REFUSED = None, ServiceBusConnectionError, ServiceBusQuotaExceededError
+OUTCOMES = st.sampled_from((ACCEPTED, GONE, REFUSED))
+
+
+class Sides:
+    """A passive sender, whose sends have the given outcomes in turn, and the sides that it tried."""
+
+    def __init__(self, **options: Any) -> None:
+        self.tried: list[str] = []
+        self.outcomes: list[type[AzureError] | None] = []
+        self.events: list[Any] = []
+        self.sender = PassiveSender(a_pair(), "orders", retries=0, on_event=self.events.append, **options)
+        self.sender._clients = {side: Client(self, side) for side in SIDES}
+
+    def send(self, outcomes: Iterable[type[AzureError] | None]) -> str | None:
+        """Send a message, and return the side that accepted it."""
+        self.outcomes, self.tried = list(outcomes), []
+        try:
+            return self.sender.send_messages(ServiceBusMessage(b"m"))
+        except (AzureError, BothFailed):
+            return None
+
+
+class Client:
+    """An SDK client and sender of one side."""
+
+    def __init__(self, sides: Sides, side: str) -> None:
+        self.sides, self.side = sides, side
+
+    def get_queue_sender(self, _entity: str) -> Client:
+        return self
+
+    def create_message_batch(self) -> None:
+        pass
+
+    def send_messages(self, _message: object, *, timeout: float) -> None:
+        assert timeout > 0
+        self.sides.tried.append(self.side)
+        if (kind := self.sides.outcomes.pop(0)) is not None:
+            raise kind(message="no")
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "active", "tried"),
+    ("outcomes", "accepted", "active", "tried"),
     [
-        (RoleEvent.ACCEPTED, None, "primary", ["primary"]),
-        (RoleEvent.REFUSED, None, "primary", ["primary"]),
-        (RoleEvent.GONE, RoleEvent.ACCEPTED, "secondary", ["primary", "secondary"]),
-        (RoleEvent.GONE, RoleEvent.GONE, "primary", ["primary", "secondary"]),
-        (RoleEvent.GONE, RoleEvent.REFUSED, "primary", ["primary", "secondary"]),
+        ([ACCEPTED], "primary", "primary", ["primary"]),
+        ([REFUSED], None, "primary", ["primary"]),
+        ([GONE, ACCEPTED], "secondary", "secondary", ["primary", "secondary"]),
+        ([GONE, GONE], None, "primary", ["primary", "secondary"]),
+        ([GONE, REFUSED], None, "primary", ["primary", "secondary"]),
     ],
 )
 def test_one_send_changes_roles_by_its_outcomes(
-    first: RoleEvent, second: RoleEvent | None, active: str, tried: list[str]
+    outcomes: list[type[AzureError] | None], accepted: str | None, active: str, tried: list[str]
 ) -> None:
-    roles, places = Roles(), []
-    for event in filter(None, (first, second)):
-        places.append(roles.target)
-        roles = next_roles(roles, event)
-    assert (roles, places) == (Roles(active), tried)
+    sides = Sides()
+    assert sides.send(outcomes) == accepted
+    assert (sides.sender.active, sides.tried, sides.outcomes) == (active, tried, [])
 
 
-@given(SENDS, st.sets(st.integers(0, 20)))
+@given(st.lists(st.tuples(OUTCOMES, OUTCOMES)), st.sets(st.integers(0, 20)))
 def test_roles_swap_only_by_backup_acceptance_or_command(
-    sends: list[tuple[RoleEvent, RoleEvent]], commands: set[int]
+    sends: list[tuple[type[AzureError] | None, type[AzureError] | None]], commands: set[int]
 ) -> None:
-    roles, active = Roles(), "primary"
+    sides, active, backup = Sides(), "primary", "secondary"
+    swaps = []
     for number, (first, second) in enumerate(sends):
         if number in commands:
-            roles, active = next_roles(roles, RoleEvent.SWAP), other(active)
-        roles = next_roles(roles, first)
-        assert (roles.state is RoleState.TRYING_BACKUP) is (first is RoleEvent.GONE)
-        if roles.state is RoleState.TRYING_BACKUP:
-            assert roles.target == other(active)
-            roles = next_roles(roles, second)
-            active = other(active) if second is RoleEvent.ACCEPTED else active
-        assert roles == Roles(active)
+            sides.sender.swap_roles()
+            active, backup = backup, active
+            swaps.append(active)
+        assert sides.sender.active == active
+        accepted = sides.send((first, second))
+        if first is GONE:
+            assert (sides.tried, accepted) == ([active, backup], backup if second is ACCEPTED else None)
+            if second is ACCEPTED:
+                active, backup = backup, active
+                swaps.append(active)
+        else:
+            assert (sides.tried, accepted) == ([active], active if first is ACCEPTED else None)
+        assert sides.sender.active == active
+    assert [each.active for each in sides.events if isinstance(each, RolesSwapped)] == swaps
 
 
-@given(st.sampled_from(SIDES), st.sampled_from(RoleState), st.sampled_from(RoleEvent))
-def test_an_event_outside_of_the_table_changes_no_roles(side: str, state: RoleState, event: RoleEvent) -> None:
-    roles = Roles(side, state)
-    assert {roles.active, roles.backup} == set(SIDES)
-    if (state, event) not in TRANSITIONS:
-        assert next_roles(roles, event) == roles
+def test_a_swap_during_a_send_is_kept_with_its_one_event() -> None:
+    def swap(error: Exception) -> bool:
+        sides.sender.swap_roles()
+        return isinstance(error, GONE)
+
+    sides = Sides(failover_on=swap)
+    assert sides.send((GONE, ACCEPTED)) == "secondary"
+    assert sides.sender.active == "secondary"
+    assert len([each for each in sides.events if isinstance(each, RolesSwapped)]) == 1

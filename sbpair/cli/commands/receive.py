@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sbpair.message_io.receive import DedupSettings, ReceiveCounts
     from sbpair.model.pair import Pair
     from sbpair.replication.events import ReplicationEvent
-    from sbpair.replication.roles import Side
+    from sbpair.replication.sides import Side
 
 SCHEMA = "sbpair/receive/1"
 MEMORY, DAY, WAIT = "memory", "24h", "5s"
