@@ -10,25 +10,16 @@ from typing import TYPE_CHECKING
 from sbpair import lazy_names
 
 if TYPE_CHECKING:
-    from sbpair.emulator.clock import ManualClock, SystemClock
-    from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
-    from sbpair.emulator.faults.active import Faults
-    from sbpair.emulator.faults.kinds import Fault
-    from sbpair.emulator.options import EmulatorOptions, RequestedNamespace
-    from sbpair.emulator.server import Emulator
-
-__all__ = [
-    "Emulator",
-    "EmulatorOptions",
-    "Fault",
-    "Faults",
-    "ManualClock",
-    "QueueDescription",
-    "RequestedNamespace",
-    "SubscriptionDescription",
-    "SystemClock",
-    "TopicDescription",
-]
+    from sbpair.emulator.clock import ManualClock as ManualClock
+    from sbpair.emulator.clock import SystemClock as SystemClock
+    from sbpair.emulator.entities.description import QueueDescription as QueueDescription
+    from sbpair.emulator.entities.description import SubscriptionDescription as SubscriptionDescription
+    from sbpair.emulator.entities.description import TopicDescription as TopicDescription
+    from sbpair.emulator.faults.active import Faults as Faults
+    from sbpair.emulator.faults.kinds import Fault as Fault
+    from sbpair.emulator.options import EmulatorOptions as EmulatorOptions
+    from sbpair.emulator.options import RequestedNamespace as RequestedNamespace
+    from sbpair.emulator.server import Emulator as Emulator
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -41,3 +32,4 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.emulator.server": "Emulator",
     },
 )
+__all__ = list(__dir__())

@@ -10,105 +10,57 @@ from typing import TYPE_CHECKING
 from sbpair import lazy_names
 
 if TYPE_CHECKING:
-    from sbpair.management.audit_findings import (
-        FAIL_ON,
-        Audit,
-        AuditFinding,
-        DestinationSummary,
-        QueueItem,
-        Unseen,
-        audit_exit_code,
-    )
-    from sbpair.management.auditing import audit
-    from sbpair.management.entities_file import EntitiesDocument, parse_entities
-    from sbpair.management.partitioning import (
-        PartitionedEntityState,
-        PartitionItem,
-        PartitionReport,
-        create_partitioned,
-        list_partitions,
-        partition_exit_code,
-        partitioned_queue,
-        partitioned_topic,
-    )
-    from sbpair.management.provision_namespace import EntityFinding, EntityItem
-    from sbpair.management.provisioning import EntityReport, create_queue, provision, provision_exit_code
-    from sbpair.management.pruning import QueueReport, prune, prune_exit_code
-    from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
-    from sbpair.model.pair import ResourceGroup
-    from sbpair.model.partition_key import (
-        DecidingProperty,
-        KeyConflict,
-        KeyProblem,
-        MessageKeys,
-        PartitionedEntity,
-        deciding_property,
-    )
-    from sbpair.model.queues import (
-        Counts,
-        Difference,
-        Listed,
-        QueueFinding,
-        QueueProvisioned,
-        QueueSpec,
-        Retrying,
-        Utilisation,
-    )
-    from sbpair.model.report import Outcome, Report, ReportItem
-
-__all__ = [
-    "FAIL_ON",
-    "Audit",
-    "AuditFinding",
-    "CorrelationFilter",
-    "Counts",
-    "DecidingProperty",
-    "DestinationSummary",
-    "Difference",
-    "EntitiesDocument",
-    "EntityFinding",
-    "EntityItem",
-    "EntityReport",
-    "KeyConflict",
-    "KeyProblem",
-    "Listed",
-    "MessageKeys",
-    "Outcome",
-    "PartitionItem",
-    "PartitionReport",
-    "PartitionedEntity",
-    "PartitionedEntityState",
-    "Queue",
-    "QueueFinding",
-    "QueueItem",
-    "QueueProvisioned",
-    "QueueReport",
-    "QueueSpec",
-    "Report",
-    "ReportItem",
-    "ResourceGroup",
-    "Retrying",
-    "Rule",
-    "SqlFilter",
-    "Subscription",
-    "Topic",
-    "Unseen",
-    "Utilisation",
-    "audit",
-    "audit_exit_code",
-    "create_partitioned",
-    "create_queue",
-    "deciding_property",
-    "list_partitions",
-    "parse_entities",
-    "partition_exit_code",
-    "partitioned_queue",
-    "partitioned_topic",
-    "provision",
-    "provision_exit_code",
-    "prune",
-    "prune_exit_code",
-]
+    from sbpair.management.audit_findings import FAIL_ON as FAIL_ON
+    from sbpair.management.audit_findings import Audit as Audit
+    from sbpair.management.audit_findings import AuditFinding as AuditFinding
+    from sbpair.management.audit_findings import DestinationSummary as DestinationSummary
+    from sbpair.management.audit_findings import QueueItem as QueueItem
+    from sbpair.management.audit_findings import Unseen as Unseen
+    from sbpair.management.audit_findings import audit_exit_code as audit_exit_code
+    from sbpair.management.auditing import audit as audit
+    from sbpair.management.entities_file import EntitiesDocument as EntitiesDocument
+    from sbpair.management.entities_file import parse_entities as parse_entities
+    from sbpair.management.partitioning import PartitionedEntityState as PartitionedEntityState
+    from sbpair.management.partitioning import PartitionItem as PartitionItem
+    from sbpair.management.partitioning import PartitionReport as PartitionReport
+    from sbpair.management.partitioning import create_partitioned as create_partitioned
+    from sbpair.management.partitioning import list_partitions as list_partitions
+    from sbpair.management.partitioning import partition_exit_code as partition_exit_code
+    from sbpair.management.partitioning import partitioned_queue as partitioned_queue
+    from sbpair.management.partitioning import partitioned_topic as partitioned_topic
+    from sbpair.management.provision_namespace import EntityFinding as EntityFinding
+    from sbpair.management.provision_namespace import EntityItem as EntityItem
+    from sbpair.management.provisioning import EntityReport as EntityReport
+    from sbpair.management.provisioning import create_queue as create_queue
+    from sbpair.management.provisioning import provision as provision
+    from sbpair.management.provisioning import provision_exit_code as provision_exit_code
+    from sbpair.management.pruning import QueueReport as QueueReport
+    from sbpair.management.pruning import prune as prune
+    from sbpair.management.pruning import prune_exit_code as prune_exit_code
+    from sbpair.model.entities import CorrelationFilter as CorrelationFilter
+    from sbpair.model.entities import Queue as Queue
+    from sbpair.model.entities import Rule as Rule
+    from sbpair.model.entities import SqlFilter as SqlFilter
+    from sbpair.model.entities import Subscription as Subscription
+    from sbpair.model.entities import Topic as Topic
+    from sbpair.model.pair import ResourceGroup as ResourceGroup
+    from sbpair.model.partition_key import DecidingProperty as DecidingProperty
+    from sbpair.model.partition_key import KeyConflict as KeyConflict
+    from sbpair.model.partition_key import KeyProblem as KeyProblem
+    from sbpair.model.partition_key import MessageKeys as MessageKeys
+    from sbpair.model.partition_key import PartitionedEntity as PartitionedEntity
+    from sbpair.model.partition_key import deciding_property as deciding_property
+    from sbpair.model.queues import Counts as Counts
+    from sbpair.model.queues import Difference as Difference
+    from sbpair.model.queues import Listed as Listed
+    from sbpair.model.queues import QueueFinding as QueueFinding
+    from sbpair.model.queues import QueueProvisioned as QueueProvisioned
+    from sbpair.model.queues import QueueSpec as QueueSpec
+    from sbpair.model.queues import Retrying as Retrying
+    from sbpair.model.queues import Utilisation as Utilisation
+    from sbpair.model.report import Outcome as Outcome
+    from sbpair.model.report import Report as Report
+    from sbpair.model.report import ReportItem as ReportItem
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -136,3 +88,4 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.model.report": "Outcome, Report, ReportItem",
     },
 )
+__all__ = list(__dir__())

@@ -39,11 +39,11 @@ def test_event_names_are_those_of_their_unions() -> None:
     assert members <= set(events.__all__)
 
 
-def test_every_event_name_has_a_type_for_checkers() -> None:
-    from sbpair import events
-
-    imports = re.findall(r"^    from \S+ import (\w+) as \1$", inspect.getsource(events), re.MULTILINE)
-    assert sorted(imports) == sorted(events.__all__)
+@pytest.mark.parametrize("module", ["sbpair.events", "sbpair.management", "sbpair.testing"])
+def test_every_public_name_has_a_type_for_checkers(module: str) -> None:
+    public = import_module(module)
+    imports = re.findall(r"^    from \S+ import (\w+) as \1$", inspect.getsource(public), re.MULTILINE)
+    assert sorted(imports) == sorted(public.__all__)
 
 
 def test_import_of_public_modules_loads_nothing_heavy() -> None:
