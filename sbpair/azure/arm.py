@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from azure.core import AzureClouds
 from azure.core.exceptions import HttpResponseError
 from azure.mgmt.core.tools import get_arm_endpoints
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 
-from sbpair.azure.arm_json import arm_state, body_of, name_of, path_of, read, read_rule, with_chosen_size
+from sbpair.azure.arm_json import arm_state, body_of, name_of, path_of, read, with_chosen_size
 from sbpair.azure.credentials import token_credential
 from sbpair.azure.management_errors import answer_of, translate_management_errors
 from sbpair.azure.management_route import CALL_SECONDS, HttpRoute, http_route, is_local
@@ -31,12 +31,11 @@ from sbpair.model.tiers import Capacity
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
 
-    from sbpair.azure.interfaces import Kind, NamespaceControl
+    from sbpair.azure.interfaces import Kind, NamespaceControl, Sized
     from sbpair.model.entities import AnyEntity, Described
 
 Json = dict[str, Any]
 Listing = list[tuple[str, Json]]
-Sized = TypeVar("Sized", Queue, Topic, Subscription)
 
 CLOUDS: Final = {
     ".servicebus.windows.net": AzureClouds.AZURE_PUBLIC_CLOUD,
@@ -102,7 +101,7 @@ class ArmNamespace:
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
         return [
             arm_state(path, properties, counted=counts)
-            for path, properties in await self._queues()
+            for path, properties in await self._listed("list the queues", self._client.queues.list_by_namespace)
             if path.lower().startswith(prefix.lower())
         ]
 
@@ -110,9 +109,6 @@ class ArmNamespace:
         return arm_state(path, await self._read(QueueSpec(path)))
 
     # Entities of every kind
-
-    async def tier(self) -> str:
-        return (await self.capacity()).tier.name
 
     async def capacity(self) -> Capacity:
         async with self._capacity_lock:
@@ -123,24 +119,15 @@ class ArmNamespace:
                 self._capacity = Capacity(tiers.tier_named(str(sku["name"])), sku.get("capacity"), partitions or None)
         return self._capacity
 
-    async def queue_bytes(self) -> dict[str, int]:
-        return {path: properties.get("sizeInBytes") or 0 for path, properties in await self._queues()}
-
-    async def topic_bytes(self) -> dict[str, int]:
-        return {path: properties.get("sizeInBytes") or 0 for path, properties in await self._topics()}
-
-    async def queues(self) -> list[Queue]:
-        found = await self._queues()
-        return [await self._chosen(Queue(path), properties) for path, properties in found]
-
-    async def topics(self) -> list[Topic]:
-        found = await self._topics()
-        return [await self._chosen(Topic(path), properties) for path, properties in found]
+    async def list_all(self, kind: type[Sized]) -> list[tuple[Sized, int]]:
+        listing = self._client.queues if issubclass(kind, Queue) else self._client.topics
+        found = await self._listed(f"list the {kind.kind}s", listing.list_by_namespace)
+        return [(await self._chosen(kind(path), each), each.get("sizeInBytes") or 0) for path, each in found]
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
         what, rules = f"list the rules of {topic}/{subscription}", self._client.rules.list_by_subscriptions
         found = await self._listed(what, rules, name_of(topic), subscription)
-        return [read_rule(Rule(topic, subscription, name), properties) for name, properties in found]
+        return [read(Rule(topic, subscription, name), properties) for name, properties in found]
 
     async def read(self, like: Kind) -> Kind:
         try:
@@ -148,7 +135,7 @@ class ArmNamespace:
         except EntityMissing:
             await self._check_other_kind(like)
             raise
-        return cast("Kind", read_rule(like, found) if isinstance(like, Rule) else await self._chosen(like, found))
+        return await self._chosen(like, found)
 
     async def create(self, entity: Described) -> bool:
         """Create an entity after a check that it is missing: a PUT would change an existing one."""
@@ -172,12 +159,6 @@ class ArmNamespace:
         with suppress(EntityMissing), self._translated(f"delete {_label(rule)}"):
             await operations.delete(*self._address, *names)
 
-    async def _queues(self) -> Listing:
-        return await self._listed("list the queues", self._client.queues.list_by_namespace)
-
-    async def _topics(self) -> Listing:
-        return await self._listed("list the topics", self._client.topics.list_by_namespace)
-
     async def _listed(self, what: str, listing: Callable[..., AsyncIterable[Any]], *address: str) -> Listing:
         with self._translated(what):
             # An emulator's page links are plain HTTP; all requests take its route.
@@ -200,12 +181,12 @@ class ArmNamespace:
                 return self._client.rules, (name_of(topic), subscription, name)
         return self._client.queues, (name_of(entity.path),)
 
-    async def _chosen(self, named: Sized, properties: Json) -> Sized:
+    async def _chosen(self, named: Kind, properties: Json) -> Kind:
         """Read an entity, with its chosen size."""
         entity = read(named, properties)
-        if isinstance(entity, Subscription) or not entity.enable_partitioning:
-            return entity
-        return with_chosen_size(entity, (await self.capacity()).tier)
+        if isinstance(entity, (Queue, Topic)) and entity.enable_partitioning:
+            return cast("Kind", with_chosen_size(entity, (await self.capacity()).tier))
+        return entity
 
     async def _check_other_kind(self, like: AnyEntity) -> None:
         if isinstance(like, (Subscription, Rule)):

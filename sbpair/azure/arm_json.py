@@ -9,19 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from sbpair.model import tiers
-from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic, with_defaults
+from sbpair.model.entities import (
+    NAMES,
+    CorrelationFilter,
+    Described,
+    Queue,
+    Rule,
+    SqlFilter,
+    Subscription,
+    Topic,
+    with_defaults,
+)
 from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
 
 Json = Mapping[str, Any]
-Described = TypeVar("Described", QueueSpec, Queue, Topic, Subscription)
-Sized = TypeVar("Sized", Queue, Topic)
+Named = TypeVar("Named", bound=Described)
+Sized = TypeVar("Sized", bound=Queue | Topic)
 
 # Premium refuses these on an entity; false is the service's own default.
 SENT_IF_TRUE: Final = frozenset({"enable_partitioning", "enable_express"})
-NAMES: Final = frozenset({"path", "topic", "name"})
 CORRELATION_KEYS: Final = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
 
 
@@ -41,7 +50,7 @@ def camel(name: str) -> str:
 # Writing
 
 
-def body_of(entity: QueueSpec | Topic | Subscription | Rule) -> dict[str, Any]:
+def body_of(entity: Described) -> dict[str, Any]:
     """Return the whole description, defaults included: an omitted property of an existing entity would be reset."""
     return {"properties": _rule(entity) if isinstance(entity, Rule) else _described(entity)}
 
@@ -67,8 +76,10 @@ def _rule(rule: Rule) -> dict[str, Any]:
 # Reading
 
 
-def read(named: Described, properties: Json) -> Described:
+def read(named: Named, properties: Json) -> Named:
     """Return `named` with the properties that the service reports. An omitted one has its default."""
+    if isinstance(named, Rule):
+        return cast("Named", _read_rule(named, properties))
     values = {each.name: properties.get(camel(each.name)) for each in fields(named) if each.name not in NAMES}
     return replace(with_defaults(named), **{name: value for name, value in values.items() if value is not None})
 
@@ -79,7 +90,7 @@ def with_chosen_size(entity: Sized, tier: tiers.Tier) -> Sized:
     return replace(entity, max_size_in_megabytes=size)
 
 
-def read_rule(named: Rule, properties: Json) -> Rule:
+def _read_rule(named: Rule, properties: Json) -> Rule:
     action = (properties.get("action") or {}).get("sqlExpression") or ""
     if properties.get("filterType") != "CorrelationFilter":
         sql = (properties.get("sqlFilter") or {}).get("sqlExpression")

@@ -24,7 +24,7 @@ from sbpair.azure.atom_decode import (
     sku_of,
     title_of,
 )
-from sbpair.azure.interfaces import Kind, NamespaceProbe
+from sbpair.azure.interfaces import Kind, NamespaceProbe, Sized
 from sbpair.azure.management_errors import missing, not_a_service_bus
 from sbpair.azure.management_route import CALL_SECONDS
 from sbpair.errors import EntityMissing, NameTaken, PartitionsWanted, ServiceRefused
@@ -38,14 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from xml.etree.ElementTree import Element
 
-    from sbpair.azure.arm_json import Sized
     from sbpair.azure.atom_writer import AtomWriter
     from sbpair.model.entities import AnyEntity
     from sbpair.model.pair import Endpoint
 
 MAX_PROBED_QUEUES = 100
 QUEUES = ("$Resources", "queues")
-TOPICS = ("$Resources", "topics")
 
 
 @asynccontextmanager
@@ -75,9 +73,6 @@ class AtomNamespace:
         self._capacity_lock = asyncio.Lock()
 
     # The namespace
-
-    async def tier(self) -> str:
-        return (await self.capacity()).tier.name
 
     async def tier_name(self) -> str:
         """Return the tier as the service names it, known to sbpair or not."""
@@ -157,23 +152,11 @@ class AtomNamespace:
 
     # Entities of every kind
 
-    async def queue_bytes(self) -> dict[str, int]:
-        with self._reading("read the sizes of the queues") as what:
-            return {path: bytes_of(found) async for path, found in self._listed(what, Queue.kind, *QUEUES)}
-
-    async def topic_bytes(self) -> dict[str, int]:
-        with self._reading("read the sizes of the topics") as what:
-            return {path: bytes_of(found) async for path, found in self._listed(what, Topic.kind, *TOPICS)}
-
-    async def queues(self) -> list[Queue]:
-        with self._reading("list the queues") as what:
-            found = [read(Queue(path), each) async for path, each in self._listed(what, Queue.kind, *QUEUES)]
-        return [await self._with_chosen_size(each) for each in found]
-
-    async def topics(self) -> list[Topic]:
-        with self._reading("list the topics") as what:
-            found = [read(Topic(path), each) async for path, each in self._listed(what, Topic.kind, *TOPICS)]
-        return [await self._with_chosen_size(each) for each in found]
+    async def list_all(self, kind: type[Sized]) -> list[tuple[Sized, int]]:
+        with self._reading(f"list the {kind.kind}s") as what:
+            listed = self._listed(what, kind.kind, "$Resources", f"{kind.kind}s")
+            found = [(read(kind(path), each), bytes_of(each)) async for path, each in listed]
+        return [(await self._with_chosen_size(entity), size) for entity, size in found]
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
         with self._reading(f"list the subscriptions of {topic}") as what:

@@ -12,9 +12,9 @@ from urllib.parse import parse_qs, quote, urlsplit
 from xml.etree import ElementTree as ET
 
 from sbpair.azure.credentials import authorization_for
-from sbpair.azure.first_answer import AnswerLimit
 from sbpair.azure.http_client import HttpClient
 from sbpair.azure.management_errors import of_answer, service_response, translate_management_errors
+from sbpair.azure.management_route import AnswerLimit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

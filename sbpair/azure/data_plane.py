@@ -18,8 +18,7 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair.azure.credentials import token_credential
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
-from sbpair.azure.first_answer import silence_reported
-from sbpair.azure.management_route import ssl_context
+from sbpair.azure.management_route import silence_reported, ssl_context
 from sbpair.errors import InDoubt, NotAuthenticated, SbpairError, TimedOut, UnreadableMessage
 from sbpair.model.pair import AMQPS_PORT, SasKey, SasToken, authority_of
 from sbpair.model.reachability import key_hint, unreachable

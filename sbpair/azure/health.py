@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from sbpair.azure.first_answer import silence_reported
 from sbpair.azure.http_client import HttpClient, NotHttp
 from sbpair.azure.management_errors import translate_management_errors
+from sbpair.azure.management_route import silence_reported
 from sbpair.errors import Unreachable
 from sbpair.model.reachability import DOCTOR_HINT, REACH_HINT, unreachable
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from sbpair.model.entities import AnyEntity
+from sbpair.model.entities import AnyEntity, Queue, Topic
 
 if TYPE_CHECKING:
-    from sbpair.model.entities import Described, Queue, Rule, Topic
+    from sbpair.model.entities import Described, Rule
     from sbpair.model.queues import Counts, QueueState
     from sbpair.model.tiers import Capacity
 
 
 Kind = TypeVar("Kind", bound=AnyEntity)
+Sized = TypeVar("Sized", bound=Queue | Topic)
 
 
 class QueueListing(Protocol):
@@ -55,23 +56,11 @@ class NamespaceControl(QueueListing, Protocol):
     Entities are read with durations as ISO 8601 text, forwards as paths, and the chosen size, not 16 times that.
     """
 
-    async def tier(self) -> str:
-        """Return `Basic`, `Standard` or `Premium`."""
-
     async def capacity(self) -> Capacity:
         """Return the tier, and a Premium namespace's messaging units and partitions."""
 
-    async def queue_bytes(self) -> dict[str, int]:
-        """Return the bytes that each queue holds, by path."""
-
-    async def topic_bytes(self) -> dict[str, int]:
-        """Return the bytes that each topic holds, by path."""
-
-    async def queues(self) -> list[Queue]:
-        """List every queue."""
-
-    async def topics(self) -> list[Topic]:
-        """List every topic."""
+    async def list_all(self, kind: type[Sized]) -> list[tuple[Sized, int]]:
+        """List every queue or topic, each with the bytes that it holds."""
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
         """List the rules of a subscription; none for a missing subscription."""

@@ -1,10 +1,13 @@
-"""The route of management requests.
+"""The route of management requests, and their time limit: short, with a warning, until the first answer.
 
 Emulators speak plain HTTP on their AMQP port; proxies and private links listen elsewhere.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -12,9 +15,13 @@ from urllib.parse import urlsplit, urlunsplit
 from sbpair.client_tls import client_context
 from sbpair.errors import MachineLacks
 from sbpair.model.pair import AMQPS_PORT, Endpoint, authority_of, is_loopback
+from sbpair.model.reachability import CONNECT_SECONDS, FIRST_ANSWER_SECONDS, REPORT_SECONDS, FirstAnswerTimeout
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import AsyncIterator, Iterator
+
+log = logging.getLogger(__name__)
 
 CALL_SECONDS = 60.0
 
@@ -58,3 +65,43 @@ def ssl_context(ca_file: str | None) -> ssl.SSLContext:
             f"cannot read the CA file {ca_file}: {error.strerror or 'it holds no certificate'}",
             hint="name a readable file of certificates in PEM form",
         ) from error
+
+
+class AnswerLimit:
+    """The limit of each request to `address`: `call_seconds` after the first answer, FIRST_ANSWER_SECONDS before."""
+
+    def __init__(self, address: str, call_seconds: float) -> None:
+        self._address = address
+        self._call_seconds = call_seconds
+        self._asked = self._answered = False
+
+    @asynccontextmanager
+    async def one_request(self) -> AsyncIterator[None]:
+        """Limit the block. Raises FirstAnswerTimeout before the first answer, TimeoutError after it."""
+        if self._answered:
+            async with asyncio.timeout(self._call_seconds):
+                yield
+            return
+        seconds = min(self._call_seconds, FIRST_ANSWER_SECONDS)
+        first, self._asked = not self._asked, True
+        limit = asyncio.timeout(seconds)
+        try:
+            with silence_reported(self._address, seconds) if first else nullcontext():
+                async with limit:
+                    yield
+        except TimeoutError as error:
+            raise FirstAnswerTimeout(self._address, seconds if limit.expired() else CONNECT_SECONDS) from error
+        self._answered = True
+
+
+@contextmanager
+def silence_reported(address: str, seconds: float) -> Iterator[None]:
+    """Log a warning if the block still waits for an answer after REPORT_SECONDS. `seconds` is its time limit."""
+    warning = "no answer from %s for %g s; waiting %g s at most"
+    timer = asyncio.get_running_loop().call_later(
+        REPORT_SECONDS, log.warning, warning, address, REPORT_SECONDS, seconds
+    )
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -11,8 +11,7 @@ import aiohttp
 from azure.core.exceptions import ServiceRequestTimeoutError
 from azure.core.pipeline.transport import AioHttpTransport
 
-from sbpair.azure.first_answer import AnswerLimit
-from sbpair.azure.management_route import CALL_SECONDS, HttpRoute, ssl_context
+from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit, HttpRoute, ssl_context
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.reachability import CONNECT_SECONDS, FirstAnswerTimeout
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import backlog
+from sbpair.azure import open_namespace
 from sbpair.azure.retry import attempt
 from sbpair.errors import SbpairError
 from sbpair.management.audit_findings import Audit, Unseen, foreign_items, own_items, utilisation, with_growth
@@ -60,9 +61,8 @@ async def audit(
     Raises every error that prevents listing: AccessError, Unavailable, and NameInvalid for a primary whose name makes
     no legal path. Everything else that could not be read is in `Audit.unseen`.
     """
-    # The SDK takes half a second to load, and a bad name should not wait for it.
+    # The AMQP client takes a while to load, and a bad name should not wait for it.
     desired_queues(pair)
-    from sbpair.azure.control_plane import open_namespace
     from sbpair.management.backlog_scan import open_backlog_scan
 
     async with AsyncExitStack() as stack:
@@ -91,7 +91,7 @@ class _Auditor:
         self.on_event(Listed(self.pair.secondary.name, len(own)))
         if any(state.partitioned for state in own):
             # The tier only matters to the sizes of partitioned queues.
-            tier = tiers.tier_named(await self._attempt("read the namespace's tier", self.queues.tier))
+            tier = (await self._attempt("read the namespace's tier", self.queues.capacity)).tier
         now = self.now()
         fills = {state.spec.path: utilisation(state, now, idle_seconds) for state in own}
         filled = {state.spec.path: fills[state.spec.path] for state in own if state.counts and not state.counts.empty}

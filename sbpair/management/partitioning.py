@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.azure.control_plane import open_namespace
+from sbpair.azure import open_namespace
 from sbpair.azure.retry import attempt
 from sbpair.backlog import check_path, primary_of
 from sbpair.errors import EntityMissing, NameInvalid, SbpairError, ServiceRefused, UsageError
@@ -134,6 +134,12 @@ def not_partitioned(namespace: str) -> ServiceRefused:
     )
 
 
+async def list_entities(control: NamespaceControl, tier: Tier) -> list[tuple[QueueOrTopic, int]]:
+    """List the queues and topics of a namespace of that tier, each with the bytes that it holds."""
+    kinds: tuple[type[QueueOrTopic], ...] = (Queue, Topic) if tier.has_everything else (Queue,)
+    return [found for kind in kinds for found in await control.list_all(kind)]
+
+
 def _partitioned(entity: SomeQueueOrTopic, size_gb: int, duplicates: str | None) -> SomeQueueOrTopic:
     check_path(entity.path, shorten=SHORTEN)
     if primary_of(entity.path):
@@ -253,7 +259,7 @@ class _Namespace:
         possible_partitions(self._here, (), self.name)
         with suppress(EntityMissing):
             return await self._compared(entity)
-        others = await self._entities()
+        others = [each for each, _ in await self._entities()]
         check_room(entity, others, self._here.tier, self.name)
         partitions = possible_partitions(self._here, others, self.name)
         return self._item(entity, Outcome.WOULD_CREATE, partitions=partitions)
@@ -274,11 +280,8 @@ class _Namespace:
 
     async def list_all(self) -> list[PartitionItem]:
         await self._read_capacity()
-        entities = sorted(await self._entities(), key=lambda each: each.path.lower())
-        sizes = await self._attempt("read the sizes of the queues", self._control.queue_bytes)
-        if self._here.tier.has_everything:
-            sizes = sizes | await self._attempt("read the sizes of the topics", self._control.topic_bytes)
-        return [self._item(each, Outcome.OK, size_bytes=sizes.get(each.path)) for each in entities]
+        found = sorted(await self._entities(), key=lambda each: each[0].path.lower())
+        return [self._item(entity, Outcome.OK, size_bytes=size) for entity, size in found]
 
     async def _compared(self, entity: QueueOrTopic) -> PartitionItem:
         """Compare the existing entity. Raises EntityMissing without one, ServiceRefused where it differs."""
@@ -291,10 +294,8 @@ class _Namespace:
     async def _read_capacity(self) -> None:
         self._here = await self._attempt("read the namespace's tier", self._control.capacity)
 
-    async def _entities(self) -> list[QueueOrTopic]:
-        queues = await self._attempt("list the queues", self._control.queues)
-        topics = await self._attempt("list the topics", self._control.topics) if self._here.tier.has_everything else []
-        return [*queues, *topics]
+    async def _entities(self) -> list[tuple[QueueOrTopic, int]]:
+        return await self._attempt("list the entities", lambda: list_entities(self._control, self._here.tier))
 
     def _item(
         self,

@@ -154,7 +154,7 @@ class NamespaceProvision:
         return await self.calls.read("list the queues", lambda: self.control.list_under(prefix))
 
     async def _read_tier(self) -> None:
-        self._tier = tiers.tier_named(await self.calls.read("read the namespace's tier", self.control.tier))
+        self._tier = (await self.calls.read("read the namespace's tier", self.control.capacity)).tier
         self.calls.counted = self._tier is not tiers.PREMIUM
 
     def _check_tier(self, desired: Sequence[Described]) -> None:
@@ -171,9 +171,10 @@ class NamespaceProvision:
         if not more:
             return
         capacity = await self.calls.read("read the namespace's tier", self.control.capacity)
-        others: list[Queue | Topic] = [*await self.calls.read("list the queues", self.control.queues)]
-        if self._tier.has_everything:
-            others += await self.calls.read("list the topics", self.control.topics)
+        listed = await self.calls.read(
+            "list the entities", lambda: partitioning.list_entities(self.control, self._tier)
+        )
+        others = [each for each, _ in listed]
         try:
             partitioning.possible_partitions(capacity, others, self.namespace)
             partitioning.check_number(len(more), others, self._tier, self.namespace)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from sbpair import backlog
+from sbpair.azure import open_namespace
 from sbpair.azure.interfaces import NamespaceControl
 from sbpair.azure.retry import attempt
 from sbpair.errors import ExitCode, NameInvalid, UsageError
@@ -68,12 +69,7 @@ async def provision(
     queues = desired_queues(pair)
     check_plan(plan_backlog(pair, ()))
     check_document(pair, entities)
-    # The SDK takes half a second to load, and a bad name should not wait for it.
-    if opens is None:
-        from sbpair.azure.control_plane import open_namespace
-
-        opens = partial(open_namespace, group=group)
-    open_side = opens
+    open_side = opens or partial(open_namespace, group=group)
     halt = Halt(stop or asyncio.Event())
     async with AsyncExitStack() as stack:
 
@@ -101,8 +97,6 @@ async def create_queue(
     An existing entity is not changed. With a `group`, the call goes to Resource Manager. Needs the Manage claim, or a
     role. Raises AccessError, Unavailable, ServiceRefused.
     """
-    from sbpair.azure.control_plane import open_namespace
-
     async with open_namespace(endpoint, group) as namespace:
         return await attempt(f"create {queue.path}", lambda: namespace.create(queue), sleep=sleep, on_event=on_event)
 

@@ -53,7 +53,7 @@ def test_every_entity_survives_a_round_trip(entity: QueueSpec | Queue | Topic | 
 )
 def test_every_rule_survives_a_round_trip(wanted: SqlFilter | CorrelationFilter, action: str) -> None:
     rule = Rule("t", "s", "r", wanted, action)
-    assert arm_json.read_rule(Rule("t", "s", "r"), arm_json.body_of(rule)["properties"]) == rule
+    assert arm_json.read(Rule("t", "s", "r"), arm_json.body_of(rule)["properties"]) == rule
 
 
 def test_an_omitted_property_is_read_as_its_default() -> None:
@@ -86,7 +86,7 @@ def test_a_path_has_slashes_and_a_resource_tildes() -> None:
 
 def test_omitted_properties_have_their_defaults() -> None:
     assert arm_json.read(Queue("q"), {"lockDuration": None}) == Queue("q")
-    assert arm_json.read_rule(Rule("t", "s", "r"), {"filterType": "SqlFilter"}) == Rule("t", "s", "r")
+    assert arm_json.read(Rule("t", "s", "r"), {"filterType": "SqlFilter"}) == Rule("t", "s", "r")
     assert arm_json.arm_counts({}) == Counts()
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from sbpair import errors
 from sbpair.amqp.message import Sections
+from sbpair.azure import open_namespace
 from sbpair.azure.arm import manager_route
-from sbpair.azure.control_plane import open_namespace
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.management.auditing import audit
@@ -98,8 +98,8 @@ async def test_entities_of_every_kind_read_the_same_whichever_client_made_them(
             assert read == entity
         await arm.delete_rule(Rule("events/all", "audit", "$Default"))
         await arm.delete_rule(Rule("events/all", "audit", "$Default"))
-        assert await arm.queues() == await atom.queues()
-        assert await arm.topics() == await atom.topics()
+        assert await arm.list_all(Queue) == await atom.list_all(Queue)
+        assert await arm.list_all(Topic) == await atom.list_all(Topic)
         assert await arm.rules("events/all", "audit") == await atom.rules("events/all", "audit")
         assert len(await arm.rules("events/all", "audit")) == 3
 
@@ -130,7 +130,7 @@ async def test_entities_created_over_arm_match_those_of_atom(monkeypatch: pytest
 async def test_a_premium_queue_is_not_taken_for_sixteen_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_pair(monkeypatch, "premium", 2) as (_, pair), AsyncExitStack() as stack:
         atom, arm = await both(stack, pair.secondary)
-        assert await arm.tier() == "Premium"
+        assert (await arm.capacity()).tier.name == "Premium"
         assert await arm.create(Queue("orders", max_size_in_megabytes=81920, enable_partitioning=True))
         assert (await arm.read(Queue("orders"))).max_size_in_megabytes == 81920
         assert await arm.read(Queue("orders")) == await atom.read(Queue("orders"))
@@ -206,7 +206,10 @@ async def test_a_refusal_means_the_same_either_way(
     via: str, status: int, sub_code: int | None, raised: type[errors.SbpairError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_pair(monkeypatch) as (emulator, pair), open_namespace(pair.secondary, VIA[via]) as namespace:
-        for method, action in {"GET": namespace.queues, "PUT": lambda: namespace.create(Queue("orders"))}.items():
+        for method, action in {
+            "GET": lambda: namespace.list_all(Queue),
+            "PUT": lambda: namespace.create(Queue("orders")),
+        }.items():
             emulator.faults.refuse_requests("contoso-dr", status, method=method, sub_code=sub_code, count=1)
             with pytest.raises(errors.SbpairError) as caught:
                 await action()
@@ -251,7 +254,7 @@ async def test_wrong_resource_group_is_reported_before_any_creation(monkeypatch:
         assert "--resource-group" in caught.value.hint
         async with open_namespace(elsewhere.secondary, GROUP) as namespace:
             with pytest.raises(errors.UsageError, match="no namespace fabrikam in that"):
-                await namespace.tier()
+                await namespace.capacity()
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,10 @@ async def test_created_entities_read_back_equal() -> None:
             for entity in LAYOUT.entities:
                 read = await control.read(entity)
                 assert comparison.differences(entity, read) == ()
-            assert {each.path for each in await control.queues()} == {
+            assert {each.path for each, _ in await control.list_all(Queue)} == {
                 each.path for each in LAYOUT.entities if isinstance(each, Queue)
             }
-            [events] = await control.topics()
+            [(events, _)] = await control.list_all(Topic)
             assert (events.path, events.max_size_in_megabytes) == ("events", 1024)
             assert [each.name for each in await control.subscriptions("events")] == ["all", "audit"]
             assert [each.name for each in await control.rules("events", "audit")] == ["europe", "urgent"]
