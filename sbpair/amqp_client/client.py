@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
+from sbpair.amqp.conditions import status_error
 from sbpair.amqp.performatives import Source
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Value
-from sbpair.amqp_client.conditions import status_error
 from sbpair.amqp_client.raw_links import RawReceiver, RawSender
 from sbpair.amqp_client.request_client import RequestClient, Response
 from sbpair.amqp_client.stream import Stream, open_stream

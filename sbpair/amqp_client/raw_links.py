@@ -15,11 +15,11 @@ from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
+from sbpair.amqp.conditions import error_of, is_idle_detach, lost_error
 from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached, Sent
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
 from sbpair.amqp.session import WindowOpened
 from sbpair.amqp.types import Symbol
-from sbpair.amqp_client.conditions import error_of, is_idle_detach, lost_error
 
 if TYPE_CHECKING:
     from sbpair.amqp import link as amqp

@@ -14,12 +14,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
+from sbpair.amqp.conditions import lost_error
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
 from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, Sent
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, WindowOpened
-from sbpair.amqp_client.conditions import lost_error
 from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
 from sbpair.model.pair import authority_of

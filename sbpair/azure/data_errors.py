@@ -5,7 +5,6 @@ The service's text becomes one line of the message, without secrets.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus import exceptions as azure
 
 from sbpair import errors
+from sbpair.amqp.conditions import CLAIM_HINT, MISSING_HINT, REFUSED_HINT, RETRY_HINT, TRANSIENT, redacted
 from sbpair.azure.management_errors import SIGN_IN_HINT
 
 UNREADABLE_HINT = "receive the message with another client, which can decode it"
@@ -21,38 +21,18 @@ UNREADABLE_HINT = "receive the message with another client, which can decode it"
 _UNDECODABLE = (TypeError, LookupError, ValueError, struct.error)
 """Raised by the SDK's decoder for a type that it does not know."""
 
-_RETRY = "retry in a minute"
-_MISSING_HINT = "check the name, and that it exists in this namespace"
-
 _TRANSLATIONS: tuple[tuple[type[Exception], type[errors.SbpairError], str], ...] = (
-    (azure.OperationTimeoutError, errors.TimedOut, _RETRY),
-    (azure.ServiceBusServerBusyError, errors.Throttled, _RETRY),
-    (azure.ServiceBusQuotaExceededError, errors.QuotaExceeded, _RETRY),
-    (azure.MessagingEntityNotFoundError, errors.EntityMissing, _MISSING_HINT),
-    (azure.MessagingEntityDisabledError, errors.Unreachable, _RETRY),
-    (azure.ServiceBusConnectionError, errors.Unreachable, _RETRY),
-    (azure.ServiceBusCommunicationError, errors.Unreachable, _RETRY),
+    (azure.OperationTimeoutError, errors.TimedOut, RETRY_HINT),
+    (azure.ServiceBusServerBusyError, errors.Throttled, RETRY_HINT),
+    (azure.ServiceBusQuotaExceededError, errors.QuotaExceeded, RETRY_HINT),
+    (azure.MessagingEntityNotFoundError, errors.EntityMissing, MISSING_HINT),
+    (azure.MessagingEntityDisabledError, errors.Unreachable, RETRY_HINT),
+    (azure.ServiceBusConnectionError, errors.Unreachable, RETRY_HINT),
+    (azure.ServiceBusCommunicationError, errors.Unreachable, RETRY_HINT),
 )
 _ACCESS = (azure.ServiceBusAuthenticationError, azure.ServiceBusAuthorizationError)
-_TRANSIENT = frozenset(
-    (
-        "amqp:internal-error",
-        "amqp:connection:forced",
-        "amqp:link:redirect",
-        "amqp:session:errant-link",
-        "amqp:transfer-limit-exceeded",
-        "amqp:link:transfer-limit-exceeded",
-        "com.microsoft:operation-cancelled",
-        "com.microsoft:partition-not-owned",
-        "com.microsoft:container-close",
-        "com.microsoft:connection-refused",
-    )
-)
-
 _ANSWERS = frozenset(("MessageException", "MessageSendFailed"))
 _OWN_CONDITIONS = frozenset(("", "amqp:unknown-error", "amqp:client-error"))
-
-_SECRET = re.compile(r"(sig=|SharedAccessKey=|SharedAccessSignature )[^&;\s'\"]+", re.IGNORECASE)
 
 
 @contextmanager
@@ -64,7 +44,7 @@ def translate_data_errors(doing: str) -> Iterator[None]:
         raise from_sdk_error(error, doing) from error
     except (OSError, ValueError, AttributeError) as error:
         # Raised where another task's failure has closed a connection that this one still uses.
-        raise errors.Unreachable(f"{doing}: the connection is gone ({redacted(error)})", hint=_RETRY) from error
+        raise errors.Unreachable(f"{doing}: the connection is gone ({redacted(error)})", hint=RETRY_HINT) from error
 
 
 def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
@@ -78,7 +58,7 @@ def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
         )
     # The answer of `$cbs` to the token.
     if getattr(inner, "status_code", None) == 404:
-        return errors.EntityMissing(message, hint=_MISSING_HINT)
+        return errors.EntityMissing(message, hint=MISSING_HINT)
     if isinstance(error, azure.MessageLockLostError):
         return errors.MessageLockLost(message, condition=condition, hint="the message will be delivered again")
     if isinstance(error, _ACCESS) or isinstance(inner, _ACCESS) or condition == "amqp:unauthorized-access":
@@ -88,9 +68,9 @@ def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
             return translation(message, hint=hint)
     if isinstance(inner, _UNDECODABLE):
         return errors.UnreadableMessage(f"{doing}: azure-servicebus cannot decode a message", hint=UNREADABLE_HINT)
-    if condition in _TRANSIENT or not condition:
-        return errors.Unreachable(message, hint=_RETRY)
-    return errors.ServiceRefused(message, condition=condition, hint="the same request would be refused again")
+    if condition in TRANSIENT or not condition:
+        return errors.Unreachable(message, hint=RETRY_HINT)
+    return errors.ServiceRefused(message, condition=condition, hint=REFUSED_HINT)
 
 
 def is_answer(error: BaseException | None) -> bool:
@@ -127,10 +107,5 @@ def _text_of(error: AzureError) -> str:
 
 def _access(message: str, text: str) -> errors.AccessError:
     if "claim" in text.lower() and "required" in text.lower():
-        return errors.NotAuthorized(message, hint="use a key, or a role, that has this claim")
+        return errors.NotAuthorized(message, hint=CLAIM_HINT)
     return errors.NotAuthenticated(message, hint="check the key, its name, and that the token has not expired")
-
-
-def redacted(error: object) -> str:
-    """Return the text of an error on one line, without secrets."""
-    return _SECRET.sub(r"\1***", " ".join(str(error).split()))[:500]

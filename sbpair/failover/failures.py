@@ -15,7 +15,8 @@ from azure.servicebus import exceptions as sdk
 from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusError
 
 from sbpair import errors
-from sbpair.azure.data_errors import from_sdk_error, redacted
+from sbpair.amqp.conditions import redacted
+from sbpair.azure.data_errors import from_sdk_error
 from sbpair.errors import SbpairError, UsageError
 
 FailoverOn: TypeAlias = Literal["default", "article"] | Callable[[Exception], bool]

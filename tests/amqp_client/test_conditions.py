@@ -9,8 +9,8 @@ import pytest
 from azure.servicebus._base_handler import _generate_sas_token
 
 from sbpair import errors
+from sbpair.amqp.conditions import error_of, lost_error, status_error
 from sbpair.amqp.performatives import Error
-from sbpair.amqp_client.conditions import error_of, lost_error, status_error
 from sbpair.amqp_client.raw_links import ranges
 from sbpair.amqp_client.tokens import JWT_TYPE, SAS_TYPE, source_for
 from sbpair.errors import UsageError

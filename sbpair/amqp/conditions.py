@@ -7,9 +7,12 @@ import re
 from sbpair import errors
 from sbpair.amqp.performatives import Error
 
-_RETRY_HINT = "retry in a minute"
+RETRY_HINT = "retry in a minute"
+MISSING_HINT = "check the name, and that it exists in this namespace"
+REFUSED_HINT = "the same request would be refused again"
+CLAIM_HINT = "use a key, or a role, that has this claim"
 
-_TRANSIENT: dict[str, type[errors.Unavailable]] = {
+TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "com.microsoft:server-busy": errors.Throttled,
     "com.microsoft:timeout": errors.TimedOut,
     "com.microsoft:operation-cancelled": errors.TimedOut,
@@ -26,6 +29,12 @@ _TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "com.microsoft:entity-disabled": errors.Unreachable,
 }
 
+_TRANSIENT_STATUSES: dict[int, type[errors.Unavailable]] = {
+    **dict.fromkeys((408, 410), errors.TimedOut),
+    429: errors.Throttled,
+    **dict.fromkeys((500, 502, 503, 504), errors.Unreachable),
+}
+
 _LOST: dict[str, tuple[type[errors.ServiceRefused], str]] = {
     "com.microsoft:message-lock-lost": (errors.MessageLockLost, "the message will be delivered again"),
     "com.microsoft:session-lock-lost": (errors.SessionLockLost, "accept the session again"),
@@ -38,11 +47,11 @@ _SECRET = re.compile(r"(sig=|SharedAccessKey=|SharedAccessSignature )[^&;\s'\"]+
 def error_of(error: Error | None, doing: str) -> errors.SbpairError:
     """Return the error for a peer's condition while `doing` (a phrase such as "sending to 'orders'")."""
     if error is None:
-        return errors.Unreachable(f"{doing}: the service closed without a reason", hint=_RETRY_HINT)
-    condition, text = str(error.condition or ""), _plain(error.description)
+        return errors.Unreachable(f"{doing}: the service closed without a reason", hint=RETRY_HINT)
+    condition, text = str(error.condition or ""), redacted(error.description)
     message = _describe(error, doing)
     if condition == "amqp:not-found":
-        return errors.EntityMissing(message, hint="check the name, and that it exists in this namespace")
+        return errors.EntityMissing(message, hint=MISSING_HINT)
     if condition == "amqp:unauthorized-access":
         return _access(message, text)
     lost = _LOST.get(condition)
@@ -51,31 +60,27 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
     if condition == "amqp:resource-limit-exceeded":
         message = _describe(error, f"{doing}: over quota")
         return errors.QuotaExceeded(message, hint="room comes back when its receivers catch up")
-    transient = _TRANSIENT.get(condition)
+    transient = TRANSIENT.get(condition)
     if transient is not None:
-        return transient(message, hint=_RETRY_HINT)
-    return errors.ServiceRefused(message, condition=condition, hint="the same request would be refused again")
+        return transient(message, hint=RETRY_HINT)
+    return errors.ServiceRefused(message, condition=condition, hint=REFUSED_HINT)
 
 
 def status_error(status: int, description: str | None, doing: str, condition: str | None = None) -> errors.SbpairError:
     """Return the error for a status of `$cbs` or `$management`."""
     if condition:
         return error_of(Error(condition, description), doing)
-    text = _plain(description)
+    text = redacted(description)
     message = f"{doing}: {text or 'no reason given'} (status {status})"
     if status == 401:
         return _not_authenticated(message)
     if status == 403:
         return _access(message, text)
     if status == 404:
-        return errors.EntityMissing(message, hint="check the name, and that it exists in this namespace")
-    if status in (408, 410):
-        return errors.TimedOut(message, hint=_RETRY_HINT)
-    if status == 429:
-        return errors.Throttled(message, hint=_RETRY_HINT)
-    if status in (500, 502, 503, 504):
-        return errors.Unreachable(message, hint=_RETRY_HINT)
-    return errors.ServiceRefused(message, condition=str(status), hint="the same request would be refused again")
+        return errors.EntityMissing(message, hint=MISSING_HINT)
+    if status in _TRANSIENT_STATUSES:
+        return _TRANSIENT_STATUSES[status](message, hint=RETRY_HINT)
+    return errors.ServiceRefused(message, condition=str(status), hint=REFUSED_HINT)
 
 
 def lost_error(error: Error | None, doing: str) -> errors.SbpairError:
@@ -87,14 +92,14 @@ def lost_error(error: Error | None, doing: str) -> errors.SbpairError:
     if isinstance(meant, _KEPT_KINDS):
         return meant
     # An ended connection has no quota, though its condition may be that of one.
-    return errors.Unreachable(_describe(error, doing) if error is not None else meant.message, hint=_RETRY_HINT)
+    return errors.Unreachable(_describe(error, doing) if error is not None else meant.message, hint=RETRY_HINT)
 
 
 _KEPT_KINDS = (errors.AccessError, errors.SessionLockLost, errors.Throttled, errors.TimedOut, errors.Unreachable)
 
 
 def _describe(error: Error, doing: str) -> str:
-    condition, text = str(error.condition or ""), _plain(error.description)
+    condition, text = str(error.condition or ""), redacted(error.description)
     return f"{doing}: {text} ({condition})" if text else f"{doing}: {condition}"
 
 
@@ -109,7 +114,7 @@ def is_idle_detach(error: Error | None) -> bool:
 
 def _access(message: str, text: str) -> errors.AccessError:
     if "claim" in text.lower():
-        return errors.NotAuthorized(message, hint="use a key, or a role, that has this claim")
+        return errors.NotAuthorized(message, hint=CLAIM_HINT)
     return _not_authenticated(message)
 
 
@@ -117,7 +122,6 @@ def _not_authenticated(message: str) -> errors.NotAuthenticated:
     return errors.NotAuthenticated(message, hint="check the key's name and the key, and that the token has not expired")
 
 
-def _plain(description: object) -> str:
-    """Return a peer's text on one line, without secrets."""
-    text = " ".join(str(description or "").split())
-    return _SECRET.sub(r"\1***", text)[:500]
+def redacted(text: object) -> str:
+    """Return the text of a peer or an error on one line, without secrets."""
+    return _SECRET.sub(r"\1***", " ".join(str(text or "").split()))[:500]
