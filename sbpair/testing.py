@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sbpair import lazy_names
 
+# ruff: noqa: PLC0414  the alias makes a name public for type checkers
 if TYPE_CHECKING:
     from sbpair.emulator.clock import ManualClock as ManualClock
     from sbpair.emulator.clock import SystemClock as SystemClock
