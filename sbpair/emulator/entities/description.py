@@ -18,25 +18,28 @@ MEGABYTE: Final = 1024 * 1024
 PARTITIONS: Final = 16
 INT32_MAX: Final = 0x7FFF_FFFF
 
+Duration = int
+"""A field in ticks, which requests write as text such as PT1M."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueDescription:
-    """The properties that a client can set, with the defaults of a Standard namespace. Durations are ticks."""
+    """The properties that a client can set, with the defaults of a Standard namespace."""
 
-    lock_duration: int = TICKS_PER_MINUTE
+    lock_duration: Duration = TICKS_PER_MINUTE
     max_size_in_megabytes: int = 1024
     requires_duplicate_detection: bool = False
     requires_session: bool = False
-    default_message_time_to_live: int = MAX_TICKS
+    default_message_time_to_live: Duration = MAX_TICKS
     dead_lettering_on_message_expiration: bool = False
-    duplicate_detection_history_time_window: int = 10 * TICKS_PER_MINUTE
+    duplicate_detection_history_time_window: Duration = 10 * TICKS_PER_MINUTE
     max_delivery_count: int = 10
     enable_batched_operations: bool = True
     authorization_rules: tuple[AuthorizationRule, ...] = ()
     status: str = "Active"
     forward_to: str | None = None
     user_metadata: str | None = None
-    auto_delete_on_idle: int = MAX_TICKS
+    auto_delete_on_idle: Duration = MAX_TICKS
     enable_partitioning: bool = False
     forward_dead_lettered_messages_to: str | None = None
     enable_express: bool = False

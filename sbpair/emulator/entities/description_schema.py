@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from sbpair.emulator import timespan
-from sbpair.emulator.entities.description import STANDARD, D, EmulatedTier, QueueDescription, default_of, validate
+from sbpair.emulator.entities.description import (
+    STANDARD,
+    D,
+    EmulatedTier,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+    default_of,
+    validate,
+)
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
@@ -16,26 +25,14 @@ if TYPE_CHECKING:
 Kind = Literal["duration", "int", "bool", "text"]
 Settable = Mapping[str, tuple[str, Kind]]
 
-SETTABLE: Final[Settable] = {
-    "LockDuration": ("lock_duration", "duration"),
-    "MaxSizeInMegabytes": ("max_size_in_megabytes", "int"),
-    "RequiresDuplicateDetection": ("requires_duplicate_detection", "bool"),
-    "RequiresSession": ("requires_session", "bool"),
-    "DefaultMessageTimeToLive": ("default_message_time_to_live", "duration"),
-    "DeadLetteringOnMessageExpiration": ("dead_lettering_on_message_expiration", "bool"),
-    "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_history_time_window", "duration"),
-    "MaxDeliveryCount": ("max_delivery_count", "int"),
-    "EnableBatchedOperations": ("enable_batched_operations", "bool"),
-    "Status": ("status", "text"),
-    "ForwardTo": ("forward_to", "text"),
-    "UserMetadata": ("user_metadata", "text"),
-    "AutoDeleteOnIdle": ("auto_delete_on_idle", "duration"),
-    "EnablePartitioning": ("enable_partitioning", "bool"),
-    "ForwardDeadLetteredMessagesTo": ("forward_dead_lettered_messages_to", "text"),
-    "EnableExpress": ("enable_express", "bool"),
-    "MaxMessageSizeInKilobytes": ("max_message_size_in_kilobytes", "int"),
+_KINDS: Final[dict[object, Kind]] = {
+    "Duration": "duration",
+    "int": "int",
+    "bool": "bool",
+    "str": "text",
+    "str | None": "text",
 }
-"""Field and kind by element. AuthorizationRules is settable too, in a form of its own."""
+"""By the type of a description's field."""
 
 ELEMENTS: Final = (
     "LockDuration", "MaxSizeInMegabytes", "RequiresDuplicateDetection", "RequiresSession", "DefaultMessageTimeToLive",
@@ -44,6 +41,22 @@ ELEMENTS: Final = (
     "ForwardTo", "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails",
     "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus", "ForwardDeadLetteredMessagesTo",
     "EnableExpress", "MaxMessageSizeInKilobytes",
+)  # fmt: skip
+
+_TOPIC_ELEMENTS: Final = (
+    "DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection",
+    "DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes",
+    "FilteringMessagesBeforePublishing", "IsAnonymousAccessible", "AuthorizationRules", "Status", "ForwardTo",
+    "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails", "SubscriptionCount",
+    "SqlFilterCount", "CorrelationFilterCount", "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus",
+    "EnableSubscriptionPartitioning", "EnableExpress", "MaxMessageSizeInKilobytes",
+)  # fmt: skip
+
+_SUBSCRIPTION_ELEMENTS: Final = (
+    "LockDuration", "RequiresSession", "DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration",
+    "DeadLetteringOnFilterEvaluationExceptions", "DefaultRuleDescription", "MessageCount", "MaxDeliveryCount",
+    "EnableBatchedOperations", "Status", "ForwardTo", "CreatedAt", "UpdatedAt", "AccessedAt", "UserMetadata",
+    "CountDetails", "ForwardDeadLetteredMessagesTo", "AutoDeleteOnIdle", "EntityAvailabilityStatus",
 )  # fmt: skip
 
 UNORDERED: Final = frozenset({"ForwardTo", "UserMetadata", "ForwardDeadLetteredMessagesTo"})
@@ -88,52 +101,33 @@ class DescriptionSchema:
                 )
 
 
+def _settable(description: type[QueueDescription], elements: tuple[str, ...]) -> Settable:
+    """Return field and kind by element, of those that are fields of the description."""
+    by_element = {field.name.title().replace("_", ""): field for field in fields(description)}
+    return {
+        name: (field.name, _KINDS[field.type])
+        for name, field in by_element.items()
+        if name in elements and field.type in _KINDS
+    }
+
+
+SETTABLE: Final = _settable(QueueDescription, ELEMENTS)
+"""AuthorizationRules is settable too, in a form of its own."""
+
 QUEUE: Final = DescriptionSchema(
     "Queue", ELEMENTS, SETTABLE, UNORDERED, ("RequiresDuplicateDetection", "RequiresSession", "EnablePartitioning")
 )
-
-
-_TOPIC_ELEMENTS: Final = (
-    "DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection",
-    "DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes",
-    "FilteringMessagesBeforePublishing", "IsAnonymousAccessible", "AuthorizationRules", "Status", "ForwardTo",
-    "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails", "SubscriptionCount",
-    "SqlFilterCount", "CorrelationFilterCount", "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus",
-    "EnableSubscriptionPartitioning", "EnableExpress", "MaxMessageSizeInKilobytes",
-)  # fmt: skip
-
-_SUBSCRIPTION_ELEMENTS: Final = (
-    "LockDuration", "RequiresSession", "DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration",
-    "DeadLetteringOnFilterEvaluationExceptions", "DefaultRuleDescription", "MessageCount", "MaxDeliveryCount",
-    "EnableBatchedOperations", "Status", "ForwardTo", "CreatedAt", "UpdatedAt", "AccessedAt", "UserMetadata",
-    "CountDetails", "ForwardDeadLetteredMessagesTo", "AutoDeleteOnIdle", "EntityAvailabilityStatus",
-)  # fmt: skip
-
-
-def _as_in_queues(elements: tuple[str, ...], *, but: str = "") -> dict[str, tuple[str, Kind]]:
-    return {name: SETTABLE[name] for name in elements if name in SETTABLE and name != but}
-
-
 TOPIC: Final = DescriptionSchema(
     "Topic",
     _TOPIC_ELEMENTS,
-    {
-        **_as_in_queues(_TOPIC_ELEMENTS, but="ForwardTo"),
-        "FilteringMessagesBeforePublishing": ("filtering_messages_before_publishing", "bool"),
-        "SupportOrdering": ("support_ordering", "bool"),
-        "EnableSubscriptionPartitioning": ("enable_subscription_partitioning", "bool"),
-    },
+    _settable(TopicDescription, tuple(name for name in _TOPIC_ELEMENTS if name != "ForwardTo")),
     frozenset({"ForwardTo", "UserMetadata"}),
     ("RequiresDuplicateDetection", "EnablePartitioning"),
 )
-
 SUBSCRIPTION: Final = DescriptionSchema(
     "Subscription",
     _SUBSCRIPTION_ELEMENTS,
-    {
-        **_as_in_queues(_SUBSCRIPTION_ELEMENTS),
-        "DeadLetteringOnFilterEvaluationExceptions": ("dead_lettering_on_filter_evaluation_exceptions", "bool"),
-    },
+    _settable(SubscriptionDescription, _SUBSCRIPTION_ELEMENTS),
     UNORDERED | {"DefaultRuleDescription", "AutoDeleteOnIdle", "EntityAvailabilityStatus"},
     ("RequiresSession",),
 )
@@ -151,16 +145,15 @@ def from_elements(
 
     Raises ArgumentInvalid for a value that is malformed, outside the service's limits, or may not change.
     """
-    fields: dict[str, object] = {"authorization_rules": rules}
-    for name, (field, _) in schema.settable.items():
-        if name in values:
-            fields[field] = read_value(name, values[name], schema.settable)
-        elif existing is not None and name in schema.immutable:
-            fields[field] = getattr(existing, field)
+    settable = schema.settable
+    given: dict[str, object] = {
+        field: read_value(name, values[name], settable) for name, (field, _) in settable.items() if name in values
+    }
     if existing is not None:
-        fields["partitions"] = existing.partitions
+        kept = ("partitions", *(settable[name][0] for name in schema.immutable))
+        given = {**{field: getattr(existing, field) for field in kept}, **given}
     # read_value returns the field's type
-    description = replace(default_of(default, tier), **fields)  # type: ignore[arg-type]
+    description = replace(default_of(default, tier), authorization_rules=rules, **given)  # type: ignore[arg-type]
     validate(description, tier)
     if existing is not None:
         schema.check_update(existing, description)
@@ -178,11 +171,11 @@ def read_value(name: str, text: str, settable: Settable = SETTABLE) -> int | boo
         if kind == "bool":
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     except (ValueError, KeyError) as error:
-        raise ArgumentInvalid(f"The value '{text[:100]}' of {name} cannot be read as {_KINDS[kind]}.") from error
+        raise ArgumentInvalid(f"The value '{text[:100]}' of {name} cannot be read as {_KIND_TEXTS[kind]}.") from error
     return text or None if name != "Status" else text
 
 
-_KINDS: Final[dict[Kind, str]] = {
+_KIND_TEXTS: Final[dict[Kind, str]] = {
     "duration": "a duration such as PT1M",
     "int": "a whole number",
     "bool": "true or false",

@@ -24,7 +24,6 @@ from sbpair.amqp.message import (
     batch_members,
     is_plain,
     section,
-    skip,
 )
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -118,15 +117,14 @@ def _lacks_id(properties: bytes) -> bool:
 
 def _with_new_id(properties: bytes) -> bytes:
     """Add a message id, as the service does: the SDK for JavaScript sends none, and cannot settle without one."""
+    # Without `splice`, which would take half as long again as all the rest of reading.
     message_id = codec.encode(uuid.uuid4().hex)
     start = _FIRST_FIELD.get(properties[3:4], 0)
     if len(properties) <= start:
         return _ID_ONLY + message_id + _NULL_FIELDS
     fields = message_id + properties[start + 1 :]
     count = int.from_bytes(properties[start - (1 if start == _FIRST_FIELD[b"\xc0"] else 4) : start])
-    if len(fields) < 255:
-        return section(PROPERTIES, bytes((0xC0, len(fields) + 1, count)) + fields)
-    return section(PROPERTIES, b"\xd0" + (len(fields) + 4).to_bytes(4) + count.to_bytes(4) + fields)
+    return section(PROPERTIES, codec.compound(0xC0, count, fields))
 
 
 class _SenderFields(NamedTuple):
@@ -288,14 +286,15 @@ def _with_reason(message: StoredMessage) -> bytes:
         return sender
     fields = {"DeadLetterReason": dead_letter.reason, "DeadLetterErrorDescription": dead_letter.description}
     known = {key: value for key, value in fields.items() if value is not None}
-    if not known:
-        return sender
     try:
-        count, kept = _pairs_without(sender, frozenset(known))
+        return _with_application_properties(sender, known)
     except ProtocolError:
         return sender
-    added = b"".join([codec.encode(key) + codec.encode(value) for key, value in known.items()])
-    return section(APPLICATION_PROPERTIES, codec.compound(0xC1, 2 * (count + len(known)), kept + added))
+
+
+def _with_application_properties(raw: bytes, changed: dict[str, Value]) -> bytes:
+    kept = splice.without(raw, lambda key: isinstance(key, str) and key in changed)
+    return splice.with_pairs(kept, APPLICATION_PROPERTIES, dict(changed.items()))
 
 
 # Forward and modify
@@ -319,25 +318,14 @@ def modify_properties(message: StoredMessage, properties: Map) -> None:
     changed = {str(key): value for key, value in properties.pairs}
     before = message.sections
     sections = copy(before)
-    kept = splice.without(sections.application_properties, lambda key: key in changed)
-    sections.application_properties = splice.with_pairs(kept, APPLICATION_PROPERTIES, dict(changed.items()))
+    sections.application_properties = _with_application_properties(sections.application_properties, changed)
     message.size += len(sections.application_properties) - len(before.application_properties)
     message.sections = sections
 
 
 def _pairs_without(raw: bytes, unwanted: frozenset[str]) -> tuple[int, bytes]:
     """Return the pairs of an encoded map whose key is not `unwanted`: how many, and their bytes unchanged."""
-    if not raw:
-        return 0, b""
-    start = skip(raw, 1)
-    position = start + (3 if raw[start] == 0xC1 else 9)
-    kept = []
-    while position < len(raw):
-        key, value_at = codec.decode(raw, position)
-        end = skip(raw, value_at)
-        if not (isinstance(key, str) and key in unwanted):
-            kept.append(raw[position:end])
-        position = end
+    kept = [pair for key, pair, _ in splice.map_pairs(raw) if not (isinstance(key, str) and key in unwanted)]
     return len(kept), b"".join(kept)
 
 

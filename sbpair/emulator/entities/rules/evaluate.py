@@ -1,8 +1,8 @@
 """Compiler of SQL to functions of a message's view: three-valued conditions, values and action steps. Pure.
 
-A text is compiled while it is parsed. Its depth is bounded, so it can be evaluated by recursion. The semantics are the
-service's: an unknown property is unknown, and a value that cannot be calculated raises EvaluationFailed. AND and OR
-stop at the operand that decides.
+A text is compiled from its leaves to its root. Its depth is bounded, so it can be evaluated by recursion. The
+semantics are the service's: an unknown property is unknown, and a value that cannot be calculated raises
+EvaluationFailed. AND and OR stop at the operand that decides.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sbpair.amqp.types import Long, Value
 from sbpair.emulator.entities.rules import syntax, values
@@ -35,100 +35,84 @@ _CACHED_PATTERNS: Final = 256
 
 def compile_filter(text: str, parameters: Parameters) -> Predicate:
     """Compile a filter to a predicate. Raises SqlInvalid."""
-    condition: Condition = syntax.parse("filter", text, _BUILDER)
-    return _bound(condition, parameters)
+    predicate: Predicate = _compile("filter", text, parameters)
+    return predicate
 
 
 def compile_action(text: str, parameters: Parameters) -> tuple[Step, ...]:
     """Compile an action to its steps, in order. Raises SqlInvalid."""
-    statements: tuple[Statement, ...] = syntax.parse("action", text, _BUILDER)
-    if len(statements) > MAX_STATEMENTS:
+    steps: tuple[Step, ...] = _compile("action", text, parameters)
+    if len(steps) > MAX_STATEMENTS:
         raise SqlInvalid(f"an action has at most {MAX_STATEMENTS} statements")
-    return tuple(_bound(statement, parameters) for statement in statements)
+    return steps
 
 
-def _bound(node: Node, parameters: Parameters) -> Callable[[Any], Any]:
-    for name in node.parameters:
-        if name[1:].lower() not in parameters:
-            raise SqlInvalid("the parameter is not given", token=name)
-    return partial(node.run, parameters)
+def _compile(start: str, text: str, parameters: Parameters) -> Any:
+    builder, compiled = _Builder(parameters), None
+    parts: dict[int, Any] = {}
+    depths: dict[int, int] = {}
+    for tree in syntax.parse(start, text).iter_subtrees():
+        nests = tree.data in ("nested", "function")
+        depths[id(tree)] = max([depths[id(each)] + nests for each in tree.children if id(each) in depths], default=0)
+        if depths[id(tree)] > MAX_DEPTH:
+            raise SqlInvalid(f"the expression nests deeper than {MAX_DEPTH}", token="(")  # noqa: S106  # a parenthesis
+        compiled = getattr(builder, tree.data)([parts.get(id(each), each) for each in tree.children])
+        parts[id(tree)] = compiled
+    return compiled
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
-    """A compiled part of a text.
+    """A compiled part of a text. `run` evaluates it for a view."""
 
-    `run` evaluates it for a view, with the values of the parameters, whose names as written are `parameters`. `depth`
-    counts the parentheses and functions between it and its deepest leaf.
-    """
-
-    run: Callable[[Parameters, Any], Any]
-    depth: int = 0
-    parameters: tuple[str, ...] = ()
+    run: Callable[[MessageView], Value]
 
 
 class Expression(Node):
     """A node with a value."""
 
-    __slots__ = ()
-
 
 class Condition(Node):
     """A node that is true, false or unknown."""
 
-    __slots__ = ()
 
-
-class Statement(Node):
-    """A node that changes a draft."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Property(Expression):
     """A property. `name` is as written; for a system property it is known, in lower case."""
 
-    name: str = ""
+    name: str
     is_system: bool = False
-
-
-N = TypeVar("N", bound=Node)
-
-
-def _node(kind: type[N], run: Callable[[Parameters, Any], Any], *operands: Node | None) -> N:
-    nodes = [node for node in operands if node is not None]
-    names = tuple(name for node in nodes for name in node.parameters)
-    return kind(run, max((node.depth for node in nodes), default=0), names)
 
 
 class _Builder:
     """Compiles each grammar rule from its parts. Methods have the names of the rules."""
 
-    def filter(self, parts: list[Any]) -> Condition:
-        return _condition(parts[0], None)
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
 
-    def action(self, parts: list[Any]) -> tuple[Statement, ...]:
+    def filter(self, parts: list[Any]) -> Predicate:
+        return _condition(parts[0], None).run
+
+    def action(self, parts: list[Any]) -> tuple[Step, ...]:
         return tuple(parts)
 
-    def set(self, parts: list[Any]) -> Statement:
+    def set(self, parts: list[Any]) -> Step:
         keyword, target, equals, value = parts
-        name = _settable(target, keyword).name
-        run = _expression(value, equals).run
+        name, run = _settable(target, keyword).name, _expression(value, equals).run
         if target.is_system:
-            return _node(Statement, lambda given, draft: draft.set_system(name, run(given, draft)), value)
+            return lambda draft: draft.set_system(name, run(draft))
         if isinstance(value, Property) and not value.is_system:
             # A property that is only copied keeps the sender's value and type.
             source = value.name
-            return _node(Statement, lambda _, draft: draft.set_user(name, draft.raw(source)))
-        return _node(Statement, lambda given, draft: draft.set_user(name, run(given, draft)), value)
+            return lambda draft: draft.set_user(name, draft.raw(source))
+        return lambda draft: draft.set_user(name, run(draft))
 
-    def remove(self, parts: list[Any]) -> Statement:
+    def remove(self, parts: list[Any]) -> Step:
         keyword, target = parts
         name = _settable(target, keyword).name
         if target.is_system:
-            return _node(Statement, lambda _, draft: draft.set_system(name, None))
-        return _node(Statement, lambda _, draft: draft.remove_user(name))
+            return lambda draft: draft.set_system(name, None)
+        return lambda draft: draft.remove_user(name)
 
     # Conditions
 
@@ -144,41 +128,39 @@ class _Builder:
             return operand
         test = operand.run
 
-        def run(given: Parameters, view: MessageView) -> Truth:
-            answer = test(given, view)
+        def run(view: MessageView) -> Truth:
+            answer = test(view)
             return None if answer is None else not answer
 
-        return _node(Condition, run, operand)
+        return Condition(run)
 
     def comparison(self, parts: list[Any]) -> Condition:
         left, symbol, right = parts
         one, other, text = _expression(left, symbol).run, _expression(right, symbol).run, str(symbol)
-        return _node(
-            Condition, lambda given, view: values.compare(text, one(given, view), other(given, view)), left, right
-        )
+        return Condition(lambda view: values.compare(text, one(view), other(view)))
 
     def is_null(self, parts: list[Any]) -> Condition:
         subject, negated = _property(parts[0], parts[1]), parts[2] is not None
-        return _node(Condition, lambda given, view: (subject.run(given, view) is None) is not negated)
+        return Condition(lambda view: (subject.run(view) is None) is not negated)
 
     def is_in(self, parts: list[Any]) -> Condition:
         subject, negation, keyword, *choices = parts
         negated, value_of = negation is not None, _expression(subject, keyword).run
         choice_runs = [_expression(choice, keyword).run for choice in choices]
 
-        def run(given: Parameters, view: MessageView) -> Truth:
-            value = value_of(given, view)
+        def run(view: MessageView) -> Truth:
+            value = value_of(view)
             if value is None:
                 return None
             answer: Truth = False
             for choice in choice_runs:
-                same = values.compare("=", value, choice(given, view))
+                same = values.compare("=", value, choice(view))
                 if same:
                     return not negated
                 answer = None if same is None else answer
             return None if answer is None else negated
 
-        return _node(Condition, run, subject, *choices)
+        return Condition(run)
 
     def like(self, parts: list[Any]) -> Condition:
         subject, negation, keyword, pattern, _, escape = parts
@@ -186,9 +168,9 @@ class _Builder:
         text_of, pattern_of = _expression(subject, keyword).run, _expression(pattern, keyword).run
         sign_of = None if escape is None else _expression(escape, keyword).run
 
-        def run(given: Parameters, view: MessageView) -> Truth:
-            text, wanted = text_of(given, view), pattern_of(given, view)
-            sign = "" if sign_of is None else sign_of(given, view)
+        def run(view: MessageView) -> Truth:
+            text, wanted = text_of(view), pattern_of(view)
+            sign = "" if sign_of is None else sign_of(view)
             if text is None or wanted is None or sign is None:
                 return None
             if not (isinstance(text, str) and isinstance(wanted, str)):
@@ -197,14 +179,14 @@ class _Builder:
                 raise EvaluationFailed("An escape character is a text of one character.")
             return like(text, wanted, sign) is not negated
 
-        return _node(Condition, run, subject, pattern, escape)
+        return Condition(run)
 
     def exists(self, parts: list[Any]) -> Condition:
         subject = _property(parts[1], parts[0])
         name = subject.name
         if subject.is_system:
-            return _node(Condition, lambda given, view: subject.run(given, view) is not None)
-        return _node(Condition, lambda _, view: view.has(name))
+            return Condition(lambda view: subject.run(view) is not None)
+        return Condition(lambda view: view.has(name))
 
     # Values
 
@@ -213,19 +195,19 @@ class _Builder:
         first, *operands = [_expression(part, parts[1]) for part in parts[::2]]
         rest = [(str(symbol), operand.run) for symbol, operand in zip(parts[1::2], operands, strict=True)]
 
-        def run(given: Parameters, view: MessageView) -> Value:
-            result = first.run(given, view)
+        def run(view: MessageView) -> Value:
+            result = first.run(view)
             for symbol, operand in rest:
-                result = values.calculate(symbol, result, operand(given, view))
+                result = values.calculate(symbol, result, operand(view))
             return result
 
-        return _node(Expression, run, first, *operands)
+        return Expression(run)
 
     def signed(self, parts: list[Any]) -> Expression:
         *signs, operand = parts
         value_of = _expression(operand, signs[0]).run
-        change = values.negate if signs.count("-") % 2 else values.unary_plus
-        return _node(Expression, lambda given, view: change(value_of(given, view)), operand)
+        sign = "-" if signs.count("-") % 2 else "+"
+        return Expression(lambda view: values.signed(sign, value_of(view)))
 
     def constant(self, parts: list[Token]) -> Expression:
         token = parts[0]
@@ -233,51 +215,50 @@ class _Builder:
             value = _CONSTANTS[token.type](token)
         except ValueError:
             raise invalid_at(token, "the number is outside of the range of a 64-bit integer") from None
-        return Expression(lambda *_: value)
+        return Expression(lambda _: value)
 
     def parameter(self, parts: list[Token]) -> Expression:
         name = parts[0][1:].lower()
-        return Expression(lambda given, _: given[name], 0, (str(parts[0]),))
+        if name not in self._parameters:
+            raise SqlInvalid("the parameter is not given", token=parts[0])
+        value = self._parameters[name]
+        return Expression(lambda _: value)
 
     def function(self, parts: list[Any]) -> Expression:
         name, argument = parts
         word = name.lower()
         if word == "newid" and argument is None:
-            return Expression(lambda *_: uuid.uuid4())
+            return Expression(lambda _: uuid.uuid4())
         if word not in ("property", "p") or argument is None:
             raise invalid_at(name, f"expected newid(), property(name) or p(name), got {name} with such an argument")
         name_of = _expression(argument, name).run
 
-        def run(given: Parameters, view: MessageView) -> Value:
-            named = name_of(given, view)
+        def run(view: MessageView) -> Value:
+            named = name_of(view)
             if named is not None and not isinstance(named, str):
                 raise EvaluationFailed(f"The name of a property is text, not a '{type_name(named)}'.")
             return None if named is None else view.user_value(named)
 
-        return _node(Expression, run, self.nested([argument]))
+        return Expression(run)
 
     def nested(self, parts: list[Any]) -> Node:
         inner: Node = parts[0]
-        if inner.depth >= MAX_DEPTH:
-            raise SqlInvalid(f"the expression nests deeper than {MAX_DEPTH}", token="(")  # noqa: S106  # a parenthesis
-        return replace(inner, depth=inner.depth + 1)
+        return inner
 
     def property(self, parts: list[Token | None]) -> Property:
         scope, name = parts
         assert name is not None  # noqa: S101  # the grammar has one
         text = _unquoted(name)
         if scope is None or scope.lower() == "user":
-            return Property(lambda _, view: view.user_value(text), name=text)
+            return Property(lambda view: view.user_value(text), text)
         if scope.lower() != "sys":
             raise invalid_at(scope, "the scope of a property is sys or user")
         system = SYSTEM_PROPERTIES.get(text.lower())
         if system is None:
             raise invalid_at(name, f"The specified property '{text[:100]}' does not exist or is not allowed")
-        read = system.read
-        return Property(lambda _, view: read(view), name=text.lower(), is_system=True)
+        return Property(system.read, text.lower(), is_system=True)
 
 
-_BUILDER: Final = _Builder()
 _CONSTANTS: Final[dict[str, Callable[[str], Value]]] = {
     "STRING": lambda text: text[1:-1].replace("''", "'"),
     "INTEGER": lambda text: int(Long(int(text) if len(text) < 32 else 1 << 64)),
@@ -291,19 +272,18 @@ _CONSTANTS: Final[dict[str, Callable[[str], Value]]] = {
 
 def _until(decisive: bool, parts: list[Any]) -> Condition:
     """Combine operands: False decides AND, True decides OR; otherwise one unknown makes the whole unknown."""
-    operands = [_condition(part, parts[1]) for part in parts[::2]]
-    tests = [operand.run for operand in operands]
+    tests = [_condition(part, parts[1]).run for part in parts[::2]]
 
-    def run(given: Parameters, view: MessageView) -> Truth:
+    def run(view: MessageView) -> Truth:
         answer: Truth = not decisive
         for test in tests:
-            one: Truth = test(given, view)
+            one: Truth = test(view)
             if one is decisive:
                 return decisive
             answer = None if one is None else answer
         return answer
 
-    return _node(Condition, run, *operands)
+    return Condition(run)
 
 
 def _unquoted(name: Token) -> str:
@@ -341,11 +321,11 @@ def _settable(target: Property, near: Token) -> Property:
 
 def like(text: str, pattern: str, escape: str = "") -> bool:
     """Match `%` with any text and `_` with any character, in time bounded by the product of the two lengths."""
-    return _compiled(pattern, escape).fullmatch(text) is not None
+    return _pattern(pattern, escape).fullmatch(text) is not None
 
 
 @lru_cache(_CACHED_PATTERNS)
-def _compiled(pattern: str, escape: str) -> re.Pattern[str]:
+def _pattern(pattern: str, escape: str) -> re.Pattern[str]:
     pieces = [""]
     escaped = False
     for one in pattern:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 DEFAULT_RULE: Final = "$Default"
 MAX_RULE_NAME: Final = 50
 RULE_NAME: Final = "RuleName"
-FILTER_FAILED: Final = "FilterException"
-ACTION_FAILED: Final = "RuleActionException"
 _FORBIDDEN: Final = frozenset("/\\@?#*")
 
 NamedValues = tuple[tuple[str, TypedValue], ...]
@@ -170,14 +168,14 @@ def select_copies(rules: Iterable[SubscriptionRule], view: MessageView) -> RuleM
             else:
                 changed.append(_changed_copy(rule, rule.action, view))
         except EvaluationFailed as error:
-            failure = failure or RuleFailure(getattr(error, "reason", FILTER_FAILED), error.message)
+            failure = failure or RuleFailure(error.reason, error.message)
     return RuleMatches([view.message.for_subscription(), *changed] if plain else changed, failure)
 
 
 class ActionFailed(EvaluationFailed):
     """An action could not be calculated for a message."""
 
-    reason = ACTION_FAILED
+    reason = "RuleActionException"
 
 
 def _changed_copy(rule: SubscriptionRule, action: SqlAction, view: MessageView) -> StoredMessage:

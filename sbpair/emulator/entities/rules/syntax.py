@@ -1,4 +1,4 @@
-"""The parser of SQL filters and actions: it builds what a `builder` makes of each grammar rule, or raises SqlInvalid.
+"""The parser of SQL filters and actions: it returns a tree of the grammar's rules, or raises SqlInvalid.
 
 The grammar is the documented one. The parser is LALR, so its time is linear in the text, whose length is bounded. The
 parser library is imported with the first text.
@@ -7,12 +7,12 @@ parser library is imported with the first text.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
-    from lark import Lark, Token
+    from lark import Lark, Token, Tree
     from lark.exceptions import UnexpectedInput
 
 MAX_LENGTH: Final = 1024
@@ -29,17 +29,14 @@ class SqlInvalid(ArgumentInvalid):
         )
 
 
-def parse(start: str, text: str, builder: object) -> Any:
-    """Return what `builder` makes of a text, a "filter" or an "action". Its methods have the names of the rules.
-
-    Raises SqlInvalid.
-    """
+def parse(start: str, text: str) -> Tree[Token]:
+    """Return the tree of a text, a "filter" or an "action". Raises SqlInvalid."""
     if len(text) > MAX_LENGTH:
         raise SqlInvalid(f"the expression is {len(text)} characters long, and may be {MAX_LENGTH} at most")
     from lark.exceptions import UnexpectedInput
 
     try:
-        return _parser(builder).parse(text, start)
+        return _parser().parse(text, start)
     except UnexpectedInput as error:
         raise _sql_invalid(error, text) from error
 
@@ -117,7 +114,7 @@ FACTOR: /[*\/%]/
 
 
 @lru_cache(maxsize=1)
-def _parser(builder: object) -> Lark:
+def _parser() -> Lark:
     from lark import Lark
 
     return Lark(
@@ -127,7 +124,6 @@ def _parser(builder: object) -> Lark:
         # Not the contextual lexer: a keyword is a keyword at every position.
         lexer="basic",
         lexer_callbacks={"IDENTIFIER": _keyword},
-        transformer=builder,
     )
 
 

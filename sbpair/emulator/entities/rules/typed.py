@@ -49,8 +49,7 @@ def from_amqp(original: Value) -> TypedValue:
     """Convert an AMQP value. Raises ArgumentInvalid for a type that no property of a filter can have."""
     kind = _KINDS.get(type_of(original))
     value = rule_value(original)
-    if kind is None and isinstance(value, (TimeSpanValue, Instant)):
-        kind = "duration" if isinstance(value, TimeSpanValue) else "dateTime"
+    kind = kind or {TimeSpanValue: "duration", Instant: "dateTime"}.get(type(value))
     if kind is None:
         raise ArgumentInvalid(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
     return TypedValue(kind, _xml_text(value), original, value)
@@ -93,11 +92,6 @@ def _decimal(text: str) -> Decimal:
     return value
 
 
-def _character(text: str) -> Value:
-    # .NET writes a char as the number of its code point.
-    return types.Char(chr(int(text)))
-
-
 def _integer(number: Callable[[int], Value]) -> Callable[[str], Value]:
     return lambda text: number(int(text))
 
@@ -115,7 +109,8 @@ _READERS: Final[dict[str, Callable[[str], Value]]] = {
     "float": lambda text: Float(_float(text)),
     "double": _float,
     "decimal": _decimal,
-    "char": _character,
+    # .NET writes a char as the number of its code point.
+    "char": lambda text: types.Char(chr(int(text))),
     "guid": uuid.UUID,
     "dateTime": _time,
     "duration": lambda text: Described(Symbol("com.microsoft:timespan"), Long(timespan.parse(text))),

@@ -11,17 +11,17 @@ import math
 import operator
 import uuid
 from collections.abc import Callable
-from decimal import Context, Decimal
+from decimal import Context, Decimal, localcontext
 from typing import Final
 
 from sbpair.amqp import types
 from sbpair.amqp.types import Described, Float, Long, Symbol, Timestamp, ULong, Value, type_of
+from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import SbpairError
 
 TIMESPAN: Final = "com.microsoft:timespan"
 DATETIME_OFFSET: Final = "com.microsoft:datetime-offset"
 URI: Final = "com.microsoft:uri"
-TICKS_PER_MS: Final = 10_000
 EPOCH_TICKS: Final = 621_355_968_000_000_000
 """1970-01-01 in .NET's ticks, which count from the year 1."""
 
@@ -30,7 +30,9 @@ Truth = bool | None
 
 
 class EvaluationFailed(SbpairError):
-    """A filter or an action could not be calculated for a message."""
+    """A filter or an action could not be calculated for a message. `reason` is that of a dead letter."""
+
+    reason = "FilterException"
 
 
 class Ticks(int):
@@ -60,7 +62,8 @@ def rule_value(value: Value) -> Value:
     return value if convert is None else convert(value)
 
 
-def _instant(ms: int) -> Instant:
+def instant(ms: int) -> Instant:
+    """Return the value of a time in milliseconds since 1970."""
     return Instant(ms * TICKS_PER_MS + EPOCH_TICKS)
 
 
@@ -91,7 +94,7 @@ _DOUBLES: Final = frozenset({Float, float})
 _CONVERSIONS: Final[dict[type, Callable[[Value], Value]]] = {
     **dict.fromkeys(_INTEGERS, int), **dict.fromkeys(_DOUBLES, float), **dict.fromkeys((str, Symbol, types.Char), str),
     **dict.fromkeys((types.Decimal32, types.Decimal64, types.Decimal128), _decimal), bool: bool, bytes: bytes,
-    Timestamp: _instant, Described: _described,
+    Timestamp: instant, Described: _described,
 }  # fmt: skip
 
 
@@ -191,20 +194,15 @@ def calculate(symbol: str, left: Value, right: Value) -> Value:
     return _with_doubles(symbol, float(left), float(right))
 
 
-def negate(value: Value) -> Value:
+def signed(sign: str, value: Value) -> Value:
+    """Apply a sign: `+` or `-`."""
     if value is None:
         return None
-    if isinstance(value, TimeSpanValue):
-        return TimeSpanValue(_fitting(-value))
-    if _kind(value) != "number":
-        raise EvaluationFailed(f"Operator '-' cannot be applied to operand of type '{type_name(value)}'.")
-    return _fitting(-value) if isinstance(value, int) else -value
-
-
-def unary_plus(value: Value) -> Value:
-    if value is not None and not isinstance(value, TimeSpanValue) and _kind(value) != "number":
-        raise EvaluationFailed(f"Operator '+' cannot be applied to operand of type '{type_name(value)}'.")
-    return value
+    if not isinstance(value, TimeSpanValue) and _kind(value) != "number":
+        raise EvaluationFailed(f"Operator '{sign}' cannot be applied to operand of type '{type_name(value)}'.")
+    if sign == "+":
+        return value
+    return type(value)(_fitting(-value)) if isinstance(value, int) else -value
 
 
 def _text(value: Value) -> str:
@@ -225,13 +223,14 @@ def _with_ticks(symbol: str, left: Value, right: Value) -> Ticks:
 
 
 def _with_integers(symbol: str, one: int, other: int) -> int:
-    if symbol in ("/", "%") and other == 0:
+    if symbol not in ("/", "%"):
+        return _fitting(_OPERATORS[symbol](one, other))
+    if other == 0:
         raise EvaluationFailed("Attempted to divide by zero.")
-    if symbol == "/":
-        return _fitting(abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1))
+    quotient, remainder = divmod(abs(one), abs(other))
     if symbol == "%":
-        return _fitting(abs(one) % abs(other) * (-1 if one < 0 else 1))
-    return _fitting({"+": operator.add, "-": operator.sub, "*": operator.mul}[symbol](one, other))
+        return remainder if one >= 0 else -remainder
+    return _fitting(quotient if (one < 0) == (other < 0) else -quotient)
 
 
 def _fitting(result: int) -> int:
@@ -242,20 +241,16 @@ def _fitting(result: int) -> int:
 
 def _with_doubles(symbol: str, one: float, other: float) -> float:
     try:
-        return _DOUBLE_OPERATORS[symbol](one, other)
+        result: float = math.fmod(one, other) if symbol == "%" else _OPERATORS[symbol](one, other)
     except ZeroDivisionError:
         return one * math.inf if one == one and one != 0 else math.nan
-
-
-def _remainder(one: float, other: float) -> float:
-    try:
-        return math.fmod(one, other)
     except ValueError:
         return math.nan
+    return result
 
 
-_DOUBLE_OPERATORS: Final[dict[str, Callable[[float, float], float]]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "%": _remainder,
+_OPERATORS: Final[dict[str, Callable[[Value, Value], Value]]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "%": operator.mod,
 }  # fmt: skip
 
 # Wide enough for every product of two; the service's own have 28 digits.
@@ -264,9 +259,8 @@ _EXACT: Final = Context(prec=80)
 
 def _with_decimals(symbol: str, one: Decimal, other: Decimal) -> Decimal:
     try:
-        operate = {
-            "+": _EXACT.add, "-": _EXACT.subtract, "*": _EXACT.multiply, "/": _EXACT.divide, "%": _EXACT.remainder,
-        }[symbol]  # fmt: skip
-        return operate(one, other)
+        with localcontext(_EXACT):
+            result: Decimal = _OPERATORS[symbol](one, other)
     except ArithmeticError as error:
         raise EvaluationFailed("Attempted to divide by zero, or the result is no decimal.") from error
+    return result

@@ -8,31 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES, Sections
 from sbpair.amqp.splice import with_fields, with_pairs, without
 from sbpair.amqp.types import Symbol, UInt, Value, text_of
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.rules.values import (
-    EPOCH_TICKS,
-    TICKS_PER_MS,
     EvaluationFailed,
     Instant,
     TimeSpanValue,
     amqp_value,
     as_type_of,
+    instant,
     rule_value,
 )
+from sbpair.emulator.timespan import MAX_TICKS, TICKS_PER_MS
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Properties
     from sbpair.emulator.entities.stored_message import StoredMessage
 
-MAX_SPAN: Final = TimeSpanValue(0x7FFF_FFFF_FFFF_FFFF)
+MAX_SPAN: Final = TimeSpanValue(MAX_TICKS)
 _TTL: Final = 2
 _MAX_TTL: Final = 0xFFFFFFFF
+
+T = TypeVar("T")
 
 
 class MessageView:
@@ -40,31 +43,22 @@ class MessageView:
 
     def __init__(self, message: StoredMessage) -> None:
         self.message = message
-        self._properties: Properties | None = None
-        self._annotations: dict[str, Value] | None = None
-        self._user: dict[str, tuple[Value, Value]] | None = None
 
-    @property
+    @cached_property
     def properties(self) -> Properties:
-        if self._properties is None:
-            self._properties = _read(self.message.sections.read_properties)
-        return self._properties
+        return _read(self.message.sections.read_properties)
 
-    @property
+    @cached_property
     def annotations(self) -> dict[str, Value]:
-        if self._annotations is None:
-            pairs = _read(self.message.sections.read_message_annotations).pairs
-            self._annotations = {str(key): value for key, value in pairs}
-        return self._annotations
+        pairs = _read(self.message.sections.read_message_annotations).pairs
+        return {str(key): value for key, value in pairs}
 
-    @property
+    @cached_property
     def user(self) -> dict[str, tuple[Value, Value]]:
         """The application properties: name and value as sent, by name in lower case."""
-        if self._user is None:
-            pairs = _read(self.message.sections.read_application_properties).pairs
-            # Of two names that differ only in case, the first one counts.
-            self._user = {str(key).lower(): (key, value) for key, value in reversed(pairs)}
-        return self._user
+        pairs = _read(self.message.sections.read_application_properties).pairs
+        # Of two names that differ only in case, the first one counts.
+        return {str(key).lower(): (key, value) for key, value in reversed(pairs)}
 
     def annotation(self, name: str) -> Value:
         return rule_value(self.annotations.get(name))
@@ -81,7 +75,7 @@ class MessageView:
         return name.lower() in self.user
 
 
-def _read(reader: Callable[[], Value]) -> Value:
+def _read(reader: Callable[[], T]) -> T:
     try:
         return reader()
     except ProtocolError as error:
@@ -108,10 +102,6 @@ def _text(value: Value) -> str | None:
     return None if value is None else str.__str__(text_of(value) or "")
 
 
-def _instant(ms: int | None) -> Instant | None:
-    return None if ms is None else Instant(ms * TICKS_PER_MS + EPOCH_TICKS)
-
-
 def _time_to_live(view: MessageView) -> TimeSpanValue:
     ttl = view.message.ttl_ms
     return MAX_SPAN if ttl is None or ttl >= NEVER else TimeSpanValue(min(ttl * TICKS_PER_MS, MAX_SPAN))
@@ -119,7 +109,12 @@ def _time_to_live(view: MessageView) -> TimeSpanValue:
 
 def _expires_at(view: MessageView) -> Instant | None:
     ttl = view.message.ttl_ms
-    return None if ttl is None else _instant(view.message.enqueued_at_ms + ttl)
+    return None if ttl is None else instant(view.message.enqueued_at_ms + ttl)
+
+
+def _scheduled_at(view: MessageView) -> Instant | None:
+    at_ms = view.message.scheduled_at_ms
+    return None if at_ms is None else instant(at_ms)
 
 
 _PROPERTIES: Final = (
@@ -130,7 +125,7 @@ _PROPERTIES: Final = (
     SystemProperty(
         "EnqueuedSequenceNumber", lambda view: view.message.enqueued_sequence_number or view.message.sequence_number
     ),
-    SystemProperty("EnqueuedTimeUtc", lambda view: _instant(view.message.enqueued_at_ms)),
+    SystemProperty("EnqueuedTimeUtc", lambda view: instant(view.message.enqueued_at_ms)),
     SystemProperty("ExpiresAtUtc", _expires_at),
     SystemProperty("ForcePersistence", lambda _: False),
     SystemProperty("Label", lambda view: view.properties.subject, 3),
@@ -138,7 +133,7 @@ _PROPERTIES: Final = (
     SystemProperty("PartitionKey", lambda view: view.annotation("x-opt-partition-key"), None, "x-opt-partition-key"),
     SystemProperty("ReplyTo", lambda view: _text(view.properties.reply_to), 4),
     SystemProperty("ReplyToSessionId", lambda view: view.properties.reply_to_group_id, 12),
-    SystemProperty("ScheduledEnqueueTimeUtc", lambda view: _instant(view.message.scheduled_at_ms), None, "nowhere"),
+    SystemProperty("ScheduledEnqueueTimeUtc", _scheduled_at, None, "nowhere"),
     SystemProperty("SequenceNumber", lambda view: view.message.sequence_number),
     SystemProperty("SessionId", lambda view: view.properties.group_id, 10),
     SystemProperty("Size", lambda view: view.message.size),
@@ -162,7 +157,7 @@ class Draft(MessageView):
         super().__init__(view.message.for_subscription())
         self.message.enqueued_at_ms = view.message.enqueued_at_ms
         self.message.sequence_number = view.message.sequence_number
-        self._user = dict(view.user)
+        self.user = dict(view.user)
         self._changed: dict[str, Value] = {}
         """Names, as sent, of the application properties that were set or removed."""
         self._key_changed = False
@@ -197,7 +192,7 @@ class Draft(MessageView):
             sections.properties = with_fields(sections.properties, PROPERTIES, {system.field or 0: written})
         except UnicodeEncodeError as error:
             raise EvaluationFailed(f"The value of {system.name} is not ASCII.") from error
-        self._properties = None
+        self.__dict__.pop("properties", None)
         if system.name == "SessionId":
             self.message.session_id = text
 
@@ -213,7 +208,7 @@ class Draft(MessageView):
         kept = without(sections.message_annotations, lambda key: key == system.place)
         pairs = {} if text is None else {Symbol(system.place): text}
         sections.message_annotations = with_pairs(kept, MESSAGE_ANNOTATIONS, pairs)
-        self._annotations = None
+        self.__dict__.pop("annotations", None)
         self.message.partition_key = text
 
     def finish(self) -> StoredMessage:
