@@ -12,6 +12,7 @@ import typer
 
 from sbpair import __version__
 from sbpair.cli.help import OPTIONS, Command, CommandGroup, Row
+from sbpair.cli.options.common import options
 from sbpair.errors import UsageError
 
 PROGRAM = "sbpair"
@@ -77,12 +78,14 @@ class Commands(CommandGroup):
 def load(name: str) -> Any:
     """Return the real command, or group of commands."""
     module = import_module(f"sbpair.cli.commands.{name}")
-    if hasattr(module, "app"):
-        return typer.main.get_command(module.app)
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    usage = getattr(module, "USAGE", OPTIONS)
-    single.command(name, cls=Command, options_metavar=usage)(module.command)
-    return typer.main.get_command(single)
+    loaded = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
+    is_group = hasattr(module, "SUBCOMMANDS")
+    if is_group:
+        loaded.callback()(module.group)
+    for each, function in module.SUBCOMMANDS.items() if is_group else [(name, module.command)]:
+        usage = getattr(module, "USAGE", OPTIONS)
+        loaded.command(each, cls=Command, options_metavar=usage)(options(function))
+    return typer.main.get_command(loaded)
 
 
 def find_command(path: Sequence[str]) -> Any:

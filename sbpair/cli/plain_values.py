@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 MAX_DIGITS = 18
 
@@ -52,6 +52,8 @@ class PlainValues:
             return int(value)
         if kind is Path and isinstance(value, (str, Path)) and not _is_unreadable(value):
             return Path(value)
+        if get_origin(kind) is Literal and value in get_args(kind):
+            return value
         if isinstance(kind, type) and issubclass(kind, Enum) and value in set(kind):
             return kind(value)
         raise _NotPlain

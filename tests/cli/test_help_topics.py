@@ -11,6 +11,7 @@ import pytest
 
 from sbpair.cli.commands import help as help_command
 from sbpair.cli.options.common import Display
+from sbpair.cli.render.screen import Screen
 from sbpair.errors import UsageError
 from tests.cli.test_golden import GOLDEN, sbpair
 
@@ -38,7 +39,7 @@ def test_a_topic_is_plain_markdown_off_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with package(tmp_path, monkeypatch):
-        assert help_command.command(name=["runbook"], **vars_of(Display())) == 0
+        assert help_command.command(name=["runbook"], screen=Screen(Display())) == 0
     assert capsys.readouterr() == ("# The runbook\n\nFirst step.\n", "")
 
 
@@ -47,7 +48,7 @@ def test_the_help_of_a_command_is_followed_by_its_document(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with package(tmp_path, monkeypatch):
-        assert help_command.command(name=["syphon"], **vars_of(Display())) == 0
+        assert help_command.command(name=["syphon"], screen=Screen(Display())) == 0
     assert capsys.readouterr() == ((GOLDEN / "sbpair-syphon.txt").read_text() + "\n\n## Moving messages\n", "")
 
 
@@ -58,7 +59,7 @@ def test_a_command_below_another_has_its_help(path: str) -> None:
 
 def test_an_unknown_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with package(tmp_path, monkeypatch), pytest.raises(UsageError) as caught:
-        help_command.command(name=["replay", "nope"], **vars_of(Display()))
+        help_command.command(name=["replay", "nope"], screen=Screen(Display()))
     assert caught.value.message == "'replay nope' is neither a command nor a topic"
 
 
@@ -71,7 +72,3 @@ def test_the_version_is_a_command_too() -> None:
 def test_the_list_has_a_line_for_each_document() -> None:
     lines = sbpair("help").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["TOPIC", *help_command.all_documents()]
-
-
-def vars_of(display: Display) -> dict[str, object]:
-    return {name: getattr(display, name) for name in display.__dataclass_fields__}

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import findings
 from sbpair.cli.next_command import next_command
-from sbpair.cli.options.common import Count, Display, PairSelection, option, options
+from sbpair.cli.options.common import COUNT, PairSelection, option
 from sbpair.cli.options.findings import ALL, NONE, failed_on, findings_of
 from sbpair.cli.options.values import Management, group_of, positive_seconds_of, seconds_of, selected_pair
 from sbpair.cli.render import queues, totals
@@ -36,23 +35,22 @@ PEEK_LIMIT = 1_000_000
 MAX_SAMPLE_SECONDS = 3_600
 
 
-@options
 def command(
     *,
-    count: Count = None,
-    fail_on: Annotated[str, option("--fail-on KIND[,KIND]", f"Findings that exit 3: {CHOICES}", complete=findings)] = (
-        DEFAULT
+    count: int | None = COUNT,
+    fail_on: str = option(
+        "--fail-on KIND[,KIND]", f"Findings that exit 3: {CHOICES}", complete=findings, default=DEFAULT
     ),
-    idle: Annotated[str | None, option("--idle DURATION", "Report queues unused for this long, as in 30d")] = None,
-    peek: Annotated[int, option("--peek N", "Messages to peek in each queue; 0 for none", min=0, max=PEEK_LIMIT)] = (
-        MAX_PEEK
+    idle: str | None = option("--idle DURATION", "Report queues unused for this long, as in 30d"),
+    peek: int = option(
+        "--peek N", "Messages to peek in each queue; 0 for none", min=0, max=PEEK_LIMIT, default=MAX_PEEK
     ),
-    sample: Annotated[
-        str, option("--sample DURATION", "Time between two samples of a queue's growth; 0 for one sample")
-    ] = "5s",
+    sample: str = option(
+        "--sample DURATION", "Time between two samples of a queue's growth; 0 for one sample", default="5s"
+    ),
     management: Management,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Compare the backlog queues with the expected ones and count messages.
 
@@ -68,7 +66,6 @@ def command(
     See also: sbpair help management
     """
     kinds, idle_seconds, sample_seconds = findings_of(fail_on, list(AuditFinding)), _idle(idle), _sample(sample)
-    screen = Screen(display)
     group = group_of(management)
     pair = selected_pair(connection, screen, count=count)
     from sbpair.cli.progress.line_progress import PeekProgress

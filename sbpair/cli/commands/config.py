@@ -2,10 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
 
 from sbpair import config
-from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
+from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag
 from sbpair.cli.options.values import flags_of, in_words, warn_of_unknown_variables
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
@@ -35,16 +34,15 @@ connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=
 """
 
 
-@options
 def command(
     *,
-    path: Annotated[bool, option("--path", "Print the path of the configuration file")] = False,
-    example: Annotated[bool, option("--example", "Print an example configuration file")] = False,
-    init: Annotated[bool, option("--init", "Create the configuration file with that example")] = False,
-    count: Count = None,
-    state: StateDirectory = None,
+    path: bool = flag("--path", "Print the path of the configuration file"),
+    example: bool = flag("--example", "Print an example configuration file"),
+    init: bool = flag("--init", "Create the configuration file with that example"),
+    count: int | None = COUNT,
+    state: Path | None = STATE,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Show the effective configuration and the source of each value.
 
@@ -56,7 +54,6 @@ def command(
 
     See also: sbpair help config
     """
-    screen = Screen(display)
     flags = flags_of(connection, count=count, state=state)
     file = Path(str(config.file_setting(flags, os.environ).value))
     asked = [name for name, given in (("--path", path), ("--example", example), ("--init", init)) if given]

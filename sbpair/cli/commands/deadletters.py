@@ -2,17 +2,14 @@
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
-from sbpair.cli.help import Command, CommandGroup
 from sbpair.cli.next_command import next_command
-from sbpair.cli.options.common import Count, Display, PairSelection, option, options
-from sbpair.cli.options.moves import OnlyQueues, backlog_paths
-from sbpair.cli.options.values import check_max, selected_pair
+from sbpair.cli.options import moves
+from sbpair.cli.options.common import COUNT, PairSelection, option
+from sbpair.cli.options.values import check_at_least, selected_pair
 from sbpair.cli.progress.line_progress import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, grouped, rounded, spoken
@@ -26,11 +23,8 @@ LIST_SCHEMA, SHOW_SCHEMA = "sbpair/deadletters-list/1", "sbpair/deadletters-show
 MAX_PEEK, ROWS_SHOWN = 1_000, 100
 NO_REASON, NO_DESTINATION = "(none)", "(unknown)"
 
-app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
 
-
-@app.callback()
-def deadletters() -> None:
+def group() -> None:
     """Show the dead letters of the backlog queues and their reasons.
 
     They stay where they are; sbpair replay run --dead-letters brings them back.
@@ -41,15 +35,13 @@ def deadletters() -> None:
     """
 
 
-@app.command("list", cls=Command)
-@options
 def list_groups(
     *,
-    queue: OnlyQueues = None,
-    limit: Annotated[int, option("--max N", "Dead letters to peek in each queue at most")] = MAX_PEEK,
-    count: Count = None,
+    queue: list[str] | None = moves.QUEUES,
+    limit: int = option("--max N", "Dead letters to peek in each queue at most", default=MAX_PEEK),
+    count: int | None = COUNT,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Count dead letters by backlog queue, reason and destination.
 
@@ -64,12 +56,11 @@ def list_groups(
 
     See also: sbpair help runbook
     """
-    screen = Screen(display)
-    check_max(limit, hint=f"the default is {MAX_PEEK}")
+    check_at_least("--max", limit, 1, f"the default is {MAX_PEEK}")
     pair = selected_pair(connection, screen, count=count)
     from sbpair.message_io.peek import count_dead_letters
 
-    queues = backlog_paths(pair, queue, dead_letters=False)
+    queues = moves.backlog_paths(pair, queue, dead_letters=False)
     with PeekProgress(screen) as progress:
         groups = run(lambda _stop: count_dead_letters(pair, queues, limit=limit, on_event=progress))
     total, exact, now = sum(each.messages for each in groups), all(each.exact for each in groups), time.time()
@@ -83,16 +74,14 @@ def list_groups(
     return 0
 
 
-@app.command("show", cls=Command)
-@options
 def show_messages(
     *,
-    queue: OnlyQueues = None,
-    reason: Annotated[str | None, option("--reason REASON", "Only dead letters with this reason")] = None,
-    limit: Annotated[int, option("--max N", "Number of messages at most")] = 10,
-    count: Count = None,
+    queue: list[str] | None = moves.QUEUES,
+    reason: str | None = option("--reason REASON", "Only dead letters with this reason"),
+    limit: int = option("--max N", "Number of messages at most", default=10),
+    count: int | None = COUNT,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Show dead letters of the backlog queues with reason and destination.
 
@@ -107,18 +96,22 @@ def show_messages(
 
     See also: sbpair help runbook
     """
-    screen = Screen(display)
-    check_max(limit)
+    check_at_least("--max", limit, 1, "the default is 10")
     pair = selected_pair(connection, screen, count=count)
     from sbpair.message_io.peek import source_of, with_reason
 
-    sources = [source_of(pair, each, dead_letters=True) for each in backlog_paths(pair, queue, dead_letters=False)]
+    sources = [
+        source_of(pair, each, dead_letters=True) for each in moves.backlog_paths(pair, queue, dead_letters=False)
+    ]
     result, total = peeked(pair, screen, sources, limit=limit, keep=None if reason is None else with_reason(reason))
     print_peeked(screen, SHOW_SCHEMA, {"total": total}, result, queues=True)
     screen.say(shown_line(result, total))
     if result.messages:
         screen.say(_way_back())
     return 0
+
+
+SUBCOMMANDS = {"list": list_groups, "show": show_messages}
 
 
 def _way_back() -> str:

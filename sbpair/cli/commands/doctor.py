@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from sbpair import config
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command, with_options
-from sbpair.cli.options.common import Display, PairSelection, StateDirectory, option, options
+from sbpair.cli.options.common import STATE, PairSelection, flag, option
 from sbpair.cli.options.values import flags_of, positive_seconds_of
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
 from sbpair.cli.render.table import GREEN, RED, coloured, columns, wrapped
@@ -25,29 +25,21 @@ SCHEMA = "sbpair/doctor/1"
 MAX_SECONDS = 600.0
 
 
-@options
 def command(
     *,
-    destination: Annotated[
-        str | None, option("--destination PATH", "Queue or topic of the primary to test claims on")
-    ] = None,
-    queue: Annotated[
-        str | None,
-        option(
-            "--queue PATH",
-            "Queue of the secondary to test claims on [default: backlog queue 0]",
-            complete=backlog_queues,
-        ),
-    ] = None,
-    timeout: Annotated[str, option("--timeout DURATION", "Time limit of each check")] = "15s",
-    live: Annotated[bool, option("--live", "Also test assumptions about Service Bus, on temporary queues")] = False,
-    include_idle_test: Annotated[
-        bool, option("--include-idle-test", "With --live: also test an idle link, which takes 10 minutes")
-    ] = False,
-    yes: Annotated[bool, option("--yes -y", "With --live: create and delete its queues without asking")] = False,
-    state: StateDirectory = None,
+    destination: str | None = option("--destination PATH", "Queue or topic of the primary to test claims on"),
+    queue: str | None = option(
+        "--queue PATH", "Queue of the secondary to test claims on [default: backlog queue 0]", complete=backlog_queues
+    ),
+    timeout: str = option("--timeout DURATION", "Time limit of each check", default="15s"),
+    live: bool = flag("--live", "Also test assumptions about Service Bus, on temporary queues"),
+    include_idle_test: bool = flag(
+        "--include-idle-test", "With --live: also test an idle link, which takes 10 minutes"
+    ),
+    yes: bool = flag("--yes -y", "With --live: create and delete its queues without asking"),
+    state: Path | None = STATE,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Find problems with the configuration, this machine and access.
 
@@ -61,7 +53,6 @@ def command(
 
     Exit codes: 0 no problem; 3 problems; 2, 5, 6 or 7 if all problems have that exit code
     """
-    screen = Screen(display)
     seconds = positive_seconds_of("--timeout", timeout, limit=MAX_SECONDS, hint="the default is 15s")
     if (include_idle_test or yes) and not live:
         option = "--include-idle-test" if include_idle_test else "--yes"
@@ -92,7 +83,7 @@ def command(
     entries = [_entry(check) for check in diagnosis]
     answers = [each for each in entries if str(each["name"]).startswith("live.")]
     checks = [each for each in entries if each not in answers]
-    screen.result(SCHEMA, {"checks": checks, "live": answers}, _table(diagnosis, verbose=display.verbose > 0), entries)
+    screen.result(SCHEMA, {"checks": checks, "live": answers}, _table(diagnosis, verbose=screen.detailed), entries)
     return diagnosis_exit_code(diagnosis)
 
 

@@ -2,15 +2,15 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import pairs
 from sbpair.cli.next_command import next_command
-from sbpair.cli.options.common import Display, PairSelection, option, options
-from sbpair.cli.options.values import seconds_of, selected_pair
+from sbpair.cli.options.common import PairSelection, flag, option, option_group
+from sbpair.cli.options.values import check_at_least, seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
@@ -23,34 +23,27 @@ SCHEMA = "sbpair/drill/1"
 MESSAGES, QUEUES = 1_000, 10
 
 
-@dataclass(frozen=True, slots=True)
+@option_group
 class DrillTarget:
     """The user's own pair, if the drill is not to run on the emulator."""
 
-    against: Annotated[
-        str | None, option("--against PAIR", "Simulate an outage on this configured pair", complete=pairs)
-    ] = None
-    config: Annotated[
-        Path | None, option("--config FILE", "Configuration file, with --against [env: SBPAIR_CONFIG]")
-    ] = None
-    yes: Annotated[bool, option("--yes -y", "Create and delete the queues of --against without asking")] = False
+    against: str | None = option("--against PAIR", "Simulate an outage on this configured pair", complete=pairs)
+    config: Path | None = option("--config FILE", "Configuration file, with --against [env: SBPAIR_CONFIG]")
+    yes: bool = flag("--yes -y", "Create and delete the queues of --against without asking")
 
 
-@options
 def command(
     *,
-    messages: Annotated[int | None, option("--messages N", "Number of stranded messages [default: 1000]")] = None,
-    count: Annotated[int | None, option("--count -n N", "Number of backlog queues [default: 10; 2 with --against]")] = (
-        None
+    messages: int | None = option("--messages N", "Number of stranded messages [default: 1000]"),
+    count: int | None = option("--count -n N", "Number of backlog queues [default: 10; 2 with --against]"),
+    seed: int = option("--seed N", "Seed of the messages", default=0),
+    rate: int = option("--rate N", "Messages a second of the application", min=1, max=1000, default=50),
+    failover_interval: str = option(
+        "--failover-interval DURATION", "Failure time before failover; 0: at once", default="500ms"
     ),
-    seed: Annotated[int, option("--seed N", "Seed of the messages")] = 0,
-    rate: Annotated[int, option("--rate N", "Messages a second of the application", min=1, max=1000)] = 50,
-    failover_interval: Annotated[
-        str, option("--failover-interval DURATION", "Failure time before failover; 0: at once")
-    ] = "500ms",
-    ping_interval: Annotated[str, option("--ping-interval DURATION", "Interval of pings to the primary")] = "1s",
+    ping_interval: str = option("--ping-interval DURATION", "Interval of pings to the primary", default="1s"),
     target: DrillTarget,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Rehearse an outage end to end on a local emulator.
 
@@ -67,10 +60,9 @@ def command(
 
     Exit codes: 0 no loss, duplicate or change; 3 there was one; 4 not confirmed; 6 timed out waiting for a step
     """
-    screen = Screen(display)
     for name, value in (("--messages", messages), ("--count", count)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}, and must be at least 1", hint="leave it out for the default")
+        if value is not None:
+            check_at_least(name, value, 1, "leave it out for the default")
     failover = seconds_of("--failover-interval", failover_interval, limit=60)
     ping = seconds_of("--ping-interval", ping_interval, minimum=1, limit=60)
     pair = _pair_of(screen, target, messages)

@@ -4,10 +4,10 @@ import asyncio
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Display, Output, option, options
+from sbpair.cli.options.common import Output, flag, option
 from sbpair.cli.render.screen import Screen, clean
 from sbpair.errors import PortInUse, UsageError
 from sbpair.model.pair import is_loopback
@@ -19,34 +19,25 @@ SCHEMA = "sbpair/emulator/1"
 # The emulator accepts every subscription and resource group.
 ANY_GROUP = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "emulator"}
 DEFAULT = ("contoso=5672", "contoso-dr=5673")
+DEFAULT_TEXT = " and ".join(DEFAULT)
 
 
-@options
 def command(
     *,
-    namespace: Annotated[
-        list[str] | None,
-        option(
-            "--namespace NAME=PORT[,TIER]",
-            "Namespace and port; repeatable; port 0 is any free port; TIER is basic, standard, premium, premium,2"
-            f" or premium,4 [default: {' and '.join(DEFAULT)}, standard]",
-        ),
-    ] = None,
-    host: Annotated[str, option("--host ADDRESS", "Address to listen on")] = "127.0.0.1",
-    expose: Annotated[bool, option("--expose", "Allow a non-loopback --host; the key is public")] = False,
-    ready_file: Annotated[Path | None, option("--ready-file FILE", "Write connection details here when ready")] = None,
-    tls: Annotated[bool, option("--tls", "Also accept TLS, with a new certificate")] = False,
-    ca_file: Annotated[
-        Path | None, option("--ca-file FILE", "Write the CA here, with --tls [default: a temporary file]")
-    ] = None,
-    identity: Annotated[bool, option("--identity", "Act as a managed identity, and for --via arm")] = False,
-    accept_any_token: Annotated[bool, option("--accept-any-token", "Accept any bearer token that is not expired")] = (
-        False
+    namespace: list[str] | None = option(
+        "--namespace NAME=PORT[,TIER]",
+        "Namespace and port; repeatable; port 0 is any free port; TIER is basic, standard, premium, premium,2"
+        f" or premium,4 [default: {DEFAULT_TEXT}, standard]",
     ),
-    credits_a_second: Annotated[
-        int | None, option("--credits N", "Throttle to N credits a second [default: no limit]", min=1)
-    ] = None,
-    display: Display,
+    host: str = option("--host ADDRESS", "Address to listen on", default="127.0.0.1"),
+    expose: bool = flag("--expose", "Allow a non-loopback --host; the key is public"),
+    ready_file: Path | None = option("--ready-file FILE", "Write connection details here when ready"),
+    tls: bool = flag("--tls", "Also accept TLS, with a new certificate"),
+    ca_file: Path | None = option("--ca-file FILE", "Write the CA here, with --tls [default: a temporary file]"),
+    identity: bool = flag("--identity", "Act as a managed identity, and for --via arm"),
+    accept_any_token: bool = flag("--accept-any-token", "Accept any bearer token that is not expired"),
+    credits_a_second: int | None = option("--credits N", "Throttle to N credits a second [default: no limit]", min=1),
+    screen: Screen,
 ) -> int:
     """Run Service Bus namespaces on this machine.
 
@@ -61,7 +52,6 @@ def command(
 
     See also: sbpair help emulator
     """
-    screen = Screen(display)
     _check_host(host, expose=expose)
     if ca_file is not None and not tls:
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")

@@ -5,10 +5,9 @@ import sys
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Annotated
 
 from sbpair.cli.app import COMMANDS, PROGRAM, find_command
-from sbpair.cli.options.common import Display, argument, options
+from sbpair.cli.options.common import argument
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
@@ -20,13 +19,12 @@ def _names() -> list[str]:
     return [*COMMANDS, *(topic for topic in all_documents() if topic not in COMMANDS)]
 
 
-@options
 def command(
     *,
-    name: Annotated[
-        list[str] | None, argument("[COMMAND|TOPIC]", "Command, or topic such as runbook", complete=_names)
-    ] = None,
-    display: Display,
+    name: list[str] | None = argument(
+        "[COMMAND|TOPIC]", "Command, or topic such as runbook", complete=_names, default=None
+    ),
+    screen: Screen,
 ) -> int:
     """Show the help of a command, or a document such as the runbook.
 
@@ -37,7 +35,6 @@ def command(
       sbpair help replay run
       sbpair help runbook
     """
-    screen = Screen(display)
     known = all_documents()
     if not name:
         for line in columns([("TOPIC", "TITLE"), *((topic, title_of(document)) for topic, document in known.items())]):

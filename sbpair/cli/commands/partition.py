@@ -1,16 +1,11 @@
 """`sbpair partition`: runs `sbpair.management.partitioning` and prints the result."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.help import Command, CommandGroup
-from sbpair.cli.options.common import Display, PairSelection, argument, option, options
+from sbpair.cli.options.common import PairSelection, argument, flag, option, option_group
 from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render.queues import progress
 from sbpair.cli.render.screen import Document, Screen, size
@@ -25,23 +20,16 @@ if TYPE_CHECKING:
 
 SCHEMA, LIST_SCHEMA = "sbpair/partition/1", "sbpair/partition-list/1"
 
-app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
+
+NAME = argument("NAME", "Name of the entity")
+SIZE_GB = option(
+    "--size-gb N", "Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80", default=...
+)
+WINDOW = option("--duplicate-detection WINDOW", "Detect duplicates within 20s to 7d")
+Side = Literal["primary", "secondary"]
 
 
-class SideOption(StrEnum):
-    PRIMARY = "primary"
-    SECONDARY = "secondary"
-
-
-Name = Annotated[str, argument("NAME", "Name of the entity")]
-SizeGb = Annotated[
-    int, option("--size-gb N", "Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80")
-]
-Window = Annotated[str | None, option("--duplicate-detection WINDOW", "Detect duplicates within 20s to 7d")]
-
-
-@app.callback()
-def partition() -> None:
+def group() -> None:
     """Create and list partitioned queues and topics.
 
     A partitioned entity stays available while one of its partitions is not. On Standard it has 16 partitions of the
@@ -55,28 +43,26 @@ def partition() -> None:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@option_group
 class Request:
     """Where an entity is created, and whether only a plan is printed."""
 
-    side: Annotated[SideOption | None, option("--side SIDE", "primary or secondary [default: primary]")] = None
-    both: Annotated[bool, option("--both", "Create it in both namespaces")] = False
-    dry_run: Annotated[bool, option("--dry-run", "Only print what would be created")] = False
+    side: Side | None = option("--side SIDE", "primary or secondary [default: primary]")
+    both: bool = flag("--both", "Create it in both namespaces")
+    dry_run: bool = flag("--dry-run", "Only print what would be created")
 
 
-@app.command("queue", cls=Command)
-@options
 def queue(
     *,
-    name: Name,
-    size_gb: SizeGb,
-    sessions: Annotated[bool, option("--sessions", "Require sessions")] = False,
-    duplicate_detection: Window = None,
-    forward_to: Annotated[str, option("--forward-to NAME", "Forward all messages to this queue or topic")] = "",
+    name: str = NAME,
+    size_gb: int = SIZE_GB,
+    sessions: bool = flag("--sessions", "Require sessions"),
+    duplicate_detection: str | None = WINDOW,
+    forward_to: str = option("--forward-to NAME", "Forward all messages to this queue or topic", default=""),
     request: Request,
     management: Management,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Create a partitioned queue.
 
@@ -93,20 +79,18 @@ def queue(
     wanted = partitioning.partitioned_queue(
         name, size_gb, sessions=sessions, duplicates=duplicate_detection, forward_to=forward_to
     )
-    return _create(wanted, request, management, connection, display)
+    return _create(wanted, request, management, connection, screen)
 
 
-@app.command("topic", cls=Command)
-@options
 def topic(
     *,
-    name: Name,
-    size_gb: SizeGb,
-    duplicate_detection: Window = None,
+    name: str = NAME,
+    size_gb: int = SIZE_GB,
+    duplicate_detection: str | None = WINDOW,
     request: Request,
     management: Management,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Create a partitioned topic; its subscriptions are partitioned, too.
 
@@ -121,17 +105,15 @@ def topic(
     from sbpair.management import partitioning
 
     wanted = partitioning.partitioned_topic(name, size_gb, duplicates=duplicate_detection)
-    return _create(wanted, request, management, connection, display)
+    return _create(wanted, request, management, connection, screen)
 
 
-@app.command("list", cls=Command)
-@options
 def list_entities(
     *,
-    side: Annotated[SideOption | None, option("--side SIDE", "primary or secondary [default: both]")] = None,
+    side: Side | None = option("--side SIDE", "primary or secondary [default: both]"),
     management: Management,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """List queues and topics with partitions, sizes and utilisation.
 
@@ -143,7 +125,6 @@ def list_entities(
 
     Exit codes: 3 only one of two namespaces was read
     """
-    screen = Screen(display)
     group = group_of(management)
     endpoints = _endpoints(connection, screen, side, both=side is None)
     from sbpair.management import partitioning
@@ -157,10 +138,12 @@ def list_entities(
     return partitioning.partition_exit_code(report)
 
 
+SUBCOMMANDS = {"queue": queue, "topic": topic, "list": list_entities}
+
+
 def _create(
-    wanted: "QueueOrTopic", request: Request, management: Management, connection: PairSelection, display: Display
+    wanted: "QueueOrTopic", request: Request, management: Management, connection: PairSelection, screen: Screen
 ) -> int:
-    screen = Screen(display)
     group = group_of(management)
     endpoints = _endpoints(connection, screen, request.side, both=request.both)
     from sbpair.management import partitioning
@@ -173,13 +156,13 @@ def _create(
     return partitioning.partition_exit_code(report)
 
 
-def _endpoints(connection: PairSelection, screen: Screen, side: SideOption | None, *, both: bool) -> "list[Endpoint]":
+def _endpoints(connection: PairSelection, screen: Screen, side: Side | None, *, both: bool) -> "list[Endpoint]":
     if both and side is not None:
         raise UsageError("--side and --both exclude each other", hint="--both is the primary and the secondary")
     pair = selected_pair(connection, screen)
     if both:
         return [pair.primary, pair.secondary]
-    return [pair.secondary if side is SideOption.SECONDARY else pair.primary]
+    return [pair.secondary if side == "secondary" else pair.primary]
 
 
 def _created(report: "PartitionReport", *, dry_run: bool) -> Document:

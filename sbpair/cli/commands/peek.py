@@ -1,13 +1,12 @@
 """`sbpair peek`: runs `sbpair.message_io.peek` and prints the messages."""
 
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
-from sbpair.cli.options.common import Display, PairSelection, argument, option, options
-from sbpair.cli.options.values import check_max, selected_pair
+from sbpair.cli.options.common import PairSelection, argument, flag, option
+from sbpair.cli.options.values import check_at_least, selected_pair
 from sbpair.cli.progress.line_progress import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.screen import Screen
@@ -21,26 +20,20 @@ SCHEMA = "sbpair/peek/1"
 MAX_SEQUENCE = 2**63 - 1
 
 
-class PeekSide(StrEnum):
-    PRIMARY = "primary"
-    SECONDARY = "secondary"
-
-
-@options
 def command(
     *,
-    entity: Annotated[
-        str, argument("QUEUE", "Queue, number of a backlog queue, or TOPIC/subscriptions/NAME", complete=backlog_queues)
-    ],
-    side: Annotated[
-        PeekSide | None, option("--side SIDE", "primary or secondary [default: primary; backlog queues: secondary]")
-    ] = None,
-    dead_letters: Annotated[bool, option("--dead-letters", "Show the dead letters of the queue instead")] = False,
-    start: Annotated[int, option("--from SEQUENCE", "First sequence number to show")] = 0,
-    limit: Annotated[int, option("--max N", "Number of messages at most")] = 10,
-    body: Annotated[bool, option("--body", "Also print the bodies")] = False,
+    entity: str = argument(
+        "QUEUE", "Queue, number of a backlog queue, or TOPIC/subscriptions/NAME", complete=backlog_queues
+    ),
+    side: Literal["primary", "secondary"] | None = option(
+        "--side SIDE", "primary or secondary [default: primary; backlog queues: secondary]"
+    ),
+    dead_letters: bool = flag("--dead-letters", "Show the dead letters of the queue instead"),
+    start: int = option("--from SEQUENCE", "First sequence number to show", default=0),
+    limit: int = option("--max N", "Number of messages at most", default=10),
+    body: bool = flag("--body", "Also print the bodies"),
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Show messages of any queue of the pair, and leave them there.
 
@@ -56,14 +49,13 @@ def command(
 
     See also: sbpair deadletters --help
     """
-    screen = Screen(display)
-    check_max(limit)
+    check_at_least("--max", limit, 1, "the default is 10")
     if not 0 <= start <= MAX_SEQUENCE:
         raise UsageError(f"--from is {start}, which is not a sequence number", hint="peek prints them as SEQUENCE")
     pair = selected_pair(connection, screen)
     from sbpair.message_io.peek import source_of
 
-    source = source_of(pair, entity, None if side is None else side.value, dead_letters=dead_letters)
+    source = source_of(pair, entity, side, dead_letters=dead_letters)
     result, total = peeked(pair, screen, [source], limit=limit, start=start)
     namespace = pair.primary.name if source.side == "primary" else pair.secondary.name
     head = {"namespace": namespace, "side": source.side, "entity": source.path, "total": total}

@@ -1,10 +1,10 @@
 """`sbpair ping`: runs `sbpair.failover.pinger.ping_all` and prints the answers."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Display, PairSelection, argument, option, options
+from sbpair.cli.options.common import PairSelection, argument, option
 from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen
 from sbpair.cli.render.status import answered
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 SCHEMA = "sbpair/ping/1"
 
 
-@options
 def command(
     *,
-    entities: Annotated[list[str], argument("QUEUE|TOPIC…", "Queues and topics of the primary to ping")],
-    timeout: Annotated[str, option("--timeout DURATION", "Time limit of each answer")] = "30s",
+    entities: list[str] = argument("QUEUE|TOPIC…", "Queues and topics of the primary to ping"),
+    timeout: str = option("--timeout DURATION", "Time limit of each answer", default="30s"),
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Check whether queues and topics of the primary accept messages.
 
@@ -35,7 +34,6 @@ def command(
 
     Exit codes: 0 all are up; 6 one is down; 3 one is broken and none down; 5 access denied
     """
-    screen = Screen(display)
     seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
     pair = selected_pair(connection, screen)
     names = entity_names(entities)

@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.next_command import next_command
-from sbpair.cli.options.common import Count, Display, PairSelection, option, options
+from sbpair.cli.options.common import COUNT, PairSelection, flag, option
 from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Screen
@@ -23,18 +23,15 @@ SCHEMA = "sbpair/provision/1"
 LISTS = (Outcome.CREATED, Outcome.EXISTING, Outcome.DRIFTED, Outcome.FAILED, Outcome.NOT_TRIED, Outcome.WOULD_CREATE)
 
 
-@options
 def command(
     *,
-    count: Count = None,
-    entities: Annotated[
-        Path | None, option("--entities FILE", "Also create the entities of this TOML file in both namespaces")
-    ] = None,
-    dry_run: Annotated[bool, option("--dry-run", "Only print what would be created")] = False,
-    strict: Annotated[bool, option("--strict", "Exit 3 if an existing entity differs")] = False,
+    count: int | None = COUNT,
+    entities: Path | None = option("--entities FILE", "Also create the entities of this TOML file in both namespaces"),
+    dry_run: bool = flag("--dry-run", "Only print what would be created"),
+    strict: bool = flag("--strict", "Exit 3 if an existing entity differs"),
     management: Management,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Create the missing backlog queues in the secondary namespace.
 
@@ -49,7 +46,6 @@ def command(
 
     See also: sbpair help management
     """
-    screen = Screen(display)
     group = group_of(management)
     pair = selected_pair(connection, screen, count=count)
     from sbpair.management import provisioning

@@ -2,11 +2,10 @@
 
 import sys
 from functools import partial
-from typing import Annotated
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.next_command import next_command, not_confirmed
-from sbpair.cli.options.common import Count, Display, PairSelection, option, options
+from sbpair.cli.options.common import COUNT, PairSelection, flag
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Screen, plural
@@ -19,14 +18,13 @@ SCHEMA = "sbpair/prune/1"
 LISTS = (Outcome.WOULD_REMOVE, Outcome.REMOVED, Outcome.KEPT, Outcome.GONE, Outcome.FAILED)
 
 
-@options
 def command(
     *,
-    count: Count = None,
-    dry_run: Annotated[bool, option("--dry-run", "Only print the queues that would be deleted")] = False,
-    yes: Annotated[bool, option("--yes -y", "Delete without asking")] = False,
+    count: int | None = COUNT,
+    dry_run: bool = flag("--dry-run", "Only print the queues that would be deleted"),
+    yes: bool = flag("--yes -y", "Delete without asking"),
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Delete empty backlog queues beyond --count.
 
@@ -44,7 +42,6 @@ def command(
     """
     if dry_run and yes:
         raise UsageError("--dry-run and --yes exclude each other", hint="--yes deletes, --dry-run only prints")
-    screen = Screen(display)
     pair = selected_pair(connection, screen, count=count)
     from sbpair.management import pruning
 

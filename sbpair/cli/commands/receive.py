@@ -3,14 +3,14 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
-from sbpair.cli.options.common import Display, Output, PairSelection, argument, option, options
-from sbpair.cli.options.values import check_max, positive_seconds_of, selected_pair
+from sbpair.cli.options.common import Output, PairSelection, argument, flag, option, option_group
+from sbpair.cli.options.values import check_at_least, positive_seconds_of, selected_pair
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, ServiceRefused, UsageError
@@ -27,36 +27,29 @@ NOT_ALLOWED = "amqp:not-allowed"
 SIDES: "Sequence[Side]" = ("primary", "secondary")
 
 
-@dataclass(frozen=True, slots=True)
+@option_group
 class Deduplication:
     """How copies from both namespaces are recognised."""
 
-    dedup: Annotated[bool, option("--dedup", "Receive from both namespaces; each message once")] = False
-    key: Annotated[
-        str | None, option("--key KEY", "Key of copies: id, subject or property:NAME, with --dedup [default: id]")
-    ] = None
-    store: Annotated[
-        str | None, option("--store memory|PATH", "Where received keys are remembered, with --dedup [default: memory]")
-    ] = None
-    window: Annotated[
-        str | None, option("--window DURATION", "How long keys are remembered, with --dedup [default: 24h]")
-    ] = None
+    dedup: bool = flag("--dedup", "Receive from both namespaces; each message once")
+    key: str | None = option("--key KEY", "Key of copies: id, subject or property:NAME, with --dedup [default: id]")
+    store: str | None = option(
+        "--store memory|PATH", "Where received keys are remembered, with --dedup [default: memory]"
+    )
+    window: str | None = option("--window DURATION", "How long keys are remembered, with --dedup [default: 24h]")
 
 
-@options
 def command(
     *,
-    entity: Annotated[str, argument("QUEUE|TOPIC", "Queue or topic to receive from")],
-    subscription: Annotated[str | None, option("--subscription NAME", "Subscription of a topic")] = None,
-    limit: Annotated[int, option("--max N", "Number of messages at most")] = 10,
-    remove: Annotated[bool, option("--remove", "Remove each message after it is printed")] = False,
-    yes: Annotated[bool, option("--yes -y", "Remove without asking, with --remove")] = False,
-    wait: Annotated[
-        str | None, option("--wait DURATION", "Exit after this time without a message, with --remove [default: 5s]")
-    ] = None,
+    entity: str = argument("QUEUE|TOPIC", "Queue or topic to receive from"),
+    subscription: str | None = option("--subscription NAME", "Subscription of a topic"),
+    limit: int = option("--max N", "Number of messages at most", default=10),
+    remove: bool = flag("--remove", "Remove each message after it is printed"),
+    yes: bool = flag("--yes -y", "Remove without asking, with --remove"),
+    wait: str | None = option("--wait DURATION", "Exit after this time without a message, with --remove [default: 5s]"),
     deduplication: Deduplication,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Show messages, or with --remove print and remove them.
 
@@ -72,8 +65,7 @@ def command(
 
     See also: sbpair help replication
     """
-    screen = Screen(display)
-    check_max(limit)
+    check_at_least("--max", limit, 1, "the default is 10")
     seconds = positive_seconds_of("--wait", wait or WAIT)
     dedup = _settings(deduplication)
     with_remove = {"--yes": yes, "--wait": wait, "--store": deduplication.store, "--window": deduplication.window}

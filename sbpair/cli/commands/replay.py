@@ -2,38 +2,16 @@
 
 import os
 import signal
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.cli.command_loop import SIGNALS
 from sbpair.cli.commands import replay_archive, replay_plan, replay_submit
-from sbpair.cli.commands.replay_submit import PrintSubmit
-from sbpair.cli.help import Command, CommandGroup
+from sbpair.cli.commands.replay_submit import PRINT_SUBMIT
 from sbpair.cli.next_command import next_command
-from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
-from sbpair.cli.options.moves import (
-    AllowMissing,
-    ArchiveUrl,
-    DeadLetters,
-    Dedup,
-    DedupOption,
-    Destinations,
-    LeaseQueue,
-    NoLease,
-    OnlyQueues,
-    Rate,
-    RunId,
-    TimeToLive,
-    Ttl,
-    backlog_paths,
-    check_lease,
-    open_archive,
-)
-from sbpair.cli.options.values import selected_profile
+from sbpair.cli.options import moves
+from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag, option, option_group
+from sbpair.cli.options.values import check_at_least, selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
 from sbpair.cli.render.proof import proof_lines
 from sbpair.cli.render.screen import Screen
@@ -45,55 +23,37 @@ if TYPE_CHECKING:
     from sbpair.replay.run import ReplayRequest
     from sbpair.replay.selection import Selection
 
-app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
-app.command("plan", cls=Command)(replay_plan.command)
 
-
-class ModeOption(StrEnum):
-    ARCHIVE = "archive"
-    DIRECT = "direct"
-
-
-class SessionOrder(StrEnum):
-    SESSION = "session"
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
+@option_group
 class Cluster:
     """The Spark that runs a replay."""
 
-    master: Annotated[str | None, option("--master URL", "Spark master [default: local, cores + 2 tasks]")] = None
-    parallelism: Annotated[
-        int | None, option("--parallelism N", "Tasks at once [default: those of a local master, or 2]")
-    ] = None
-    shared_archive: Annotated[bool, option("--shared-archive", "The archive directory is mounted on every worker")] = (
-        False
-    )
-    conf: Annotated[list[str] | None, option("--conf KEY=VALUE", "Spark setting, never a secret; repeatable")] = None
-    package: Annotated[str | None, option("--package FILE", "Zip from sbpair replay package, for bare workers")] = None
-    print_submit: PrintSubmit = False
+    master: str | None = option("--master URL", "Spark master [default: local, cores + 2 tasks]")
+    parallelism: int | None = option("--parallelism N", "Tasks at once [default: those of a local master, or 2]")
+    shared_archive: bool = flag("--shared-archive", "The archive directory is mounted on every worker")
+    conf: list[str] | None = option("--conf KEY=VALUE", "Spark setting, never a secret; repeatable")
+    package: str | None = option("--package FILE", "Zip from sbpair replay package, for bare workers")
+    print_submit: bool = PRINT_SUBMIT
 
 
-@dataclass(frozen=True, slots=True)
+@option_group
 class ReplaySafeguards:
     """Protection against concurrent runs, and the state directory."""
 
-    state: StateDirectory = None
-    lease: LeaseQueue = None
-    no_lease: NoLease = False
+    state: Path | None = STATE
+    lease: str | None = moves.LEASE
+    no_lease: bool = moves.NO_LEASE
 
 
-@dataclass(frozen=True, slots=True)
+@option_group
 class Choice:
     """Which messages are sent."""
 
-    destination: Destinations = None
-    where: Annotated[str | None, option("--where SQL", "Send only messages matching this SQL condition")] = None
+    destination: list[str] | None = moves.DESTINATIONS
+    where: str | None = option("--where SQL", "Send only messages matching this SQL condition")
 
 
-@app.callback()
-def replay() -> None:
+def group() -> None:
     """Move a large backlog with Spark: archive, send and prove it.
 
     A run drains the backlog queues into an archive of Parquet files, sends from there, and proves that each message
@@ -108,29 +68,27 @@ def replay() -> None:
     """
 
 
-@app.command("run", cls=Command)
-@options
 def run_command(
     *,
-    archive: ArchiveUrl,
-    queue: OnlyQueues = None,
-    dead_letters: DeadLetters = False,
-    count: Count = None,
+    archive: str = moves.ARCHIVE,
+    queue: list[str] | None = moves.QUEUES,
+    dead_letters: bool = moves.DEAD_LETTERS,
+    count: int | None = COUNT,
     choice: Choice,
-    mode: Annotated[ModeOption, option("--mode MODE", "archive stores first; direct keeps no bodies")] = (
-        ModeOption.ARCHIVE
+    mode: Literal["archive", "direct"] = option(
+        "--mode MODE", "archive stores first; direct keeps no bodies", default="archive"
     ),
-    dedup: Dedup = DedupOption.KEY,
-    ttl: TimeToLive = Ttl.ORIGINAL,
-    order: Annotated[
-        SessionOrder, option("--order ORDER", "session keeps the order of each session; none is faster")
-    ] = SessionOrder.SESSION,
-    rate: Rate = None,
-    allow_missing: AllowMissing = False,
+    dedup: moves.Dedup = moves.DEDUP,
+    ttl: moves.Ttl = moves.TTL,
+    order: Literal["session", "none"] = option(
+        "--order ORDER", "session keeps the order of each session; none is faster", default="session"
+    ),
+    rate: str | None = moves.RATE,
+    allow_missing: bool = moves.ALLOW_MISSING,
     cluster: Cluster,
     safeguards: ReplaySafeguards,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Archive the backlog, send it to the primary, and prove the result.
 
@@ -144,44 +102,38 @@ def run_command(
 
     See also: sbpair help replay
     """
-    screen = Screen(display)
-    _check_machine()
-    found = selected_profile(connection, screen, count=count, state=safeguards.state)
-    request = _request(found, archive, cluster, safeguards, verbose=bool(display.verbose))
-    from sbpair.move import rate_limit
-    from sbpair.move.message import route
+    request = _request(screen, connection, archive, cluster, safeguards, count)
     from sbpair.replay import driver, run
     from sbpair.replay.local_files import is_in_memory
 
+    limits = moves.limits_of(rate, None, ttl)
     wanted = run.ReplayOptions(
-        dedup=run.DedupMode(dedup.value),
-        ttl=route.TimeToLive(ttl.value),
-        ordered=order is SessionOrder.SESSION,
-        rate=None if rate is None else rate_limit.parse_rate(rate),
+        dedup=run.DedupMode(dedup),
+        ttl=limits.ttl,
+        ordered=order == "session",
+        rate=limits.rate,
         allow_missing=allow_missing,
         selection=_selection(choice),
-        mode=run.ReplayMode(mode.value),
+        mode=run.ReplayMode(mode),
     )
     if wanted.mode is run.ReplayMode.ARCHIVE and is_in_memory(archive):
         screen.warn(f"{archive} is in memory and is lost when this machine restarts: use a disk")
     if cluster.print_submit:
         return replay_submit.show(screen, request)
-    queues = backlog_paths(found.pair, queue, dead_letters=dead_letters)
+    queues = moves.backlog_paths(request.pair, queue, dead_letters=dead_letters)
     return _run(screen, lambda report: driver.start_run(request, wanted, queues, None, report))
 
 
-@app.command("resume", cls=Command)
-@options
 def resume_command(
     *,
-    run_id: RunId,
-    archive: ArchiveUrl,
-    everything: Annotated[bool, option("--all", "Send the messages that --destination and --where excluded")] = False,
+    run_id: str = moves.RUN,
+    archive: str = moves.ARCHIVE,
+    everything: bool = flag("--all", "Send the messages that --destination and --where excluded"),
     choice: Choice,
     safeguards: ReplaySafeguards,
     cluster: Cluster,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Continue a stopped or killed run, or send the messages it excluded.
 
@@ -194,10 +146,7 @@ def resume_command(
 
     Exit codes: those of sbpair replay run; 4 also for another pair's run or a broken file
     """
-    screen = Screen(display)
-    _check_machine()
-    found = selected_profile(connection, screen, state=safeguards.state)
-    request = _request(found, archive, cluster, safeguards, verbose=bool(display.verbose))
+    request = _request(screen, connection, archive, cluster, safeguards)
     from sbpair.replay import driver
 
     selection = _selection(choice)
@@ -206,47 +155,55 @@ def resume_command(
     wanted = selection if everything or selection else None
     if cluster.print_submit:
         return replay_submit.show(screen, request)
-    found_id = open_archive(archive, run_id).run
+    found_id = moves.open_archive(archive, run_id).run
     return _run(screen, lambda report: driver.resume_run(request, found_id, report, wanted))
 
 
-for _name, _command in replay_archive.COMMANDS.items():
-    app.command(_name, cls=Command)(_command)
-app.command("package", cls=Command)(replay_submit.package_command)
-
-
-def _check_machine() -> None:
-    from sbpair.replay.java import check_machine
-
-    check_machine(os.environ)
+SUBCOMMANDS = {
+    "plan": replay_plan.command,
+    "run": run_command,
+    "resume": resume_command,
+    "list": replay_archive.list_command,
+    "verify": replay_archive.verify_command,
+    "status": replay_archive.status_command,
+    "stop": replay_archive.stop_command,
+    "gc": replay_archive.gc_command,
+    "package": replay_submit.package_command,
+}
 
 
 def _request(
-    found: "config.Profile", archive: str, cluster: Cluster, safeguards: ReplaySafeguards, *, verbose: bool
+    screen: Screen,
+    connection: PairSelection,
+    archive: str,
+    cluster: Cluster,
+    safeguards: ReplaySafeguards,
+    count: int | None = None,
 ) -> "ReplayRequest":
-    from sbpair.replay import spark
+    from sbpair.replay.java import check_machine
+
+    check_machine(os.environ)
+    found = selected_profile(connection, screen, count=count, state=safeguards.state)
+    from sbpair.replay import package, spark
     from sbpair.replay.run import ReplayRequest
 
-    tasks = cluster.parallelism
-    if tasks is not None and tasks < 1:
-        raise UsageError(f"--parallelism is {tasks}, and must be at least 1", hint="leave it out for every core")
+    if cluster.parallelism is not None:
+        check_at_least("--parallelism", cluster.parallelism, 1, "leave it out for every core")
     if cluster.package is not None:
-        from sbpair.replay import package
-
         package.check_package(cluster.package)
-    check_lease(safeguards.lease, no_lease=safeguards.no_lease)
+    moves.check_lease(safeguards.lease, no_lease=safeguards.no_lease)
     return ReplayRequest(
         found.pair,
         archive,
         (_variable(found, "primary"), _variable(found, "secondary")),
         Path(found.state_directory),
         master=cluster.master or spark.local_master(),
-        tasks=tasks,
+        tasks=cluster.parallelism,
         shared_archive=cluster.shared_archive,
         settings=dict(map(_setting, cluster.conf or [])),
         lease=not safeguards.no_lease,
         lease_queue=safeguards.lease,
-        verbose=verbose,
+        verbose=screen.detailed,
         package=cluster.package,
     )
 

@@ -1,11 +1,9 @@
 """`sbpair replay list`, `verify`, `status`, `stop` and `gc`: runs by the files of their archive alone."""
 
-from typing import Annotated
-
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, not_confirmed
-from sbpair.cli.options.common import Display, option, options
-from sbpair.cli.options.moves import ArchiveUrl, RunId, open_archive
+from sbpair.cli.options import moves
+from sbpair.cli.options.common import flag
 from sbpair.cli.render.proof import proof_lines
 from sbpair.cli.render.screen import Screen, plural, size
 from sbpair.cli.render.table import columns
@@ -15,8 +13,7 @@ SCHEMA, STATUS_SCHEMA, GC_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1", 
 LIST_SCHEMA, STOP_SCHEMA = "sbpair/replay-list/1", "sbpair/replay-stop/1"
 
 
-@options
-def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
+def verify_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
     """Prove from the files alone that each archived message has one outcome.
 
     Contacts no namespace and needs no Java.
@@ -28,8 +25,7 @@ def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     Exit codes: 0 all were sent; 1 the files contradict each other; 3 some expired, were quarantined or are unsent; 4 a
     file is broken
     """
-    screen = Screen(display)
-    place = open_archive(archive, run_id)
+    place = moves.open_archive(archive, run_id)
     from sbpair.replay import verify
 
     run, proof = verify.prove_run(place)
@@ -38,8 +34,7 @@ def verify_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     return proof.exit_code
 
 
-@options
-def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
+def status_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
     """Show how far a run is, from its files alone.
 
     Contacts no namespace and changes nothing.
@@ -48,8 +43,7 @@ def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
       sbpair replay status 20261122-101500-3f2a --archive /mnt/archive
       sbpair replay status 20261122-101500-3f2a --archive /mnt/archive -o json
     """
-    screen = Screen(display)
-    place = open_archive(archive, run_id)
+    place = moves.open_archive(archive, run_id)
     from sbpair.replay import progress
 
     found = progress.run_status(place)
@@ -61,8 +55,7 @@ def status_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> i
     return 0
 
 
-@options
-def list_command(*, archive: ArchiveUrl, display: Display) -> int:
+def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
     """List the runs of an archive, the latest first.
 
     Contacts no namespace. sbpair runs list has the runs of this machine, in any archive.
@@ -71,7 +64,6 @@ def list_command(*, archive: ArchiveUrl, display: Display) -> int:
       sbpair replay list --archive /mnt/archive
       sbpair replay list --archive s3://bucket/dir -o json
     """
-    screen = Screen(display)
     from sbpair.replay.java import check_packages
 
     check_packages("pyarrow")
@@ -94,8 +86,7 @@ def list_command(*, archive: ArchiveUrl, display: Display) -> int:
     return 0
 
 
-@options
-def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int:
+def stop_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
     """Ask a run on any machine to stop after the messages in flight.
 
     Examples:
@@ -104,8 +95,7 @@ def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int
 
     Exit codes: 0 it stops, or has stopped; 4 it has finished
     """
-    screen = Screen(display)
-    place = open_archive(archive, run_id)
+    place = moves.open_archive(archive, run_id)
     from sbpair.replay import progress
 
     requested = progress.request_stop(place)
@@ -117,17 +107,16 @@ def stop_command(*, run_id: RunId, archive: ArchiveUrl, display: Display) -> int
     return 0
 
 
-@options
 def gc_command(
     *,
-    run_id: RunId,
-    archive: ArchiveUrl,
-    include_unsent: Annotated[
-        bool, option("--include-unsent", "Also delete messages never sent: expired, quarantined, deduplicated")
-    ] = False,
-    dry_run: Annotated[bool, option("--dry-run", "Only print what would be deleted")] = False,
-    yes: Annotated[bool, option("--yes -y", "Delete without asking")] = False,
-    display: Display,
+    run_id: str = moves.RUN,
+    archive: str = moves.ARCHIVE,
+    include_unsent: bool = flag(
+        "--include-unsent", "Also delete messages never sent: expired, quarantined, deduplicated"
+    ),
+    dry_run: bool = flag("--dry-run", "Only print what would be deleted"),
+    yes: bool = flag("--yes -y", "Delete without asking"),
+    screen: Screen,
 ) -> int:
     """Delete the messages of a finished and proved run from the archive.
 
@@ -142,10 +131,9 @@ def gc_command(
 
     Exit codes: 0 deleted, or --dry-run; 4 not confirmed, or refused: the run is unfinished or not proved
     """
-    screen = Screen(display)
     if dry_run and yes:
         raise UsageError("--dry-run and --yes exclude each other", hint="--yes deletes, --dry-run only prints")
-    place = open_archive(archive, run_id)
+    place = moves.open_archive(archive, run_id)
     from sbpair.replay import gc
 
     planned = gc.plan_gc(place, unsent=include_unsent)
@@ -164,12 +152,3 @@ def gc_command(
             raise not_confirmed("deleted", command)
         screen.say(f"nothing was deleted; delete them with {command}")
     return 0
-
-
-COMMANDS = {
-    "list": list_command,
-    "verify": verify_command,
-    "status": status_command,
-    "stop": stop_command,
-    "gc": gc_command,
-}

@@ -5,20 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, options
-from sbpair.cli.options.moves import (
-    AllowMissing,
-    DeadLetters,
-    Dedup,
-    DedupOption,
-    Destinations,
-    OnlyQueues,
-    Rate,
-    TimeToLive,
-    Ttl,
-    backlog_paths,
-    limits_of,
-)
+from sbpair.cli.options import moves
+from sbpair.cli.options.common import COUNT, STATE, PairSelection
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import ExitCode
@@ -31,20 +19,19 @@ if TYPE_CHECKING:
     from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
 
 
-@options
 def command(
     *,
-    queue: OnlyQueues = None,
-    dead_letters: DeadLetters = False,
-    destination: Destinations = None,
-    count: Count = None,
-    dedup: Dedup = DedupOption.KEY,
-    ttl: TimeToLive = Ttl.ORIGINAL,
-    rate: Rate = None,
-    allow_missing: AllowMissing = False,
-    state: StateDirectory = None,
+    queue: list[str] | None = moves.QUEUES,
+    dead_letters: bool = moves.DEAD_LETTERS,
+    destination: list[str] | None = moves.DESTINATIONS,
+    count: int | None = COUNT,
+    dedup: moves.Dedup = moves.DEDUP,
+    ttl: moves.Ttl = moves.TTL,
+    rate: str | None = moves.RATE,
+    allow_missing: bool = moves.ALLOW_MISSING,
+    state: Path | None = STATE,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Preview a replay: outcomes, age, duplicates, duration and cost.
 
@@ -59,8 +46,7 @@ def command(
 
     See also: sbpair help replay
     """
-    screen = Screen(display)
-    limits = limits_of(rate, None, ttl)
+    limits = moves.limits_of(rate, None, ttl)
     found = selected_profile(connection, screen, count=count, state=state)
     from sbpair.cli.progress.line_progress import PeekProgress
     from sbpair.cli.render import forecast
@@ -69,11 +55,11 @@ def command(
 
     outlook = PlanPreview(
         found.pair.secondary.name,
-        dedup=dedup is DedupOption.MESSAGE_ID,
+        dedup=dedup == "message-id",
         destinations=normalize_destinations(destination or []),
         accepted=_accepted(found),
     )
-    queues = backlog_paths(found.pair, queue, dead_letters=dead_letters)
+    queues = moves.backlog_paths(found.pair, queue, dead_letters=dead_letters)
 
     async def peek(_stop: asyncio.Event) -> "Forecast":
         with PeekProgress(screen) as progress:

@@ -5,11 +5,9 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from sbpair.cli.options.common import Display, argument, options
+from sbpair.cli.options.common import argument, flag
 from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
 
@@ -19,12 +17,11 @@ if TYPE_CHECKING:
 SCHEMA, SUBMIT_SCHEMA = "sbpair/replay-package/1", "sbpair/replay-submit/1"
 FLAG = "--print-submit"
 
-PrintSubmit = Annotated[bool, typer.Option(FLAG, help="Only print the spark-submit command, without secrets")]
+PRINT_SUBMIT = flag(FLAG, "Only print the spark-submit command, without secrets")
 
 
-@options
 def package_command(
-    *, file: Annotated[Path, argument("[FILE]", "The zip to write")] = Path("sbpair.zip"), display: Display
+    *, file: Path = argument("[FILE]", "The zip to write", default=Path("sbpair.zip")), screen: Screen
 ) -> int:
     """Write a zip of sbpair and its dependencies for bare Spark workers.
 
@@ -35,7 +32,6 @@ def package_command(
       sbpair replay package
       sbpair replay package /tmp/sbpair.zip
     """
-    screen = Screen(display)
     from sbpair.replay import package
 
     contents, written = package.build_package(file)

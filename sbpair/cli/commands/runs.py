@@ -4,14 +4,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from sbpair.cli.completion import runs as runs_of_pair
-from sbpair.cli.help import Command, CommandGroup
 from sbpair.cli.logs import utc
-from sbpair.cli.options.common import Display, PairSelection, StateDirectory, argument, options
+from sbpair.cli.options.common import STATE, PairSelection, argument
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.proof import proof_lines
 from sbpair.cli.render.receipt import breakdown
@@ -26,11 +23,8 @@ if TYPE_CHECKING:
 SCHEMA = "sbpair/runs/1"
 SHOWN = ("id", "command", "archive", "started", "ended", "took", "outcome", "exit_code", "error", "received", *BUCKETS)
 
-app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
 
-
-@app.callback()
-def runs() -> None:
+def group() -> None:
     """Show earlier runs and the messages they left in doubt.
 
     Each machine keeps the latest 200 runs of a pair.
@@ -41,9 +35,7 @@ def runs() -> None:
     """
 
 
-@app.command("list", cls=Command)
-@options
-def list_runs(*, state: StateDirectory = None, connection: PairSelection, display: Display) -> int:
+def list_runs(*, state: Path | None = STATE, connection: PairSelection, screen: Screen) -> int:
     """List the syphons and replays of a pair, the latest first.
 
     OUTCOME is running, done, stopped, failed or crashed; IN DOUBT counts messages sent without an answer.
@@ -52,7 +44,6 @@ def list_runs(*, state: StateDirectory = None, connection: PairSelection, displa
       sbpair runs list
       sbpair runs list --pair orders -o json
     """
-    screen = Screen(display)
     from sbpair.runs.run_log import all_runs
 
     with ExitStack() as stack:
@@ -63,14 +54,12 @@ def list_runs(*, state: StateDirectory = None, connection: PairSelection, displa
     return 0
 
 
-@app.command("show", cls=Command)
-@options
 def show_run(
     *,
-    run_id: Annotated[str, argument("ID", "Id of the run, or its beginning", complete=runs_of_pair)],
-    state: StateDirectory = None,
+    run_id: str = argument("ID", "Id of the run, or its beginning", complete=runs_of_pair),
+    state: Path | None = STATE,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Show the receipt of one run and each message it left in doubt.
 
@@ -81,7 +70,6 @@ def show_run(
       sbpair runs show 20261122-101500
       sbpair runs show 20261122-101500 -o json
     """
-    screen = Screen(display)
     from sbpair.runs.run_log import find_run
 
     with ExitStack() as stack:
@@ -89,6 +77,9 @@ def show_run(
     found = _full(run)
     screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
     return 0
+
+
+SUBCOMMANDS = {"list": list_runs, "show": show_run}
 
 
 def _entry(run: "RunRecord") -> dict[str, object]:

@@ -1,9 +1,8 @@
 """`sbpair schema`: prints the JSON Schema of a document or event line."""
 
 import json
-from typing import Annotated
 
-from sbpair.cli.options.common import Display, argument, options
+from sbpair.cli.options.common import argument
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
@@ -12,11 +11,10 @@ PREFIX, VERSION = "sbpair/", "/1"
 SCHEMA = "sbpair/schemas/1"
 
 
-@options
 def command(
     *,
-    name: Annotated[str | None, argument("[NAME]", "Name of a schema, such as sbpair/audit/1 or audit")] = None,
-    display: Display,
+    name: str | None = argument("[NAME]", "Name of a schema, such as sbpair/audit/1 or audit", default=None),
+    screen: Screen,
 ) -> int:
     """Print the JSON Schema of an output document or event line.
 
@@ -26,7 +24,6 @@ def command(
       sbpair schema
       sbpair schema syphon-event > syphon-event.schema.json
     """
-    screen = Screen(display)
     from sbpair.cli.schemas import all_schemas
 
     known = all_schemas()

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.next_command import next_command, with_options
-from sbpair.cli.options.common import Display, OutboxFile, PairSelection, argument, option, options
-from sbpair.cli.options.moves import Rate
+from sbpair.cli.options import moves
+from sbpair.cli.options.common import PairSelection, argument, flag, option
 from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean, some
 from sbpair.cli.render.table import columns
@@ -31,45 +31,28 @@ SHORT_SECONDS = 15.0
 JSON_ENDINGS = (".jsonl", ".ndjson")
 
 
-class Format(StrEnum):
-    LINES = "lines"
-    JSONL = "jsonl"
-
-
-class OnFailure(StrEnum):
-    WAIT = "wait"
-    RAISE = "raise"
-    BACKLOG_NOW = "backlog-now"
-
-
-@options
 def command(
     *,
-    entity: Annotated[str, argument("QUEUE|TOPIC", "Destination in the primary namespace")],
-    file: Annotated[str, argument("[FILE]", "File with one message a line; - is stdin")] = STDIN,
-    form: Annotated[
-        Format | None,
-        option(
-            "--format FORMAT", "lines: each line is a body; jsonl: an object [default: jsonl for *.jsonl and *.ndjson]"
-        ),
-    ] = None,
-    skip: Annotated[int, option("--skip N", "Skip the first N lines", min=0)] = 0,
-    rate: Rate = None,
-    on_failure: Annotated[
-        OnFailure,
-        option("--on-failure ACTION", "Until failover: wait and retry, raise, or go to the backlog now (backlog-now)"),
-    ] = OnFailure.WAIT,
-    failover_interval: Annotated[
-        str | None,
-        option("--failover-interval DURATION", "Failure time before failover; 0: at once [default: the file's, or 1m]"),
-    ] = None,
-    timeout: Annotated[
-        str | None, option("--timeout DURATION", "Time limit of one send [default: failover interval + 1m]")
-    ] = None,
-    to_backlog: Annotated[bool, option("--to-backlog", "Send everything to the backlog")] = False,
-    outbox: OutboxFile = None,
+    entity: str = argument("QUEUE|TOPIC", "Destination in the primary namespace"),
+    file: str = argument("[FILE]", "File with one message a line; - is stdin", default=STDIN),
+    form: Literal["lines", "jsonl"] | None = option(
+        "--format FORMAT", "lines: each line is a body; jsonl: an object [default: jsonl for *.jsonl and *.ndjson]"
+    ),
+    skip: int = option("--skip N", "Skip the first N lines", min=0, default=0),
+    rate: str | None = moves.RATE,
+    on_failure: Literal["wait", "raise", "backlog-now"] = option(
+        "--on-failure ACTION",
+        "Until failover: wait and retry, raise, or go to the backlog now (backlog-now)",
+        default="wait",
+    ),
+    failover_interval: str | None = option(
+        "--failover-interval DURATION", "Failure time before failover; 0: at once [default: the file's, or 1m]"
+    ),
+    timeout: str | None = option("--timeout DURATION", "Time limit of one send [default: failover interval + 1m]"),
+    to_backlog: bool = flag("--to-backlog", "Send everything to the backlog"),
+    outbox: Path | None = option("--outbox FILE", "Store messages here while neither namespace accepts them"),
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Send lines to a queue or topic, failing over to the backlog.
 
@@ -85,7 +68,6 @@ def command(
 
     See also: sbpair help failover
     """
-    screen = Screen(display)
     pair = _pair(connection, screen, failover_interval)
     seconds = None if timeout is None else seconds_of("--timeout", timeout, minimum=1, limit=3600)
     if seconds is not None and seconds <= SHORT_SECONDS:
@@ -113,7 +95,7 @@ def command(
                     entity,
                     line_reader.LineReader(descriptor, place, parse, skip),
                     rate=limit,
-                    on_failure=on_failure.value,
+                    on_failure=on_failure,
                     seconds=seconds,
                     to_backlog=to_backlog,
                     outbox=outbox,
@@ -171,8 +153,8 @@ def _pair(connection: PairSelection, screen: Screen, failover_interval: str | No
     return replace(pair, failover_interval=seconds_of("--failover-interval", failover_interval, limit=3600))
 
 
-def _is_json(form: Format | None, file: str) -> bool:
-    return file.lower().endswith(JSON_ENDINGS) if form is None else form is Format.JSONL
+def _is_json(form: str | None, file: str) -> bool:
+    return file.lower().endswith(JSON_ENDINGS) if form is None else form == "jsonl"
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import status_findings
 from sbpair.cli.logs import utc
-from sbpair.cli.options.common import Count, Display, Output, PairSelection, argument, option, options
+from sbpair.cli.options.common import COUNT, Output, PairSelection, argument, flag, option
 from sbpair.cli.options.values import entity_names, positive_seconds_of, seconds_of, selected_pair
 from sbpair.cli.render import status as render
 from sbpair.cli.render.redraw import Redrawing
@@ -22,25 +22,21 @@ SCHEMA = "sbpair/status/1"
 KINDS = "messages, dead-letters, all, none"
 
 
-@options
 def command(
     *,
-    entities: Annotated[
-        list[str] | None, argument("[QUEUE|TOPIC…]", "More queues and topics of the primary to check")
-    ] = None,
-    timeout: Annotated[str, option("--timeout DURATION", "Time limit of each answer")] = "10s",
-    outbox: Annotated[Path | None, option("--outbox FILE", "Also count the messages of this outbox file")] = None,
-    fail_on: Annotated[
-        str | None,
-        option("--fail-on KIND[,KIND]", f"Findings that exit 3: {KINDS} [default: none]", complete=status_findings),
-    ] = None,
-    watch: Annotated[bool, option("--watch", "Read it again and again, until Ctrl-C")] = False,
-    interval: Annotated[
-        str | None, option("--interval DURATION", "With --watch: time between two readings [default: 5s]")
-    ] = None,
-    count: Count = None,
+    entities: list[str] | None = argument(
+        "[QUEUE|TOPIC…]", "More queues and topics of the primary to check", default=None
+    ),
+    timeout: str = option("--timeout DURATION", "Time limit of each answer", default="10s"),
+    outbox: Path | None = option("--outbox FILE", "Also count the messages of this outbox file"),
+    fail_on: str | None = option(
+        "--fail-on KIND[,KIND]", f"Findings that exit 3: {KINDS} [default: none]", complete=status_findings
+    ),
+    watch: bool = flag("--watch", "Read it again and again, until Ctrl-C"),
+    interval: str | None = option("--interval DURATION", "With --watch: time between two readings [default: 5s]"),
+    count: int | None = COUNT,
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Show the health of both namespaces and the size of the backlog.
 
@@ -59,7 +55,6 @@ def command(
     Exit codes: 0 all are up; 6 a namespace or entity is down; 3 one is broken and none down, or a finding of
     --fail-on; 5 access denied. --watch exits 0 after Ctrl-C
     """
-    screen = Screen(display)
     seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
     for name, given, wanted in (("--interval", interval, watch), ("--fail-on", fail_on, not watch)):
         if given is not None and not wanted:

@@ -4,14 +4,14 @@ import asyncio
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.next_command import next_command
-from sbpair.cli.options.common import Count, Display, PairSelection, StateDirectory, option, options
-from sbpair.cli.options.moves import Credits, LeaseQueue, NoLease, Rate, TimeToLive, Ttl, check_lease, limits_of
-from sbpair.cli.options.values import seconds_of, selected_profile
+from sbpair.cli.options import moves
+from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag, option
+from sbpair.cli.options.values import check_at_least, seconds_of, selected_profile
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns
@@ -29,47 +29,39 @@ if TYPE_CHECKING:
 SCHEMA = "sbpair/syphon/1"
 
 
-class BacklogOrder(StrEnum):
-    BACKLOG = "backlog"
-    NONE = "none"
-
-
 USAGE = "(--once | --watch | --dry-run) [OPTIONS]"
 
 
-@options
 def command(
     *,
-    once: Annotated[bool, option("--once", "Move the messages that are there now, then exit")] = False,
-    watch: Annotated[bool, option("--watch", "Keep moving until interrupted")] = False,
-    dry_run: Annotated[bool, option("--dry-run", "Move nothing; preview outcomes, duration and cost")] = False,
-    count: Count = None,
-    order: Annotated[
-        BacklogOrder, option("--order ORDER", "backlog keeps each queue's order per destination; none is faster")
-    ] = BacklogOrder.BACKLOG,
-    rate: Rate = None,
-    share: Credits = None,
-    ttl: TimeToLive = Ttl.ORIGINAL,
-    max_held: Annotated[
-        int, option("--max-held N", "Messages to hold in memory per queue for destinations that are down")
-    ] = 1_000,
-    state: StateDirectory = None,
-    lease: LeaseQueue = None,
-    no_lease: NoLease = False,
-    no_reconnect: Annotated[bool, option("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting")] = (
-        False
+    once: bool = flag("--once", "Move the messages that are there now, then exit"),
+    watch: bool = flag("--watch", "Keep moving until interrupted"),
+    dry_run: bool = flag("--dry-run", "Move nothing; preview outcomes, duration and cost"),
+    count: int | None = COUNT,
+    order: Literal["backlog", "none"] = option(
+        "--order ORDER",
+        "backlog keeps each queue's order per destination; none is faster",
+        default="backlog",
     ),
-    max_missing: Annotated[
-        int, option("--max-missing N", "Dead-letter at most N messages of each missing destination")
-    ] = MAX_MISSING,
-    allow_missing: Annotated[bool, option("--allow-missing", "Dead-letter every message of missing destinations")] = (
-        False
+    rate: str | None = moves.RATE,
+    share: str | None = moves.CREDITS,
+    ttl: moves.Ttl = moves.TTL,
+    max_held: int = option(
+        "--max-held N", "Messages to hold in memory per queue for destinations that are down", default=1000
     ),
-    progress_interval: Annotated[
-        str, option("--progress-interval DURATION", "Time between lines of progress off a terminal", panel="Output")
-    ] = "30s",
+    state: Path | None = STATE,
+    lease: str | None = moves.LEASE,
+    no_lease: bool = moves.NO_LEASE,
+    no_reconnect: bool = flag("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting"),
+    max_missing: int = option(
+        "--max-missing N", "Dead-letter at most N messages of each missing destination", default=MAX_MISSING
+    ),
+    allow_missing: bool = flag("--allow-missing", "Dead-letter every message of missing destinations"),
+    progress_interval: str = option(
+        "--progress-interval DURATION", "Time between lines of progress off a terminal", panel="Output", default="30s"
+    ),
     connection: PairSelection,
-    display: Display,
+    screen: Screen,
 ) -> int:
     """Move stranded messages from the backlog queues back to the primary.
 
@@ -85,17 +77,14 @@ def command(
 
     See also: sbpair help syphon
     """
-    screen = Screen(display)
     _check_mode({"--once": once, "--watch": watch, "--dry-run": dry_run})
     for name, value, minimum, default in (("held", max_held, 1, 1_000), ("missing", max_missing, 0, MAX_MISSING)):
-        if value < minimum:
-            wrong = f"--max-{name} is {value}, and must be at least {minimum}"
-            raise UsageError(wrong, hint=f"the default is {default}")
-    check_lease(lease, no_lease=no_lease)
+        check_at_least(f"--max-{name}", value, minimum, f"the default is {default}")
+    moves.check_lease(lease, no_lease=no_lease)
     if lease is not None and dry_run:
         raise UsageError("--lease goes with --once and --watch only", hint="a dry run needs no lock")
     interval = seconds_of("--progress-interval", progress_interval, minimum=1, limit=86_400)
-    move_limits = limits_of(rate, share, ttl)
+    move_limits = moves.limits_of(rate, share, ttl)
     found = selected_profile(connection, screen, count=count, state=state)
     if dry_run:
         return _preview(found.pair, move_limits, screen, math.inf if allow_missing else max_missing)
@@ -110,7 +99,7 @@ def command(
                 stop=stop,
                 hurry=hurry,
                 max_held=max_held,
-                ordered=order is BacklogOrder.BACKLOG,
+                ordered=order == "backlog",
                 limits=move_limits,
                 on_event=shown,
                 sample_seconds=shown.sample_seconds,

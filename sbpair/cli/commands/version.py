@@ -4,14 +4,12 @@ import platform
 
 from sbpair import __version__
 from sbpair.cli.app import PROGRAM
-from sbpair.cli.options.common import Display, options
 from sbpair.cli.render.screen import Screen
 
 SCHEMA = "sbpair/version/1"
 
 
-@options
-def command(*, display: Display) -> int:
+def command(*, screen: Screen) -> int:
     """Print the versions of sbpair, Python and the operating system.
 
     Examples:
@@ -20,5 +18,5 @@ def command(*, display: Display) -> int:
     """
     found = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
     lines = [f"{PROGRAM} {__version__}", f"Python {found['python']}", found["platform"]]
-    Screen(display).result(SCHEMA, found, lines)
+    screen.result(SCHEMA, found, lines)
     return 0

@@ -1,12 +1,12 @@
 """Options of movers: limits, the lease, the archive of a replay, and the backlog queues that they select."""
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues, replay_runs
-from sbpair.cli.options.common import argument, option
+from sbpair.cli.options.common import argument, flag, option
 from sbpair.errors import UsageError
+from sbpair.move import rate_limit
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,61 +16,31 @@ if TYPE_CHECKING:
     from sbpair.syphon.limits import MoveLimits
 
 
-class DedupOption(StrEnum):
-    KEY = "key"
-    MESSAGE_ID = "message-id"
-    REPORT = "report"
-
-
-class Ttl(StrEnum):
-    ORIGINAL = "original"
-    REMAINING = "remaining"
-
+Dedup = Literal["key", "message-id", "report"]
+Ttl = Literal["original", "remaining"]
 
 # `move.rate_limit` parses the texts of limits.
-
-Rate = Annotated[str | None, option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour")]
-
-Credits = Annotated[
-    str | None,
-    option(
-        "--credits SHARE",
-        "Share of a Standard namespace's 1000 credits a second, or a number, or none [default: 50%; Premium: none]",
-    ),
-]
-
-TimeToLive = Annotated[
-    Ttl, option("--ttl MODE", "original restarts the time to live; remaining counts time in the backlog, too")
-]
-
-LeaseQueue = Annotated[str | None, option("--lease QUEUE", "Lock the pair across machines, with this session queue")]
-
-NoLease = Annotated[bool, option("--no-lease", "Ignore another mover of the pair on this machine")]
-
-ArchiveUrl = Annotated[str, option("--archive PATH|URL", "Directory or URL (s3://…) of the archive")]
-
-RunId = Annotated[str, argument("RUN", "Id of the run, or its beginning", complete=replay_runs)]
-
-OnlyQueues = Annotated[
-    list[str] | None,
-    option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]", complete=backlog_queues),
-]
-
-DeadLetters = Annotated[bool, option("--dead-letters", "Also move the dead letters of the backlog queues")]
-
-Destinations = Annotated[
-    list[str] | None, option("--destination NAME", "Send only messages for this destination; repeatable")
-]
-
-Dedup = Annotated[
-    DedupOption,
-    option(
-        "--dedup MODE",
-        "key sends each message once; message-id also drops repeated ids per destination; report only counts them",
-    ),
-]
-
-AllowMissing = Annotated[bool, option("--allow-missing", "Quarantine messages for missing queues and topics")]
+RATE = option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour")
+CREDITS = option(
+    "--credits SHARE",
+    "Share of a Standard namespace's 1000 credits a second, or a number, or none [default: 50%; Premium: none]",
+)
+TTL = option(
+    "--ttl MODE", "original restarts the time to live; remaining counts time in the backlog, too", default="original"
+)
+LEASE = option("--lease QUEUE", "Lock the pair across machines, with this session queue")
+NO_LEASE = flag("--no-lease", "Ignore another mover of the pair on this machine")
+ARCHIVE = option("--archive PATH|URL", "Directory or URL (s3://…) of the archive", default=...)
+RUN = argument("RUN", "Id of the run, or its beginning", complete=replay_runs)
+QUEUES = option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]", complete=backlog_queues)
+DEAD_LETTERS = flag("--dead-letters", "Also move the dead letters of the backlog queues")
+DESTINATIONS = option("--destination NAME", "Send only messages for this destination; repeatable")
+DEDUP = option(
+    "--dedup MODE",
+    "key sends each message once; message-id also drops repeated ids per destination; report only counts them",
+    default="key",
+)
+ALLOW_MISSING = flag("--allow-missing", "Quarantine messages for missing queues and topics")
 
 
 def open_archive(url: str, run_id: str) -> "Archive":
@@ -117,14 +87,13 @@ def _existing(pair: "Pair", selected: list[str]) -> list[str]:
 
 def limits_of(rate: str | None, share: str | None, ttl: Ttl) -> "MoveLimits":
     """Return the limits of a move. Raises UsageError if a text is no rate or no share."""
-    from sbpair.move import rate_limit
     from sbpair.move.message import route
     from sbpair.syphon.limits import MoveLimits
 
     return MoveLimits(
         rate=None if rate is None else rate_limit.parse_rate(rate),
         credits=None if share is None else rate_limit.parse_credits(share),
-        ttl=route.TimeToLive(ttl.value),
+        ttl=route.TimeToLive(ttl),
     )
 
 

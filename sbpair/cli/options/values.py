@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
 from sbpair import config
-from sbpair.cli.options.common import PairSelection, option
+from sbpair.cli.options.common import PairSelection, option, option_group
 from sbpair.cli.render.screen import Screen, clean
 from sbpair.errors import UsageError
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
@@ -56,14 +55,7 @@ def warn_of_unknown_variables(flags: config.Flags, screen: Screen) -> None:
 
 def flags_of(connection: PairSelection, *, count: int | None = None, state: Path | None = None) -> config.Flags:
     """Return the options of the command line as the configuration takes them."""
-    return config.Flags(
-        pair=connection.pair,
-        config=connection.config,
-        state=state,
-        primary=connection.primary,
-        secondary=connection.secondary,
-        backlog_queues=count,
-    )
+    return config.Flags(**asdict(connection), state=state, backlog_queues=count)
 
 
 def entity_names(given: Iterable[str]) -> list[str]:
@@ -76,11 +68,10 @@ def entity_names(given: Iterable[str]) -> list[str]:
     return names
 
 
-def check_max(limit: int, hint: str = "the default is 10") -> int:
-    """Return the value of --max. Raises UsageError unless it is at least 1."""
-    if limit < 1:
-        raise UsageError(f"--max is {limit}, and must be at least 1", hint=hint)
-    return limit
+def check_at_least(option: str, value: int, minimum: int, hint: str) -> None:
+    """Raise UsageError for a value below the minimum."""
+    if value < minimum:
+        raise UsageError(f"{option} is {value}, and must be at least {minimum}", hint=hint)
 
 
 def seconds_of(
@@ -112,30 +103,25 @@ def positive_seconds_of(
     return seconds
 
 
-class Via(StrEnum):
-    ATOM = "atom"
-    ARM = "arm"
-
-
-@dataclass(frozen=True, slots=True)
+@option_group
 class Management:
     """The management API of a command."""
 
-    via: Annotated[Via, _management("--via API", "atom: the namespace's own API; arm: Azure Resource Manager")] = (
-        Via.ATOM
+    via: Literal["atom", "arm"] = _management(
+        "--via API", "atom: the namespace's own API; arm: Azure Resource Manager", default="atom"
     )
-    subscription: Annotated[
-        str | None, _management("--subscription ID", "Subscription id, with --via arm [env: AZURE_SUBSCRIPTION_ID]")
-    ] = None
-    resource_group: Annotated[
-        str | None, _management("--resource-group NAME", "Resource group, with --via arm [env: AZURE_RESOURCE_GROUP]")
-    ] = None
+    subscription: str | None = _management(
+        "--subscription ID", "Subscription id, with --via arm [env: AZURE_SUBSCRIPTION_ID]"
+    )
+    resource_group: str | None = _management(
+        "--resource-group NAME", "Resource group, with --via arm [env: AZURE_RESOURCE_GROUP]"
+    )
 
 
 def group_of(management: Management, environ: Mapping[str, str] = os.environ) -> ResourceGroup | None:
     """Return where Resource Manager finds the namespaces; None for `--via atom`. Raises UsageError."""
     given = {"--subscription": management.subscription, "--resource-group": management.resource_group}
-    if management.via is Via.ATOM:
+    if management.via == "atom":
         for name, value in given.items():
             if value is not None:
                 raise UsageError(f"{name} is for Azure Resource Manager", hint="add --via arm, or leave it out")
