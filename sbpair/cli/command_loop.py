@@ -23,9 +23,9 @@ class CommandInterrupted(Exception):
     """A signal cancelled the command. Internal to this module."""
 
 
-def run(main: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
-    """Run `main(stop)` to its end. Raises KeyboardInterrupt if a signal cancels it."""
-    return _run(lambda stop, _hurry: main(stop), graceful=False)
+def run(main: Awaitable[Result]) -> Result:
+    """Run a coroutine to its end. Raises KeyboardInterrupt if a signal cancels it."""
+    return _run(lambda _stop, _hurry: main, graceful=False)
 
 
 def run_gracefully(main: Callable[[asyncio.Event, asyncio.Event], Awaitable[Result]]) -> Result:

@@ -49,7 +49,7 @@ def measure(pair: Pair) -> tuple[float, int]:
         retries += isinstance(event, Retrying)
 
     started = time.perf_counter()
-    report = run(lambda _stop: provision(pair, on_event=count))
+    report = run(provision(pair, on_event=count))
     seconds = time.perf_counter() - started
     if len(report.of(Outcome.CREATED)) != pair.backlog_queues:
         raise RuntimeError(f"some queues were not created: {[item.reason for item in report]}")

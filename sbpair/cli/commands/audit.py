@@ -73,7 +73,7 @@ def command(
 
     with PeekProgress(screen) as progress:
         found = run(
-            lambda _stop: auditing.audit(
+            auditing.audit(
                 pair,
                 group=group,
                 idle_seconds=idle_seconds,

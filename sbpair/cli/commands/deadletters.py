@@ -62,7 +62,7 @@ def list_groups(
 
     queues = moves.backlog_paths(pair, queue, dead_letters=False)
     with PeekProgress(screen) as progress:
-        groups = run(lambda _stop: count_dead_letters(pair, queues, limit=limit, on_event=progress))
+        groups = run(count_dead_letters(pair, queues, limit=limit, on_event=progress))
     total, exact, now = sum(each.messages for each in groups), all(each.exact for each in groups), time.time()
     entries = [_entry(each, now) for each in groups]
     document = {"messages": total, "exact": exact, "groups": entries}

@@ -75,11 +75,11 @@ def command(
     )
     screen.say(f"checking {_named(survey)}, at most {seconds:g} s each")
     on_event = partial(_show, screen)
-    diagnosis = run(lambda _stop: diagnose(subject, seconds=seconds, on_event=on_event))
+    diagnosis = run(diagnose(subject, seconds=seconds, on_event=on_event))
     diagnosis = Report((*_configuration(survey, config.unknown_variables(flags, os.environ)), *diagnosis))
     if live:
         asked = partial(questions.ask_live, survey.endpoints, tag, seconds=seconds, slow=include_idle_test)
-        diagnosis = Report((*diagnosis, *run(lambda _stop: asked(on_event=on_event))))
+        diagnosis = Report((*diagnosis, *run(asked(on_event=on_event))))
     entries = [_entry(check) for check in diagnosis]
     answers = [each for each in entries if str(each["name"]).startswith("live.")]
     checks = [each for each in entries if each not in answers]

@@ -87,18 +87,14 @@ def command(
 
     if pair is None:
         result = run(
-            lambda _stop: drill.run_drill(
+            drill.run_drill(
                 messages=messages or MESSAGES, queues=count or QUEUES, seed=seed, intervals=intervals, on_event=on_event
             )
         )
     else:
         tag, queues = against_pair.new_drill_tag(), count or against_pair.OWN_QUEUES
         screen.confirm("--against", _plan(pair, tag, queues), next_command("drill", "--yes"), yes=target.yes)
-        result = run(
-            lambda _stop: drill.drill_against(
-                pair, tag, queues=queues, seed=seed, intervals=intervals, on_event=on_event
-            )
-        )
+        result = run(drill.drill_against(pair, tag, queues=queues, seed=seed, intervals=intervals, on_event=on_event))
     screen.result(SCHEMA, _document(result, pair), _table(result, stranded=pair is None))
     return result.exit_code
 

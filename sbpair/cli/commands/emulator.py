@@ -1,6 +1,5 @@
 """`sbpair emulator`: runs `sbpair.emulator` and prints how to connect."""
 
-import asyncio
 import json
 import shlex
 from pathlib import Path
@@ -59,17 +58,16 @@ def command(
     from sbpair.emulator import server
     from sbpair.emulator.options import EmulatorOptions, RequestedNamespace
 
-    async def serve(_stop: asyncio.Event) -> None:
-        await server.serve(
-            [RequestedNamespace(*each) for each in read],
-            host=host,
-            ready_file=ready_file,
-            on_ready=lambda ready: _show(screen, ready),
-            options=EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
-        )
-
     try:
-        run(serve)
+        run(
+            server.serve(
+                [RequestedNamespace(*each) for each in read],
+                host=host,
+                ready_file=ready_file,
+                on_ready=lambda ready: _show(screen, ready),
+                options=EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
+            )
+        )
     except KeyboardInterrupt:
         screen.say("stopped")
     except PortInUse as error:

@@ -129,7 +129,7 @@ def list_entities(
     endpoints = _endpoints(connection, screen, side, both=side is None)
     from sbpair.management import partitioning
 
-    report = run(lambda _stop: partitioning.list_partitions(endpoints, group=group, on_event=partial(progress, screen)))
+    report = run(partitioning.list_partitions(endpoints, group=group, on_event=partial(progress, screen)))
     _warn(screen, report)
     if not report.items:
         screen.say("no queues and no topics")
@@ -149,7 +149,7 @@ def _create(
     from sbpair.management import partitioning
 
     create = partial(partitioning.create_partitioned, endpoints, wanted, group=group, dry_run=request.dry_run)
-    report = run(lambda _stop: create(on_event=partial(progress, screen)))
+    report = run(create(on_event=partial(progress, screen)))
     _warn(screen, report)
     _print_doubts(screen, report)
     screen.result(SCHEMA, _created(report, dry_run=request.dry_run), _table(report), _made(report))

@@ -76,11 +76,11 @@ def peeked(
     """Return peeked messages, and how many a single source has where that is known and not all were peeked."""
     from sbpair.message_io.peek import count_messages, peek_messages
 
-    async def main(_stop: object) -> "tuple[PeekResult, int | None]":
+    async def main() -> "tuple[PeekResult, int | None]":
         result = await peek_messages(pair, sources, limit=limit, start=start, keep=keep, on_event=progress)
         if result.complete:
             return result, None if start or keep else len(result.messages)
         return result, await count_messages(pair, sources[0]) if len(sources) == 1 and keep is None else None
 
     with PeekProgress(screen) as progress:
-        return run(main)
+        return run(main())

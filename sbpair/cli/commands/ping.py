@@ -40,7 +40,7 @@ def command(
     from sbpair.failover import pinger
 
     answers = run(
-        lambda _stop: pinger.ping_all(
+        pinger.ping_all(
             pair.primary,
             names,
             seconds=seconds,

@@ -47,7 +47,7 @@ def command(
 
     if yes:
         return _remove(pair, screen, None)
-    report = run(lambda _stop: pruning.prune(pair, on_event=partial(queues.progress, screen)))
+    report = run(pruning.prune(pair, on_event=partial(queues.progress, screen)))
     _show(screen, report, dry_run=True)
     planned = [item.name for item in report.of(Outcome.WOULD_REMOVE)]
     if not planned:
@@ -74,7 +74,7 @@ def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
             done.append(event)
 
     try:
-        report = run(lambda _stop: pruning.prune(pair, dry_run=False, only=only, on_event=on_event))
+        report = run(pruning.prune(pair, dry_run=False, only=only, on_event=on_event))
     except KeyboardInterrupt:
         for each in done:
             screen.warn(f"{each.path}: {each.outcome}, before the interruption")

@@ -91,7 +91,7 @@ def command(
 
     with _topics_explained(subscription), printer:
         run(
-            lambda _stop: receive.receive_messages(
+            receive.receive_messages(
                 pair,
                 entity,
                 counts=counted,

@@ -1,6 +1,5 @@
 """`sbpair replay plan`: previews a replay with the scan of the syphon's dry run."""
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,9 +60,9 @@ def command(
     )
     queues = moves.backlog_paths(found.pair, queue, dead_letters=dead_letters)
 
-    async def peek(_stop: asyncio.Event) -> "Forecast":
-        with PeekProgress(screen) as progress:
-            return await preview.make_forecast(
+    with PeekProgress(screen) as progress:
+        result = run(
+            preview.make_forecast(
                 found.pair,
                 limits,
                 only=queues,
@@ -72,8 +71,7 @@ def command(
                 in_turn=True,
                 on_event=progress,
             )
-
-    result = run(peek)
+        )
     notes = [*result.notes, *_notes(result, outlook, allow_missing=allow_missing)]
     plan = {**forecast.document(result, forecast.REPLAY), "notes": notes}
     screen.result(forecast.REPLAY.schema, plan, forecast.table(result, forecast.REPLAY))

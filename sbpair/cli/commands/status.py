@@ -74,7 +74,7 @@ def command(
 
     if watch:
         return _watch(screen, read, every)
-    found = run(lambda _stop: read())
+    found = run(read())
     screen.result(SCHEMA, render.document(found), render.table(found))
     for name, reason in found.unseen:
         screen.warn(f"skipped {name}: {reason}")
@@ -107,13 +107,13 @@ def _watch(screen: Screen, read: "Callable[[], Awaitable[Status]]", every: float
         else:
             screen.json_line(SCHEMA, render.document(found))
 
-    async def main(_stop: asyncio.Event) -> None:
+    async def main() -> None:
         while True:
             show(await read())
             await asyncio.sleep(every)
 
     try:
-        run(main)
+        run(main())
     except KeyboardInterrupt:
         if drawing is not None:
             screen.write("")

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Pair
     from sbpair.move.receipt import NamedMessage
     from sbpair.syphon import runner
-    from sbpair.syphon.forecast import Forecast
     from sbpair.syphon.limits import MoveLimits
 
 SCHEMA = "sbpair/syphon/1"
@@ -215,11 +214,8 @@ def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen, max_missing: fl
     from sbpair.move.message.route import MISSING
     from sbpair.syphon import preview
 
-    async def peek(_stop: asyncio.Event) -> "Forecast":
-        with PeekProgress(screen) as progress:
-            return await preview.make_forecast(pair, limits, on_event=progress)
-
-    result = run(peek)
+    with PeekProgress(screen) as progress:
+        result = run(preview.make_forecast(pair, limits, on_event=progress))
     if any(each.reason == MISSING and each.messages > max_missing for each in result.dead_letters):
         note = f"of each missing destination a run dead-letters {max_missing} messages and leaves the others"
         result = replace(result, notes=(*result.notes, f"{note}: create it, or pass --allow-missing"))

@@ -9,8 +9,6 @@ from sbpair.errors import UsageError
 from sbpair.move import rate_limit
 
 if TYPE_CHECKING:
-    import asyncio
-
     from sbpair.model.pair import Pair
     from sbpair.replay.archive import Archive
     from sbpair.syphon.limits import MoveLimits
@@ -65,7 +63,7 @@ def _existing(pair: "Pair", selected: list[str]) -> list[str]:
     """Return the selected ones of the existing backlog queues, or all of them."""
     from sbpair.backlog import queue_path
 
-    async def find(_stop: "asyncio.Event") -> list[str]:
+    async def find() -> list[str]:
         from sbpair.azure.atom import open_atom
         from sbpair.move import backlog_queues
 
@@ -75,7 +73,7 @@ def _existing(pair: "Pair", selected: list[str]) -> list[str]:
             raise backlog_queues.none_found(pair)
         return list(found)
 
-    there = {queue.lower(): queue for queue in run(find)}
+    there = {queue.lower(): queue for queue in run(find())}
     paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in selected]
     for each, path in zip(selected, paths, strict=True):
         if path.lower() not in there:
