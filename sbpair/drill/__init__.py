@@ -21,13 +21,12 @@ from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.atom import open_atom
-from sbpair.drill import against_pair, scenario
-from sbpair.drill.against_pair import OWN_QUEUES
-from sbpair.drill.compare import compare_all, message_differences
+from sbpair.drill import scenario
+from sbpair.drill.against_pair import OWN_QUEUES, SimulatedOutages, drill_queues
+from sbpair.drill.compare import Comparison, compare_all, message_differences
 from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessage, originals
-from sbpair.drill.emulator_process import emulated_pair, emulator_control
-from sbpair.drill.outages import EmulatedOutages
-from sbpair.drill.scenario import Intervals, SendTally, accounted, received
+from sbpair.drill.emulator_process import EmulatedOutages, emulated_pair, emulator_control
+from sbpair.drill.scenario import INTERVALS, Intervals, SendTally, accounted, received
 from sbpair.errors import ExitCode, ProtocolError, UsageError
 from sbpair.management import provisioning
 from sbpair.model.queues import QueueSpec
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 
 APPLICATION = "checkout"
 """The queue that the application sends to."""
+
+COMPARING = "reading all messages back, and comparing each byte for byte"
 
 CONCURRENT_SENDS = 50
 """Messages in flight while the backlog is written."""
@@ -54,42 +55,15 @@ class DrillPhase:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Event: so many of the messages are in the backlog."""
-
-    count: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonProgress:
-    """Event: so many of the messages have been read back."""
-
-    count: int
-    total: int
-
-
-DrillEvent: TypeAlias = DrillPhase | Written | ComparisonProgress | SyphonEvent
+DrillEvent: TypeAlias = DrillPhase | SyphonEvent
 OnEvent: TypeAlias = Callable[[DrillEvent], None]
 
 
-@dataclass(frozen=True, slots=True)
-class DrillResult:
-    """The result for stranded messages; `alterations` are (message id, differences).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillResult(Comparison):
+    """The result for stranded messages, `sending` that for messages of the paired client; `timeline` has the phases."""
 
-    `sending` is the result for messages of the paired client, `timeline` the phases.
-    """
-
-    sent: int
-    received: int
-    lost: int
-    duplicated: int
-    altered: int
     seconds: float
-    receipt: Receipt
-    alterations: tuple[tuple[str, str], ...]
-    lost_ids: tuple[str, ...]
     sending: SendTally
     timeline: tuple[DrillPhase, ...] = ()
 
@@ -121,7 +95,7 @@ async def run_drill(
     messages: int = 1_000,
     queues: int = 10,
     seed: int = 0,
-    intervals: Intervals | None = None,
+    intervals: Intervals = INTERVALS,
     on_event: OnEvent = lambda _event: None,
 ) -> DrillResult:
     """Run the drill. It uses nothing outside this machine and leaves nothing behind.
@@ -138,23 +112,16 @@ async def run_drill(
         await provisioning.provision(pair)
         await _create_destinations(pair.primary)
         outages = EmulatedOutages(pair)
-        async with scenario.application(
-            pair, APPLICATION, outages, intervals or Intervals(), timeline, seed
-        ) as application:
+        async with scenario.application(pair, APPLICATION, outages, intervals, timeline, seed) as application:
             timeline("strand", f"stranding {messages} messages in the backlog, as the old client does")
             sent = originals(messages, now_ms=int(time.time() * 1000), seed=seed)
-            await _strand(pair, sent, on_event)
+            await _strand(pair, sent)
             timeline("syphon", f"moving them back to {pair.primary.name}, while an application sends to {APPLICATION}")
             moved = await runner.run(pair, once=True, lease=False, on_event=on_event)
-            await scenario.play(application, outages, pair, timeline)
-            timeline("syphon", "moving back the application's messages, while it continues to send")
-            followed, _ = await asyncio.gather(
-                runner.run(pair, once=True, lease=False, on_event=on_event), application.until_more("primary")
-            )
-        timeline("compare", "reading all messages back, and comparing each byte for byte")
-        arrived = await received(pair.primary, APPLICATION, len(application.sent))
-        sending = accounted(application, arrived, followed.receipt)
-        back = await _read_back(pair.primary, messages, on_event)
+            followed = await scenario.play(application, outages, pair, timeline, on_event)
+        timeline("compare", COMPARING)
+        sending = accounted(application, await received(pair.primary, application), followed)
+        back = await _read_back(pair.primary)
     return _result(sent, back, moved.receipt, sending, timeline)
 
 
@@ -164,7 +131,7 @@ async def drill_against(
     *,
     queues: int = OWN_QUEUES,
     seed: int = 0,
-    intervals: Intervals | None = None,
+    intervals: Intervals = INTERVALS,
     on_event: OnEvent = lambda _event: None,
 ) -> DrillResult:
     """Run the sending part on a user's own namespaces, with an outage simulated in this client alone.
@@ -172,10 +139,13 @@ async def drill_against(
     It writes only to queues that it creates and deletes (`drill_queue_names`). Needs Manage, Send and Listen on both
     sides. No messages are stranded: those counts are 0. Raises SbpairError, after its queues are deleted.
     """
-    timeline = Timeline(on_event)
-    sending = await against_pair.drill_on_pair(
-        pair, tag, timeline, queues=queues, seed=seed, intervals=intervals, on_event=on_event
-    )
+    timeline, outages = Timeline(on_event), SimulatedOutages()
+    async with drill_queues(pair, tag, queues, timeline) as (own, entity):
+        timeline("sending", f"an application sends to {entity}")
+        async with scenario.application(own, entity, outages, intervals, timeline, seed) as application:
+            moved = await scenario.play(application, outages, pair, timeline, on_event)
+        timeline("compare", COMPARING)
+        sending = accounted(application, await received(pair.primary, application), moved)
     return _result([], [], sending.receipt, sending, timeline)
 
 
@@ -185,7 +155,7 @@ async def _create_destinations(primary: Endpoint) -> None:
             await control.create(QueueSpec(path))
 
 
-async def _strand(pair: Pair, sent: list[OriginalMessage], on_event: OnEvent) -> None:
+async def _strand(pair: Pair, sent: list[OriginalMessage]) -> None:
     async with connect(pair.secondary) as client:
         senders = [
             await client.sender(backlog.queue_path(pair.primary.name, index)) for index in range(pair.backlog_queues)
@@ -193,10 +163,9 @@ async def _strand(pair: Pair, sent: list[OriginalMessage], on_event: OnEvent) ->
         for start in range(0, len(sent), CONCURRENT_SENDS):
             chunk = sent[start : start + CONCURRENT_SENDS]
             await asyncio.gather(*(senders[each.number % len(senders)].send(each.in_backlog()) for each in chunk))
-            on_event(Written(start + len(chunk), len(sent)))
 
 
-async def _read_back(primary: Endpoint, expected: int, on_event: OnEvent) -> list[tuple[str, bytes]]:
+async def _read_back(primary: Endpoint) -> list[tuple[str, bytes]]:
     """Receive every message of the destinations, as (destination, encoded message), scheduled ones included."""
     received_messages: list[tuple[str, bytes]] = []
     async with open_atom(primary) as control, connect(primary) as client:
@@ -208,7 +177,6 @@ async def _read_back(primary: Endpoint, expected: int, on_event: OnEvent) -> lis
                     deliveries = await receiver.take(500, seconds=1.0)
                     await receiver.settle(deliveries, ACCEPTED)
                     received_messages += [(path, delivery.payload) for delivery in deliveries]
-                    on_event(ComparisonProgress(len(received_messages), expected))
                 receiver.close()
             await emulator_control(primary, "POST", "clock", {"advance_ms": SCHEDULE_MS + 60_000})
     return received_messages
@@ -240,11 +208,11 @@ def _result(
             wrong.append(f"expected at {original.destination}, received at {destination}")
         return message_id, wrong
 
+    figures, _ = compare_all(known, (compared(*each) for each in back))
     return DrillResult(
-        sent=len(sent),
         seconds=timeline.seconds,
         receipt=receipt,
         sending=sending,
         timeline=tuple(timeline.phases),
-        **compare_all(known, (compared(*each) for each in back)).figures(),
+        **figures,
     )

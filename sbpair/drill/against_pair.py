@@ -1,34 +1,28 @@
-"""The sending part of a drill on a user's own namespaces, with a simulated outage, visible to this client only.
+"""The queues of a drill on a user's own namespaces, and its simulated outages, visible to this client only.
 
 Invariant: it writes only to queues created for it, under unique names, and deletes them whatever happens.
 """
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.azure.atom import open_atom
-from sbpair.azure.credentials import token_getter_for
-from sbpair.drill import scenario
-from sbpair.drill.outages import SimulatedOutages
-from sbpair.drill.scenario import Intervals, SendTally, accounted, received
 from sbpair.errors import EntityMissing, NameTaken, SbpairError, ServiceRefused
+from sbpair.failover.simulated_outage import SimulatedOutage
 from sbpair.management import provisioning
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome
-from sbpair.syphon import runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator
 
     from sbpair.drill.scenario import EmitPhase
     from sbpair.model.pair import Endpoint, Pair
-    from sbpair.move.events import SyphonEvent
 
 OWN_QUEUES = 2
 PREFIX = "sbpair-drill-"
@@ -36,14 +30,25 @@ TEMPORARY = QueueSpec("", auto_delete_on_idle="PT1H")
 """A queue that deletes itself if a killed drill has left it."""
 
 
+class SimulatedOutages:
+    """Outages that are simulated in this client; no other client is affected."""
+
+    def __init__(self) -> None:
+        self.outage = SimulatedOutage()
+
+    async def stop_primary(self) -> None:
+        self.outage.begin("primary")
+
+    async def stop_queue(self, path: str) -> None:
+        self.outage.begin("backlog", path)
+
+    async def restore(self) -> None:
+        self.outage.end()
+
+
 def new_drill_tag() -> str:
     """Return a tag that makes the queue names of one drill unique."""
     return uuid.uuid4().hex[:12]
-
-
-def drill_pair(pair: Pair, tag: str, queues: int) -> Pair:
-    """Return the pair with the drill's own backlog queues, whose paths begin with another primary's name."""
-    return replace(pair, primary=replace(pair.primary, name=f"{PREFIX}{tag}"), backlog_queues=queues)
 
 
 def drill_queue_names(tag: str, queues: int) -> tuple[str, tuple[str, ...]]:
@@ -51,36 +56,22 @@ def drill_queue_names(tag: str, queues: int) -> tuple[str, tuple[str, ...]]:
     return f"{PREFIX}{tag}", tuple(backlog.queue_path(f"{PREFIX}{tag}", index) for index in range(queues))
 
 
-async def drill_on_pair(
-    pair: Pair,
-    tag: str,
-    emit: EmitPhase,
-    *,
-    queues: int = OWN_QUEUES,
-    seed: int = 0,
-    intervals: Intervals | None = None,
-    on_event: Callable[[SyphonEvent], None] = lambda _event: None,
-) -> SendTally:
-    """Run the scenario. Needs Manage, Send and Listen on both sides. Raises SbpairError after cleanup."""
+@asynccontextmanager
+async def drill_queues(pair: Pair, tag: str, queues: int, emit: EmitPhase) -> AsyncIterator[tuple[Pair, str]]:
+    """Create the drill's queues, and delete them at the end.
+
+    Yields the pair with the drill's own backlog queues, whose paths begin with another primary's name, and the queue
+    in the primary. Needs Manage on both sides.
+    """
     entity, _ = drill_queue_names(tag, queues)
-    own, outages = drill_pair(pair, tag, queues), SimulatedOutages()
+    own = replace(pair, primary=replace(pair.primary, name=entity), backlog_queues=queues)
     created: dict[Endpoint, list[str]] = {}
     try:
         backlog_queues = f"{queues} backlog queues in {pair.secondary.name}"
         emit("provision", f"creating {entity} in {pair.primary.name}, and {backlog_queues}")
         created[pair.primary] = await _create(pair.primary, entity)
         created[pair.secondary] = await _provision(own)
-        emit("sending", f"an application sends to {entity}")
-        async with scenario.application(own, entity, outages, intervals or Intervals(), emit, seed) as application:
-            await scenario.play(application, outages, pair, emit)
-            emit("syphon", "moving back its messages from the backlog, while it continues to send")
-            moved, _ = await asyncio.gather(
-                runner.run(own, once=True, lease=False, on_event=on_event), application.until_more("primary")
-            )
-        emit("compare", "reading all messages back, and comparing each byte for byte")
-        async with token_getter_for(pair.primary.credential, pair.primary.name) as get_token:
-            back = await received(pair.primary, entity, len(application.sent), get_token)
-        return accounted(application, back, moved.receipt)
+        yield own, entity
     finally:
         remaining = [path for endpoint, paths in created.items() for path in await _delete(endpoint, paths)]
         emit("clean", f"not deleted, delete by hand: {', '.join(remaining)}" if remaining else "its queues are deleted")

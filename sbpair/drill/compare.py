@@ -11,10 +11,11 @@ from sbpair.amqp.message import Properties, Sections
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from sbpair.amqp.message import Header
     from sbpair.drill.drill_messages import OriginalMessage
+    from sbpair.move.receipt import Receipt
 
 TICKS_PER_MS = 10_000
 MAX_HEADER_TTL_MS = 0xFFFFFFFF
@@ -35,29 +36,30 @@ _SERVICE_ANNOTATIONS = (
 _RAW = ("body", "footer", "application_properties")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All received messages compared with the sent ones: lost ids, repetitions by id, differences by id."""
+    """All received messages compared with the sent ones.
 
+    `duplicated` counts all repeated messages, `alterations` are (message id, differences).
+    """
+
+    sent: int
     received: int
-    lost: list[str]
-    repeated: dict[str, int]
-    altered: dict[str, str]
-
-    def figures(self) -> dict[str, Any]:
-        """Return the fields that both results of a drill have."""
-        return {
-            "received": self.received,
-            "lost": len(self.lost),
-            "duplicated": sum(self.repeated.values()),
-            "altered": len(self.altered),
-            "alterations": tuple(self.altered.items())[:MAX_EXAMPLES],
-            "lost_ids": tuple(self.lost[:MAX_EXAMPLES]),
-        }
+    lost: int
+    duplicated: int
+    altered: int
+    receipt: Receipt
+    alterations: tuple[tuple[str, str], ...] = ()
+    lost_ids: tuple[str, ...] = ()
 
 
-def compare_all(sent: Iterable[str], received: Iterable[tuple[str, list[str]]]) -> Comparison:
-    """Compare the ids of sent messages with received messages, as (id, differences)."""
+def compare_all(
+    sent: Collection[str], received: Iterable[tuple[str, list[str]]]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Compare the ids of sent messages with received messages, as (id, differences).
+
+    Returns the fields of a Comparison without its receipt, and the repetitions by id.
+    """
     seen: Counter[str] = Counter()
     altered: dict[str, str] = {}
     for message_id, differences in received:
@@ -65,7 +67,17 @@ def compare_all(sent: Iterable[str], received: Iterable[tuple[str, list[str]]]) 
         if differences:
             altered[message_id] = "; ".join(differences)
     repeated = {message_id: times - 1 for message_id, times in seen.items() if times > 1}
-    return Comparison(seen.total(), [each for each in sent if not seen[each]], repeated, altered)
+    lost = [each for each in sent if not seen[each]]
+    figures = {
+        "sent": len(sent),
+        "received": seen.total(),
+        "lost": len(lost),
+        "duplicated": sum(repeated.values()),
+        "altered": len(altered),
+        "alterations": tuple(altered.items())[:MAX_EXAMPLES],
+        "lost_ids": tuple(lost[:MAX_EXAMPLES]),
+    }
+    return figures, repeated
 
 
 def message_differences(original: OriginalMessage, payload: bytes) -> list[str]:

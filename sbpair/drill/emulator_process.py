@@ -58,6 +58,31 @@ async def emulator_control(endpoint: Endpoint, method: str, path: str, body: dic
     return await asyncio.to_thread(ask)
 
 
+class EmulatedOutages:
+    """Outages of an emulated primary, or of one backlog queue: connections or links break, and new ones are refused."""
+
+    outage = None
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._faults: list[str] = []
+
+    async def stop_primary(self) -> None:
+        await self._begin({"kind": "namespace-down", "namespace": self._pair.primary.name})
+
+    async def stop_queue(self, path: str) -> None:
+        await self._begin({"kind": "entity-down", "namespace": self._pair.secondary.name, "entity": path})
+
+    async def restore(self) -> None:
+        while self._faults:
+            await emulator_control(self._pair.secondary, "DELETE", f"faults/{self._faults.pop()}")
+
+    async def _begin(self, fault: dict[str, str]) -> None:
+        # The secondary's port controls both, also while the primary is down.
+        answer = await emulator_control(self._pair.secondary, "POST", "faults", fault)
+        self._faults.append(str(json.loads(answer)["id"]))
+
+
 async def _ready(process: asyncio.subprocess.Process) -> tuple[Endpoint, Endpoint]:
     assert process.stdout is not None  # noqa: S101  requested above
     line = b""

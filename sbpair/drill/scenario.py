@@ -14,22 +14,28 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
-from sbpair.drill.compare import byte_differences, compare_all, property_differences
+from sbpair.azure.credentials import token_getter_for
+from sbpair.drill.compare import Comparison, byte_differences, compare_all, property_differences
 from sbpair.errors import ProtocolError, SbpairError, TimedOut
+from sbpair.syphon import runner
 
 if TYPE_CHECKING:
-    from sbpair.drill.outages import Outages
+    from sbpair.drill.against_pair import SimulatedOutages
+    from sbpair.drill.emulator_process import EmulatedOutages
     from sbpair.failover.aio import AsyncPairedClient, AsyncPairedSender
     from sbpair.failover.entity_states import State
     from sbpair.failover.events import SenderEvent
     from sbpair.model.pair import Endpoint, Pair
+    from sbpair.move.events import SyphonEvent
     from sbpair.move.receipt import Receipt
+
+    Outages: TypeAlias = EmulatedOutages | SimulatedOutages
 
 MIN_MESSAGES = 10
 """So many messages go to one side before the next phase."""
@@ -50,28 +56,23 @@ class Intervals:
     max_phase: float = 90.0
 
 
-@dataclass(frozen=True, slots=True)
-class SendTally:
+INTERVALS = Intervals()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTally(Comparison):
     """The result for the application's messages: `sent` counts sends that returned, `refused` those that raised.
 
-    `doubtful` counts messages that the client reported as sent again after no answer, `duplicated` all repeated
-    messages, and `unexplained` the repeated ones without such a report.
+    `doubtful` counts messages that the client reported as sent again after no answer, and `unexplained` the repeated
+    ones without such a report.
     """
 
     entity: str
-    sent: int
     primary: int
     backlog: int
     refused: int
     doubtful: int
-    received: int
-    lost: int
-    duplicated: int
     unexplained: int
-    altered: int
-    receipt: Receipt
-    alterations: tuple[tuple[str, str], ...] = ()
-    lost_ids: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -160,8 +161,10 @@ async def application(
             raise _first(group) from None
 
 
-async def play(sending: Application, outages: Outages, pair: Pair, emit: EmitPhase) -> None:
-    """Run every phase, from a healthy primary to a healthy primary. Raises TimedOut."""
+async def play(
+    sending: Application, outages: Outages, pair: Pair, emit: EmitPhase, on_event: Callable[[SyphonEvent], None]
+) -> Receipt:
+    """Run every phase, from a healthy primary to a healthy primary, and move the messages back. Raises TimedOut."""
     from sbpair.failover.entity_states import State
 
     primary, secondary = pair.primary.name, pair.secondary.name
@@ -181,16 +184,24 @@ async def play(sending: Application, outages: Outages, pair: Pair, emit: EmitPha
     finally:
         await outages.restore()
     await sending.until("the return to the primary", lambda: sending.state is State.HEALTHY)
+    emit("syphon", "moving back the application's messages, while it continues to send")
+    moved, _ = await asyncio.gather(
+        runner.run(sending.client.pair, once=True, lease=False, on_event=on_event), sending.until_more("primary")
+    )
+    return moved.receipt
 
 
-async def received(endpoint: Endpoint, entity: str, expected: int, get_token: Any = None) -> list[bytes]:
-    """Receive the entity's messages, encoded, until no more arrive; before `expected` it waits longer."""
+async def received(endpoint: Endpoint, sending: Application) -> list[bytes]:
+    """Receive messages, encoded, until no more arrive; before all that were sent, it waits longer."""
     back: list[bytes] = []
-    async with connect(endpoint, get_token=get_token) as client:
-        receiver = await client.receiver(entity)
+    async with (
+        token_getter_for(endpoint.credential, endpoint.name) as get_token,
+        connect(endpoint, get_token=get_token) as client,
+    ):
+        receiver = await client.receiver(sending.sender.entity_name)
         while True:
             receiver.grant(500)
-            wait = QUIET_SECONDS if len(back) >= expected else MAX_DELAY_SECONDS
+            wait = QUIET_SECONDS if len(back) >= len(sending.sent) else MAX_DELAY_SECONDS
             deliveries = await receiver.take(500, seconds=wait)
             if not deliveries:
                 break
@@ -202,18 +213,17 @@ async def received(endpoint: Endpoint, entity: str, expected: int, get_token: An
 
 def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> SendTally:
     """Compare every message of the application with those received."""
-    found = compare_all(sending.sent, (_compared(sending.sent, payload) for payload in back))
+    figures, repeated = compare_all(sending.sent, (_compared(sending.sent, payload) for payload in back))
     delivered, doubtful = sending.sender.delivered, sending.doubtful
     return SendTally(
         entity=sending.sender.entity_name,
-        sent=len(sending.sent),
         primary=delivered.primary,
         backlog=delivered.backlog,
         refused=sending.refused,
         doubtful=len(doubtful),
-        unexplained=sum(times for message_id, times in found.repeated.items() if message_id not in doubtful),
+        unexplained=sum(times for message_id, times in repeated.items() if message_id not in doubtful),
         receipt=receipt,
-        **found.figures(),
+        **figures,
     )
 
 

@@ -80,8 +80,6 @@ def command(
         match event:
             case drill.DrillPhase(_name, text, seconds):
                 screen.say(f"{seconds:6.1f} s  {text}")
-            case drill.Written() | drill.ComparisonProgress():
-                pass
             case _:
                 printer(event)
 
