@@ -3,16 +3,16 @@
 A command's module is imported when the command is run: `sbpair --help` loads none of them.
 """
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from sbpair import __version__
 from sbpair.cli.help import OPTIONS, Command, CommandGroup, Row
-from sbpair.cli.options.common import options
 from sbpair.errors import UsageError
 
 PROGRAM = "sbpair"
@@ -84,8 +84,37 @@ def load(name: str) -> Any:
         loaded.callback()(module.group)
     for each, function in module.SUBCOMMANDS.items() if is_group else [(name, module.command)]:
         usage = getattr(module, "USAGE", OPTIONS)
-        loaded.command(each, cls=Command, options_metavar=usage)(options(function))
+        loaded.command(each, cls=Command, options_metavar=usage)(_with_options(function))
     return typer.main.get_command(loaded)
+
+
+def _with_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Return `function` with options in place of each parameter that is a group of them, or the screen."""
+    from sbpair.cli.options.common import OPTION_GROUPS, Display
+    from sbpair.cli.render.screen import Screen
+
+    hints, parameters, groups = get_type_hints(function), [], {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = Display if hints[name] is Screen else hints[name]
+        if kind in OPTION_GROUPS:
+            groups[name], kinds = kind, get_type_hints(kind)
+            parameters += [
+                parameter.replace(name=each, default=default, annotation=kinds[each])
+                for each, default in OPTION_GROUPS[kind].items()
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=kind))
+
+    def command(**values: Any) -> int:
+        for name, kind in groups.items():
+            given = kind(**{each: values.pop(each) for each in OPTION_GROUPS[kind]})
+            values[name] = Screen(given) if isinstance(given, Display) else given
+        return function(**values)
+
+    command.__doc__ = function.__doc__
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    return command
 
 
 def find_command(path: Sequence[str]) -> Any:

@@ -1,16 +1,13 @@
 """The options that commands share, written once: a command takes a whole group of them as one parameter.
 
-With `def command(*, connection: PairSelection, screen: Screen)`, `options(command)` has every option of the pair, and
-those of `Display`.
+`def command(*, connection: PairSelection, screen: Screen)` has every option of the pair, and those of `Display`.
 """
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform, get_type_hints
+from typing import Any, TypeVar, dataclass_transform
 
 import typer
 
@@ -18,7 +15,7 @@ from sbpair.cli.completion import pairs
 
 Group = TypeVar("Group")
 
-_GROUPS: dict[type, dict[str, Any]] = {}
+OPTION_GROUPS: dict[type, dict[str, Any]] = {}
 """The options of each group by field."""
 
 
@@ -48,36 +45,8 @@ def option_group(cls: type[Group]) -> type[Group]:
     for name, each in declared.items():
         setattr(cls, name, each.default)
     group = dataclass(frozen=True, slots=True)(cls)
-    _GROUPS[group] = declared
+    OPTION_GROUPS[group] = declared
     return group
-
-
-def options(function: Callable[..., int]) -> Callable[..., int]:
-    """Return `function` with options in place of each parameter that is a group of them, or the screen."""
-    from sbpair.cli.render.screen import Screen
-
-    hints, parameters, groups = get_type_hints(function), [], {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind = Display if hints[name] is Screen else hints[name]
-        if kind in _GROUPS:
-            groups[name], kinds = kind, get_type_hints(kind)
-            parameters += [
-                parameter.replace(name=each, default=default, annotation=kinds[each])
-                for each, default in _GROUPS[kind].items()
-            ]
-        else:
-            parameters.append(parameter.replace(annotation=kind))
-
-    def command(**values: Any) -> int:
-        for name, kind in groups.items():
-            given = kind(**{each: values.pop(each) for each in _GROUPS[kind]})
-            values[name] = Screen(given) if isinstance(given, Display) else given
-        return function(**values)
-
-    command.__doc__ = function.__doc__
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    return command
 
 
 class Output(StrEnum):
