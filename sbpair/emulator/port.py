@@ -61,7 +61,7 @@ class Port:
         self._server = await asyncio.get_running_loop().create_server(make, sock=self._socket)
         self._namespace.on_outage.add(self.break_connections)
 
-    def _make_outer_frontend(self, protocol: WireProtocol) -> asyncio.Protocol | None:
+    def _make_outer_frontend(self, protocol: WireProtocol) -> asyncio.BaseProtocol | None:
         if protocol == "tls" and self._tls is not None:
             from sbpair.emulator.tls import TlsFrontend
 
@@ -119,7 +119,7 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def __init__(
         self,
-        make_frontend: Callable[[WireProtocol], asyncio.Protocol | None],
+        make_frontend: Callable[[WireProtocol], asyncio.BaseProtocol | None],
         on_connected: Callable[[asyncio.Transport], None],
         *,
         limit_seconds: float = SILENCE_LIMIT_SECONDS,
@@ -145,7 +145,7 @@ class ProtocolSniffer(asyncio.Protocol):
         protocol = protocol_of(self._seen)
         self._hand_over(None if protocol is None else self._make_frontend(protocol))
 
-    def _hand_over(self, frontend: asyncio.Protocol | None) -> None:
+    def _hand_over(self, frontend: asyncio.BaseProtocol | None) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return

@@ -1,6 +1,6 @@
 """TLS on the emulator's ports, with a certificate authority created for one run. Its key is discarded.
 
-Only this module imports `cryptography`, and only with TLS enabled. The frontends inside of TLS are the usual ones.
+Only this module imports `cryptography`, and the emulator loads it only with TLS. The frontends inside are the usual ones.
 """
 
 from __future__ import annotations
@@ -15,17 +15,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sbpair.errors import MachineLacks
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.x509 import Certificate, CertificateBuilder, GeneralName
 
 HANDSHAKE_SECONDS: Final = 30
 LIFE: Final = timedelta(days=30)
 ALWAYS: Final = ("localhost", "127.0.0.1", "::1")
+_OTHER_USAGES: Final = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("encipher_only", "decipher_only"),
+)
+_USAGE_OF_CA: Final = {"key_cert_sign": True, "crl_sign": True, **dict.fromkeys(_OTHER_USAGES, False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,82 +76,45 @@ def server_context(pem: bytes, path: Path) -> ssl.SSLContext:
 
 def certificates(hosts: Iterable[str]) -> tuple[bytes, bytes]:
     """Return the CA certificate, and a server's certificate with its key, as PEM."""
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca = as_authority(new_certificate("sbpair emulator CA", ca_key, issuer="sbpair emulator CA"), ca_key)
-    signed_ca = ca.sign(ca_key, hashes.SHA256())
-    server = as_server(new_certificate("sbpair emulator", server_key, issuer="sbpair emulator CA"), hosts, ca_key)
-    signed: Certificate = server.sign(ca_key, hashes.SHA256())
-    key_pem = server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return signed_ca.public_bytes(Encoding.PEM), key_pem + signed.public_bytes(Encoding.PEM)
+    leaf = x509.BasicConstraints(ca=False, path_length=None)
+    names = x509.SubjectAlternativeName([alternative(host) for host in hosts])
+    for_servers = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    ca = new_certificate("sbpair emulator CA", ca_key, ca_key)
+    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    ca = ca.add_extension(x509.KeyUsage(**_USAGE_OF_CA), critical=True)
+    server = new_certificate("sbpair emulator", server_key, ca_key).add_extension(leaf, critical=True)
+    server = server.add_extension(names, critical=False).add_extension(for_servers, critical=False)
+    signed_ca, signed = (each.sign(ca_key, hashes.SHA256()).public_bytes(Encoding.PEM) for each in (ca, server))
+    return signed_ca, server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + signed
 
 
-def new_certificate(name: str, key: EllipticCurvePrivateKey, *, issuer: str) -> CertificateBuilder:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
+def new_certificate(
+    name: str, key: ec.EllipticCurvePrivateKey, ca_key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
     # The machine's time, which clients use.
     now = datetime.now(UTC)
-    subject_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sbpair emulator CA")]))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + LIFE)
-        .add_extension(subject_key, critical=False)
-    )
-
-
-def as_authority(builder: CertificateBuilder, key: EllipticCurvePrivateKey) -> CertificateBuilder:
-    from cryptography import x509
-
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    return (
-        builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-    )
-
-
-def as_server(builder: CertificateBuilder, hosts: Iterable[str], ca_key: EllipticCurvePrivateKey) -> CertificateBuilder:
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    names = x509.SubjectAlternativeName([alternative(host) for host in hosts])
-    return (
-        builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(names, critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
 
 
-def alternative(host: str) -> GeneralName:
-    from cryptography import x509
-
+def alternative(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-class TlsFrontend(asyncio.Protocol):
+class TlsFrontend(SSLProtocol):
     """The TLS layer of a connection, which passes the decrypted bytes to another protocol.
 
     `loop.start_tls` cannot be used: the first bytes were already read to detect the protocol.
@@ -155,30 +125,14 @@ class TlsFrontend(asyncio.Protocol):
         handshake: asyncio.Future[None] = loop.create_future()
         # A failed handshake ends its connection; mark the exception as retrieved.
         handshake.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._tls = SSLProtocol(
-            loop, inside, context, handshake, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
-        )
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._tls.connection_made(transport)
+        super().__init__(loop, inside, context, handshake, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS)
 
     def data_received(self, data: bytes) -> None:
+        """Take the bytes that were already read; later ones come through the buffer."""
         rest = memoryview(data)
         while rest:
-            room = self._tls.get_buffer(len(rest))
+            room = self.get_buffer(len(rest))
             size = min(len(room), len(rest))
             room[:size] = rest[:size]
-            self._tls.buffer_updated(size)
+            self.buffer_updated(size)
             rest = rest[size:]
-
-    def eof_received(self) -> None:
-        self._tls.eof_received()
-
-    def pause_writing(self) -> None:
-        self._tls.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._tls.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._tls.connection_lost(exc)
