@@ -78,7 +78,7 @@ class Emulator:
         options: EmulatorOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._options = options
-        self._identity: IdentityFrontend | None = None
+        self.identity: IdentityFrontend | None = None
         self._tls: Tls | None = None
         self._requested = [RequestedNamespace(*each) for each in namespaces]
         self._host = host
@@ -116,8 +116,8 @@ class Emulator:
         if self._options.identity:
             from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
 
-            self._identity = IdentityFrontend(self.clock)
-        issuer = self._identity.issuer if self._identity else None
+            self.identity = IdentityFrontend(self.clock)
+        issuer = self.identity.issuer if self.identity else None
         for requested, each in zip(self._requested, listening, strict=True):
             namespace = Namespace(
                 requested.name,
@@ -140,12 +140,9 @@ class Emulator:
             stack.push_async_callback(port.stop)
 
     def _http_server(self, namespace: Namespace) -> web.Server:
-        from sbpair.emulator.frontends.arm.arm_frontend import ArmFrontend
-        from sbpair.emulator.frontends.http.control_frontend import ControlFrontend
         from sbpair.emulator.frontends.http.http_frontend import http_server
 
-        control = ControlFrontend(self.namespaces, self.faults, self.clock, self.advance)
-        return http_server(namespace, control, ArmFrontend(self.namespaces), self._identity)
+        return http_server(self, namespace)
 
     async def __aexit__(self, *_: object) -> None:
         self.faults.end_all()
@@ -169,7 +166,7 @@ class Emulator:
             for name, each in self.namespaces.items()
         )
         first = next(iter(self.namespaces.values()))
-        identity = self._identity.endpoint_at(first.authority) if self._identity else None
+        identity = self.identity.endpoint_at(first.authority) if self.identity else None
         return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, identity)
 
 

@@ -1,6 +1,6 @@
 """TLS on the emulator's ports, with a certificate authority created for one run. Its key is discarded.
 
-Only this module imports `cryptography`, and the emulator loads it only with TLS. The frontends inside are the usual ones.
+Only this module imports `cryptography`, and it is loaded only for TLS. The frontends inside of TLS are the usual ones.
 """
 
 from __future__ import annotations

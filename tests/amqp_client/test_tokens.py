@@ -134,8 +134,8 @@ def test_a_foreign_token_will_do_where_any_does(another: Any) -> None:
 async def test_links_end_with_their_token() -> None:
     def issue(emulator: Emulator) -> tuple[str, int]:
         """A token that has a minute left of its day: less than it takes an idle link to be detached."""
-        assert emulator._identity is not None
-        return emulator._identity.issuer.issue(AUDIENCE, emulator.clock.now_ms() - 86_340_000)
+        assert emulator.identity is not None
+        return emulator.identity.issuer.issue(AUDIENCE, emulator.clock.now_ms() - 86_340_000)
 
     async with asyncio.timeout(30), Emulator([("contoso", 0)], options=EmulatorOptions(identity=True)) as emulator:
         namespace = emulator.namespaces["contoso"]

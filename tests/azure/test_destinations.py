@@ -17,7 +17,7 @@ from sbpair.azure.interfaces import DestinationEntity
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
-from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend
+from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend, AtomRequest
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.syphon.limits import SendCosts
@@ -26,7 +26,6 @@ from sbpair.testing import Emulator
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from sbpair.emulator.frontends.atom.atom_request import AtomRequest
 
 KILOBYTE = 1024
 

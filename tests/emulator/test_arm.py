@@ -30,8 +30,8 @@ class Manager:
         self.emulator = emulator
         self.namespace = emulator.namespaces["contoso"]
         self._session = session
-        assert emulator._identity is not None
-        token, _ = emulator._identity.issuer.issue(ARM_AUDIENCES[1], emulator.clock.now_ms())
+        assert emulator.identity is not None
+        token, _ = emulator.identity.issuer.issue(ARM_AUDIENCES[1], emulator.clock.now_ms())
         self.token = f"Bearer {token}"
 
     async def ask(

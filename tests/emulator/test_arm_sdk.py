@@ -33,9 +33,9 @@ class Issued:
     """A credential that the emulator's own issuer signs for."""
 
     def __init__(self, emulator: Emulator, audience: str = ARM_AUDIENCES[0], *, old_seconds: int = 0) -> None:
-        assert emulator._identity is not None
+        assert emulator.identity is not None
         now_ms = emulator.clock.now_ms() - old_seconds * 1000
-        self._token, _ = emulator._identity.issuer.issue(audience, now_ms)
+        self._token, _ = emulator.identity.issuer.issue(audience, now_ms)
 
     async def get_token(self, *_: str, **__: Any) -> AccessToken:
         return AccessToken(self._token, 2**40)

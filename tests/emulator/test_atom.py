@@ -243,7 +243,7 @@ async def test_a_bug_is_answered_with_the_services_text(monkeypatch, caplog) -> 
     async with open_manager() as manager:
         await manager.put("orders")
         with monkeypatch.context() as broken:
-            broken.setattr(manager.namespace, "find_queue", failing)
+            broken.setattr(manager.namespace, "_find", failing)
             status, text = await manager.ask("GET", "orders")
         assert (status, "SubCode=50000" in text, kept in text) == (500, True, False)
         assert (await manager.ask("GET", "orders"))[0] == 200

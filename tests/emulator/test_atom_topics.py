@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlAction, SqlRuleFilter, SubscriptionRule
 from sbpair.emulator.entities.rules.typed import read_typed
 from sbpair.emulator.frontends.atom import atom_xml
-from sbpair.emulator.frontends.atom.atom_request import read_topic_path
+from sbpair.emulator.frontends.atom.atom_frontend import read_topic_path
 from sbpair.emulator.frontends.atom.atom_rules import read_rule, rule_xml
 from sbpair.emulator.service_errors import ArgumentInvalid
 from tests.emulator.atom_client import Manager, elements_of, entry, open_manager, sub_code

@@ -6,7 +6,6 @@ Any subscription id and resource group is accepted, and has all namespaces.
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -24,20 +23,18 @@ from sbpair.emulator.frontends.arm.arm_request import (
     arm_page,
     not_found,
     object_in,
-    read_arm_request,
     read_object,
     unsupported_method,
 )
 from sbpair.emulator.frontends.arm.arm_resources import Entities, Keys, Resources, Rules
-from sbpair.emulator.frontends.http.entity_collections import Queues, Subscriptions, Topics
+from sbpair.emulator.frontends.http.entity_collections import queues_of, subscriptions_of, topics_of
 from sbpair.emulator.frontends.http.request_parts import read_body
-from sbpair.emulator.service_errors import InternalError, ServiceError, ServiceUnavailable, Unauthenticated, log_bug
+from sbpair.emulator.service_errors import ServiceError, ServiceUnavailable, Unauthenticated
 from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOCATION: Final = "This machine"
@@ -70,18 +67,23 @@ class ArmFrontend:
     def __init__(self, namespaces: Mapping[str, Namespace]) -> None:
         self._namespaces = namespaces
 
-    async def handle(self, http_request: web.BaseRequest) -> web.Response:
-        try:
-            request = read_arm_request(http_request)
-            namespace = self._namespace(request)
-            if namespace is not None and namespace.fault_points.latency_seconds:
-                await asyncio.sleep(namespace.fault_points.latency_seconds)
-            return self._answer(request, namespace, await read_body(http_request))
-        except ServiceError as error:
-            return arm_error(error)
-        except Exception as error:  # noqa: BLE001  # a bug fails its request only
-            log_bug(logger, f"{http_request.method} request", error)
-            return arm_error(InternalError())
+    async def answer(self, http_request: web.BaseRequest) -> web.Response:
+        request = ArmRequest(http_request)
+        namespace = self._namespace(request)
+        if namespace is not None and namespace.fault_points.latency_seconds:
+            await asyncio.sleep(namespace.fault_points.latency_seconds)
+        return self._answer(request, namespace, await read_body(http_request))
+
+    def error_response(self, request: web.BaseRequest, error: ServiceError) -> web.Response:
+        """Return Resource Manager's error response."""
+        del request
+        code, text = _code_and_text(error)
+        response = web.json_response({"error": {"code": code, "message": text}}, status=error.status)
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
+        if error.retry_after_seconds is not None:
+            response.headers["Retry-After"] = str(error.retry_after_seconds)
+        return response
 
     def _namespace(self, request: ArmRequest) -> Namespace | None:
         wanted = (request.namespace or "").lower()
@@ -193,16 +195,16 @@ def collection_at(namespace: Namespace, parts: tuple[str, ...]) -> Resources[Any
     """Return the collection that a path below a namespace ends in. Raises ArmError if there is none."""
     match parts:
         case ("queues",):
-            return Entities("queues", Queues(namespace))
+            return Entities("queues", queues_of(namespace))
         case ("topics",):
-            return Entities("topics", Topics(namespace))
+            return Entities("topics", topics_of(namespace))
         case ("authorizationrules",):
             return Keys(namespace)
         case ("queues" | "topics" as kind, name, "authorizationrules"):
             return Keys(namespace, existing(collection_at(namespace, (kind,)).find(name), name), kind)
         case ("topics", name, "subscriptions"):
             topic = existing(collection_at(namespace, ("topics",)).find(name), name)
-            return Entities("topics/subscriptions", Subscriptions(namespace, topic))
+            return Entities("topics/subscriptions", subscriptions_of(namespace, topic))
         case ("topics", _, "subscriptions", name, "rules"):
             return Rules(existing(collection_at(namespace, parts[:3]).find(name), name))
     raise not_found()
@@ -246,17 +248,6 @@ def check_read_only(request: ArmRequest) -> None:
         raise ArmError("OperationNotAllowed", text, 409)
     if request.method != "GET":
         raise unsupported_method(request.method)
-
-
-def arm_error(error: ServiceError) -> web.Response:
-    """Return Resource Manager's error response."""
-    code, text = _code_and_text(error)
-    response = web.json_response({"error": {"code": code, "message": text}}, status=error.status)
-    if error.status == HTTPStatus.UNAUTHORIZED:
-        response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
-    if error.retry_after_seconds is not None:
-        response.headers["Retry-After"] = str(error.retry_after_seconds)
-    return response
 
 
 def _code_and_text(error: ServiceError) -> tuple[str, str]:

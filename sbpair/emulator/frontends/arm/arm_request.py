@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlencode
 
@@ -44,19 +43,25 @@ class ArmError(ArgumentInvalid):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
 class ArmRequest:
     """A decoded request. `namespace` is None for all; `parts` are the segments below it, types in lower case."""
 
-    method: str
-    subscription: str
-    group: str | None
-    namespace: str | None
-    parts: tuple[str, ...]
-    query: dict[str, str]
-    base: str
-    raw_path: str
-    token: str | None
+    def __init__(self, request: web.BaseRequest) -> None:
+        """Decode a request. Raises ArmError if it is not valid for Resource Manager."""
+        self.raw_path, _, query = request.raw_path.partition("?")
+        match = _PATH.fullmatch(self.raw_path)
+        if match is None:
+            raise not_found()
+        first, *names = [unquote(part) for part in (match["rest"] or "").strip("/").split("/")]
+        self.query = read_query(query)
+        _check(match["subscription"], first, names, self.query.get("api-version"))
+        self.method = request.method
+        self.subscription = unquote(match["subscription"])
+        self.group = unquote(match["group"]) if match["group"] else None
+        self.namespace = names[0] if names else None
+        self.parts = tuple(part.lower() if number % 2 == 0 else part for number, part in enumerate(names[1:]))
+        self.base = f"{request.scheme}://{request.host}"
+        self.token = request.headers.get("Authorization")
 
     @property
     def namespaces_id(self) -> str:
@@ -70,28 +75,6 @@ class ArmRequest:
 
 def is_arm(raw_path: str) -> bool:
     return _PATH.fullmatch(raw_path.partition("?")[0]) is not None
-
-
-def read_arm_request(request: web.BaseRequest) -> ArmRequest:
-    """Decode a request. Raises ArmError if it is not valid for Resource Manager."""
-    raw_path, _, query_text = request.raw_path.partition("?")
-    match = _PATH.fullmatch(raw_path)
-    if match is None:
-        raise not_found()
-    first, *names = [unquote(part) for part in (match["rest"] or "").strip("/").split("/")]
-    query = read_query(query_text)
-    _check(match["subscription"], first, names, query.get("api-version"))
-    return ArmRequest(
-        request.method,
-        unquote(match["subscription"]),
-        unquote(match["group"]) if match["group"] else None,
-        names[0] if names else None,
-        tuple(part.lower() if number % 2 == 0 else part for number, part in enumerate(names[1:])),
-        query,
-        f"{request.scheme}://{request.host}",
-        raw_path,
-        request.headers.get("Authorization"),
-    )
 
 
 def _check(subscription: str, first: str, names: list[str], version: str | None) -> None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import check_authorization_rules
 from sbpair.emulator.entities.description_schema import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
-from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules.rule import (
     CORRELATION_FIELDS,
     CorrelationRuleFilter,
@@ -25,8 +24,7 @@ from sbpair.emulator.entities.rules.typed import read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.arm.arm_request import PROVIDER, ArmError, Json, object_in
 from sbpair.emulator.frontends.http.entity_collections import (
-    Queues,
-    Subscriptions,
+    EntityCollection,
     reported_counts,
     reported_times,
     update,
@@ -36,6 +34,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.queue import QueueEntity
 
 T = TypeVar("T")
 OF_JMS: Final = frozenset({"isClientAffine", "clientAffineProperties"})
@@ -56,37 +55,29 @@ REPORTED: Final = frozenset(
 _OF_SQL: Final = ("sqlExpression", "compatibilityLevel", "requiresPreprocessing")
 
 
-class Resources(Generic[T]):
+class Resources(Protocol[T]):
     """A collection. `kind` is the type of its resources, below that of the provider."""
 
     kind: str
 
-    def all(self) -> Sequence[T]:
-        raise NotImplementedError
-
-    def find(self, name: str) -> T | None:
-        raise NotImplementedError
-
+    def all(self) -> Sequence[T]: ...
+    def find(self, name: str) -> T | None: ...
     def put(self, name: str, properties: Json) -> T:
         """Create a resource, or change the existing one."""
-        raise NotImplementedError
 
-    def remove(self, item: T) -> None:
-        raise NotImplementedError
-
+    def remove(self, item: T) -> None: ...
     def to_json(self, within: str, item: T) -> Json:
         """Return the resource's document; `within` is the id of the collection."""
-        raise NotImplementedError
-
-    def _document(self, within: str, name: str, properties: Json) -> Json:
-        kind = f"{PROVIDER}/namespaces/{self.kind}"
-        return {"id": f"{within}/{name}", "name": name, "type": kind, "properties": properties}
 
 
-class Entities(Resources[QueueEntity]):
+def _document(kind: str, within: str, name: str, properties: Json) -> Json:
+    return {"id": f"{within}/{name}", "name": name, "type": f"{PROVIDER}/namespaces/{kind}", "properties": properties}
+
+
+class Entities:
     """A collection of entities. In names of queues and topics, `~` stands for `/`."""
 
-    def __init__(self, kind: str, collection: Queues) -> None:
+    def __init__(self, kind: str, collection: EntityCollection) -> None:
         self.kind = kind
         self._collection = collection
 
@@ -98,7 +89,7 @@ class Entities(Resources[QueueEntity]):
 
     def put(self, name: str, properties: Json) -> QueueEntity:
         existing, authority = self.find(name), self._collection.namespace.authority
-        if isinstance(self._collection, Subscriptions):
+        if self._collection.schema is SUBSCRIPTION:
             if properties.get("isClientAffine"):
                 raise ArgumentInvalid("Client affine subscriptions need JMS, which this emulator does not support.")
             properties = {key: value for key, value in properties.items() if key not in OF_JMS}
@@ -117,13 +108,13 @@ class Entities(Resources[QueueEntity]):
     def to_json(self, within: str, item: QueueEntity) -> Json:
         item.check_all_partitions()
         name = item.name if isinstance(item, SubscriptionEntity) else item.path.replace("/", "~")
-        return self._document(within, name, {**values_json(item, _SETTABLE[self.kind]), **reported_json(item)})
+        return _document(self.kind, within, name, {**values_json(item, _SETTABLE[self.kind]), **reported_json(item)})
 
     def _path(self, name: str) -> str:
-        return name if isinstance(self._collection, Subscriptions) else name.replace("~", "/")
+        return name if self._collection.schema is SUBSCRIPTION else name.replace("~", "/")
 
 
-class Rules(Resources[SubscriptionRule]):
+class Rules:
     kind = "topics/subscriptions/rules"
 
     def __init__(self, subscription: SubscriptionEntity) -> None:
@@ -144,10 +135,10 @@ class Rules(Resources[SubscriptionRule]):
         self._subscription.remove_rule(item.name)
 
     def to_json(self, within: str, item: SubscriptionRule) -> Json:
-        return self._document(within, item.name, rule_to_json(item))
+        return _document(self.kind, within, item.name, rule_to_json(item))
 
 
-class Keys(Resources[AuthorizationRule]):
+class Keys:
     """The authorization rules of a namespace, or of `entity`."""
 
     def __init__(self, namespace: Namespace, entity: QueueEntity | None = None, kind: str = "") -> None:
@@ -175,7 +166,7 @@ class Keys(Resources[AuthorizationRule]):
 
     def to_json(self, within: str, item: AuthorizationRule) -> Json:
         rights = [right.value for right in AccessRight if right in item.rights]
-        return self._document(within, item.key_name, {"rights": rights})
+        return _document(self.kind, within, item.key_name, {"rights": rights})
 
     def regenerate(self, item: AuthorizationRule, body: Json) -> AuthorizationRule:
         kind, key = body.get("keyType"), body.get("key") or new_key()

@@ -5,41 +5,88 @@ Paths are `<entity>`, `<topic>/subscriptions[/<name>]` and `<topic>/subscription
 
 from __future__ import annotations
 
-import logging
+import re
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
 from xml.etree.ElementTree import Element
 
 from aiohttp import web
 
 from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.description import check_path
-from sbpair.emulator.entities.description_schema import QUEUE
+from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.atom import atom_xml as xml
-from sbpair.emulator.frontends.atom.atom_request import (
-    API_VERSIONS,
-    AtomRequest,
-    TopicPath,
-    atom_page,
-    atom_response,
-    read_atom_request,
-    read_topic_path,
-)
 from sbpair.emulator.frontends.atom.atom_rules import RULE, read_rule, rule_xml
-from sbpair.emulator.frontends.http.entity_collections import Queues, Subscriptions, Topics, update
-from sbpair.emulator.frontends.http.request_parts import read_body
-from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, Unauthenticated, log_bug
+from sbpair.emulator.frontends.http.entity_collections import (
+    EntityCollection,
+    queues_of,
+    subscriptions_of,
+    topics_of,
+    update,
+)
+from sbpair.emulator.frontends.http.request_parts import read_body, read_page, read_query, split_target
+from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError, Unauthenticated
 from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
 
-logger = logging.getLogger(__name__)
+API_VERSIONS: Final = ("2017-04", "2021-05", "2024-05")
+_PATH: Final = re.compile(
+    r"(?P<topic>.+)/(?P<list>subscriptions)(?:/(?P<subscription>[^/]+)(?P<rules>/rules(?:/(?P<rule>[^/]+))?)?)?",
+    re.IGNORECASE,
+)
+
+T = TypeVar("T")
+
+
+class AtomRequest:
+    """A decoded request. `base` and `host` are this server as the client addresses it."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        path, query = split_target(request)
+        self.method = request.method
+        self.path = path.strip("/")
+        self.query = read_query(query)
+        self.base = f"{request.scheme}://{request.host}"
+        self.host = request.host
+        self.if_match = request.headers.get("If-Match")
+        self.token = request.headers.get("Authorization")
+        self.api_version = self.query.get("api-version", API_VERSIONS[-1])
+
+    @property
+    def with_message_size(self) -> bool:
+        """Whether this api-version has the element MaxMessageSizeInKilobytes."""
+        return self.api_version >= "2021-05"
+
+    def href(self, path: str, **query: object) -> str:
+        return f"{self.base}/{quote(path, safe='/$')}?{urlencode({'api-version': self.api_version, **query})}"
+
+
+class TopicPath(NamedTuple):
+    """A path below a topic, taken apart. The name is None where the path ends in a list."""
+
+    topic: str
+    subscription: str | None
+    has_rules: bool
+    rule: str | None
+
+    @property
+    def is_list(self) -> bool:
+        return self.subscription is None or (self.has_rules and self.rule is None)
+
+
+def read_topic_path(path: str) -> TopicPath | None:
+    """Parse `<topic>/subscriptions[/<name>[/rules[/<name>]]]`, in any letter case."""
+    match = _PATH.fullmatch(path)
+    return match and TopicPath(match["topic"], match["subscription"], bool(match["rules"]), match["rule"])
 
 
 class AtomFrontend:
@@ -47,21 +94,15 @@ class AtomFrontend:
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._queues, self._topics = Queues(namespace), Topics(namespace)
+        self._queues, self._topics = queues_of(namespace), topics_of(namespace)
         self._lists = {"$resources/queues": self._queues, "$resources/topics": self._topics}
 
-    async def handle(self, http_request: web.BaseRequest) -> web.Response:
-        request = read_atom_request(http_request)
-        try:
-            return self._answer(request, await read_body(http_request))
-        except ServiceError as error:
-            return self._error(request, error)
-        except Exception as error:  # noqa: BLE001  # a bug fails its request only
-            log_bug(logger, f"{request.method} request", error)
-            return self._error(request, InternalError())
+    async def answer(self, http_request: web.BaseRequest) -> web.Response:
+        return self._answer(AtomRequest(http_request), await read_body(http_request))
 
-    def _error(self, request: AtomRequest, error: ServiceError) -> web.Response:
-        tracker = f"TrackingId:{uuid.uuid4()}_G0, SystemTracker:{self._namespace.name}:{request.path}"
+    def error_response(self, request: web.BaseRequest, error: ServiceError) -> web.Response:
+        path = AtomRequest(request).path
+        tracker = f"TrackingId:{uuid.uuid4()}_G0, SystemTracker:{self._namespace.name}:{path}"
         sub_code = f"SubCode={error.sub_code}. " if error.sub_code else ""
         detail = f"{sub_code}{error.message} {tracker}, Timestamp:{instant(self._now_ms())}"
         response = atom_response(xml.error_xml(error.status, detail), error.status)
@@ -107,11 +148,13 @@ class AtomFrontend:
 
     # Entities
 
-    def _list(self, request: AtomRequest, entities: Queues) -> web.Response:
+    def _list(self, request: AtomRequest, entities: EntityCollection) -> web.Response:
         entry = partial(self._entry, request, entities)
         return atom_page(request, f"{entities.schema.entity}s", entities.all(), entry, self._now_ms())
 
-    def _answer_of_entity(self, request: AtomRequest, entities: Queues, name: str, body: bytes) -> web.Response:
+    def _answer_of_entity(
+        self, request: AtomRequest, entities: EntityCollection, name: str, body: bytes
+    ) -> web.Response:
         match request.method:
             case "GET":
                 found = entities.find(name)
@@ -121,7 +164,7 @@ class AtomFrontend:
                 return web.Response(status=200)
         return self._put(request, entities, name, body)
 
-    def _put(self, request: AtomRequest, entities: Queues, name: str, body: bytes) -> web.Response:
+    def _put(self, request: AtomRequest, entities: EntityCollection, name: str, body: bytes) -> web.Response:
         existing = entities.get(name) if request.if_match else None
         now, description = self._now_ms(), _check_kind(xml.description_in(body), entities.schema.element)
         names, values, rules = xml.read_elements(description, now)
@@ -133,13 +176,11 @@ class AtomFrontend:
         if existing is not None:
             update(existing, wanted)
             return atom_response(self._entry(request, entities, existing))
-        if isinstance(entities, Subscriptions):
-            created: QueueEntity = entities.create(name, wanted, _first_rule(description))
-        else:
-            created = entities.create(name, wanted)
+        first_rule = [_first_rule(description)] if entities.schema is SUBSCRIPTION else []
+        created = entities.create(name, wanted, *first_rule)
         return atom_response(self._entry(request, entities, created), 201)
 
-    def _entry(self, request: AtomRequest, entities: Queues, entity: QueueEntity) -> str:
+    def _entry(self, request: AtomRequest, entities: EntityCollection, entity: QueueEntity) -> str:
         # A list that holds such an entity fails too: counts without those of a partition would be wrong.
         entity.check_all_partitions()
         content = xml.entity_xml(entities.schema, entity, with_message_size=request.with_message_size)
@@ -155,18 +196,18 @@ class AtomFrontend:
 
     def _answer_below_topic(self, request: AtomRequest, path: TopicPath, body: bytes) -> web.Response:
         reading = request.method == "GET"
-        topic = self._topics.find(path.topic) if reading else self._topics.get(path.topic)
+        topic = self._namespace.find_topic(path.topic) if reading else self._namespace.topic(path.topic)
         if topic is None:
             # As for a single entity, the service answers a missing topic with an empty feed.
             if path.subscription is None:
                 return atom_page(request, "Subscriptions", (), str, self._now_ms())
             return self._missing(request)
-        subscriptions = Subscriptions(self._namespace, topic)
+        subscriptions = subscriptions_of(self._namespace, topic)
         if path.subscription is None:
             return self._list(request, subscriptions)
         if not path.has_rules:
             return self._answer_of_entity(request, subscriptions, path.subscription, body)
-        subscription = (subscriptions.find if reading else subscriptions.get)(path.subscription)
+        subscription = (topic.find_subscription if reading else topic.subscription)(path.subscription)
         if subscription is None:
             return self._missing(request)
         entry = partial(self._rule_entry, request, subscription)
@@ -207,3 +248,19 @@ def _check_kind(description: Element, kind: str) -> Element:
 def _first_rule(description: Element) -> SubscriptionRule:
     described = description.find(f"{{{xml.SERVICE_BUS}}}DefaultRuleDescription")
     return SubscriptionRule() if described is None else read_rule(described)
+
+
+def atom_page(
+    request: AtomRequest, title: str, items: Sequence[T], entry: Callable[[T], str], now_ms: int
+) -> web.Response:
+    """Return the feed of the page that `$skip` and `$top` select, with a link to the next page."""
+    skip, top = read_page(request.query, ArgumentInvalid)
+    more = request.href(request.path, **{"$skip": skip + top, "$top": top}) if len(items) > skip + top and top else None
+    href = request.href(request.path, **{"$skip": skip, "$top": top})
+    entries = [entry(item) for item in items[skip : skip + top]]
+    return atom_response(xml.feed_xml(href, title, now_ms, entries, more))
+
+
+def atom_response(text: str, status: int = 200) -> web.Response:
+    kind = "application/atom+xml" if status < 300 else "application/xml"
+    return web.Response(text=text, status=status, content_type=kind, charset="utf-8")

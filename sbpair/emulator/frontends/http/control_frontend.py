@@ -6,35 +6,28 @@ It stays reachable during outages and needs no token. The answer to an invalid r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from sbpair.emulator.faults.active import BadField, Faults, FaultUnknown, read_count, read_fault
+from sbpair.emulator.faults.active import BadField, FaultUnknown, read_count, read_fault
 from sbpair.emulator.frontends.http.request_parts import read_body, split_target
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
-    from sbpair.emulator.clock import Clock
-    from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.topic import TopicEntity
+    from sbpair.emulator.server import Emulator
 
 PREFIX: Final = "$control"
 
 
 class ControlFrontend:
-    """The control API of an emulator. `advance` moves its clock by milliseconds."""
+    """The control API of an emulator."""
 
-    def __init__(
-        self, namespaces: Mapping[str, Namespace], faults: Faults, clock: Clock, advance: Callable[[int], None]
-    ) -> None:
-        self._namespaces = namespaces
-        self._faults = faults
-        self._clock = clock
-        self._advance = advance
+    def __init__(self, emulator: Emulator) -> None:
+        self._emulator = emulator
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         try:
@@ -47,14 +40,14 @@ class ControlFrontend:
         parts = split_target(request)[0].strip("/").split("/")[1:]
         match request.method, parts:
             case "POST", ["faults"]:
-                identity = self._faults.begin(read_fault(await document_of(request)))
+                identity = self._emulator.faults.begin(read_fault(await document_of(request)))
                 return web.json_response({"id": identity}, status=201)
             case "DELETE", ["faults", identity]:
-                self._faults.end(identity)
+                self._emulator.faults.end(identity)
                 return web.json_response({"id": identity})
             case "POST", ["clock"]:
-                self._advance(advance_ms(await document_of(request)))
-                return web.json_response({"now_ms": self._clock.now_ms()})
+                self._emulator.advance(advance_ms(await document_of(request)))
+                return web.json_response({"now_ms": self._emulator.clock.now_ms()})
             case "GET", ["state"]:
                 return web.json_response(self._state())
         raise FaultUnknown("The control API has POST faults, DELETE faults/ID, POST clock and GET state.")
@@ -62,7 +55,7 @@ class ControlFrontend:
     def _state(self) -> dict[str, object]:
         faults = {
             identity: {name: value for name, value in asdict(fault).items() if value is not None}
-            for identity, fault in self._faults.active().items()
+            for identity, fault in self._emulator.faults.active().items()
         }
         namespaces = [
             {
@@ -71,9 +64,9 @@ class ControlFrontend:
                 "queues": [queue_state(queue) for queue in namespace.queues()],
                 "topics": [topic_state(topic) for topic in namespace.topics()],
             }
-            for name, namespace in self._namespaces.items()
+            for name, namespace in self._emulator.namespaces.items()
         ]
-        return {"now_ms": self._clock.now_ms(), "faults": faults, "namespaces": namespaces}
+        return {"now_ms": self._emulator.clock.now_ms(), "faults": faults, "namespaces": namespaces}
 
 
 def queue_state(queue: QueueEntity) -> dict[str, object]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION, TOPIC, DescriptionSchema, from_elements
@@ -14,31 +15,23 @@ if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AuthorizationRule
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.entities.rules.rule import SubscriptionRule
-    from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
+    from sbpair.emulator.entities.topic import TopicEntity
 
 
-class Queues:
-    """The queues of a namespace, and the base of the other collections."""
+@dataclass(frozen=True, slots=True)
+class EntityCollection:
+    """The queues or topics of a namespace, or the subscriptions of a topic.
 
-    schema: DescriptionSchema = QUEUE
-    default: QueueDescription = QueueDescription()
+    `find` returns None for a missing entity, `get` raises EntityNotFound.
+    """
 
-    def __init__(self, namespace: Namespace) -> None:
-        self.namespace = namespace
-
-    def all(self) -> Sequence[QueueEntity]:
-        return self.namespace.queues()
-
-    def find(self, name: str) -> QueueEntity | None:
-        return self.namespace.find_queue(name)
-
-    def get(self, name: str) -> QueueEntity:
-        """Return the entity of this name. Raises EntityNotFound."""
-        return self.namespace.queue(name)
-
-    def create(self, name: str, description: Any) -> QueueEntity:
-        return self.namespace.create_queue(name, description)
+    namespace: Namespace
+    schema: DescriptionSchema
+    default: QueueDescription
+    all: Callable[[], Sequence[QueueEntity]]
+    find: Callable[[str], QueueEntity | None]
+    get: Callable[[str], QueueEntity]
+    create: Callable[..., QueueEntity]
 
     def describe(
         self,
@@ -57,42 +50,19 @@ class Queues:
         return from_elements(self.schema, self.default, {**values, **whole}, before, rules, self.namespace.tier)
 
 
-class Topics(Queues):
-    schema = TOPIC
-    default = TopicDescription()
-
-    def all(self) -> Sequence[TopicEntity]:
-        return self.namespace.topics()
-
-    def find(self, name: str) -> TopicEntity | None:
-        return self.namespace.find_topic(name)
-
-    def get(self, name: str) -> TopicEntity:
-        return self.namespace.topic(name)
-
-    def create(self, name: str, description: Any) -> TopicEntity:
-        return self.namespace.create_topic(name, description)
+def queues_of(space: Namespace) -> EntityCollection:
+    methods = (space.queues, space.find_queue, space.queue, space.create_queue)
+    return EntityCollection(space, QUEUE, QueueDescription(), *methods)
 
 
-class Subscriptions(Queues):
-    schema = SUBSCRIPTION
-    default = SubscriptionDescription()
+def topics_of(space: Namespace) -> EntityCollection:
+    methods = (space.topics, space.find_topic, space.topic, space.create_topic)
+    return EntityCollection(space, TOPIC, TopicDescription(), *methods)
 
-    def __init__(self, namespace: Namespace, topic: TopicEntity) -> None:
-        super().__init__(namespace)
-        self.topic = topic
 
-    def all(self) -> Sequence[SubscriptionEntity]:
-        return self.topic.subscriptions
-
-    def find(self, name: str) -> SubscriptionEntity | None:
-        return self.topic.find_subscription(name)
-
-    def get(self, name: str) -> SubscriptionEntity:
-        return self.topic.subscription(name)
-
-    def create(self, name: str, description: Any, first_rule: SubscriptionRule | None = None) -> SubscriptionEntity:
-        return self.topic.create_subscription(name, description, first_rule)
+def subscriptions_of(space: Namespace, topic: TopicEntity) -> EntityCollection:
+    methods = (lambda: topic.subscriptions, topic.find_subscription, topic.subscription, topic.create_subscription)
+    return EntityCollection(space, SUBSCRIPTION, SubscriptionDescription(), *methods)
 
 
 def reported_times(entity: QueueEntity) -> dict[str, str]:
