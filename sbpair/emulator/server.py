@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from sbpair.emulator.access.bearer import Bearers
-from sbpair.emulator.clock import AdjustableClock, SystemClock, Timers
+from sbpair.emulator.clock import Clock, SystemClock, Timers
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.meters import CreditBudget
 from sbpair.emulator.options import DEFAULT_OPTIONS, EmulatorOptions, RequestedNamespace
 from sbpair.emulator.port import EVERY_ADDRESS, AmqpFactory, Port, bind_ports, local_authority
-from sbpair.emulator.ready import Ready, ReadyNamespace, remove_ready_file, write_ready_file
-from sbpair.errors import NameInvalid, UsageError
+from sbpair.errors import MachineLacks, NameInvalid, UsageError
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
+    from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint, IdentityFrontend
     from sbpair.emulator.tls import Tls
 
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
@@ -33,10 +35,37 @@ WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyNamespace:
+    name: str
+    endpoint: str
+    connection_string: str
+    tls_connection_string: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Addresses and credentials of a started emulator. `ca_file` is set with TLS, `identity` with an identity."""
+
+    namespaces: tuple[ReadyNamespace, ...]
+    ca_file: str | None = None
+    identity: IdentityEndpoint | None = None
+
+    def as_document(self) -> dict[str, object]:
+        """Return the JSON document: namespaces, then `ca_file` and `identity` where they are set."""
+        described = [{name: value for name, value in asdict(each).items() if value} for each in self.namespaces]
+        document: dict[str, object] = {"namespaces": described}
+        if self.ca_file is not None:
+            document["ca_file"] = self.ca_file
+        if self.identity is not None:
+            document["identity"] = asdict(self.identity)
+        return document
+
+
 class LoopTimer:
     """The event loop's timer that runs `timers` when the next deadline is due, without polling."""
 
-    def __init__(self, clock: AdjustableClock, timers: Timers) -> None:
+    def __init__(self, clock: Clock, timers: Timers) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = clock
         self._timers = timers
@@ -73,7 +102,7 @@ class Emulator:
         namespaces: Iterable[tuple[str, int] | RequestedNamespace] = (("contoso", 0), ("contoso-dr", 0)),
         *,
         host: str = "127.0.0.1",
-        clock: AdjustableClock | None = None,
+        clock: Clock | None = None,
         amqp_factory: AmqpFactory | None = None,
         options: EmulatorOptions = DEFAULT_OPTIONS,
     ) -> None:
@@ -112,6 +141,8 @@ class Emulator:
         return tls_for([*hosts, *names], self._options.ca_file)
 
     async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
+        from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+
         soon = asyncio.get_running_loop().call_soon
         if self._options.identity:
             from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
@@ -135,7 +166,7 @@ class Emulator:
             self.namespaces[requested.name] = namespace
             tls = self._tls.context if self._tls else None
             http = partial(self._http_server, namespace)
-            port = Port(namespace, each, self._amqp or default_amqp_factory(), http, tls)
+            port = Port(namespace, each, self._amqp or AmqpConnection, http, tls)
             await port.start()
             stack.push_async_callback(port.stop)
 
@@ -188,26 +219,18 @@ def check_requested(namespaces: Sequence[RequestedNamespace]) -> None:
             raise UsageError(f"namespace '{name}' is named twice", hint="give every namespace a name of its own")
 
 
-def default_amqp_factory() -> AmqpFactory:
-    """Return the AMQP frontend's factory, imported only when an emulator starts."""
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-
-    return AmqpConnection
-
-
 async def serve(
     namespaces: Sequence[tuple[str, int] | RequestedNamespace],
     *,
     host: str = "127.0.0.1",
     ready_file: Path | None = None,
     on_ready: Callable[[Ready], None] | None = None,
-    clock: AdjustableClock | None = None,
     options: EmulatorOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Run an emulator until cancelled, then stop it. Raises as Emulator does, and MachineLacks for the ready file."""
     if ready_file is not None:
         remove_ready_file(ready_file)
-    async with Emulator(namespaces, host=host, clock=clock, options=options) as emulator:
+    async with Emulator(namespaces, host=host, options=options) as emulator:
         if ready_file is not None:
             write_ready_file(ready_file, emulator.ready)
         if on_ready is not None:
@@ -217,3 +240,25 @@ async def serve(
         finally:
             if ready_file is not None:
                 remove_ready_file(ready_file)
+
+
+def write_ready_file(path: Path, ready: Ready) -> None:
+    """Write the ready file atomically: a reader sees all of it or none."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(json.dumps(ready.as_document()) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise MachineLacks(
+            f"cannot write the ready file {path}: {error.strerror}", hint="name a file in a directory that exists"
+        ) from error
+
+
+def remove_ready_file(path: Path) -> None:
+    """Remove the ready file: an old one would announce the next emulator too soon."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise MachineLacks(
+            f"cannot remove the old ready file {path}: {error.strerror}", hint="remove it, or name another"
+        ) from error

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.ready import Ready
+    from sbpair.emulator.server import Ready
 
 
 class Parrot(asyncio.Protocol):
@@ -234,7 +234,7 @@ async def test_the_ready_file_exists_while_all_ports_accept(tmp_path: Path) -> N
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert written == [seen[0].as_json() + "\n"]
+    assert written == [json.dumps(seen[0].as_document()) + "\n"]
     assert list(tmp_path.iterdir()) == []
     described = json.loads(written[0])["namespaces"]
     assert [each["name"] for each in described] == ["contoso", "contoso-dr"]

@@ -12,7 +12,7 @@ from sbpair.errors import PortInUse, UsageError
 from sbpair.model.pair import is_loopback
 
 if TYPE_CHECKING:
-    from sbpair.emulator.ready import Ready
+    from sbpair.emulator.server import Ready
 
 SCHEMA = "sbpair/emulator/1"
 # The emulator accepts every subscription and resource group.
