@@ -56,4 +56,4 @@ def test_every_bucket_has_its_column() -> None:
     tally = Tally()
     for bucket in BUCKETS:
         tally.ended("q", bucket)
-    assert written(tally)[1].split("  ")[2:] == [name.replace("_", " ").upper() for name in BUCKETS]
+    assert written(tally)[1].split("  ")[1:] == [name.replace("_", " ").upper() for name in BUCKETS]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from sbpair import __main__
 from sbpair.backlog import queue_path
-from sbpair.cli.render.redraw import shortened
+from sbpair.cli.render.screen import shortened
 from sbpair.cli.render.table import Layout, columns, cut
 from sbpair.doctor.check import failed, note, ok, unknown
 from sbpair.errors import AccessError, EntityMissing

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.cli.render.proof import proof_lines
+from sbpair.cli.render.receipt import proof_lines
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey
 from sbpair.replay import driver, gc
 from sbpair.replay import run as runs

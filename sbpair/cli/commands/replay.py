@@ -13,7 +13,7 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag, option, option_group
 from sbpair.cli.options.values import check_at_least, selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
-from sbpair.cli.render.proof import proof_lines
+from sbpair.cli.render.receipt import proof_lines
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import ExitCode, UsageError
 

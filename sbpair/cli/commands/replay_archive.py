@@ -4,7 +4,7 @@ from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import flag
-from sbpair.cli.render.proof import proof_lines
+from sbpair.cli.render.receipt import proof_lines
 from sbpair.cli.render.screen import Screen, plural, size
 from sbpair.cli.render.table import columns
 from sbpair.errors import StateRefused, Unsafe, UsageError

@@ -10,8 +10,7 @@ from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import STATE, PairSelection, argument
 from sbpair.cli.options.values import selected_profile
-from sbpair.cli.render.proof import proof_lines
-from sbpair.cli.render.receipt import breakdown
+from sbpair.cli.render.receipt import breakdown, proof_lines
 from sbpair.cli.render.screen import Document, Screen, clean, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.move.receipt import BUCKETS

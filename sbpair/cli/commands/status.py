@@ -11,8 +11,7 @@ from sbpair.cli.logs import utc
 from sbpair.cli.options.common import COUNT, Output, PairSelection, argument, flag, option
 from sbpair.cli.options.values import entity_names, positive_seconds_of, seconds_of, selected_pair
 from sbpair.cli.render import status as render
-from sbpair.cli.render.redraw import Redrawing
-from sbpair.cli.render.screen import Screen, spoken
+from sbpair.cli.render.screen import Redrawing, Screen, spoken
 from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The forecast of `sbpair syphon --dry-run` and `sbpair replay plan` as JSON and text."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from decimal import Decimal
@@ -31,19 +31,20 @@ class ForecastWording:
     again: bool = False
 
 
+_REPLAYED = (
+    "sent",
+    "already_sent",
+    "deduplicated",
+    "expired",
+    "dead_lettered",
+    "unsent",
+    "deferred",
+    "scheduled",
+)
 SYPHON = ForecastWording("sbpair/syphon-preview/1", {fate: fate for fate in OUTCOMES}, "dead_letters")
 REPLAY = ForecastWording(
     "sbpair/replay-plan/1",
-    {
-        "sent": "sent",
-        "already_sent": "already_sent",
-        "deduplicated": "deduplicated",
-        "expired": "expired",
-        "dead_lettered": "quarantined",
-        "unsent": "unsent",
-        "deferred": "deferred",
-        "scheduled": "scheduled",
-    },
+    {fate: fate for fate in _REPLAYED} | {"dead_lettered": "quarantined"},
     "unroutable",
     again=True,
 )
@@ -55,12 +56,18 @@ def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str,
     def sums(flow: FlowStats) -> dict[str, object]:
         return _sums(flow, forecast.now_ms, words)
 
+    by_queue: dict[str, list[FlowStats]] = {queue: [] for queue in forecast.queues}
+    by_destination: defaultdict[str, list[FlowStats]] = defaultdict(list)
+    for flow in forecast.flows:
+        by_queue[flow.queue].append(flow)
+        if flow.destination is not None:
+            by_destination[flow.destination].append(flow)
     return {
         **sums(total(forecast.flows)),
-        "queues": [{"queue": queue, **sums(total(flows))} for queue, flows in _by_queue(forecast).items()],
+        "queues": [{"queue": name, **sums(total(flows))} for name, flows in by_queue.items()],
         "destinations": [
             {"destination": name, "found": _found(forecast, name), **sums(total(flows))}
-            for name, flows in _by_destination(forecast).items()
+            for name, flows in sorted(by_destination.items())
         ],
         "flows": [{"queue": flow.queue, "destination": flow.destination, **sums(flow)} for flow in forecast.flows],
         words.dead_letters: [asdict(each) for each in forecast.dead_letters],
@@ -113,21 +120,6 @@ def _sums(flow: FlowStats, now_ms: int, words: ForecastWording) -> dict[str, obj
     }
 
 
-def _by_queue(forecast: "Forecast") -> dict[str, list[FlowStats]]:
-    found: dict[str, list[FlowStats]] = {queue: [] for queue in forecast.queues}
-    for flow in forecast.flows:
-        found[flow.queue].append(flow)
-    return found
-
-
-def _by_destination(forecast: "Forecast") -> dict[str, list[FlowStats]]:
-    found: dict[str, list[FlowStats]] = {}
-    for flow in forecast.flows:
-        if flow.destination is not None:
-            found.setdefault(flow.destination, []).append(flow)
-    return dict(sorted(found.items()))
-
-
 def _found(forecast: "Forecast", destination: str) -> dict[str, object] | None:
     entity = forecast.entities.get(destination)
     return None if entity is None else {"topic": entity.is_topic, "filters": entity.filters}
@@ -149,11 +141,10 @@ def _row(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> tuple
 
 
 def _note(forecast: "Forecast", flow: FlowStats, words: ForecastWording) -> str:
-    outcomes: Counter[str] = flow.outcomes
     notes = [
-        f"{outcomes[fate]} {shown.replace('_', ' ')}"
+        f"{flow.outcomes[fate]} {shown.replace('_', ' ')}"
         for fate, shown in words.outcomes.items()
-        if outcomes[fate] and fate != "sent"
+        if flow.outcomes[fate] and fate != "sent"
     ]
     if flow.scheduled_in_future:
         notes.append(f"{flow.scheduled_in_future} scheduled in the future")
@@ -185,15 +176,13 @@ def _time(forecast: "Forecast") -> str:
 def _cost(forecast: "Forecast") -> str:
     estimate = forecast.estimate
     operations = estimate.operations
-    price = "no price in the table" if estimate.by_sbpair is None else _money(estimate.by_sbpair, estimate.currency)
+    price = "no price in the table"
+    if (span := estimate.by_sbpair) is not None:
+        price = f"{_amount(span.minimum)} to {_amount(span.maximum)} {estimate.currency}"
     return (
         f"cost: {operations.by_sbpair} operations of sbpair, {price} at the prices of {estimate.dated};"
         f" {operations.delivered} more of the receivers in the primary"
     )
-
-
-def _money(span: "MoneyRange", currency: str) -> str:
-    return f"{_amount(span.minimum)} to {_amount(span.maximum)} {currency}"
 
 
 def _amount(amount: Decimal) -> str:

@@ -1,43 +1,70 @@
-"""Queues, destinations and operations of a receipt as text, read from its JSON form.
+"""Receipts of moves and proofs of replays as text, read from their JSON form."""
 
-An earlier version may have stored it with fewer keys.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sbpair.cli.render.table import limited, wrapped
+from sbpair.cli.render.screen import clean, some
+from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.move.receipt import BUCKETS
 
 ROWS_SHOWN = 40
+PROOF_BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
+OPERATIONS = {
+    "received": "to receive and settle",
+    "sent": "to send",
+    "renewals": "to renew locks",
+    "empty_receives": "empty receives",
+    "management_calls": "to count and peek",
+}
 
 
 def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
-    """Yield tables of queues and destinations without empty columns, and a line of operations."""
-    queues = {name: counts for name, counts in receipt.get("queues", {}).items() if any(counts.values())}
-    if queues:
+    """Yield tables of queues and destinations without empty columns, and a line of operations.
+
+    An earlier version may have stored the receipt with fewer keys.
+    """
+    if queues := _counted("QUEUE", receipt.get("queues", {}), ("received", *BUCKETS)):
         yield ""
-        names = ["received", *(name for name in BUCKETS if any(counts.get(name) for counts in queues.values()))]
-        heading = ("QUEUE", *(name.replace("_", " ").upper() for name in names))
-        rows = [(queue, *(counts.get(name, 0) for name in names)) for queue, counts in queues.items()]
-        yield from limited([heading, *rows], ROWS_SHOWN)
-    destinations = receipt.get("destinations", {})
-    if destinations:
+        yield from limited(queues, ROWS_SHOWN)
+    if destinations := receipt.get("destinations"):
         yield ""
         yield from limited([("DESTINATION", "SENT"), *destinations.items()], ROWS_SHOWN)
-    operations = receipt.get("operations")
-    if operations:
+    if spent := receipt.get("operations"):
+        parts = ", ".join(f"{spent[name]} {text}" for name, text in OPERATIONS.items() if spent.get(name))
         yield ""
-        yield from wrapped(_operations(operations))
+        yield from wrapped(f"billable operations: {spent.get('by_sbpair', 0)}{f' ({parts})' if parts else ''}")
 
 
-def _operations(spent: Mapping[str, int]) -> str:
-    words = (
-        ("received", "to receive and settle"),
-        ("sent", "to send"),
-        ("renewals", "to renew locks"),
-        ("empty_receives", "empty receives"),
-        ("management_calls", "to count and peek"),
+def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the proof of a replay as text, the equation first."""
+    yield f"run {proof['run']}"
+    whole, rest = ("archived", "unsent") if proof["mode"] == "archive" else ("received", "in_doubt")
+    yield (
+        f"{whole} {proof[whole]} = "
+        + " + ".join(f"{proof[bucket]} {bucket}" for bucket in PROOF_BUCKETS)
+        + (f" + {proof[rest]} {rest.replace('_', ' ')}" if proof[rest] else "")
     )
-    parts = ", ".join(f"{spent[name]} {text}" for name, text in words if spent.get(name))
-    return f"billable operations: {spent.get('by_sbpair', 0)}{f' ({parts})' if parts else ''}"
+    destinations = {name: {"acknowledged": number} for name, number in proof["destinations"].items()}
+    for heading, rows in (("QUEUE", proof["queues"]), ("DESTINATION", destinations)):
+        if counted := _counted(heading, rows, next(iter(rows.values()), ())):
+            yield ""
+            yield from columns(counted)
+    for reason, number in proof["reasons"].items():
+        yield clean(f"{number} not sent: {reason}")
+    if named := proof["doubtful"]:
+        ids = [each["message_id"] or each["sequence_number"] for each in named]
+        yield clean(f"possible duplicates: {proof['doubtful_total']} ({some(ids, more=proof['doubtful_total'] > 3)})")
+    for queue, number in proof["remaining_in_queues"].items():
+        yield clean(f"{number} remain in {queue}: locked by another receiver, or deferred")
+    for path in proof["unreadable"]:
+        yield f"{path} cannot be read: it would name possible duplicates"
+    if proof["contradictions"] or proof["unknown"]:
+        yield "the files contradict each other: please report this"
+
+
+def _counted(heading: str, rows: Mapping[str, Mapping[str, int]], names: Iterable[str]) -> list[tuple[object, ...]]:
+    """Return a table of counts without rows and columns of zeros; [] if all are 0."""
+    shown = {key: counts for key, counts in rows.items() if any(counts.values())}
+    used = [name for name in names if any(counts.get(name) for counts in shown.values())]
+    titles = (heading, *(name.upper().replace("_", " ") for name in used))
+    return [titles, *((key, *(counts.get(name, 0) for name in used)) for key, counts in shown.items())] if shown else []

@@ -5,6 +5,7 @@ Text from messages or from a service is stripped of control characters.
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
@@ -14,6 +15,7 @@ from sbpair.cli.options.common import Display, LogFormat, Output
 from sbpair.errors import MachineLacks
 
 Document = Mapping[str, object]
+CLEAR, NO_WRAP, WRAP = "\x1b[H\x1b[2J", "\x1b[?7l", "\x1b[?7h"
 
 
 def clean(text: object) -> str:
@@ -25,8 +27,11 @@ class Screen:
     """The output of a command."""
 
     def __init__(self, display: Display) -> None:
+        # Logging takes longer to load than a usage error takes to print.
+        from sbpair.cli.logs import start
+
         self._display = display
-        self._start_logging()
+        start(display)
 
     @property
     def output(self) -> Output:
@@ -155,11 +160,31 @@ class Screen:
         except OSError:  # the terminal is gone: the command goes on, and stops in order
             _discard(sys.stderr)
 
-    def _start_logging(self) -> None:
-        # Logging takes longer to load than a usage error takes to print.
-        from sbpair.cli.logs import start
 
-        start(self._display)
+class Redrawing:
+    """Lines on stdout, drawn in place of those drawn before."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._lines = 0
+        self._size = shutil.get_terminal_size()
+
+    def draw(self, lines: Sequence[str], foot: str) -> None:
+        """Print lines above a foot, as many as the terminal has room for."""
+        size = shutil.get_terminal_size()
+        shown = [*shortened(lines, size.lines - 2), foot]
+        # After a resize, the terminal has rewrapped the old lines onto an unknown number of lines.
+        start = CLEAR if size != self._size else f"\x1b[{self._lines}F\x1b[J" if self._lines else ""
+        self._screen.write(f"{start}{NO_WRAP}" + "\n".join(shown) + WRAP)
+        self._lines, self._size = len(shown), size
+
+
+def shortened(lines: Sequence[str], limit: int) -> list[str]:
+    """Return at most `limit` lines: the first ones, how many are left out, and the last one."""
+    if len(lines) <= limit:
+        return list(lines)
+    first = lines[: max(0, limit - 2)]
+    return [*first, f"… {len(lines) - len(first) - 1} more lines", lines[-1]]
 
 
 def _redrawable(stream: TextIO) -> bool:

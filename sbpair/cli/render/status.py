@@ -42,9 +42,8 @@ def table(status: "Status") -> Iterator[str]:
     rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "OLDEST", "NOTE")]
     for what, side in (("primary", status.primary), ("secondary", status.secondary)):
         rows.append((what, side.endpoint.name, _health(side), "", "", side.error.message if side.error else ""))
-    rows += [_queue_row(each) for each in status.queues]
-    for each in status.entities:
-        rows.append(_entity_row(each))
+    rows += map(_queue_row, status.queues)
+    rows += map(_entity_row, status.entities)
     if status.outbox is not None:
         path = str(status.outbox.path)
         kept = [("outbox", path, "waiting", count, spoken(age), name) for name, count, age in status.outbox.waiting]
