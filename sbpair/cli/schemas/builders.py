@@ -42,10 +42,6 @@ def scalar(description: str) -> Schema:
     return {"type": ["string", "number", "boolean", "null"], "description": description}
 
 
-def anything(description: str) -> Schema:
-    return {"description": description}
-
-
 def array(description: str, item: Schema) -> Schema:
     return {"type": "array", "description": description, "items": item}
 
@@ -74,6 +70,11 @@ def record(summary: str, /, **properties: Schema | Optional) -> Schema:
         "required": [key for key, each in properties.items() if not isinstance(each, Optional)],
         "additionalProperties": False,
     }
+
+
+def records(description: str, summary: str, /, **properties: Schema | Optional) -> Schema:
+    """Return the schema of an array of objects with exactly these keys."""
+    return array(description, record(summary, **properties))
 
 
 def nullable(schema: Schema) -> Schema:

@@ -16,6 +16,7 @@ from sbpair.cli.schemas.builders import (
     optional,
     pair_of,
     record,
+    records,
     text,
     time,
 )
@@ -62,7 +63,7 @@ SYPHON = document(
     "The receipt of sbpair syphon.",
     run=text("Id of the run"),
     **_RECEIPT,
-    failures=array("Queues that failed", record("One queue", queue=text("Its path"), reason=text("Why it failed"))),
+    failures=records("Queues that failed", "One queue", queue=text("Its path"), reason=text("Why it failed")),
     seconds=number("Duration of the run"),
     stopped=flag("Whether a signal ended the run"),
     remaining=nullable(
@@ -72,14 +73,12 @@ SYPHON = document(
             exact=flag("Whether they were counted; otherwise there are at least so many"),
         )
     ),
-    missing_destinations=array(
+    missing_destinations=records(
         "Destinations that the primary lacks",
-        record(
-            "One destination",
-            destination=text("Its path"),
-            dead_lettered=count("Messages dead-lettered for it"),
-            held=count("Messages of it that were received, and left in the backlog"),
-        ),
+        "One destination",
+        destination=text("Its path"),
+        dead_lettered=count("Messages dead-lettered for it"),
+        held=count("Messages of it that were received, and left in the backlog"),
     ),
     next_commands=array("Commands to go on with", text("One command line")),
     limit=nullable(
@@ -125,11 +124,11 @@ def forecast(name: str, description: str, outcomes: dict[str, str], doomed: tupl
         name,
         description,
         **sums,
-        queues=array("By backlog queue", record("One queue", queue=text("Its path"), **sums)),
-        destinations=array(
-            "By destination", record("One destination", destination=text("Its path"), found=nullable(found), **sums)
+        queues=records("By backlog queue", "One queue", queue=text("Its path"), **sums),
+        destinations=records(
+            "By destination", "One destination", destination=text("Its path"), found=nullable(found), **sums
         ),
-        flows=array("By queue and destination", record("One flow", **flow, **sums)),
+        flows=records("By queue and destination", "One flow", **flow, **sums),
         **{doomed[0]: array(doomed[1], group)},
         ttl=choice("Rule of the time to live", "original", "remaining"),
         tiers=record(
@@ -198,7 +197,7 @@ _PROOF = fields(
     queues=mapping("Counts of each queue", mapping("Counts by outcome", count("Messages"))),
     destinations=mapping("Accepted messages of each destination", count("Messages")),
     reasons=mapping("Messages that were not sent, by reason", count("Messages")),
-    doubtful=array("Possible duplicates, the first ones", record("One message", **NAMED)),
+    doubtful=records("Possible duplicates, the first ones", "One message", **NAMED),
     doubtful_total=count("Number of possible duplicates"),
     remaining_in_queues=mapping("Messages left in each queue", count("Messages")),
     unreadable=array("Files that cannot be read", text("Path")),
@@ -217,13 +216,13 @@ _RUN = fields(
     error=text("Error; empty for none"),
     in_doubt=count("Messages sent without an answer"),
     receipt=optional(nullable({"anyOf": [RECEIPT, record("The proof of a replay. " + EQUATIONS, **_PROOF)]})),
-    doubtful=optional(array("Messages in doubt", record("One message", **NAMED))),
+    doubtful=optional(records("Messages in doubt", "One message", **NAMED)),
 )
 RUNS = document(
     "sbpair/runs/1",
     "Earlier runs; receipt and doubtful are present with sbpair runs show. JSON Lines have one run each.",
     record("The line of a run", **_RUN),
-    runs=array("Runs, the latest first", record("One run", **_RUN)),
+    runs=records("Runs, the latest first", "One run", **_RUN),
 )
 
 _COMPARED = fields(
@@ -251,9 +250,8 @@ DRILL = document(
         doubtful=count("Messages that the client named as in doubt"),
         unexplained=count("Duplicates that the client did not name"),
     ),
-    timeline=array(
-        "Steps",
-        record("One step", name=text("Its name"), text=text("Its description"), seconds=number("Time since the start")),
+    timeline=records(
+        "Steps", "One step", name=text("Its name"), text=text("Its description"), seconds=number("Time since the start")
     ),
     against=nullable(text("Pair of --against; null on the emulator")),
 )
@@ -298,7 +296,7 @@ REPLAY_LIST = document(
     "sbpair/replay-list/1",
     "The replays of an archive, the latest first. JSON Lines have one run each.",
     record("The line of a run", **_LISTED),
-    runs=array("Runs", record("One run", **_LISTED)),
+    runs=records("Runs", "One run", **_LISTED),
 )
 
 REPLAY_STOP = document(

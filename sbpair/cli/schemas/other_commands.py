@@ -3,7 +3,6 @@
 from sbpair.cli.schemas.builders import (
     Optional,
     Schema,
-    anything,
     array,
     choice,
     count,
@@ -15,6 +14,7 @@ from sbpair.cli.schemas.builders import (
     number,
     optional,
     record,
+    records,
     scalar,
     text,
     time,
@@ -24,14 +24,12 @@ HEALTH = ("up", "down", "broken")
 _REASON = optional(text("Why the outcome is what it is"))
 _PARTITIONED = optional({"const": True, "description": "Present if the entity is partitioned"})
 _DIFFERENCES = optional(
-    array(
+    records(
         "Properties that differ from the expected description",
-        record(
-            "One property",
-            property=text("Service Bus's name of the property", example="LockDuration"),
-            expected=scalar("Expected value"),
-            actual=scalar("Actual value"),
-        ),
+        "One property",
+        property=text("Service Bus's name of the property", example="LockDuration"),
+        expected=scalar("Expected value"),
+        actual=scalar("Actual value"),
     )
 )
 _COUNTS = record(
@@ -84,8 +82,8 @@ _DESTINATION = fields(
 _SKIPPED = fields(name=text("What was skipped"), reason=text("Why"))
 
 
-def _kind(kind: str) -> dict[str, Schema | Optional]:
-    return fields(kind=choice("Kind of line", kind))
+def _kind(kind: str, description: str, *outcomes: str) -> dict[str, Schema | Optional]:
+    return fields(kind=choice("Kind of line", kind), outcome=choice(description, *outcomes))
 
 
 _AUDIT_LISTS = {
@@ -98,15 +96,13 @@ _AUDIT_LISTS = {
 AUDIT = document(
     "sbpair/audit/1",
     "The audit of a pair's backlog queues. JSON Lines have one queue, destination or skipped item each.",
-    record("The line of a queue", **_kind("queue"), outcome=choice("Its list", *_AUDIT_LISTS), **_AUDITED),
-    record(
-        "The line of a destination", **_kind("destination"), outcome=choice("As kind", "destination"), **_DESTINATION
-    ),
-    record("The line of a skipped item", **_kind("skipped"), outcome=choice("As kind", "skipped"), **_SKIPPED),
+    record("The line of a queue", **_kind("queue", "Its list", *_AUDIT_LISTS), **_AUDITED),
+    record("The line of a destination", **_kind("destination", "As kind", "destination"), **_DESTINATION),
+    record("The line of a skipped item", **_kind("skipped", "As kind", "skipped"), **_SKIPPED),
     backlog=record("All of the pair's backlog queues together", **_TOTAL),
-    **{name: array(what, record("One queue", **_AUDITED)) for name, what in _AUDIT_LISTS.items()},
-    destinations=array("Destinations of the peeked messages", record("One destination", **_DESTINATION)),
-    skipped=array("Queues and namespaces that could not be read", record("One item", **_SKIPPED)),
+    **{name: records(what, "One queue", **_AUDITED) for name, what in _AUDIT_LISTS.items()},
+    destinations=records("Destinations of the peeked messages", "One destination", **_DESTINATION),
+    skipped=records("Queues and namespaces that could not be read", "One item", **_SKIPPED),
     findings=array("Kinds of findings", text("Kind, as in --fail-on")),
 )
 
@@ -122,7 +118,7 @@ PRUNE = document(
     "Backlog queues beyond the count. JSON Lines have one queue each.",
     record("The line of a queue", outcome=choice("Its list", *_PRUNE_LISTS), **_QUEUE),
     dry_run=flag("Whether nothing was deleted"),
-    **{name: array(what, record("One queue", **_QUEUE)) for name, what in _PRUNE_LISTS.items()},
+    **{name: records(what, "One queue", **_QUEUE) for name, what in _PRUNE_LISTS.items()},
 )
 
 _PROVISION_LISTS = {
@@ -147,7 +143,7 @@ PROVISION = document(
     "The entities that provision created or found. JSON Lines have one entity each.",
     record("The line of an entity", outcome=choice("Its list", *_PROVISION_LISTS), **_ENTITY),
     dry_run=flag("Whether nothing was created"),
-    **{name: array(what, record("One entity", **_ENTITY)) for name, what in _PROVISION_LISTS.items()},
+    **{name: records(what, "One entity", **_ENTITY) for name, what in _PROVISION_LISTS.items()},
 )
 
 _PLACED = fields(
@@ -173,7 +169,7 @@ PARTITION = forms(
         "The document: the first namespace without a failure, then all",
         **_CREATED,
         dry_run=flag("Whether nothing was created"),
-        namespaces=array("One entry for each namespace", record("The entity in one namespace", **_CREATED)),
+        namespaces=records("One entry for each namespace", "The entity in one namespace", **_CREATED),
     ),
     record("The line of a namespace", **_CREATED),
 )
@@ -189,8 +185,8 @@ PARTITION_LIST = document(
     "Queues and topics with their partitions. JSON Lines have one entity or unread namespace each.",
     record("The line of an entity", **_LISTED),
     record("The line of an unread namespace", **_UNREAD),
-    entities=array("Queues and topics", record("One entity", **_LISTED)),
-    failed=array("Namespaces that could not be read", record("One namespace", **_UNREAD)),
+    entities=records("Queues and topics", "One entity", **_LISTED),
+    failed=records("Namespaces that could not be read", "One namespace", **_UNREAD),
 )
 
 ANSWER = fields(
@@ -206,37 +202,31 @@ STATUS = document(
     primary=_SIDE,
     secondary=_SIDE,
     backlog=record("All backlog queues together", **_TOTAL),
-    queues=array(
-        "Backlog queues", record("One queue", name=text("Its path"), **_TOTAL, note=text("Remark; may be empty"))
-    ),
-    entities=array(
+    queues=records("Backlog queues", "One queue", name=text("Its path"), **_TOTAL, note=text("Remark; may be empty")),
+    entities=records(
         "Checked queues and topics of the primary",
-        record(
-            "One entity",
-            name=text("Its path"),
-            health=choice("Whether a link could be opened", *HEALTH),
-            waiting=count("Messages for it in the backlog, at least so many if exact is false"),
-            exact=flag("Whether waiting is exact"),
-            **ANSWER,
-        ),
+        "One entity",
+        name=text("Its path"),
+        health=choice("Whether a link could be opened", *HEALTH),
+        waiting=count("Messages for it in the backlog, at least so many if exact is false"),
+        exact=flag("Whether waiting is exact"),
+        **ANSWER,
     ),
     outbox=nullable(
         record(
             "The file of --outbox; null without it",
             path=text("Its path"),
             messages=count("Messages in it"),
-            entities=array(
+            entities=records(
                 "Its destinations",
-                record(
-                    "One destination",
-                    name=text("Its path"),
-                    messages=count("Messages for it"),
-                    oldest_seconds=number("Age of the oldest"),
-                ),
+                "One destination",
+                name=text("Its path"),
+                messages=count("Messages for it"),
+                oldest_seconds=number("Age of the oldest"),
             ),
         )
     ),
-    skipped=array("Queues and namespaces that could not be read", record("One item", **_SKIPPED)),
+    skipped=records("Queues and namespaces that could not be read", "One item", **_SKIPPED),
 )
 
 _PINGED = fields(name=text("Path of the entity"), health=choice("Whether it accepted the ping", *HEALTH), **ANSWER)
@@ -245,7 +235,7 @@ PING = document(
     "Answers to pings. JSON Lines have one entity each.",
     record("The line of an entity", **_PINGED),
     namespace=text("Name of the primary namespace"),
-    entities=array("Pinged entities", record("One entity", **_PINGED)),
+    entities=records("Pinged entities", "One entity", **_PINGED),
 )
 
 _SETTING = fields(
@@ -262,7 +252,7 @@ CONFIG = document(
         "With --path or --init", path=text("Path of the configuration file"), exists=flag("Whether the file exists")
     ),
     record("With --example", example=text("An example configuration file")),
-    settings=array("Settings", record("One setting", **_SETTING)),
+    settings=records("Settings", "One setting", **_SETTING),
 )
 
 _CHECK = fields(
@@ -278,22 +268,20 @@ DOCTOR = document(
     "sbpair/doctor/1",
     "The checks of sbpair doctor. JSON Lines have one check each.",
     record("The line of a check", **_CHECK),
-    checks=array("Checks", record("One check", **_CHECK)),
-    live=array("Live tests; empty without --live", record("One test", **_CHECK)),
+    checks=records("Checks", "One check", **_CHECK),
+    live=records("Live tests; empty without --live", "One test", **_CHECK),
 )
 
 EMULATOR = document(
     "sbpair/emulator/1",
     "How to connect to the emulator, on one line.",
-    namespaces=array(
+    namespaces=records(
         "Namespaces",
-        record(
-            "One namespace",
-            name=text("Its name"),
-            endpoint=text("Host and port"),
-            connection_string=text("Connection string"),
-            tls_connection_string=optional(text("Connection string for TLS, with --tls")),
-        ),
+        "One namespace",
+        name=text("Its name"),
+        endpoint=text("Host and port"),
+        connection_string=text("Connection string"),
+        tls_connection_string=optional(text("Connection string for TLS, with --tls")),
     ),
     ca_file=optional(text("File with the CA, with --tls")),
     identity=optional(
@@ -312,7 +300,7 @@ _MESSAGE = fields(
     content_type=nullable(text("Content type")),
     correlation_id=nullable(text("Correlation id")),
     properties={"type": "object", "description": "Application properties"},
-    body=anything("Body: text, or an AMQP value; null if body_base64 is present or it cannot be read"),
+    body={"description": "Body: text, or an AMQP value; null if body_base64 is present or it cannot be read"},
     body_base64=optional(text("Body that is not UTF-8, in base64")),
 )
 _ORIGIN = fields(
@@ -330,7 +318,7 @@ RECEIVE = document(
     "Received or peeked messages. JSON Lines have one message each.",
     record("The line of a message", **_RECEIVED),
     entity=text("Queue, or topic with subscription"),
-    messages=array("Messages", record("One message", **_RECEIVED)),
+    messages=records("Messages", "One message", **_RECEIVED),
     received=count("Received or peeked messages"),
     not_removed=count("Messages that were printed but not removed"),
     duplicates=count("Copies that were not printed"),
@@ -348,7 +336,7 @@ PEEK = document(
     entity=text("Queue, subscription or dead-letter queue"),
     total=_TOTAL,
     complete=_COMPLETE,
-    messages=array("Messages", record("One message", **_PEEKED)),
+    messages=records("Messages", "One message", **_PEEKED),
 )
 _BACKLOG_QUEUE = text("Path of the backlog queue", example="contoso/x-servicebus-transfer/0")
 _DEAD_LETTER = fields(
@@ -360,7 +348,7 @@ DEAD_LETTERS_SHOW = document(
     record("The line of a message", **_DEAD_LETTER),
     total=_TOTAL,
     complete=_COMPLETE,
-    messages=array("Messages", record("One message", **_DEAD_LETTER)),
+    messages=records("Messages", "One message", **_DEAD_LETTER),
 )
 _GROUP = fields(
     queue=_BACKLOG_QUEUE,
@@ -376,7 +364,7 @@ DEAD_LETTERS_LIST = document(
     record("The line of a group", **_GROUP),
     messages=count("All dead letters, at least so many if exact is false"),
     exact=flag("Whether messages is exact"),
-    groups=array("Groups", record("One group", **_GROUP)),
+    groups=records("Groups", "One group", **_GROUP),
 )
 
 SEND = document(
@@ -408,7 +396,7 @@ SCHEMA_LIST = document(
     "sbpair/schemas/1",
     "The schemas that sbpair schema prints. JSON Lines have one schema each.",
     record("The line of a schema", **_NAME),
-    schemas=array("Schemas", record("One schema", **_NAME)),
+    schemas=records("Schemas", "One schema", **_NAME),
 )
 
 RUNNING_VERSION = document(
