@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -22,6 +22,7 @@ from sbpair.failover.aio import AsyncPairedClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
 from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Message, SizedBatch, batches, message_ids
+from sbpair.move.failure_latch import set_within
 from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
@@ -154,12 +155,8 @@ async def _wait_for_outbox(client: AsyncPairedClient, stop: asyncio.Event, secon
     left = -1
     while client.outbox is not None and client.outbox.entities() and len(client.outbox) != left:
         left = len(client.outbox)
-        try:
-            async with asyncio.timeout(seconds):
-                await stop.wait()
-                return
-        except TimeoutError:
-            continue
+        if await set_within(stop, seconds):
+            return
 
 
 def line_batches(lines: Iterable[SourceLine]) -> Iterator[tuple[SizedBatch | Message, list[SourceLine]]]:
@@ -175,16 +172,13 @@ class _LineSender:
     stop: asyncio.Event
     hurry: asyncio.Event
     on_event: OnEvent
-    clock: Callable[[], float] = time.monotonic
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
     unreachable: Silent | None = None
-
-    def __post_init__(self) -> None:
-        self.waiting = asyncio.Event()
+    undelivered: frozenset[str] = frozenset()
 
     async def run(self) -> SendResult:
-        started = self.clock()
+        started = time.monotonic()
         self.result = SendResult(0, Delivered(), 0, 0, self.reader.lines.skip + 1, 0.0)
-        self.undelivered: frozenset[str] = frozenset()
         try:
             while not self._ended():
                 lines = await self._unless(self.stop, self.reader.read())
@@ -193,20 +187,17 @@ class _LineSender:
                     self.result = replace(self.result, next_line=max(self.result.next_line, self.reader.lines.seen + 1))
                     break
                 for content, members in line_batches(lines or ()):
-                    await self._pace(len(members))
+                    if seconds := self.limiter.reserve(time.monotonic(), len(members)):
+                        await set_within(self.stop, seconds)
                     if self._ended():
                         break
                     await self._send(content, members)
         except SbpairError as error:
             self.result = replace(self.result, error=error)
-        return replace(self.result, seconds=self.clock() - started, stopped=self.stop.is_set())
+        return replace(self.result, seconds=time.monotonic() - started, stopped=self.stop.is_set())
 
     def _ended(self) -> bool:
         return self.stop.is_set() or self.result.error is not None
-
-    async def _pace(self, messages: int) -> None:
-        if seconds := self.limiter.reserve(self.clock(), messages):
-            await self._unless(self.stop, asyncio.sleep(seconds))
 
     async def _send(self, content: Message | SizedBatch, lines: list[SourceLine]) -> None:
         before, answered = self.sender.delivered.total, False

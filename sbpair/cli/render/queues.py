@@ -19,8 +19,15 @@ def entry(item: QueueItem) -> dict[str, object]:
     found: dict[str, object] = {"name": item.name}
     if item.reason:
         found["reason"] = item.reason
-    if item.detail is not None:
-        found |= _detail(item.detail)
+    if (detail := item.detail) is None:
+        return found
+    found["index"] = detail.index
+    if detail.partitioned:
+        found["partitioned"] = True
+    if detail.counts is not None:
+        found["counts"] = asdict(detail.counts)
+    if detail.differences:
+        found["differences"] = [asdict(each) for each in detail.differences]
     return found
 
 
@@ -55,17 +62,6 @@ def progress(screen: Screen, event: ControlEvent) -> None:
             screen.detail(f"waiting {spoken(seconds)} for a second sample of the queues")
         case QueueProvisioned(path, outcome, done, total):
             screen.detail(f"{path}: {outcome} ({done} of {total})")
-
-
-def _detail(found: QueueFinding) -> dict[str, object]:
-    known: dict[str, object] = {"index": found.index}
-    if found.partitioned:
-        known["partitioned"] = True
-    if found.counts is not None:
-        known["counts"] = asdict(found.counts)
-    if found.differences:
-        known["differences"] = [asdict(each) for each in found.differences]
-    return known
 
 
 def row(item: QueueItem, *, counted: bool) -> list[object]:
