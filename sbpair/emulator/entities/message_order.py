@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.stored_message import ACTIVE, LOCKED, StoredMessage
+from sbpair.emulator.service_errors import MessageLockExpired
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -172,10 +173,10 @@ class Locks:
     before the change are kept apart until they are gone.
     """
 
-    __slots__ = ("_by_token", "_earlier_duration", "_last", "_lock_ms", "_prefix")
+    __slots__ = ("_by_token", "_earlier_duration", "_last", "_prefix", "duration_ms")
 
     def __init__(self, lock_ms: int) -> None:
-        self._lock_ms = lock_ms
+        self.duration_ms = lock_ms
         self._by_token: OrderedDict[bytes, StoredMessage] = OrderedDict()
         self._earlier_duration: OrderedDict[bytes, StoredMessage] = OrderedDict()
         # A random half and a counting half: unique like a GUID (with the version and variant bits of a random one, in
@@ -187,15 +188,11 @@ class Locks:
     def __len__(self) -> int:
         return len(self._by_token) + len(self._earlier_duration)
 
-    @property
-    def duration_ms(self) -> int:
-        return self._lock_ms
-
     def change_duration(self, lock_ms: int) -> None:
         """Use `lock_ms` for new locks. Locks already taken keep their deadline."""
-        if lock_ms == self._lock_ms:
+        if lock_ms == self.duration_ms:
             return
-        self._lock_ms = lock_ms
+        self.duration_ms = lock_ms
         both = [*self._earlier_duration.values(), *self._by_token.values()]
         both.sort(key=lambda message: message.locked_until_ms)
         self._earlier_duration = OrderedDict((message.lock_token, message) for message in both)
@@ -203,7 +200,7 @@ class Locks:
 
     def take(self, messages: Iterable[StoredMessage], now_ms: int) -> int:
         """Lock each message under a new token; return when these locks expire."""
-        until = now_ms + self._lock_ms
+        until = now_ms + self.duration_ms
         by_token, prefix, last = self._by_token, self._prefix, self._last
         for message in messages:
             last += 1
@@ -218,18 +215,17 @@ class Locks:
     def get(self, token: bytes) -> StoredMessage | None:
         return self._by_token.get(token) or self._earlier_duration.get(token)
 
-    def pop(self, token: bytes) -> StoredMessage | None:
-        """End the lock of this token; return its message, or None."""
-        message = self._by_token.pop(token, None)
-        if message is None and self._earlier_duration:
-            message = self._earlier_duration.pop(token, None)
+    def pop(self, token: bytes) -> StoredMessage:
+        """End the lock of this token; return its message. Raises MessageLockExpired."""
+        message = self._by_token.pop(token, None) or self._earlier_duration.pop(token, None)
+        if message is None:
+            raise message_lock_lost()
         return message
 
-    def renew(self, token: bytes, now_ms: int) -> StoredMessage | None:
-        message = self.pop(token)
-        if message is not None:
-            message.locked_until_ms = now_ms + self._lock_ms
-            self._by_token[token] = message
+    def renew(self, token: bytes, now_ms: int) -> StoredMessage:
+        """Lock a message for the whole duration. Raises MessageLockExpired."""
+        message = self._by_token[token] = self.pop(token)
+        message.locked_until_ms = now_ms + self.duration_ms
         return message
 
     def first_ms(self) -> int:
@@ -251,3 +247,9 @@ class Locks:
     def clear(self) -> None:
         self._by_token.clear()
         self._earlier_duration.clear()
+
+
+def message_lock_lost() -> MessageLockExpired:
+    return MessageLockExpired(
+        "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue."
+    )

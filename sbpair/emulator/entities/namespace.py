@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access.bearer import Bearers
-from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, covers, parse_token, scope_of, verify_token
+from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, parse_token, scope_of, verify_token
 from sbpair.emulator.clock import Timers
 from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.description import (
@@ -143,28 +143,22 @@ class Namespace:
         description = replace(description, partitions=self.partitions)
         if description.partition_count > 1:
             self.fault_points.check_partitions()
+        if not description.enable_partitioning:
+            if self.partitions > 1:
+                # The service's own words.
+                raise ArgumentInvalid(
+                    "Non-partitioned entities are not allowed in partitioned namespace. "
+                    "The property EnablePartitioning must be set to true."
+                )
+            return description
         limit = self.tier.partitioned_entities
-        if not limit:
-            return self._check_namespace_partitioning(description)
-        if description.enable_partitioning:
-            partitioned = sum(each.partitions is not None for each in self._entities.values())
-            if partitioned >= limit:
-                raise EntityFull(f"Namespace '{self.name}' already has {limit} partitioned entities.")
-        return description
-
-    def _check_namespace_partitioning(self, description: D) -> D:
-        """Raise ArgumentInvalid unless the entity is partitioned as its namespace is."""
-        if description.enable_partitioning and self.partitions == 1:
+        if not limit and self.partitions == 1:
             raise ArgumentInvalid(
                 f"EnablePartitioning is not supported in the {self.tier.name} tier: the namespace is partitioned "
                 f"as a whole there, and '{self.name}' is not partitioned."
             )
-        if not description.enable_partitioning and self.partitions > 1:
-            # The service's own words.
-            raise ArgumentInvalid(
-                "Non-partitioned entities are not allowed in partitioned namespace. "
-                "The property EnablePartitioning must be set to true."
-            )
+        if limit and sum(each.partitions is not None for each in self._entities.values()) >= limit:
+            raise EntityFull(f"Namespace '{self.name}' already has {limit} partitioned entities.")
         return description
 
     def _default(self, description: D) -> D:
@@ -258,11 +252,10 @@ class Namespace:
 
     def _rules_within(self, scope: str) -> Iterable[AuthorizationRule]:
         """Return the keys of the entity: they sign for it and its children, not for the namespace."""
-        for end in _prefix_ends(scope):
-            entity = self._entities.get(scope[:end])
-            if entity is not None and covers(entity.path.lower(), scope):
-                return entity.description.authorization_rules
-        return ()
+        path = scope
+        while path and path not in self._entities:
+            path = path.rpartition("/")[0]
+        return self._entities[path].description.authorization_rules if path else ()
 
     # Outages
 
@@ -296,11 +289,3 @@ def _without(path: str, part: str) -> tuple[str, bool]:
     """Return the path without `part` as its last segment, and whether it was there."""
     head, _, last = path.rpartition("/")
     return (head, True) if last == part else (path, False)
-
-
-def _prefix_ends(scope: str) -> Iterable[int]:
-    """Yield the end of each leading run of whole segments, longest first."""
-    end = len(scope)
-    while end > 0:
-        yield end
-        end = scope.rfind("/", 0, end)

@@ -13,12 +13,14 @@ from weakref import WeakSet
 from zlib import crc32
 
 from sbpair.emulator.entities.message_order import ReadyQueue
+from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import NotAllowed, OperationTimedOut, partition_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sbpair.emulator.entities.sessions import HeldSession, SessionState
     from sbpair.emulator.entities.stored_message import StoredMessage
 
 NUMBER_BITS: Final = 48
@@ -221,3 +223,33 @@ class PartitionedMessages(SubQueue):
         for sequence in sequences:
             self._partitions.check(partition_of(sequence))
         return super()._numbered(sequences, state)
+
+
+class PartitionedSessions(SessionMessages, PartitionedMessages):
+    """The sessions of a partitioned entity. All of a session is in one partition, since its id is the key.
+
+    While that partition is down the session cannot be locked, and its holder receives nothing more.
+    """
+
+    def is_available(self, session: SessionState) -> bool:
+        return self._partitions.is_up(self._partitions.for_key(session.id))
+
+    def accept(self, session_id: str) -> HeldSession:
+        self._partitions.check(self._partitions.for_key(session_id))
+        return super().accept(session_id)
+
+    def _next_available(self) -> SessionState | None:
+        if self._partitions.up_count == self._partitions.count:
+            return super()._next_available()
+        # Sessions that are passed over keep their places.
+        available = self._sessions.available
+        found = next((each for each in available if len(each.ready) and self.is_available(each)), None)
+        if found is not None:
+            del available[found]
+        return found
+
+    def resume(self) -> None:
+        for held in self._holds.values():
+            if len(held.session.ready):
+                self._sessions.to_wake.setdefault(held.session)
+        super().resume()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
 from sbpair.emulator.entities.forwarding import Forwarder
-from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
-from sbpair.emulator.entities.sessions import PartitionedSessions, SessionMessages
+from sbpair.emulator.entities.partitions import PartitionedMessages, PartitionedSessions, Partitions
+from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import (
@@ -100,7 +100,6 @@ class QueueEntity:
         self.description = description
         self.updated_at_ms = self.namespace.clock.now_ms()
         self._max_bytes = description.total_size_in_megabytes * MEGABYTE
-        self._max_message_bytes = description.max_message_size_in_kilobytes * 1024
         self.messages.configure(description)
         self.dead_letters.configure(description)
         if description.requires_duplicate_detection:
@@ -152,7 +151,7 @@ class QueueEntity:
     @property
     def max_message_bytes(self) -> int:
         """The size of the largest message that this queue accepts; a batch may have MAX_BATCH_BYTES of it at most."""
-        return self._max_message_bytes
+        return self.description.max_message_size_in_kilobytes * 1024
 
     @property
     def credits_per_message(self) -> int:
@@ -191,7 +190,7 @@ class QueueEntity:
         if len(messages) > MAX_BATCH_MESSAGES:
             raise ArgumentInvalid(f"A batch of {len(messages)} messages exceeds the limit of {MAX_BATCH_MESSAGES}.")
         size = sum([message.size for message in messages])
-        limit = self._max_message_bytes if len(messages) == 1 else min(self._max_message_bytes, MAX_BATCH_BYTES)
+        limit = self.max_message_bytes if len(messages) == 1 else min(self.max_message_bytes, MAX_BATCH_BYTES)
         if size > limit:
             raise MessageTooLarge(f"The message or batch of {size} bytes exceeds the limit of {limit} bytes.")
         self.check_quota(size)
@@ -212,7 +211,7 @@ class QueueEntity:
             return False
         sizes = [message.size for message in messages]
         largest = max(sizes, default=0)
-        if largest > self._max_message_bytes or self.size_bytes + sum(sizes) > self._max_bytes:
+        if largest > self.max_message_bytes or self.size_bytes + sum(sizes) > self._max_bytes:
             return False
         self.messages.enqueue(messages)
         return True

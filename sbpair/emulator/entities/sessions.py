@@ -12,7 +12,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sbpair.emulator.entities.message_order import Deadlines, ReadyQueue
-from sbpair.emulator.entities.partitions import PartitionedMessages
 from sbpair.emulator.entities.stored_message import DEFERRED
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import (
@@ -279,36 +278,6 @@ class SessionMessages(SubQueue):
             session.locked.clear()
             session.holder = None
         super().clear()
-
-
-class PartitionedSessions(SessionMessages, PartitionedMessages):
-    """The sessions of a partitioned entity. All of a session is in one partition, since its id is the key.
-
-    While that partition is down the session cannot be locked, and its holder receives nothing more.
-    """
-
-    def is_available(self, session: SessionState) -> bool:
-        return self._partitions.is_up(self._partitions.for_key(session.id))
-
-    def accept(self, session_id: str) -> HeldSession:
-        self._partitions.check(self._partitions.for_key(session_id))
-        return super().accept(session_id)
-
-    def _next_available(self) -> SessionState | None:
-        if self._partitions.up_count == self._partitions.count:
-            return super()._next_available()
-        # Sessions that are passed over keep their places.
-        available = self._sessions.available
-        found = next((each for each in available if len(each.ready) and self.is_available(each)), None)
-        if found is not None:
-            del available[found]
-        return found
-
-    def resume(self) -> None:
-        for held in self._holds.values():
-            if len(held.session.ready):
-                self._sessions.to_wake.setdefault(held.session)
-        super().resume()
 
 
 def session_lock_lost(session_id: str) -> SessionLockExpired:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from copy import copy
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, NamedTuple
 
 from sbpair.amqp.message import Sections
@@ -28,8 +29,9 @@ class DeadLetterReason(NamedTuple):
     source: str
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StoredMessage:
-    """One message of one sub-queue. Plain slots, no dataclass: an emulator may hold a million of these.
+    """One message of one sub-queue. It has slots only: an emulator may hold a million of these.
 
     The frontend sets the arguments; `message_id` only where the entity detects duplicates, since it costs memory. The
     entity sets the rest. `enqueued_sequence_number` is the number in the entity that the message was first sent to, 0
@@ -37,55 +39,27 @@ class StoredMessage:
     header does. `lock_token` is new with every delivery: 16 opaque bytes, which clients see as a GUID.
     """
 
-    __slots__ = (
-        "content",
-        "dead_letter",
-        "deferred",
-        "delivery_count",
-        "enqueued_at_ms",
-        "expires_at_ms",
-        "lock_token",
-        "locked_until_ms",
-        "message_id",
-        "partition_key",
-        "scheduled_at_ms",
-        "sequence_number",
-        "session_id",
-        "size",
-        "state",
-        "ttl_ms",
-    )
+    # Without types, since they are no slots: a message that was not forwarded has these values.
+    enqueued_sequence_number = 0
+    hops = 0
 
-    enqueued_sequence_number: int = 0
-    hops: int = 0
-
-    def __init__(
-        self,
-        content: Sections | bytes,
-        size: int,
-        *,
-        message_id: str | None = None,
-        ttl_ms: int | None = None,
-        session_id: str | None = None,
-        scheduled_at_ms: int | None = None,
-        partition_key: str | None = None,
-    ) -> None:
-        self.content = content
-        self.size = size
-        self.message_id = message_id
-        self.ttl_ms = ttl_ms
-        self.session_id = session_id
-        self.scheduled_at_ms = scheduled_at_ms
-        self.partition_key = partition_key
-        self.sequence_number = 0
-        self.enqueued_at_ms = 0
-        self.expires_at_ms = NEVER
-        self.delivery_count = 0
-        self.lock_token = b""
-        self.locked_until_ms = 0
-        self.state = ACTIVE
-        self.deferred = False
-        self.dead_letter: DeadLetterReason | None = None
+    content: Sections | bytes
+    size: int
+    _: KW_ONLY
+    message_id: str | None = None
+    ttl_ms: int | None = None
+    session_id: str | None = None
+    scheduled_at_ms: int | None = None
+    partition_key: str | None = None
+    sequence_number: int = field(default=0, init=False)
+    enqueued_at_ms: int = field(default=0, init=False)
+    expires_at_ms: int = field(default=NEVER, init=False)
+    delivery_count: int = field(default=0, init=False)
+    lock_token: bytes = field(default=b"", init=False)
+    locked_until_ms: int = field(default=0, init=False)
+    state: int = field(default=ACTIVE, init=False)
+    deferred: bool = field(default=False, init=False)
+    dead_letter: DeadLetterReason | None = field(default=None, init=False)
 
     @property
     def sections(self) -> Sections:

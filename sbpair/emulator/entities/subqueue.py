@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.consumers import Consumer, Waker
-from sbpair.emulator.entities.message_order import Deadlines, Locks, MessageStore, ReadyQueue
+from sbpair.emulator.entities.message_order import Deadlines, Locks, MessageStore, ReadyQueue, message_lock_lost
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, REMOVED, SCHEDULED, StoredMessage
-from sbpair.emulator.service_errors import MessageLockExpired, MessageNotFound, NotAllowed, ServiceError
+from sbpair.emulator.service_errors import MessageNotFound, NotAllowed, ServiceError
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.description import QueueDescription
@@ -258,10 +258,7 @@ class SubQueue:
 
     def renew(self, token: bytes) -> StoredMessage:
         """Lock a message for a whole LockDuration from now, and return it."""
-        message = self._locks.renew(token, self.advance_if_due())
-        if message is None:
-            raise message_lock_lost()
-        return message
+        return self._locks.renew(token, self.advance_if_due())
 
     def get_locked(self, token: bytes) -> StoredMessage:
         self.advance_if_due()
@@ -282,10 +279,7 @@ class SubQueue:
         return self._end_lock(token)
 
     def _end_lock(self, token: bytes) -> StoredMessage:
-        message = self._locks.pop(token)
-        if message is None:
-            raise message_lock_lost()
-        return message
+        return self._locks.pop(token)
 
     def _delivery_failed(self, message: StoredMessage) -> None:
         message.delivery_count += 1
@@ -391,9 +385,3 @@ class SubQueue:
         self._reset()
         self.scheduled_count = 0
         self.due_ms = NEVER
-
-
-def message_lock_lost() -> MessageLockExpired:
-    return MessageLockExpired(
-        "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue."
-    )

@@ -7,7 +7,7 @@ own, with the rule's name as property RuleName. Only the parts that an action ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sbpair.emulator.entities.rules import evaluate
@@ -61,19 +61,6 @@ class SqlRuleFilter:
         object.__setattr__(self, "matches", evaluate.compile_filter(self.expression, _values(self.parameters)))
 
 
-CORRELATION_FIELDS: Final[dict[str, str]] = {
-    "correlation_id": "CorrelationId",
-    "message_id": "MessageId",
-    "to": "To",
-    "reply_to": "ReplyTo",
-    "label": "Label",
-    "session_id": "SessionId",
-    "reply_to_session_id": "ReplyToSessionId",
-    "content_type": "ContentType",
-}
-"""System property by field of a correlation filter, in the service's order."""
-
-
 @dataclass(frozen=True, slots=True)
 class CorrelationRuleFilter:
     """A filter that selects messages with all of these values. A field that is None is not compared."""
@@ -99,6 +86,11 @@ class CorrelationRuleFilter:
                 return False
         return all(equal(view.user_value(name), wanted.value) for name, wanted in self.properties)
 
+
+CORRELATION_FIELDS: Final = {
+    each.name: each.name.title().replace("_", "") for each in fields(CorrelationRuleFilter) if each.name != "properties"
+}
+"""System property by field of a correlation filter, in the service's order."""
 
 Filter = TrueRuleFilter | FalseRuleFilter | SqlRuleFilter | CorrelationRuleFilter
 
