@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.description import TopicDescription as TopicDescription
     from sbpair.emulator.faults.active import Faults as Faults
     from sbpair.emulator.faults.kinds import Fault as Fault
-    from sbpair.emulator.options import EmulatorOptions as EmulatorOptions
-    from sbpair.emulator.options import RequestedNamespace as RequestedNamespace
     from sbpair.emulator.server import Emulator as Emulator
+    from sbpair.emulator.server import EmulatorOptions as EmulatorOptions
+    from sbpair.emulator.server import RequestedNamespace as RequestedNamespace
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -29,8 +29,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.emulator.entities.description": "QueueDescription, SubscriptionDescription, TopicDescription",
         "sbpair.emulator.faults.active": "Faults",
         "sbpair.emulator.faults.kinds": "Fault",
-        "sbpair.emulator.options": "EmulatorOptions, RequestedNamespace",
-        "sbpair.emulator.server": "Emulator",
+        "sbpair.emulator.server": "Emulator, EmulatorOptions, RequestedNamespace",
     },
 )
 __all__ = list(__dir__())

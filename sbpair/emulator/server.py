@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.clock import Clock, SystemClock, Timers
+from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
-from sbpair.emulator.faults.meters import CreditBudget
-from sbpair.emulator.options import DEFAULT_OPTIONS, EmulatorOptions, RequestedNamespace
+from sbpair.emulator.faults.fault_points import CreditBudget
 from sbpair.emulator.port import EVERY_ADDRESS, AmqpFactory, Port, bind_ports, local_authority
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
 
@@ -33,6 +33,53 @@ WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 """Makes the official clients connect without TLS."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
+
+
+class RequestedNamespace(NamedTuple):
+    """A namespace to create in an emulator. Port 0 is any free one."""
+
+    name: str
+    port: int
+    tier: str = STANDARD.name
+    partitions: int = 1
+
+    def check(self) -> EmulatedTier:
+        """Return the tier. Raises UsageError and NameInvalid."""
+        tier = TIERS.get(self.tier.lower())
+        if tier is None:
+            raise UsageError(
+                f"expected basic, standard or premium, got '{self.tier}'", hint="choose the tier of the namespace"
+            )
+        if self.partitions not in tier.partitions:
+            raise UsageError(
+                f"a {tier.name} namespace cannot have {self.partitions} partitions",
+                hint="use premium with 1, 2 or 4; elsewhere partitioning is chosen for each entity",
+            )
+        if _NAME.fullmatch(self.name) is None:
+            hint = "use 2 to 50 letters, digits and hyphens, a letter first"
+            raise NameInvalid(f"'{self.name}' is not a valid namespace name", hint=hint)
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"{self.port} is not a port number", hint="use 1 to 65535, or 0 for any free port")
+        return tier
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatorOptions:
+    """Options of an emulator.
+
+    `tls`: serve TLS on every port, beside plain connections. `ca_file`: file for the CA certificate [default: a
+    temporary one]. `identity`: offer a managed identity and accept the tokens it issues. `accept_any_token`: accept
+    any well-formed bearer token that has not expired. `credits`: throttle each namespace to so many credits a second.
+    """
+
+    tls: bool = False
+    ca_file: Path | None = None
+    identity: bool = False
+    accept_any_token: bool = False
+    credits: int | None = None
+
+
+DEFAULT_OPTIONS = EmulatorOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +253,9 @@ def check_requested(namespaces: Sequence[RequestedNamespace]) -> None:
         raise UsageError("no namespace given", hint="name one, as in --namespace contoso=5672")
     names = [each.name.lower() for each in namespaces]
     for each in namespaces:
-        name, port = each.name, each.port
         each.check()
-        if _NAME.fullmatch(name) is None:
-            raise NameInvalid(
-                f"'{name}' is not a valid namespace name",
-                hint="use 2 to 50 letters, digits and hyphens, a letter first",
-            )
-        if not 0 <= port <= 65535:
-            raise UsageError(f"{port} is not a port number", hint="use 1 to 65535, or 0 for any free port")
-        if names.count(name.lower()) > 1:
-            raise UsageError(f"namespace '{name}' is named twice", hint="give every namespace a name of its own")
+        if names.count(each.name.lower()) > 1:
+            raise UsageError(f"namespace '{each.name}' is named twice", hint="give every namespace a name of its own")
 
 
 async def serve(

@@ -14,7 +14,7 @@ from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.kinds import Fault
-from sbpair.emulator.options import RequestedNamespace
+from sbpair.emulator.server import RequestedNamespace
 from sbpair.model.pair import SasKey
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator

@@ -8,8 +8,7 @@ import pytest
 
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
-from sbpair.emulator.faults.fault_points import FaultPoints
-from sbpair.emulator.faults.meters import CreditBudget
+from sbpair.emulator.faults.fault_points import CreditBudget, FaultPoints
 from sbpair.emulator.service_errors import EntityFull, RequestThrottled, ServerBusy
 
 

@@ -13,8 +13,7 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.atom import atom_xml
-from sbpair.emulator.options import RequestedNamespace
-from sbpair.emulator.server import Emulator
+from sbpair.emulator.server import Emulator, RequestedNamespace
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityFull, MessageTooLarge
 from sbpair.errors import UsageError
 

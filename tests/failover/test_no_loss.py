@@ -13,7 +13,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.options import EmulatorOptions
+from sbpair.emulator.server import EmulatorOptions
 from sbpair.failover.entity_states import State
 from sbpair.model.pair import Identity
 from tests.kit.failover_rig import AIO_FIRST, PAIRED_CLIENTS, PRIMARY, SECONDARY, SLOW, Rig, ids

@@ -56,16 +56,15 @@ def command(
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
     read = [_parsed(text) for text in namespace or DEFAULT]
     from sbpair.emulator import server
-    from sbpair.emulator.options import EmulatorOptions, RequestedNamespace
 
     try:
         run(
             server.serve(
-                [RequestedNamespace(*each) for each in read],
+                [server.RequestedNamespace(*each) for each in read],
                 host=host,
                 ready_file=ready_file,
                 on_ready=lambda ready: _show(screen, ready),
-                options=EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
+                options=server.EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
             )
         )
     except KeyboardInterrupt:

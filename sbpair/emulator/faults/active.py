@@ -6,14 +6,14 @@ A fault stays listed until it is ended, even if its count is used up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities.description import PARTITIONS
 from sbpair.emulator.faults.fault_points import METHODS, REFUSALS
-from sbpair.emulator.faults.kinds import KINDS, Fault, FaultContext, FaultKind, Undo, partitions_of
+from sbpair.emulator.faults.kinds import KINDS, Fault, FaultContext, FaultKind, partitions_of
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Faults:
     def __init__(self, namespaces: Mapping[str, Namespace], advance: Callable[[int], None]) -> None:
         self._namespaces = namespaces
         self._advance = advance
-        self._active: dict[str, tuple[Fault, Undo | None]] = {}
+        self._active: dict[str, tuple[Fault, ExitStack]] = {}
         self._ids = (f"fault-{number}" for number in count(1))
 
     def begin(self, fault: Fault) -> str:
@@ -56,9 +56,10 @@ class Faults:
             check_entity(fault, namespace)
         check_request(fault)
         check_partition(fault, namespace)
-        undo = kind.begin(FaultContext(namespace, self._advance), fault)
+        acting = ExitStack()
+        acting.enter_context(contextmanager(kind.act)(FaultContext(namespace, self._advance), fault))
         identity = next(self._ids)
-        self._active[identity] = (fault, undo)
+        self._active[identity] = (fault, acting)
         return identity
 
     def end(self, identity: str) -> None:
@@ -66,8 +67,7 @@ class Faults:
         found = self._active.pop(identity, None)
         if found is None:
             raise FaultUnknown(f"No fault '{identity[:100]}' is active.")
-        if found[1] is not None:
-            found[1]()
+        found[1].close()
 
     def end_all(self) -> None:
         for identity in list(self._active):

@@ -1,12 +1,16 @@
-"""The points of a namespace at which faults and limits act. While none is active, they are empty and cost nothing."""
+"""The points of a namespace at which faults and limits act. While none is active, they are empty and cost nothing.
+
+Meters limit operations and deliveries. Their credits are counted on the emulator's clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access.sas import is_within
+from sbpair.emulator.clock import NEVER, Clock, Timers
 from sbpair.emulator.faults.faulty_connection import ConnectionFault, FaultyConnection
 from sbpair.emulator.service_errors import (
     EntityFull,
@@ -19,10 +23,10 @@ from sbpair.emulator.service_errors import (
 
 if TYPE_CHECKING:
     from sbpair.emulator.faults.kinds import Fault
-    from sbpair.emulator.faults.meters import CreditBudget, Throttle
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 MAX_CONNECTIONS: Final = 5_000
+PERIOD_MS: Final = 1_000
 MANAGEMENT_CREDITS: Final = 10
 """Credits of a management request. A message sent or received costs 1, and so does each filter evaluated."""
 
@@ -58,6 +62,78 @@ class RequestRefused(ServiceError):
         self.status = status
         self.sub_code = default_code if sub_code is None else sub_code
         self.retry_after_seconds = retry_after_seconds
+
+
+class Throttle:
+    """A meter that refuses `count` operations, or all of them; while it refuses all, it holds deliveries back."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._hits = fault.hits()
+
+    def spend(self, operations: int, path: str) -> None:
+        if operations and is_within(path, self._fault.path) and next(self._hits, False):
+            raise server_busy()
+
+    def allowed(self, wanted: int, path: str) -> int:
+        return wanted if self._fault.count is not None or not is_within(path, self._fault.path) else 0
+
+    def record(self, deliveries: int, path: str) -> None:
+        """Do nothing: deliveries cost nothing here."""
+
+
+class CreditBudget:
+    """A meter of `per_second` credits, in periods of a whole second.
+
+    An operation that begins with a credit left is completed, and its excess reduces the credits of the next seconds:
+    a batch larger than one second's credits passes, once. `resume` is called when deliveries that waited may continue.
+    """
+
+    def __init__(self, per_second: int, clock: Clock, timers: Timers, resume: Callable[[], None]) -> None:
+        self.due_ms = NEVER
+        self._per_second = self._left = per_second
+        self._clock = clock
+        self._timers = timers
+        self._resume = resume
+        self._period = clock.now_ms() // PERIOD_MS
+
+    def _credits(self) -> int:
+        period = self._clock.now_ms() // PERIOD_MS
+        if period != self._period:
+            self._left = min(self._per_second, self._left + self._per_second * (period - self._period))
+            self._period = period
+        return self._left
+
+    def spend(self, operations: int, path: str) -> None:
+        del path
+        if self._credits() <= 0:
+            raise server_busy()
+        self._left -= operations
+
+    def allowed(self, wanted: int, path: str) -> int:
+        del path
+        allowed = max(0, min(wanted, self._credits()))
+        if allowed < wanted and self.due_ms == NEVER:
+            self.due_ms = (self._period + 1) * PERIOD_MS
+            self._timers.schedule(self.due_ms, self)
+        return allowed
+
+    def record(self, deliveries: int, path: str) -> None:
+        del path
+        self._left -= deliveries
+
+    def advance(self, now_ms: int) -> None:
+        """Resume deliveries: a new period has begun."""
+        del now_ms
+        self.due_ms = NEVER
+        self._resume()
+
+
+def server_busy() -> ServerBusy:
+    return ServerBusy(
+        "The request was terminated because the namespace is being throttled. Error code : 50009. "
+        "Please wait 2 seconds and try again."
+    )
 
 
 class FaultPoints:
@@ -131,8 +207,7 @@ class FaultPoints:
 
     def take_down(self, entity: str) -> None:
         self._down.append(entity)
-        error = unavailable(entity)
-        self.detach(entity, error.condition, error.message)
+        self.detach(entity, unavailable(entity))
 
     def bring_up(self, entity: str) -> None:
         self._down.remove(entity)
@@ -148,9 +223,9 @@ class FaultPoints:
         for partition in self.partitions_down:
             raise partition_unavailable(partition)
 
-    def detach(self, entity: str, condition: str, text: str) -> None:
+    def detach(self, entity: str, error: EntityUnavailable) -> None:
         for connection in list(self.connections):
-            connection.detach(entity, condition, text)
+            connection.detach(entity, error)
 
     # Requests, sends and limits
 
@@ -187,10 +262,6 @@ class FaultPoints:
     def record(self, deliveries: int, path: str) -> None:
         for meter in self.meters:
             meter.record(deliveries, path)
-
-    def remove_meter(self, meter: Throttle) -> None:
-        self.meters.remove(meter)
-        self.resume()
 
     def resume(self) -> None:
         """Let deliveries continue that a meter held back."""

@@ -1,24 +1,21 @@
-"""The kinds of faults: a function each, which begins one and returns the call that undoes it, if anything does."""
+"""The kinds of faults: a generator each, which begins a fault, yields, and then ends it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.access.sas import scope_of
+from sbpair.emulator.faults.fault_points import Throttle
 from sbpair.emulator.faults.faulty_connection import ConnectionFault
-from sbpair.emulator.faults.meters import Throttle
 from sbpair.emulator.service_errors import EntityUnavailable
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.partitions import Partitions
     from sbpair.emulator.entities.subqueue import SubQueue
-
-Undo = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +56,32 @@ class FaultContext:
 class FaultKind:
     """A kind of fault, and the names of the fields it needs and takes."""
 
-    begin: Callable[[FaultContext, Fault], Undo | None]
+    act: Callable[[FaultContext, Fault], Iterator[None]]
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     of_any_entity: bool = False
     """Whether the entity may not exist yet."""
 
 
-def namespace_down(context: FaultContext, _: Fault) -> Undo:
+def namespace_down(context: FaultContext, _: Fault) -> Iterator[None]:
     """Break every connection and refuse new ones."""
     context.namespace.take_down()
-    return context.namespace.bring_up
+    yield
+    context.namespace.bring_up()
 
 
-def entity_down(context: FaultContext, fault: Fault) -> Undo:
+def entity_down(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Close the links of one entity and its management node, and refuse new ones. Its description stays readable.
 
     Forwarding to it and from it waits.
     """
     context.namespace.fault_points.take_down(fault.path)
-
-    def undo() -> None:
-        context.namespace.fault_points.bring_up(fault.path)
-        context.namespace.resume_forwarding()
-
-    return undo
+    yield
+    context.namespace.fault_points.bring_up(fault.path)
+    context.namespace.resume_forwarding()
 
 
-def partition_down(context: FaultContext, fault: Fault) -> Undo:
+def partition_down(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Take down one partition of an entity, or of all partitioned entities.
 
     Sends with a key of this partition fail; others use another one. Forwarding stops at a message with such a key.
@@ -97,15 +92,12 @@ def partition_down(context: FaultContext, fault: Fault) -> Undo:
         partitions.take_down(number)
     if not fault.path:
         context.namespace.fault_points.partitions_down.append(number)
-
-    def undo() -> None:
-        for partitions in divided:
-            partitions.bring_up(number)
-        if not fault.path:
-            context.namespace.fault_points.partitions_down.remove(number)
-        context.namespace.resume_forwarding()
-
-    return undo
+    yield
+    for partitions in divided:
+        partitions.bring_up(number)
+    if not fault.path:
+        context.namespace.fault_points.partitions_down.remove(number)
+    context.namespace.resume_forwarding()
 
 
 def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
@@ -116,41 +108,45 @@ def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
             yield entity.partitions
 
 
-def latency(context: FaultContext, fault: Fault) -> Undo:
+def latency(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Delay every answer, over AMQP or HTTP, by `ms`, in order."""
     points, seconds = context.namespace.fault_points, (fault.ms or 0) / 1000
     points.add_latency(seconds)
-    return partial(points.remove_latency, seconds)
+    yield
+    points.remove_latency(seconds)
 
 
-def break_connections(context: FaultContext, fault: Fault) -> Undo:
+def break_connections(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Close AMQP connections without a close frame (drop), reset them, or stall them until the fault ends.
 
     The first `after_frames` frames of the client are processed and answered; the next one is not.
     """
-    points = context.namespace.fault_points
-    breaking = ConnectionFault(fault)
+    points, breaking = context.namespace.fault_points, ConnectionFault(fault)
     points.add_connection_fault(breaking)
-    return partial(points.remove_connection_fault, breaking)
+    yield
+    points.remove_connection_fault(breaking)
 
 
-def swallow_acks(context: FaultContext, fault: Fault) -> Undo:
+def swallow_acks(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Enqueue messages without acknowledging them to the sender."""
     suppressed, suppression = context.namespace.fault_points.suppressed_acks, (fault, fault.hits())
     suppressed.append(suppression)
-    return partial(suppressed.remove, suppression)
+    yield
+    suppressed.remove(suppression)
 
 
-def detach(context: FaultContext, fault: Fault) -> None:
+def detach(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Close links, as when the service moves an entity. New ones can be attached at once."""
-    text = "The link was force detached by the broker. Please retry the operation."
-    context.namespace.fault_points.detach(fault.path, EntityUnavailable.condition, text)
+    error = EntityUnavailable("The link was force detached by the broker. Please retry the operation.")
+    context.namespace.fault_points.detach(fault.path, error)
+    yield
 
 
-def expire_locks(context: FaultContext, fault: Fault) -> None:
+def expire_locks(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Expire the locks of all messages."""
     for messages in _sub_queues(context.namespace, fault.path):
         messages.expire_locks()
+    yield
 
 
 def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
@@ -159,23 +155,27 @@ def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
     return [messages for entity in entities for messages in (entity.messages, entity.dead_letters)]
 
 
-def throttle(context: FaultContext, fault: Fault) -> Undo:
+def throttle(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Answer sends and requests server-busy: `count` of them, or all. With all, deliveries wait too."""
     points, meter = context.namespace.fault_points, Throttle(fault)
     points.meters.append(meter)
-    return partial(points.remove_meter, meter)
+    yield
+    points.meters.remove(meter)
+    points.resume()
 
 
-def refuse_requests(context: FaultContext, fault: Fault) -> Undo:
+def refuse_requests(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Answer management requests with `status`: `count` of them, or all; of one entity, or of one method."""
     request_faults, refusing = context.namespace.fault_points.request_faults, (fault, fault.hits())
     request_faults.append(refusing)
-    return partial(request_faults.remove, refusing)
+    yield
+    request_faults.remove(refusing)
 
 
-def clock(context: FaultContext, fault: Fault) -> None:
+def clock(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Advance the clock of the whole emulator by `ms`. Ending the fault does not set it back."""
     context.advance(fault.ms or 0)
+    yield
 
 
 _REQUESTS: Final = ("entity", "method", "count", "sub_code", "retry_after_seconds")

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
 from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, LinkSession, Sent
-from sbpair.amqp.performatives import Error
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
-from sbpair.amqp.types import Map
 from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.entities.idle import IdleLink
 from sbpair.emulator.frontends.amqp.cbs import Claims
@@ -111,6 +109,7 @@ class AmqpConnection(asyncio.Protocol):
     # For endpoints
 
     def close_link(self, link: Link, error: ServiceError) -> None:
+        """Close a link. Its messages stay locked: the management node can settle them."""
         link.close(amqp_error(error))
         self._release_link(link, [], peacefully=False)
         self.output.flush_soon()
@@ -255,13 +254,10 @@ class AmqpConnection(asyncio.Protocol):
     def has_link_to(self, entity: str) -> bool:
         return not entity or any(is_within(link.context.path, entity) for link in self._entity_links())
 
-    def detach(self, entity: str, condition: str, text: str) -> None:
+    def detach(self, entity: str, error: ServiceError) -> None:
         for link in self._entity_links():
             if is_within(link.context.path, entity):
-                link.close(Error(condition, text, Map()))
-                # Its messages stay locked: the management node can settle them.
-                self._release_link(link, [], peacefully=False)
-        self.output.flush_soon()
+                self.close_link(link, error)
 
     def resume(self) -> None:
         for session in self._connection.sessions:

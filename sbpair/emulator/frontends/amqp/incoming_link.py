@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from sbpair.amqp.performatives import Accepted, Error, Rejected
-from sbpair.amqp.types import Map, Symbol, ULong
+from sbpair.amqp.performatives import Accepted, Rejected
+from sbpair.amqp.types import Symbol, ULong
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
@@ -74,10 +74,10 @@ class IncomingLink(LinkEndpoint):
                 if self._fault_points.meters:
                     self._fault_points.spend(len(messages) * self._queue.credits_per_message, self.path)
                 self._queue.send(messages)
-        except ServiceError as error:
-            self._reject(delivery, amqp_error(error))
-        except ProtocolError as error:
-            self._reject(delivery, Error(error.condition, error.message, Map()))
+        except (ServiceError, ProtocolError) as error:
+            if not delivery.settled:
+                state = Rejected(amqp_error(error))
+                self._link.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
         else:
             if not delivery.settled:
                 self._accepted.append(delivery)
@@ -94,11 +94,6 @@ class IncomingLink(LinkEndpoint):
         self._accepted.clear()
         if self._link.credit <= CREDIT // 2 and self._link.is_open:
             self._link.grant(CREDIT)
-
-    def _reject(self, delivery: Delivery, error: Error) -> None:
-        if not delivery.settled:
-            state = Rejected(error)
-            self._link.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
 
     def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         """Stop the idle timer: every delivery received was enqueued."""

@@ -13,6 +13,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+    from sbpair.errors import ProtocolError
 
 CREDIT: Final = 1_000
 """Messages that a client may send before it needs new credit, which it gets at half of this."""
@@ -51,7 +52,7 @@ class LinkEndpoint:
         """Release everything. `released`: the peer closed the link without an error."""
 
 
-def amqp_error(error: ServiceError) -> Error:
+def amqp_error(error: ServiceError | ProtocolError) -> Error:
     return Error(error.condition, error.message, Map())
 
 

@@ -16,7 +16,7 @@ from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, Sent, terminu
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Error, Rejected
 from sbpair.amqp.types import Int, Map, Symbol, Value
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkEndpoint
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkEndpoint, amqp_error
 from sbpair.emulator.service_errors import InternalError, ServiceError, log_bug
 from sbpair.errors import ProtocolError
 
@@ -145,7 +145,7 @@ class RequestLink(LinkEndpoint):
         try:
             request = read_request(delivery.payload)
         except ProtocolError as error:
-            state = Rejected(Error(error.condition, error.message, Map()))
+            state = Rejected(amqp_error(error))
             session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
             return
         if not delivery.settled:
