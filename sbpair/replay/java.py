@@ -1,22 +1,33 @@
-"""Checks for Java and the packages of the `spark` extra, with clearer errors than Spark's own."""
+"""Java and the packages of the `spark` extra: checks with clearer errors than Spark's own, and Java's output as a log.
+
+The lines that Java and its workers write to stderr become records of the logger `spark`.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from sbpair.errors import MachineLacks
+
+log = logging.getLogger("spark")
 
 MIN_JAVA = 17
 JAVAS = "Java 17, 21 or 25"
 PACKAGES = ("pyspark", "pyarrow", "pandas")
 VERSION_TIMEOUT_SECONDS = 20.0
 
+NOISE = ("WARNING: Using incubator modules",)  # beginnings of lines that Java always writes
+
+_LEVEL = re.compile(r"^.{0,24}?\b(ERROR|WARN|INFO|DEBUG|TRACE) ")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -70,3 +81,29 @@ def is_installed(package: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+@contextmanager
+def logged_stderr() -> Iterator[int]:
+    """Yield a descriptor for the stderr of a child. Its lines are logged until the last process has closed it."""
+    reading, writing = os.pipe()
+    threading.Thread(target=_log_lines, args=(reading,), name="java output", daemon=True).start()
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+
+
+def _log_lines(descriptor: int) -> None:
+    with open(descriptor, errors="replace") as lines:
+        for line in lines:
+            if line.strip():
+                log.log(level_of(line), "%s", line.rstrip())
+
+
+def level_of(line: str) -> int:
+    """Return the level of a line: that of log4j, or a warning."""
+    if line.startswith(NOISE):
+        return logging.DEBUG
+    found = _LEVEL.match(line)
+    return logging.WARNING if found is None else logging.getLevelNamesMapping().get(found[1], logging.DEBUG)

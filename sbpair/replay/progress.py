@@ -66,9 +66,7 @@ COUNTED: dict[str, tuple[str, Callable[[Archive, str], Counter[str]]]] = {
 }
 """The files of a phase, and the function that counts the messages in one, by queue or destination."""
 
-
-FINISHED = ("proved", "removed", "moved")
-"""The phases of a run that has ended, and that a stop would not change."""
+FINISHED = ("proved", "removed", "moved")  # the phases of a run that has ended, and that a stop would not change
 
 
 class PhaseWatcher:
@@ -130,17 +128,20 @@ def run_status(archive: Archive) -> dict[str, Any]:
     run = load_run(archive)
     sent = PhaseWatcher(archive, "send").sample()
     archived = PhaseWatcher(archive, "move" if run.direct else "drain").sample()
+    counts = {"archived_rows": archived.messages, "segments": archived.files}
     return {
         "run": run.id,
         "pair": run.pair,
-        "mode": run.options.mode.value,
-        "phase": _phase(archive, run, sent.files),
-        "stopped": archive.stop_requested(),
-        "archived_rows": 0 if run.direct else archived.messages,
-        "segments": 0 if run.direct else archived.files,
+        **_state(archive, run, sent.files),
+        **(dict.fromkeys(counts, 0) if run.direct else counts),
         "acknowledged_rows": sent.messages,
         "queues": archived.by,
     }
+
+
+def _state(archive: Archive, run: ReplayRun, chunks_sent: int) -> dict[str, Any]:
+    phase = _phase(archive, run, chunks_sent)
+    return {"mode": run.options.mode.value, "phase": phase, "stopped": archive.stop_requested()}
 
 
 def _phase(archive: Archive, run: ReplayRun, chunks_sent: int) -> str:
@@ -160,13 +161,7 @@ def _phase(archive: Archive, run: ReplayRun, chunks_sent: int) -> str:
 def run_summary(archive: Archive) -> dict[str, Any]:
     """Return a run's phase without its counts."""
     run = load_run(archive)
-    return {
-        "run": run.id,
-        "started_ms": run.started_ms,
-        "mode": run.options.mode.value,
-        "phase": _phase(archive, run, len(archive.files(LEDGER))),
-        "stopped": archive.stop_requested(),
-    }
+    return {"run": run.id, "started_ms": run.started_ms, **_state(archive, run, len(archive.files(LEDGER)))}
 
 
 def request_stop(archive: Archive) -> bool:

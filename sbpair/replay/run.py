@@ -142,16 +142,15 @@ def load_run(archive: Archive, pair: Pair | None = None) -> ReplayRun:
 def _read(archive: Archive, document: Mapping[str, Any]) -> ReplayRun:
     try:
         stored = document["options"]
-        selected = stored.get("selection", {"destinations": (), "where": None})
+        selected = stored["selection"]
         where = None if selected["where"] is None else str(selected["where"])
-        default = ReplayOptions()
         known = {
             "dedup": DedupMode(stored["dedup"]),
             "ttl": TimeToLive(stored["ttl"]),
             "selection": Selection(normalize_destinations(selected["destinations"]), where),
-            "mode": ReplayMode(stored.get("mode", ReplayMode.ARCHIVE)),
-            "rate": None if stored.get("rate") is None else float(stored["rate"]),
-            **{name: type(getattr(default, name))(stored[name]) for name in NUMERIC_OPTIONS if name in stored},
+            "mode": ReplayMode(stored["mode"]),
+            "rate": None if stored["rate"] is None else float(stored["rate"]),
+            **{name: type(getattr(ReplayOptions(), name))(stored[name]) for name in NUMERIC_OPTIONS},
         }
         options = ReplayOptions(**{**stored, **known})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
@@ -261,11 +260,10 @@ class TaskJob:
     def with_short_waits(self) -> TaskJob:
         """Return the job with short waits, for tasks whose queues are peeked afterwards."""
         options = self.run.options
-        empty, locked = (
-            min(options.empty_seconds, SHORT_EMPTY_SECONDS),
-            min(options.locked_seconds, SHORT_LOCKED_SECONDS),
+        empty = min(options.empty_seconds, SHORT_EMPTY_SECONDS)
+        options = replace(
+            options, empty_seconds=empty, locked_seconds=min(options.locked_seconds, SHORT_LOCKED_SECONDS)
         )
-        options = replace(options, empty_seconds=empty, locked_seconds=locked)
         return replace(self, run=replace(self.run, options=options))
 
     def open(self) -> Archive:

@@ -23,7 +23,7 @@ from sbpair.move.message.route import Facts, Send, route
 from sbpair.replay.archive import file_metadata
 from sbpair.replay.archive_layout import KEY, PARQUET, SEGMENT, SEGMENTS, segment_path
 from sbpair.replay.ledger import Key, table_keys
-from sbpair.replay.plan_sql import shard_of
+from sbpair.replay.shard_plan import shard_of
 
 if TYPE_CHECKING:
     from sbpair.move.raw_source import RawReceivedMessage

@@ -19,6 +19,7 @@ from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.replay.archive_layout import DEDUPLICATED, KEY, LEDGER
 from sbpair.replay.ledger import Entry, Ledger
+from sbpair.replay.shard_plan import DUPLICATE_COLUMNS
 from sbpair.replay.shard_source import ShardSource
 from sbpair.replay.spark_task import column_rows, progress_task, run_in_worker
 from sbpair.replay.task_lease import TaskLease
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 MAX_DESTINATION_FAILURES = 5  # failures in a row of a destination after which the task leaves the rest to a resume
 WAIT_SECONDS = 1.0
 
-DUPLICATE_COLUMNS = (*KEY, "destination", "shard", *(f"first_{name}" for name in KEY), "first_shard")
-DUPLICATE_ORDER = ("first_shard", "shard")  # so that a task reads the ledger of one shard after the other
 DUPLICATE_REASON = "another message with this id went to the same destination before it"
 MAX_CHUNK = 10_000  # duplicates marked in one file
 

@@ -1,27 +1,24 @@
-"""The plan that Spark makes of the archive: its summary, and the rows that tasks send.
+"""The plan that Spark makes of the archive: which rows are copies, which are sent, in what shard and order.
 
-Invariant: nothing is sent by an earlier plan. The plan is computed each time, from files that never change.
+Invariant: nothing is sent by an earlier plan. It is computed each time, from files that never change. No body passes
+through Spark; a row has its message's position. Only rows that may be copies or duplicates are compared, which is
+found out first, and cheaply. Spark 3.5 understands all of the SQL.
 """
 
 from __future__ import annotations
 
 import time
+import zlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import UsageError
-from sbpair.replay import plan_sql, send_task, shard_source
-from sbpair.replay.archive_layout import (
-    EXPIRED,
-    KEY,
-    KEY_IN_SPARK,
-    LEDGER,
-    PLAN_FILE,
-    QUARANTINE,
-    SEGMENT_IN_SPARK,
-    SEGMENTS,
-)
+from sbpair.move.message.route import TimeToLive
+from sbpair.replay import archive_layout
+from sbpair.replay.archive_layout import KEY, KEY_IN_SPARK, NOT_SENT, SEGMENT_IN_SPARK
 from sbpair.replay.run import DedupMode, ReplayRun
 from sbpair.replay.selection import sql_message
 from sbpair.replay.spark import spark_errors, unreadable_segment
@@ -29,7 +26,157 @@ from sbpair.replay.spark import spark_errors, unreadable_segment
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
 
-PLAN_VIEW = "plan"
+MESSAGES, SHARED, ACCEPTED, PLAN = "messages", "shared", "accepted", "plan"
+"""Views: rows of segments; match keys of several rows; keys that an earlier attempt sent; the rows with verdicts."""
+
+SEND, COPY, DEDUPLICATED, EXPIRED, INVALID = "send", "copy", "deduplicated", "expired", "invalid"
+UNSELECTED, WAITING = "unselected", "waiting"  # WAITING is a selected duplicate of an unselected message
+ORDER = ("enqueued_at_ms", "queue", "sequence_number")
+COLUMNS = ("shard", "segment", "position", "size")  # of the rows that tasks send
+DUPLICATE_COLUMNS = (*KEY, "destination", "shard", *(f"first_{name}" for name in KEY), "first_shard")
+DUPLICATE_ORDER = ("first_shard", "shard")  # so that a task reads the ledger of one shard after the other
+UNSENT = (COPY, DEDUPLICATED, WAITING, UNSELECTED)
+_SPREAD = 40503  # spreads checksums over all bits: names that differ in a digit have similar checksums
+
+_KEY = ", ".join(KEY)
+_IN_ORDER = ", ".join(ORDER)
+
+
+def shard_expression(shards: int) -> str:
+    """Return SQL for a row's shard. Messages of a session share one, whatever their queue, so one task has them all."""
+    text = "concat_ws(' ', lower(coalesce(destination, '')), coalesce(session_id, message_id, ''))"
+    return f"cast(crc32(cast({text} AS binary)) * {_SPREAD} div 65536 % {shards} AS int)"
+
+
+def shard_of(destination: str | None, session_id: str | None, message_id: str | None, shards: int) -> int:
+    """Return the same in Python. The two may differ for capitals whose lower case they disagree on."""
+    within = session_id if session_id is not None else message_id or ""
+    return zlib.crc32(f"{(destination or '').lower()} {within}".encode()) * _SPREAD // 65536 % shards
+
+
+def placement_query(shards: int) -> str:
+    """Return SQL for one row: an array `places` of the partitions that Spark gives to the numbers 0, 1, 2, …"""
+    enough = shards * (shards.bit_length() + 10)
+    return f"SELECT transform(sequence(0, {enough}), number -> pmod(hash(number), {shards})) AS places"
+
+
+def placement_expression(shards: int, places: Sequence[int]) -> str:
+    """Return SQL for a number that Spark puts into a partition per shard, by the `places` of `placement_query`."""
+    # By shard alone, some shards would have the same partition.
+    number_for = {place: number for number, place in enumerate(places)}
+    numbers = ", ".join(str(number_for.get(each, each)) for each in range(shards))
+    return f"element_at(array({numbers}), shard + 1)"
+
+
+def remaining_ms_expression(now_ms: int) -> str:
+    """Return SQL for the remaining time to live, as `move.route` computes it; null if it never ends."""
+    waited = f"greatest(0, {now_ms} - greatest(enqueued_at_ms, coalesce(scheduled_at_ms, 0)))"
+    lives = "(ttl_ticks div 10000 + CASE WHEN ttl_ticks % 10000 > 0 THEN 1 ELSE 0 END)"
+    return f"({lives} - CASE WHEN enqueued_at_ms > 0 THEN {waited} ELSE 0 END)"
+
+
+class Compare(StrEnum):
+    """Which rows are compared with each other. Rows that share a match key always are."""
+
+    EVERY = "every"
+    SHARING = "sharing"  # those whose match key is in SHARED
+    NONE = "none"
+
+
+MAX_SHARED = 100_000  # upper bound on shared match keys that are sent to each task, to filter rows by them
+_FIRST_TYPE = "struct<queue: string, sequence_number: bigint, enqueued_at_ms: bigint, message_id: string, shard: int>"
+_MATCH_KEY = f"CASE WHEN coalesce(message_id, '') = '' THEN xxhash64({_KEY}) ELSE xxhash64(message_id) END"
+"""A hash that copies and duplicates share. A collision costs a comparison."""
+
+
+def choose_compare(shared_keys: int) -> Compare:
+    """Choose by the number of match keys that several rows have."""
+    if shared_keys > MAX_SHARED:
+        return Compare.EVERY
+    return Compare.SHARING if shared_keys else Compare.NONE
+
+
+def shared_query() -> str:
+    """Return SQL for the match keys that several rows have: usually none."""
+    keys = f"SELECT {_MATCH_KEY} AS match_key FROM {MESSAGES}"  # noqa: S608
+    return f"SELECT match_key FROM ({keys}) GROUP BY match_key HAVING count(*) > 1"  # noqa: S608
+
+
+def plan_query(run: ReplayRun, now_ms: int, compare: Compare = Compare.EVERY, *, resumed: bool = False) -> str:
+    """Return SQL with one row for each row of the segments, without its message, with a verdict and a shard.
+
+    `duplicate` is whether another message with this id goes to the same destination before it, and `first` is that
+    message. Copies and duplicates do not depend on the selection: several selections in turn send the same as one run
+    of everything. `resumed` is whether ACCEPTED exists: an accepted message comes before others with its id, whenever
+    those were drained, and even if its time to live has ended since.
+    """
+    columns = f"segment, position, {_KEY}, destination, size"
+    expires = f"{remaining_ms_expression(now_ms)} <= 0" if run.options.ttl is TimeToLive.REMAINING else "false"
+    verdict = f"CASE WHEN flaw IS NOT NULL THEN '{INVALID}' WHEN {expires} THEN '{EXPIRED}' ELSE '{SEND}' END"
+    alone = (
+        f"SELECT {columns}, false AS duplicate, cast(null AS {_FIRST_TYPE}) AS first,"  # noqa: S608
+        f" if(selected, verdict, '{UNSELECTED}') AS verdict, shard FROM matched"
+    )
+    if compare is Compare.SHARING:
+        join = f"JOIN {SHARED} ON matched.match_key = {SHARED}.match_key"
+        compared = _compared(run, columns, f"matched LEFT SEMI {join}", resumed=resumed)
+        rows = f"{compared} UNION ALL {alone} LEFT ANTI {join}"
+    else:
+        rows = _compared(run, columns, "matched", resumed=resumed) if compare is Compare.EVERY else alone
+    return f"""
+WITH matched AS (
+  SELECT {columns}, {run.options.selection.sql()} AS selected, {verdict} AS verdict, {_MATCH_KEY} AS match_key,
+    {shard_expression(run.shards)} AS shard
+  FROM {MESSAGES})
+{rows}"""  # noqa: S608
+
+
+def _compared(run: ReplayRun, columns: str, rows: str, *, resumed: bool) -> str:
+    """Return the same for rows that may share match keys. One shuffle by that key serves both comparisons."""
+    duplicates = DEDUPLICATED if run.options.dedup is DedupMode.MESSAGE_ID else SEND
+    accepted = f"{ACCEPTED}.queue IS NOT NULL" if resumed else "false"
+    if resumed:
+        rows += f" LEFT JOIN {ACCEPTED} ON " + " AND ".join(f"matched.{name} = {ACCEPTED}.{name}" for name in KEY)
+    return f"""(
+WITH gathered AS (SELECT matched.*, {accepted} AS accepted FROM {rows} DISTRIBUTE BY match_key),
+numbered AS (
+  SELECT *, row_number() OVER (PARTITION BY match_key, {_KEY} ORDER BY segment, position) AS copy FROM gathered),
+judged AS (
+  SELECT *, CASE WHEN copy > 1 THEN '{COPY}' WHEN accepted THEN '{SEND}' ELSE verdict END AS first_verdict
+  FROM numbered),
+repeated AS (
+  SELECT *, first_verdict = '{SEND}' AND coalesce(message_id, '') <> '' AND row_number() OVER same > 1 AS duplicate,
+    first_value(selected OR accepted) OVER same AS first_selected,
+    first_value(struct({_KEY}, shard)) OVER same AS first
+  FROM judged
+  WINDOW same AS (PARTITION BY match_key, message_id, first_verdict, lower(destination)
+    ORDER BY NOT accepted, {_IN_ORDER}))
+SELECT {columns}, duplicate, first,
+  CASE WHEN first_verdict = '{COPY}' THEN first_verdict WHEN NOT selected THEN '{UNSELECTED}'
+    WHEN duplicate AND '{duplicates}' <> '{SEND}' AND NOT first_selected THEN '{WAITING}'
+    WHEN duplicate THEN '{duplicates}' ELSE first_verdict END AS verdict,
+  shard
+FROM repeated)"""  # noqa: S608
+
+
+def send_query() -> str:
+    """Return SQL for the rows that tasks send: each selected message once, its position, and the columns of ORDER."""
+    columns = ", ".join((*COLUMNS, *ORDER))
+    return f"SELECT {columns} FROM {PLAN} WHERE verdict NOT IN {UNSENT}"  # noqa: S608
+
+
+def duplicates_query() -> str:
+    """Return SQL for the duplicates that are not sent, with key and shard of the first copy."""
+    first = ", ".join(f"first.{name} AS first_{name}" for name in (*KEY, "shard"))
+    return f"SELECT {_KEY}, destination, shard, {first} FROM {PLAN} WHERE verdict = '{DEDUPLICATED}'"  # noqa: S608
+
+
+def summary_query() -> str:
+    """Return SQL for messages and bytes by queue, destination and verdict."""
+    return f"""
+SELECT queue, destination, verdict, count(*) AS messages, sum(size) AS bytes,
+  count_if(duplicate) AS duplicates, min(enqueued_at_ms) AS oldest_ms, max(enqueued_at_ms) AS newest_ms
+FROM {PLAN} GROUP BY queue, destination, verdict"""  # noqa: S608
 
 
 @dataclass(frozen=True)
@@ -43,57 +190,57 @@ class ShardPlan:
     @property
     def destinations(self) -> list[str]:
         """The destinations of all selected messages."""
-        selected = {row["destination"] for row in self.flows if row["verdict"] != plan_sql.UNSELECTED}
+        selected = {row["destination"] for row in self.flows if row["verdict"] != UNSELECTED}
         return sorted(selected - {None}, key=str.lower)
 
     def count_to_send(self) -> dict[str, int]:
         """Count the messages to send, by destination."""
         found: Counter[str] = Counter()
         for row in self.flows:
-            if row["verdict"] == plan_sql.SEND:
+            if row["verdict"] == SEND:
                 found[row["destination"]] += row["messages"]
         return dict(found)
 
     def has_duplicates(self) -> bool:
         """Return whether messages are to be marked as deduplicated."""
-        return any(row["verdict"] == plan_sql.DEDUPLICATED for row in self.flows)
+        return any(row["verdict"] == DEDUPLICATED for row in self.flows)
 
     def send_rows(self) -> Any:
         """Return the rows to send, one partition per shard, each in order."""
         from pyspark.sql.functions import expr
 
-        [(places,)] = self.spark.sql(plan_sql.placement_query(self.run.shards)).collect()
-        partition = expr(plan_sql.placement_expression(self.run.shards, places))
-        rows = self.spark.sql(plan_sql.send_query(PLAN_VIEW)).repartition(self.run.shards, partition)
-        return rows.sortWithinPartitions(*plan_sql.ORDER).select(*shard_source.COLUMNS)
+        [(places,)] = self.spark.sql(placement_query(self.run.shards)).collect()
+        partition = expr(placement_expression(self.run.shards, places))
+        rows = self.spark.sql(send_query()).repartition(self.run.shards, partition)
+        return rows.sortWithinPartitions(*ORDER).select(*COLUMNS)
 
     def duplicate_rows(self) -> Any:
         """Return the rows of duplicates that are not sent, by the shard of their first copy."""
-        rows = self.spark.sql(plan_sql.duplicates_query(PLAN_VIEW)).select(*send_task.DUPLICATE_COLUMNS)
-        return rows.repartition(self.run.shards, "first_shard").sortWithinPartitions(*send_task.DUPLICATE_ORDER)
+        rows = self.spark.sql(duplicates_query()).select(*DUPLICATE_COLUMNS)
+        return rows.repartition(self.run.shards, "first_shard").sortWithinPartitions(*DUPLICATE_ORDER)
 
 
 def build_plan(spark: Any, run: ReplayRun, archive: Archive) -> ShardPlan:
     """Plan the archive as it is now. Raises UsageError if --where fails on a message, and Spark's errors."""
-    _messages(spark, run, archive).createOrReplaceTempView(plan_sql.MESSAGES)
+    _messages(spark, run, archive).createOrReplaceTempView(MESSAGES)
     now_ms, accepted = int(time.time() * 1000), None
     if run.options.dedup is DedupMode.MESSAGE_ID:
         # Each plan chooses the same first message, however late: it may have been sent.
-        now_ms, accepted = run.started_ms, _rows(spark, archive, KEY_IN_SPARK, LEDGER)
+        now_ms, accepted = run.started_ms, _rows(spark, archive, KEY_IN_SPARK, archive_layout.LEDGER)
     if accepted is not None:
-        accepted.distinct().createOrReplaceTempView(plan_sql.ACCEPTED)
-    query = plan_sql.plan_query(run, now_ms, _choose_compare(spark), resumed=accepted is not None)
-    spark.sql(query).createOrReplaceTempView(PLAN_VIEW)
+        accepted.distinct().createOrReplaceTempView(ACCEPTED)
+    query = plan_query(run, now_ms, _choose_compare(spark), resumed=accepted is not None)
+    spark.sql(query).createOrReplaceTempView(PLAN)
     plan = ShardPlan(spark, run, _flows(spark, run))
-    archive.write_json(PLAN_FILE, {"flows": plan.flows})
+    archive.write_json(archive_layout.PLAN_FILE, {"flows": plan.flows})
     return plan
 
 
 def _messages(spark: Any, run: ReplayRun, archive: Archive) -> Any:
     """Return the rows of all segments. With deduplication, duplicates of expired and quarantined ones are sent."""
-    found = _rows(spark, archive, SEGMENT_IN_SPARK, SEGMENTS)
+    found = _rows(spark, archive, SEGMENT_IN_SPARK, archive_layout.SEGMENTS)
     by_id = run.options.dedup is DedupMode.MESSAGE_ID
-    unsent = _rows(spark, archive, KEY_IN_SPARK, EXPIRED, QUARANTINE) if by_id else None
+    unsent = _rows(spark, archive, KEY_IN_SPARK, *NOT_SENT) if by_id else None
     if unsent is None:
         return found
     return found.join(unsent, [found[name].eqNullSafe(unsent[name]) for name in KEY], "left_anti")
@@ -104,17 +251,17 @@ def _rows(spark: Any, archive: Archive, columns: str, *kinds: str) -> Any:
     return spark.read.schema(columns).parquet(*files) if files else None
 
 
-def _choose_compare(spark: Any) -> plan_sql.Compare:
-    [(keys,)] = spark.sql(f"SELECT count(*) FROM ({plan_sql.shared_query()})").collect()  # noqa: S608
-    compare = plan_sql.choose_compare(keys)
-    if compare is plan_sql.Compare.SHARING:
-        spark.sql(f"CACHE TABLE {plan_sql.SHARED} AS {plan_sql.shared_query()}")
+def _choose_compare(spark: Any) -> Compare:
+    [(keys,)] = spark.sql(f"SELECT count(*) FROM ({shared_query()})").collect()  # noqa: S608
+    compare = choose_compare(keys)
+    if compare is Compare.SHARING:
+        spark.sql(f"CACHE TABLE {SHARED} AS {shared_query()}")
     return compare
 
 
 def _flows(spark: Any, run: ReplayRun) -> list[dict[str, Any]]:
     try:
-        return [row.asDict() for row in spark.sql(plan_sql.summary_query(PLAN_VIEW)).collect()]
+        return [row.asDict() for row in spark.sql(summary_query()).collect()]
     except spark_errors() as error:
         if run.options.selection.where is None or unreadable_segment(str(error)):
             raise

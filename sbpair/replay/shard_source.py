@@ -21,6 +21,7 @@ from sbpair.replay.archive_layout import EXPIRED, LEDGER, QUARANTINE
 from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Ledger
 from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.segment import RowPosition, SegmentReader
+from sbpair.replay.shard_plan import COLUMNS
 from sbpair.replay.spark_task import column_rows
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 STOP_POLL_SECONDS = 0.5  # how often a task checks whether a stop is requested
 MAX_CHUNK, CHUNK_BYTES = 1_000, 8 * 1024 * 1024  # read, or recorded as sent, at a time: a file costs 100 sends
 CHUNK_SECONDS = 1.0  # accepted messages are recorded after so long, together with the next that is accepted
-COLUMNS = ("shard", "segment", "position", "size")
 
 
 @dataclass(slots=True, eq=False)
@@ -80,15 +80,14 @@ class ShardReader:
     def _next_positions(self, max_rows: int, max_bytes: int) -> tuple[list[int], list[RowPosition]]:
         shards, positions = list[int](), list[RowPosition]()
         size = 0
-        while len(positions) < max_rows and size < max_bytes:
-            row = next(self._rows, None)
-            if row is None:
-                self.exhausted = True
-                break
-            shard, segment, position, row_bytes = row
+        for shard, segment, position, row_bytes in self._rows:
             shards.append(shard)
             positions.append((segment, position))
             size += row_bytes
+            if len(positions) >= max_rows or size >= max_bytes:
+                break
+        else:
+            self.exhausted = True
         return shards, positions
 
     def _messages(self, rows: list[tuple[RowKey, int, bytes]]) -> list[ArchivedMessage]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair import errors
 from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.replay.archive_layout import SEGMENTS
-from sbpair.replay.java_output import logged_stderr
+from sbpair.replay.java import logged_stderr
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive

@@ -29,11 +29,6 @@ MAX_SLICE = 2_000_000  # upper bound on keys in memory
 MAX_NAMED = 20_000  # upper bound on doubtful messages listed: as many as a dozen killed tasks hold
 MAX_REASONS = 1_000  # upper bound on reasons listed
 COUNTS = ("archived", *BUCKETS.values(), "unsent")
-COUNTED = (*COUNTS, "copies")  # the keys of the JSON contract in order; FOUND come next
-FOUND = (
-    *("balanced", "contradictions", "unknown", "segments", "queues", "destinations", "reasons"),
-    *("doubtful", "doubtful_total", "remaining_in_queues", "unreadable"),
-)
 
 
 @dataclass(frozen=True)
@@ -61,8 +56,8 @@ class Proof:
     reasons: dict[str, int] = field(default_factory=dict)
     doubtful: list[dict[str, object]] = field(default_factory=list)
     doubtful_total: int = 0
-    unreadable: list[str] = field(default_factory=list)
     remaining_in_queues: dict[str, int] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
 
     @property
     def balanced(self) -> bool:
@@ -79,13 +74,16 @@ class Proof:
 
     def document(self, run: ReplayRun) -> dict[str, Any]:
         """Return the JSON contract. A direct run has "received" and "in_doubt" instead of "archived" and "unsent"."""
-        found: dict[str, Any] = {"mode": run.options.mode.value, **{name: getattr(self, name) for name in COUNTED}}
-        queues = self.queues
+        found = vars(self).copy()
+        counts: dict[str, Any] = {name: found.pop(name) for name in (*COUNTS, "copies")}
         if run.direct:
-            found |= {"archived": None, "unsent": None, "received": self.archived, "in_doubt": self.unsent}
+            counts |= {"archived": None, "unsent": None, "received": self.archived, "in_doubt": self.unsent}
             names = {"archived": "received", "unsent": "in_doubt"}
-            queues = {queue: {names.get(name, name): n for name, n in each.items()} for queue, each in queues.items()}
-        return {**found, **{name: getattr(self, name) for name in FOUND}, "queues": queues}
+            found["queues"] = {
+                queue: {names.get(name, name): count for name, count in each.items()}
+                for queue, each in self.queues.items()
+            }
+        return {"mode": run.options.mode.value, **counts, "balanced": self.balanced, **found}
 
 
 def verify(archive: Archive, run: ReplayRun, max_slice: int = MAX_SLICE, max_named: int = MAX_NAMED) -> Proof:
@@ -119,32 +117,28 @@ class _Verification:
         self._slices = 1 << (max(rows, chunk_rows) // max_slice).bit_length()
         self._files = {kind: [path for path in archive.files(kind) if path not in self._unreadable] for kind in KINDS}
         self._queues: dict[str, Counter[str]] = {queue: Counter() for queue in run.queues}
-        self._destinations, self._reasons = Counter[str](), Counter[str]()
-        self._copies = self._contradictions = self._unknown = 0
+        self._totals, self._destinations, self._reasons = Counter[str](), Counter[str](), Counter[str]()
         self._named: dict[tuple[object, ...], dict[str, object]] = {}
-        self._doubtful_total = 0
 
     def run(self) -> Proof:
         attempts = self._held_by_attempts()
         for part in range(self._slices):
             counts = self._count_keys(Slice(self._slices, part), attempts)
-            self._copies += 0 if self._run.direct else _count_copies(counts)
+            if not self._run.direct:
+                beyond_first = pc.max_element_wise(pc.subtract(counts.column(SEGMENTS), 1), 0)
+                self._totals["copies"] += pc.sum(beyond_first, min_count=0).as_py()
             self._count_outcomes(counts)
             # In the ledger twice; or held by a dead attempt, and then it may have arrived, whatever came of it later.
             twice = table_keys(counts.filter(pc.field(LEDGER) > 1))
             self._list_doubled({**{key: set() for key in twice}, **attempts})
         self._list_unanswered()
         return Proof(
-            **{name: sum(counts[name] for counts in self._queues.values()) for name in COUNTS},
-            copies=self._copies,
-            contradictions=self._contradictions,
-            unknown=self._unknown,
+            **sum(self._queues.values(), self._totals),
             segments=len(self._files[SEGMENTS]),
             queues={queue: {name: counts[name] for name in COUNTS} for queue, counts in self._queues.items()},
             destinations=dict(sorted(self._destinations.items())),
             reasons=dict(self._reasons.most_common(MAX_REASONS)),
             doubtful=list(self._named.values()),
-            doubtful_total=self._doubtful_total,
             remaining_in_queues=remaining_at_drain(self._archive),
             unreadable=self._unreadable,
         )
@@ -204,12 +198,12 @@ class _Verification:
             outcomes = [bucket for kind, bucket in BUCKETS.items() if row[kind]]
             for bucket in outcomes:
                 totals[bucket] += messages
-            self._contradictions += messages * max(0, len(outcomes) - 1)
+            self._totals["contradictions"] += messages * max(0, len(outcomes) - 1)
             if row[SEGMENTS]:
                 totals["archived"] += messages
                 totals["unsent"] += 0 if outcomes else messages
             else:
-                self._unknown += messages * len(outcomes)
+                self._totals["unknown"] += messages * len(outcomes)
 
     def _list_doubled(self, suspects: dict[Key, set[str]]) -> None:
         """List suspects that an attempt other than the dead one recorded, or that are recorded twice."""
@@ -236,7 +230,7 @@ class _Verification:
         queue, number, _, message_id = key
         named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
         if tuple(named.values()) not in self._named:
-            self._doubtful_total += 1
+            self._totals["doubtful_total"] += 1
             if len(self._named) < self._max_named:
                 self._named[tuple(named.values())] = named
 
@@ -325,8 +319,3 @@ def _group_shared_keys(rows: pa.Table) -> pa.Table:
     shared = pc.is_in(places, in_order.filter(pc.equal(pc.pairwise_diff(in_order), 0)))
     grouped = _group_by_key(rows.filter(shared))
     return pa.concat_tables([rows.filter(pc.invert(shared)).cast(grouped.schema), grouped])
-
-
-def _count_copies(counts: pa.Table) -> int:
-    rows = counts.column(SEGMENTS)
-    return int(pc.sum(rows).as_py() or 0) - int(pc.sum(pc.greater(rows, 0)).as_py() or 0)

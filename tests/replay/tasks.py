@@ -14,9 +14,9 @@ from sbpair.move.raw_source import RawSource
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, KEY, SEGMENTS
 from sbpair.replay.drain_task import QueueDrain, count_remaining
-from sbpair.replay.plan_sql import ORDER
 from sbpair.replay.run import ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.send_task import send_batches
+from sbpair.replay.shard_plan import ORDER
 from sbpair.replay.verify import verify
 from sbpair.runs.database import identity
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sbpair.replay import java_output
+from sbpair.replay import java
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,15 @@ from sbpair.replay import java_output
     ],
 )
 def test_a_line_has_the_level_that_it_names(line: str, level: int) -> None:
-    assert java_output.level_of(line) == level
+    assert java.level_of(line) == level
 
 
 def test_the_lines_of_a_child_are_logged_and_its_noise_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="spark")
     program = "import sys; sys.stderr.write('WARNING: Using incubator modules: x\\n\\nERROR Task: failed\\nlast')"
-    with java_output.logged_stderr() as descriptor:
+    with java.logged_stderr() as descriptor:
         subprocess.run([sys.executable, "-c", program], stderr=descriptor, check=True)
-        reader = next(each for each in java_output.threading.enumerate() if each.name == "java output")
+        reader = next(each for each in java.threading.enumerate() if each.name == "java output")
     reader.join(10)
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("ERROR", "ERROR Task: failed"),

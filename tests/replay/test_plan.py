@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sbpair.move.message.route import Expire, Facts, TimeToLive, route
-from sbpair.replay import plan_sql
+from sbpair.replay import shard_plan
 from sbpair.replay.archive_layout import KEY_IN_SPARK
 from sbpair.replay.run import DedupMode, ReplayOptions, ReplayRun
 from sbpair.replay.selection import EVERYTHING, Selection
@@ -75,27 +75,27 @@ def naive(rows: list[Row], options: ReplayOptions, accepted: set[Row]) -> dict[t
     for row in sorted(rows, key=lambda row: row[:2]):
         segment, position, *key_parts = row[:6]
         key = tuple(key_parts)
-        verdict = plan_sql.SEND
+        verdict = shard_plan.SEND
         if key in seen:
-            verdict = plan_sql.COPY
+            verdict = shard_plan.COPY
         elif row[11] is not None:
-            verdict = plan_sql.INVALID
+            verdict = shard_plan.INVALID
         elif key not in accepted and is_expired(row, options):
-            verdict = plan_sql.EXPIRED
+            verdict = shard_plan.EXPIRED
         seen.add(key)
         found[segment, position] = verdict, False
-        if verdict == plan_sql.SEND:
+        if verdict == shard_plan.SEND:
             sendable.append(row)
     first_is_chosen: dict[tuple[str, str], bool] = {}
     for row in sorted(sendable, key=lambda row: (row[2:6] not in accepted, row[4], row[2], row[3])):
         name = (row[6].lower(), row[5])
         if row[5] and name in first_is_chosen:
-            repeated = plan_sql.DEDUPLICATED if first_is_chosen[name] else plan_sql.WAITING
-            found[row[0], row[1]] = repeated if options.dedup is DedupMode.MESSAGE_ID else plan_sql.SEND, True
+            repeated = shard_plan.DEDUPLICATED if first_is_chosen[name] else shard_plan.WAITING
+            found[row[0], row[1]] = repeated if options.dedup is DedupMode.MESSAGE_ID else shard_plan.SEND, True
         first_is_chosen.setdefault(name, is_chosen(row, options.selection) or row[2:6] in accepted)
     for row in rows:
-        if found[row[:2]][0] != plan_sql.COPY and not is_chosen(row, options.selection):
-            found[row[0], row[1]] = plan_sql.UNSELECTED, found[row[0], row[1]][1]
+        if found[row[:2]][0] != shard_plan.COPY and not is_chosen(row, options.selection):
+            found[row[0], row[1]] = shard_plan.UNSELECTED, found[row[0], row[1]][1]
     return found
 
 
@@ -104,9 +104,9 @@ def first_of(row: Row, rows: list[Row], expected: dict[tuple[str, int], tuple[st
         each
         for each in rows
         if (each[5], str(each[6]).lower()) == (row[5], row[6].lower())
-        and expected[each[:2]] in ((plan_sql.SEND, False), (plan_sql.UNSELECTED, False))
+        and expected[each[:2]] in ((shard_plan.SEND, False), (shard_plan.UNSELECTED, False))
     ]
-    [first] = [each for each in same if expected[each[:2]] == (plan_sql.SEND, False)] or same
+    [first] = [each for each in same if expected[each[:2]] == (shard_plan.SEND, False)] or same
     return (*first[2:6], found[first[:2]].shard)
 
 
@@ -162,16 +162,16 @@ def test_the_sql_equals_a_naive_plan(
     """It holds whether all rows are compared, or only those that share a match key."""
     options = ReplayOptions(dedup=dedup, ttl=ttl, selection=selection)
     run = ReplayRun("r", {}, ("q/0", "q/1"), shards, 0, options)
-    spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(plan_sql.MESSAGES)
-    names = spark.sql(plan_sql.shared_query())
-    names.createOrReplaceTempView(plan_sql.SHARED)
-    among = plan_sql.choose_compare(names.count()) if looked else plan_sql.Compare.EVERY
+    spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(shard_plan.MESSAGES)
+    names = spark.sql(shard_plan.shared_query())
+    names.createOrReplaceTempView(shard_plan.SHARED)
+    among = shard_plan.choose_compare(names.count()) if looked else shard_plan.Compare.EVERY
     ids = Counter(row[5] for row in drawn if row[5] and row[6] is not None)
     # A message that shares its id with no other is not looked up.
     accepted = {row[2:6] for row in drawn if row[3] == had and row[6] is not None and ids[row[5]] > 1}
     if had is not None:
-        spark.createDataFrame(sorted(accepted), KEY_IN_SPARK).createOrReplaceTempView(plan_sql.ACCEPTED)
-    planned = spark.sql(plan_sql.plan_query(run, NOW, among, resumed=had is not None))
+        spark.createDataFrame(sorted(accepted), KEY_IN_SPARK).createOrReplaceTempView(shard_plan.ACCEPTED)
+    planned = spark.sql(shard_plan.plan_query(run, NOW, among, resumed=had is not None))
     planned.createOrReplaceTempView("plan")
 
     found = {(row.segment, row.position): row for row in planned.collect()}
@@ -181,31 +181,31 @@ def test_the_sql_equals_a_naive_plan(
     envelopes = {row[:2]: row[5:8] for row in drawn}
     for at, row in found.items():
         message_id, destination, session_id = envelopes[at]
-        assert row.shard == plan_sql.shard_of(destination, session_id, message_id, shards), "where its segment has it"
+        assert row.shard == shard_plan.shard_of(destination, session_id, message_id, shards), "where its segment has it"
     together: dict[Row, set[int]] = {}
     for row in found.values():
         session_id = envelopes[row.segment, row.position][2]
         together.setdefault((str(row.destination).lower(), session_id or row.message_id), set()).add(row.shard)
-    assert (among is plan_sql.Compare.NONE) == (looked and not names.count())
+    assert (among is shard_plan.Compare.NONE) == (looked and not names.count())
     assert all(len(each) == 1 for each in together.values())
 
     verdicts = {at: verdict for at, (verdict, _) in expected.items()}
-    work = spark.sql(plan_sql.send_query("plan")).collect()
+    work = spark.sql(shard_plan.send_query()).collect()
     columns = ("segment", "position", "queue", "sequence_number", "enqueued_at_ms", "size", "shard")
     assert sorted(tuple(row[name] for name in columns) for row in work) == sorted(
-        (*row[:5], row[10], found[row[:2]].shard) for row in drawn if verdicts[row[:2]] not in plan_sql.UNSENT
+        (*row[:5], row[10], found[row[:2]].shard) for row in drawn if verdicts[row[:2]] not in shard_plan.UNSENT
     )
 
-    repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(plan_sql.duplicates_query("plan")).collect()}
+    repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(shard_plan.duplicates_query()).collect()}
     assert repeated == {
         (*row[2:7], found[row[:2]].shard): first_of(row, drawn, expected, found)
         for row in drawn
-        if verdicts[row[:2]] == plan_sql.DEDUPLICATED
+        if verdicts[row[:2]] == shard_plan.DEDUPLICATED
     }
 
     flows = {
         (row.queue, row.destination, row.verdict): tuple(row[3:])
-        for row in spark.sql(plan_sql.summary_query("plan")).collect()
+        for row in spark.sql(shard_plan.summary_query()).collect()
     }
     assert flows == summed(drawn, expected)
 
@@ -214,11 +214,14 @@ def test_sessions_and_single_messages_are_spread_over_the_shards(spark: Any) -> 
     query = "SELECT 'orders' AS destination, {} AS session_id, concat('m', id) AS message_id FROM range(100)"
     for session in ("cast(null AS string)", "concat('s', id)"):
         shards = (
-            spark.sql(query.format(session)).selectExpr(f"{plan_sql.shard_expression(8)} AS shard").distinct().collect()
+            spark.sql(query.format(session))
+            .selectExpr(f"{shard_plan.shard_expression(8)} AS shard")
+            .distinct()
+            .collect()
         )
         assert {row.shard for row in shards} == set(range(8))
 
 
 def test_rows_are_filtered_by_shared_match_keys_while_few() -> None:
-    compared = [plan_sql.choose_compare(names) for names in (0, 1, plan_sql.MAX_SHARED, plan_sql.MAX_SHARED + 1)]
-    assert compared == [plan_sql.Compare.NONE, *2 * [plan_sql.Compare.SHARING], plan_sql.Compare.EVERY]
+    compared = [shard_plan.choose_compare(names) for names in (0, 1, shard_plan.MAX_SHARED, shard_plan.MAX_SHARED + 1)]
+    assert compared == [shard_plan.Compare.NONE, *2 * [shard_plan.Compare.SHARING], shard_plan.Compare.EVERY]

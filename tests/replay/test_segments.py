@@ -19,8 +19,8 @@ from sbpair.move.message.route import Facts
 from sbpair.move.raw_source import RawReceivedMessage
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import SEGMENT, SEGMENTS
-from sbpair.replay.plan_sql import shard_of
 from sbpair.replay.segment import MAX_PARTS, Segment
+from sbpair.replay.shard_plan import shard_of
 from tests.replay.segments import created
 from tests.replay.tasks import drain, proof_of, send, stranded
 from tests.replay.world import World, exported
