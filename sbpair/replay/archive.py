@@ -190,10 +190,6 @@ class Archive:
             raise self.broken(path, f"missing columns: {', '.join(missing)}")
         return table
 
-    def count_values(self, path: str, column: str) -> Counter[str]:
-        """Count the rows of a file by their value in a column."""
-        return value_counts(self.read_table(path, [column]).column(column))
-
     def row_count(self, path: str) -> int:
         """Return a file's number of rows, from its footer."""
         with self.parquet(path) as file:

@@ -21,15 +21,13 @@ from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError, StateRefused
 from sbpair.move.context import BatchLimits
 from sbpair.move.interface import get_facts
-from sbpair.move.message.route import EXPIRED as EXPIRED_REASON
 from sbpair.move.mover import Mover
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.raw_source import RawSource
-from sbpair.replay.archive_layout import EXPIRED, HELD, KEY, LEDGER, QUARANTINE
+from sbpair.replay.archive_layout import HELD, KEY, LEDGER
 from sbpair.replay.drain_task import IDLE_SECONDS, DrainCutoff, load_accepted
 from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Key, Ledger, read_held, table_keys
-from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context
-from sbpair.replay.shard_source import STOP_POLL_SECONDS
+from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, STOP_POLL_SECONDS, WAIT_SECONDS, move_context
 from sbpair.replay.spark_task import queue_task, retry_while_progressing
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
 
@@ -98,9 +96,8 @@ class RecordedSource(RawSource):
     async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None:
         await super().dead_letter(message, reason, description)
         [entry] = _entries([message])
-        entry = entry._replace(reason=f"{reason}: {description}")
         try:
-            await self._buffer.write(EXPIRED if reason == EXPIRED_REASON else QUARANTINE, self._shard, entry)
+            await self._buffer.write(self._shard, entry, reason, description)
         except SbpairError as error:
             self.record_error = error
         self._held_record.discard([message])

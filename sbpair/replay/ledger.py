@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.replay.archive_layout import DOUBTFUL, HELD, KEY, LINES, OUTCOME, OUTCOMES
+from sbpair.move.message.route import EXPIRED as EXPIRED_REASON
+from sbpair.replay.archive_layout import DOUBTFUL, EXPIRED, HELD, KEY, LINES, OUTCOME, OUTCOMES, QUARANTINE
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
@@ -139,16 +140,17 @@ class HeldRecord:
 
 
 class EntryBuffer:
-    """Entries that arrive one at a time, written together once per turn of the event loop."""
+    """Entries of messages that were not sent. They arrive one at a time, and are written once per turn of the loop."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._waiting: dict[tuple[str, int], list[Entry]] = {}
         self._written: asyncio.Future[None] | None = None
 
-    async def write(self, kind: str, shard: int, entry: Entry) -> None:
+    async def write(self, shard: int, entry: Entry, reason: str, description: str) -> None:
         """Write an entry with the others of this turn. Raises MachineLacks."""
-        self._waiting.setdefault((kind, shard), []).append(entry)
+        kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
+        self._waiting.setdefault((kind, shard), []).append(entry._replace(reason=f"{reason}: {description}"))
         if self._written is None:
             loop = asyncio.get_running_loop()
             self._written = loop.create_future()

@@ -58,7 +58,7 @@ class Phases:
 
     def move(self) -> None:
         """Move the queues of a direct run to the primary, without a plan."""
-        text = f"moving {len(self.job.run.queues)} backlog queues to {self.job.primary.address['name']}"
+        text = f"moving {len(self.job.run.queues)} backlog queues to {self.job.primary.bare.name}"
         self._empty_queues("move", text, direct_task)
 
     def send(self) -> None:
@@ -68,7 +68,7 @@ class Phases:
         try:
             plan = self._plan()
             self.on_event(Expected("send", plan.count_to_send()))
-            name = self.job.primary.address["name"]
+            name = self.job.primary.bare.name
             self.on_event(ReplayPhase("send", f"sending to {_destinations(plan.destinations)} of {name}"))
             watcher = PhaseWatcher(self.archive, "send")
             self._run(watcher, plan.send_rows(), send_task(self.job))
@@ -136,7 +136,7 @@ def check_destinations(job: TaskJob, destinations: list[str], so_far: str, then:
     if missing := asyncio.run(_missing_destinations(job, destinations)):
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise EntityMissing(
-            f"{job.primary.address['name']} has no {some}; {so_far}",
+            f"{job.primary.bare.name} has no {some}; {so_far}",
             entity=missing[0],
             hint=f"--allow-missing quarantines their messages; or create them, then {then}",
         )

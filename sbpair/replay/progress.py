@@ -8,13 +8,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.errors import StateRefused
-from sbpair.replay.archive import Archive
+from sbpair.replay.archive import Archive, value_counts
 from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, STOP_FILE
 from sbpair.replay.run import ReplayRun, load_run
 from sbpair.replay.spark import translate_failure
@@ -54,17 +54,8 @@ Event: TypeAlias = ReplayPhase | Expected | PhaseProgress
 OnEvent: TypeAlias = Callable[[Event], None]
 
 
-def _count_segment(archive: Archive, path: str) -> Counter[str]:
-    queue = path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]
-    return Counter({queue: archive.row_count(path)})
-
-
-COUNTED: dict[str, tuple[str, Callable[[Archive, str], Counter[str]]]] = {
-    "drain": (SEGMENTS, _count_segment),
-    "send": (LEDGER, partial(Archive.count_values, column="destination")),
-    "move": (LEDGER, partial(Archive.count_values, column="queue")),
-}
-"""The files of a phase, and the function that counts the messages in one, by queue or destination."""
+COUNTED = {"drain": (SEGMENTS, "queue"), "send": (LEDGER, "destination"), "move": (LEDGER, "queue")}
+"""The files of a phase, and the column by which their messages are counted."""
 
 FINISHED = ("proved", "removed", "moved")  # the phases of a run that has ended, and that a stop would not change
 
@@ -74,7 +65,7 @@ class PhaseWatcher:
 
     def __init__(self, archive: Archive, phase: str) -> None:
         self.archive, self._phase = archive, phase
-        self._under, self._count = COUNTED[phase]
+        self._under, self._column = COUNTED[phase]
         self._seen: set[str] = set()
         self._by: Counter[str] = Counter()
 
@@ -83,31 +74,33 @@ class PhaseWatcher:
         for path in self.archive.files(self._under):
             if path not in self._seen:
                 with suppress(StateRefused):  # the proof reports unreadable files
-                    self._by += self._count(self.archive, path)
+                    self._by += self._count(path)
                 self._seen.add(path)
         return PhaseProgress(self._phase, self._by.total(), len(self._seen), dict(self._by))
+
+    def _count(self, path: str) -> Counter[str]:
+        if self._under == SEGMENTS:  # each is in the directory of its queue
+            return Counter({path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]: self.archive.row_count(path)})
+        return value_counts(self.archive.read_table(path, [self._column]).column(self._column))
 
 
 def run_action(
     watcher: PhaseWatcher, action: Callable[[], Any], held: HeldLease, on_event: OnEvent, poll_seconds: float = 1.0
 ) -> None:
     """Run a Spark action in a thread, and report progress. Raises its tasks' error, or LeaseLost."""
-    archive, failure = watcher.archive, list[BaseException]()
-    over = threading.Event()
+    archive, outcome = watcher.archive, Future[Any]()
 
     def act() -> None:
         try:
-            action()
+            outcome.set_result(action())
         except BaseException as error:  # noqa: BLE001  it is raised below, in the waiting thread
-            failure.append(error)
-        finally:
-            over.set()
+            outcome.set_exception(error)
 
     threading.Thread(target=act, name="spark action", daemon=True).start()
     while True:
         try:
             # Not join(): after a signal during join, Python believes that the thread has ended.
-            ended = over.wait(poll_seconds)
+            ended = wait([outcome], poll_seconds).done
             if held.is_lost() and not archive.stop_requested():
                 archive.write(STOP_FILE, b"")
             on_event(watcher.sample())
@@ -119,8 +112,8 @@ def run_action(
             archive.write(STOP_FILE, b"")
             on_event(ReplayPhase("stop", "finishing the messages in flight; a second signal ends at once"))
     held.check()
-    if failure:
-        raise translate_failure(failure[0], archive) from failure[0]
+    if (failure := outcome.exception()) is not None:
+        raise translate_failure(failure, archive) from failure
 
 
 def run_status(archive: Archive) -> dict[str, Any]:

@@ -170,9 +170,9 @@ def _names(value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceAccess:
-    """How tasks on other machines reach a namespace: by its address, and its key in an environment variable there."""
+    """How tasks on other machines reach a namespace: with the key from an environment variable there."""
 
-    address: Mapping[str, Any]
+    bare: Endpoint  # with an identity instead of a key
     variable: str | None  # None for an identity, which each machine has itself
 
     @classmethod
@@ -183,21 +183,19 @@ class NamespaceAccess:
                 f"the key of {endpoint.name} is in no environment variable",
                 hint="a replay passes the variable's name to its tasks: set one, or sign in with an identity",
             )
-        bare = replace(endpoint, credential=Identity())
-        address = {name: getattr(bare, name) for name in Endpoint.__slots__ if name != "credential"}
-        return cls(address, variable)
+        return cls(replace(endpoint, credential=Identity()), variable)
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> Endpoint:
         """Return the endpoint with its credential. Raises UsageError if the variable is not set here."""
         if self.variable is None:
-            return Endpoint(**self.address, credential=Identity())
+            return self.bare
         text = environ.get(self.variable)
         if not text:
             raise UsageError(
                 f"the environment of this worker has no {self.variable}",
                 hint=f"start Spark's workers with {self.variable}, or sign in with an identity",
             )
-        return Endpoint(**self.address, credential=endpoint_from_connection_string(text).credential)
+        return replace(self.bare, credential=endpoint_from_connection_string(text).credential)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -54,20 +53,6 @@ def shard_of(destination: str | None, session_id: str | None, message_id: str | 
     return zlib.crc32(f"{(destination or '').lower()} {within}".encode()) * _SPREAD // 65536 % shards
 
 
-def placement_query(shards: int) -> str:
-    """Return SQL for one row: an array `places` of the partitions that Spark gives to the numbers 0, 1, 2, …"""
-    enough = shards * (shards.bit_length() + 10)
-    return f"SELECT transform(sequence(0, {enough}), number -> pmod(hash(number), {shards})) AS places"
-
-
-def placement_expression(shards: int, places: Sequence[int]) -> str:
-    """Return SQL for a number that Spark puts into a partition per shard, by the `places` of `placement_query`."""
-    # By shard alone, some shards would have the same partition.
-    number_for = {place: number for number, place in enumerate(places)}
-    numbers = ", ".join(str(number_for.get(each, each)) for each in range(shards))
-    return f"element_at(array({numbers}), shard + 1)"
-
-
 def remaining_ms_expression(now_ms: int) -> str:
     """Return SQL for the remaining time to live, as `move.route` computes it; null if it never ends."""
     waited = f"greatest(0, {now_ms} - greatest(enqueued_at_ms, coalesce(scheduled_at_ms, 0)))"
@@ -88,18 +73,27 @@ _FIRST_TYPE = "struct<queue: string, sequence_number: bigint, enqueued_at_ms: bi
 _MATCH_KEY = f"CASE WHEN coalesce(message_id, '') = '' THEN xxhash64({_KEY}) ELSE xxhash64(message_id) END"
 """A hash that copies and duplicates share. A collision costs a comparison."""
 
+SHARED_QUERY = f"SELECT {_MATCH_KEY} AS match_key FROM {MESSAGES} GROUP BY {_MATCH_KEY} HAVING count(*) > 1"  # noqa: S608
+"""The match keys that several rows have: usually none."""
+
+SEND_QUERY = f"SELECT {', '.join((*COLUMNS, *ORDER))} FROM {PLAN} WHERE verdict NOT IN {UNSENT}"  # noqa: S608
+"""The rows that tasks send: each selected message once, its position, and the columns of ORDER."""
+
+_FIRST = ", ".join(f"first.{name} AS first_{name}" for name in (*KEY, "shard"))
+DUPLICATES_QUERY = f"SELECT {_KEY}, destination, shard, {_FIRST} FROM {PLAN} WHERE verdict = '{DEDUPLICATED}'"  # noqa: S608
+"""The duplicates that are not sent, with key and shard of the first copy."""
+
+SUMMARY_QUERY = f"""
+SELECT queue, destination, verdict, count(*) AS messages, sum(size) AS bytes,
+  count_if(duplicate) AS duplicates, min(enqueued_at_ms) AS oldest_ms, max(enqueued_at_ms) AS newest_ms
+FROM {PLAN} GROUP BY queue, destination, verdict"""  # noqa: S608
+
 
 def choose_compare(shared_keys: int) -> Compare:
     """Choose by the number of match keys that several rows have."""
     if shared_keys > MAX_SHARED:
         return Compare.EVERY
     return Compare.SHARING if shared_keys else Compare.NONE
-
-
-def shared_query() -> str:
-    """Return SQL for the match keys that several rows have: usually none."""
-    keys = f"SELECT {_MATCH_KEY} AS match_key FROM {MESSAGES}"  # noqa: S608
-    return f"SELECT match_key FROM ({keys}) GROUP BY match_key HAVING count(*) > 1"  # noqa: S608
 
 
 def plan_query(run: ReplayRun, now_ms: int, compare: Compare = Compare.EVERY, *, resumed: bool = False) -> str:
@@ -159,26 +153,6 @@ SELECT {columns}, duplicate, first,
 FROM repeated)"""  # noqa: S608
 
 
-def send_query() -> str:
-    """Return SQL for the rows that tasks send: each selected message once, its position, and the columns of ORDER."""
-    columns = ", ".join((*COLUMNS, *ORDER))
-    return f"SELECT {columns} FROM {PLAN} WHERE verdict NOT IN {UNSENT}"  # noqa: S608
-
-
-def duplicates_query() -> str:
-    """Return SQL for the duplicates that are not sent, with key and shard of the first copy."""
-    first = ", ".join(f"first.{name} AS first_{name}" for name in (*KEY, "shard"))
-    return f"SELECT {_KEY}, destination, shard, {first} FROM {PLAN} WHERE verdict = '{DEDUPLICATED}'"  # noqa: S608
-
-
-def summary_query() -> str:
-    """Return SQL for messages and bytes by queue, destination and verdict."""
-    return f"""
-SELECT queue, destination, verdict, count(*) AS messages, sum(size) AS bytes,
-  count_if(duplicate) AS duplicates, min(enqueued_at_ms) AS oldest_ms, max(enqueued_at_ms) AS newest_ms
-FROM {PLAN} GROUP BY queue, destination, verdict"""  # noqa: S608
-
-
 @dataclass(frozen=True)
 class ShardPlan:
     """A plan. `flows` are its summary: messages and bytes by queue, destination and verdict."""
@@ -209,14 +183,18 @@ class ShardPlan:
         """Return the rows to send, one partition per shard, each in order."""
         from pyspark.sql.functions import expr
 
-        [(places,)] = self.spark.sql(placement_query(self.run.shards)).collect()
-        partition = expr(placement_expression(self.run.shards, places))
-        rows = self.spark.sql(send_query()).repartition(self.run.shards, partition)
+        shards = self.run.shards
+        # By shard alone, some shards would have the same partition: find a number that Spark puts into each partition.
+        numbers = f"sequence(0, {shards * (shards.bit_length() + 10)})"
+        [(places,)] = self.spark.sql(f"SELECT transform({numbers}, each -> pmod(hash(each), {shards}))").collect()
+        number_for = {place: number for number, place in enumerate(places)}
+        chosen = ", ".join(str(number_for.get(each, each)) for each in range(shards))
+        rows = self.spark.sql(SEND_QUERY).repartition(shards, expr(f"element_at(array({chosen}), shard + 1)"))
         return rows.sortWithinPartitions(*ORDER).select(*COLUMNS)
 
     def duplicate_rows(self) -> Any:
         """Return the rows of duplicates that are not sent, by the shard of their first copy."""
-        rows = self.spark.sql(duplicates_query()).select(*DUPLICATE_COLUMNS)
+        rows = self.spark.sql(DUPLICATES_QUERY).select(*DUPLICATE_COLUMNS)
         return rows.repartition(self.run.shards, "first_shard").sortWithinPartitions(*DUPLICATE_ORDER)
 
 
@@ -252,16 +230,16 @@ def _rows(spark: Any, archive: Archive, columns: str, *kinds: str) -> Any:
 
 
 def _choose_compare(spark: Any) -> Compare:
-    [(keys,)] = spark.sql(f"SELECT count(*) FROM ({shared_query()})").collect()  # noqa: S608
+    [(keys,)] = spark.sql(f"SELECT count(*) FROM ({SHARED_QUERY})").collect()  # noqa: S608
     compare = choose_compare(keys)
     if compare is Compare.SHARING:
-        spark.sql(f"CACHE TABLE {SHARED} AS {shared_query()}")
+        spark.sql(f"CACHE TABLE {SHARED} AS {SHARED_QUERY}")
     return compare
 
 
 def _flows(spark: Any, run: ReplayRun) -> list[dict[str, Any]]:
     try:
-        return [row.asDict() for row in spark.sql(summary_query()).collect()]
+        return [row.asDict() for row in spark.sql(SUMMARY_QUERY).collect()]
     except spark_errors() as error:
         if run.options.selection.where is None or unreadable_segment(str(error)):
             raise

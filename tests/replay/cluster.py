@@ -8,10 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.replay.process_output import ProcessOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,18 +31,19 @@ class Cluster:
         self._directory = directory
         own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": HASTY}
         self._environment = {**environment, **own}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[str]] = []
+        self._outputs: dict[str, ProcessOutput] = {}
         self.url = ""
         self.workers: list[int] = []
 
     def start(self, workers: int) -> None:
         self._launch("master", MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        self.url = self._logged("master", r"Starting Spark master at (\S+)")
+        self.url = self._wait_for("master", r"Starting Spark master at (\S+)")
         for name in [self._begin_worker() for _ in range(workers)]:
-            self._logged(name, REGISTERED)
+            self._wait_for(name, REGISTERED)
 
     def add_worker(self) -> None:
-        self._logged(self._begin_worker(), REGISTERED)
+        self._wait_for(self._begin_worker(), REGISTERED)
 
     def _begin_worker(self) -> str:
         name = f"worker-{len(self._processes)}"
@@ -82,31 +84,30 @@ class Cluster:
         return any(port.decode() in self._ports() for port in ports)
 
     def _ports(self) -> set[str]:
-        logs = [path.read_text() for path in self._directory.glob("worker-*.log")]
-        return {port for log in logs for port in re.findall(r"Starting Spark worker 127\.0\.0\.1:(\d+)", log)}
+        texts = [output.text for output in self._outputs.values()]
+        return {port for text in texts for port in re.findall(r"Starting Spark worker 127\.0\.0\.1:(\d+)", text)}
 
-    def _launch(self, name: str, kind: str, *words: str) -> subprocess.Popen[bytes]:
+    def _launch(self, name: str, kind: str, *words: str) -> subprocess.Popen[str]:
         import pyspark
 
         home = Path(pyspark.__file__).parent
-        with (self._directory / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [str(home / "bin" / "spark-class"), kind, *words],
-                env={**self._environment, "SPARK_HOME": str(home)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        process = subprocess.Popen(
+            [str(home / "bin" / "spark-class"), kind, *words],
+            env={**self._environment, "SPARK_HOME": str(home)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
         self._processes.append(process)
+        self._outputs[name] = ProcessOutput(process.stdout)
         return process
 
-    def _logged(self, name: str, pattern: str) -> str:
-        limit = time.monotonic() + START_SECONDS
-        while time.monotonic() < limit:
-            if match := re.search(pattern, (self._directory / f"{name}.log").read_text()):
-                return match[1]
-            time.sleep(0.1)
-        raise TimeoutError((self._directory / f"{name}.log").read_text())
+    def _wait_for(self, name: str, pattern: str) -> str:
+        """Wait until a process writes a line that matches, and return the first group."""
+        return self._outputs[name].find(lambda line: re.search(pattern, line), START_SECONDS)[1]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A replay in a process of its own, to be killed: `python -m tests.replay.replay_process '{"directory": …}'`.
 
-It prints its run's id once there is one, and its receipt at the end.
+It prints each event of its run that is new, soon after it happens, and its receipt at the end.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
-from sbpair.replay import driver, progress
+from sbpair.replay import driver, phases, progress
 from sbpair.replay.run import ReplayOptions, ReplayRequest
 from tests.replay.world import NAMESPACE, OTHER, VARIABLES
 
 BEGAN = time.monotonic()
+POLL_SECONDS = 0.02  # how often the files are counted
 
 
 def main(given: dict[str, Any]) -> None:
@@ -36,9 +38,15 @@ def main(given: dict[str, Any]) -> None:
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 
+_last: list[progress.Event] = []
+
+
 def tell(event: progress.Event) -> None:
-    print("event", f"{time.monotonic() - BEGAN:.1f}", event, flush=True)  # noqa: T201
+    if event not in _last:
+        _last[:] = [event]
+        print("event", json.dumps({"at": round(time.monotonic() - BEGAN, 1), **asdict(event)}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
+    phases.run_action = partial(progress.run_action, poll_seconds=POLL_SECONDS)
     main(json.loads(sys.argv[1]))

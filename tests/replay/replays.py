@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, SEGMENTS
-from sbpair.replay.shard_source import MAX_CHUNK
+from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER
+from sbpair.replay.send_task import MAX_CHUNK
 from tests.kit.running import Running
 from tests.replay.cluster import HASTY, Cluster, standalone
+from tests.replay.process_output import ProcessOutput
 from tests.replay.world import World, shell
 
 if TYPE_CHECKING:
@@ -67,10 +68,11 @@ class Ground:
 class Replay:
     """A running replay. `run` is its id, once there is one."""
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: Path, log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
+        assert process.stdout is not None
         self.process = process
         self._directory = directory
-        self._log = log
+        self._output = ProcessOutput(process.stdout)
 
     @property
     def run(self) -> str:
@@ -82,13 +84,14 @@ class Replay:
         return Archive(str(self._directory / "archive"), self.run)
 
     def until(self, phase: str, files: int = 4) -> None:
-        looks = {"drain": lambda: self.files(SEGMENTS) >= files, "plan": self.is_drained}
-        is_there = looks.get(phase, lambda: self.files(LEDGER) >= files)
-        limit = time.monotonic() + PATIENCE_SECONDS
-        while not is_there():
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < limit, f"it never came to {phase}"
-            time.sleep(0.01)
+        """Wait until the plan begins, or another phase has written so many files."""
+
+        def is_there(line: str) -> bool | None:
+            event = json.loads(line.removeprefix("event ")) if line.startswith("event ") else {}
+            begun = event.get("name") == phase == "plan"
+            return begun or (event.get("phase") == phase and event.get("files", 0) >= files) or None
+
+        self._output.find(is_there, PATIENCE_SECONDS)
 
     def is_in(self, phase: str, messages: int) -> bool:
         if phase == "drain":
@@ -101,19 +104,15 @@ class Replay:
     def is_drained(self) -> bool:
         return any(self._directory.glob(f"archive/*/{DRAINED_FILE}"))
 
-    @property
-    def output(self) -> str:
-        """The output so far."""
-        return self._log.read_text()
-
     def files(self, kind: str) -> int:
         return len([*self._directory.glob(f"archive/*/{kind}/**/[!.]*.parquet")])
 
     def receipt(self) -> dict[str, Any] | None:
         """Wait for the end, and return the receipt, or None without one."""
         self.process.wait(PATIENCE_SECONDS)
-        print(self.output)  # noqa: T201  shown where the test fails
-        found = [line for line in self.output.splitlines() if line.startswith("receipt ")]
+        self._output.wait_end(PATIENCE_SECONDS)
+        print(self._output.text)  # noqa: T201  shown where the test fails
+        found = [line for line in self._output.lines if line.startswith("receipt ")]
         return dict(json.loads(found[0].removeprefix("receipt "))) if found else None
 
 
@@ -121,18 +120,18 @@ class Replay:
 def replay(place: World, directory: Path, **parameters: Any) -> Iterator[Replay]:
     """Start a replay in a process group, and kill all of it at the end."""
     document = {"directory": str(directory), "queues": place.queues, "options": OPTIONS, **parameters}
-    log = directory / f"output-{time.monotonic_ns()}.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.replay.replay_process", json.dumps(document)],
-            env=place.shell(directory),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.replay.replay_process", json.dumps(document)],
+        env=place.shell(directory),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    )
     try:
-        yield Replay(process, directory, log)
+        yield Replay(process, directory)
     finally:
         for child in offspring(process.pid):
             end(child)
@@ -190,18 +189,12 @@ def is_java(pid: int) -> bool:
 
 
 def all_end(pids: list[int]) -> None:
-    limit = time.monotonic() + PATIENCE_SECONDS
-    while left := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < limit, f"{left} outlive what they worked for"
-        time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process runs; one of which only the exit status remains does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(pid)
+            ended, _, _ = select.select([process], [], [], PATIENCE_SECONDS)
+            os.close(process)
+            assert ended, f"{pid} outlives what it worked for"
 
 
 def nothing_is_lost(place: World, receipt: dict[str, Any]) -> None:

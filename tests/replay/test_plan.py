@@ -163,7 +163,7 @@ def test_the_sql_equals_a_naive_plan(
     options = ReplayOptions(dedup=dedup, ttl=ttl, selection=selection)
     run = ReplayRun("r", {}, ("q/0", "q/1"), shards, 0, options)
     spark.createDataFrame(drawn, COLUMNS).createOrReplaceTempView(shard_plan.MESSAGES)
-    names = spark.sql(shard_plan.shared_query())
+    names = spark.sql(shard_plan.SHARED_QUERY)
     names.createOrReplaceTempView(shard_plan.SHARED)
     among = shard_plan.choose_compare(names.count()) if looked else shard_plan.Compare.EVERY
     ids = Counter(row[5] for row in drawn if row[5] and row[6] is not None)
@@ -190,13 +190,13 @@ def test_the_sql_equals_a_naive_plan(
     assert all(len(each) == 1 for each in together.values())
 
     verdicts = {at: verdict for at, (verdict, _) in expected.items()}
-    work = spark.sql(shard_plan.send_query()).collect()
+    work = spark.sql(shard_plan.SEND_QUERY).collect()
     columns = ("segment", "position", "queue", "sequence_number", "enqueued_at_ms", "size", "shard")
     assert sorted(tuple(row[name] for name in columns) for row in work) == sorted(
         (*row[:5], row[10], found[row[:2]].shard) for row in drawn if verdicts[row[:2]] not in shard_plan.UNSENT
     )
 
-    repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(shard_plan.duplicates_query()).collect()}
+    repeated = {tuple(row[:6]): tuple(row[6:]) for row in spark.sql(shard_plan.DUPLICATES_QUERY).collect()}
     assert repeated == {
         (*row[2:7], found[row[:2]].shard): first_of(row, drawn, expected, found)
         for row in drawn
@@ -205,7 +205,7 @@ def test_the_sql_equals_a_naive_plan(
 
     flows = {
         (row.queue, row.destination, row.verdict): tuple(row[3:])
-        for row in spark.sql(shard_plan.summary_query()).collect()
+        for row in spark.sql(shard_plan.SUMMARY_QUERY).collect()
     }
     assert flows == summed(drawn, expected)
 

@@ -21,7 +21,7 @@ from sbpair.backlog import Aliases, write_aliases
 from sbpair.replay import send_task
 from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE, STOP_FILE
 from sbpair.replay.ledger import Entry, HeldRecord, Key, Ledger, read_held, table_keys
-from sbpair.replay.shard_source import COLUMNS, ShardSource
+from sbpair.replay.send_task import COLUMNS, ShardSource
 from tests.replay.segments import created, write_segment
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import HELD, LEDGER, SEGMENTS, STOP_FILE
 from sbpair.replay.drain_task import count_remaining
 from sbpair.replay.ledger import Ledger, read_held
-from sbpair.replay.send_task import move_context
-from sbpair.replay.shard_source import MAX_CHUNK, ShardSource
+from sbpair.replay.send_task import MAX_CHUNK, ShardSource, move_context
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
