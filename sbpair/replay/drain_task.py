@@ -176,19 +176,17 @@ class QueueDrain:
         try:
             await asyncio.to_thread(segment.write_groups)
             await asyncio.to_thread(self._archive.put, segment.path, segment.file)
-            await self._settle(source, segment)
+            self._messages += segment.file.rows
+            failures = await source.complete(segment.written)
         except SbpairError as error:
             self._store_error = error
-
-    async def _settle(self, source: RawSource, segment: Segment) -> None:
-        self._messages += segment.file.rows
-        failures = await source.complete(segment.written)
+            return
         if failures:
             # They are delivered again, and become copies with the same key.
             why = failures[0][1]
             log.info("%s: %d of %d were not settled: %s", self._queue, len(failures), len(segment), why)
             if isinstance(why, Unavailable):
-                raise why  # reconnect
+                self._store_error = why  # reconnect
 
 
 async def count_remaining(job: TaskJob, *, count_all: bool = True) -> dict[str, int]:

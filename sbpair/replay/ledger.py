@@ -61,8 +61,11 @@ class Ledger:
             self._write_chunk(kind, shard, entries)
 
     def _write_chunk(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
-        path = f"{kind}/{shard}/{uuid.uuid4().hex}.parquet"
-        self._archive.write_table(path, entries_table(entries, self.attempt), self._shards, sync=self._sync)
+        keys, destinations, reasons, messages = zip(*entries, strict=True)
+        columns = (*zip(*keys, strict=True), destinations, reasons, [self.attempt] * len(entries), messages)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOME, strict=True)]
+        table = pa.Table.from_arrays(arrays, schema=OUTCOME)
+        self._archive.write_table(f"{kind}/{shard}/{uuid.uuid4().hex}.parquet", table, self._shards, sync=self._sync)
 
     def add_doubtful(self, entry: Entry) -> None:
         """Note a message that was sent without an answer, and may arrive twice. Nothing is written yet."""
@@ -167,15 +170,6 @@ class EntryBuffer:
             written.exception()  # mark it as retrieved: all waiters may have been cancelled
         else:
             written.set_result(None)
-
-
-def entries_table(entries: Sequence[Entry], attempt: str) -> pa.Table:
-    if not entries:
-        return OUTCOME.empty_table()
-    keys, destinations, reasons, messages = zip(*entries, strict=True)
-    columns = (*zip(*keys, strict=True), destinations, reasons, [attempt] * len(entries), messages)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOME, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=OUTCOME)
 
 
 def table_keys(table: pa.Table) -> list[Key]:

@@ -121,26 +121,22 @@ class _PreviewScan:
     lookup: DestinationLookup
     peeker: Peeker
     aside: Callable[[Facts, Route], tuple[str | None, bool]]
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
     found: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     async def run(self, queues: tuple[str, ...]) -> None:
-        at_once = asyncio.Semaphore(QUEUES_AT_ONCE)
-
-        async def peek(queue: str) -> None:
-            async with at_once:
-                await self._peek(PeekPosition(queue))
-
         try:
             async with asyncio.TaskGroup() as tasks:
                 for queue in queues:
-                    tasks.create_task(peek(queue), name=f"peek {queue}")
+                    tasks.create_task(self._peek(PeekPosition(queue)), name=f"peek {queue}")
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
     async def _peek(self, position: PeekPosition) -> None:
         try:
-            await self.peeker.peek(position, self._judge)
+            async with self.slots:
+                await self.peeker.peek(position, self._judge)
         except EntityMissing as error:
             self.notes.append(error.message)
         else:
