@@ -9,8 +9,9 @@ from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import COUNT, PairSelection, option
 from sbpair.cli.options.findings import ALL, NONE, failed_on, findings_of
 from sbpair.cli.options.values import Management, group_of, positive_seconds_of, seconds_of, selected_pair
-from sbpair.cli.render import queues, totals
+from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Document, Screen, rounded, spoken
+from sbpair.cli.render.status import LEGEND, sampled, total_document, total_line
 from sbpair.cli.render.table import columns, limited
 from sbpair.management.audit_findings import (
     FAIL_ON,
@@ -103,7 +104,7 @@ def _sample(text: str) -> float:
 def _document(audit: Audit) -> Document:
     return {
         **queues.document(audit, LISTS, _entry),
-        "backlog": totals.document(audit.total),
+        "backlog": total_document(audit.total),
         "destinations": [_destination(audit, each) for each in audit.destinations],
         "skipped": [asdict(each) for each in audit.unseen],
         "findings": sorted(audit.findings),
@@ -136,8 +137,8 @@ def _table(audit: Audit) -> Iterator[str]:
         yield from limited([titles, *rows], DESTINATIONS_SHOWN)
     yield ""
     if audit.destinations and not audit.complete:
-        yield f"{totals.LEGEND}; --peek N peeks more"
-    yield totals.line(audit.total)
+        yield f"{LEGEND}; --peek N peeks more"
+    yield total_line(audit.total)
 
 
 def _entry(item: QueueItem) -> dict[str, object]:
@@ -193,4 +194,4 @@ def _destination_row(each: DestinationSummary, *, exact: bool) -> tuple[object, 
     found = {True: "topic" if each.topic else "yes", False: "no", None: "?"}[each.found]
     duplicates = {True: "detected", False: "not detected", None: "?" if each.found else ""}[each.detects_duplicates]
     name = {"": "(none)", "*": "(others)"}.get(each.name, each.name)
-    return (name, totals.sampled(each.messages, exact=exact), found, duplicates, each.reason)
+    return (name, sampled(each.messages, exact=exact), found, duplicates, each.reason)

@@ -13,8 +13,8 @@ from sbpair.cli.options.values import check_at_least, selected_pair
 from sbpair.cli.progress.line_progress import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, grouped, rounded, spoken
+from sbpair.cli.render.status import LEGEND, sampled
 from sbpair.cli.render.table import limited
-from sbpair.cli.render.totals import LEGEND, sampled
 
 if TYPE_CHECKING:
     from sbpair.message_io.peek import DeadLetterCount

@@ -91,10 +91,10 @@ class BoardView:
 
 
 class RateMeter:
-    """The growth rate of a counter."""
+    """The growth rate of a counter, which has a `count` at first."""
 
-    def __init__(self, now: float) -> None:
-        self._marks: deque[tuple[float, int]] = deque([(now, 0)])
+    def __init__(self, now: float, count: int = 0) -> None:
+        self._marks: deque[tuple[float, int]] = deque([(now, count)])
 
     def rate(self, now: float, count: int) -> float:
         """Record a sample; return the growth a second over the last RATE_SECONDS."""
@@ -384,7 +384,7 @@ class PhaseBoard:
         self._phase, self._since = "", now
         self._whole: dict[str, dict[str, int]] = {}
         self._done: dict[str, int] = {}
-        self._meters: dict[str, tuple[RateMeter, int]] = {}
+        self._meters: dict[str, RateMeter] = {}
         self._sampled = False
 
     def begin(self, phase: "ReplayPhase", now: float) -> None:
@@ -401,7 +401,7 @@ class PhaseBoard:
             return
         for name, done in progress.by.items():
             if name not in self._meters:
-                self._meters[name] = RateMeter(self._since if self._sampled else now), 0 if self._sampled else done
+                self._meters[name] = RateMeter(self._since) if self._sampled else RateMeter(now, done)
         self._done, self._sampled = progress.by, True
 
     def view(self, now: float) -> PhaseView:
@@ -411,8 +411,5 @@ class PhaseBoard:
         return PhaseView(self._phase, heading, tuple(self._row(name, whole, now) for name in names), now - self._since)
 
     def _row(self, name: str, whole: dict[str, int], now: float) -> PhaseRow:
-        done = self._done.get(name, 0)
-        if name not in self._meters:
-            return PhaseRow(name, done, whole.get(name), 0.0)
-        meter, before = self._meters[name]
-        return PhaseRow(name, done, whole.get(name), meter.rate(now, done - before))
+        done, meter = self._done.get(name, 0), self._meters.get(name)
+        return PhaseRow(name, done, whole.get(name), meter.rate(now, done) if meter else 0.0)

@@ -127,9 +127,8 @@ class JsonMoveProgress(MoveProgress):
     """Writes JSON lines instead of text; with --quiet, only warnings."""
 
     def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
-        super().__init__(screen, pair, interval)
+        super().__init__(screen, pair, 0.0)  # the lines know what is due
         self._lines = EventLines(time.monotonic(), interval)
-        self._due = 0.0  # the lines know what is due
         self._connecting = True
 
     def __call__(self, event: events.SyphonEvent) -> None:
@@ -138,7 +137,6 @@ class JsonMoveProgress(MoveProgress):
             self._write(self._lines.take(event, time.monotonic(), wall_clock_ms()))
 
     def _report(self, now: float, *, last: bool = False) -> None:
-        self._due = 0.0
         with self._lock:
             if self._connecting and not last:
                 self._connecting = False

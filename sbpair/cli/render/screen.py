@@ -24,24 +24,20 @@ def clean(text: object) -> str:
 
 
 class Screen:
-    """The output of a command."""
+    """The output of a command. `detailed`: -v was given. `eventful`: events are written as JSON lines."""
 
     def __init__(self, display: Display) -> None:
         # Logging takes longer to load than a usage error takes to print.
         from sbpair.cli.logs import start
 
-        self._display = display
+        self.output, self.quiet, self.detailed = display.output, display.quiet, display.verbose > 0
+        self.eventful = display.log_format is LogFormat.JSON
         start(display)
-
-    @property
-    def output(self) -> Output:
-        return self._display.output
 
     @property
     def animated(self) -> bool:
         """Whether stderr may be animated: a terminal, without --quiet or JSON logs."""
-        shown = not self._display.quiet and self._display.log_format is LogFormat.TEXT
-        return shown and _redrawable(sys.stderr)
+        return not self.quiet and not self.eventful and _redrawable(sys.stderr)
 
     @property
     def redrawable(self) -> bool:
@@ -82,15 +78,6 @@ class Screen:
                 f"the results cannot be written: {error.strerror}", hint="the command has run; free some space"
             ) from error
 
-    @property
-    def eventful(self) -> bool:
-        """Whether events are written as JSON lines."""
-        return self._display.log_format is LogFormat.JSON
-
-    @property
-    def quiet(self) -> bool:
-        return self._display.quiet
-
     def event(self, document: Document) -> None:
         """Write one line of JSON to stderr."""
         sys.stderr.write(json.dumps(document) + "\n")
@@ -98,13 +85,8 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print information to stderr, unless --quiet."""
-        if not self._display.quiet:
+        if not self.quiet:
             self._print("info", text)
-
-    @property
-    def detailed(self) -> bool:
-        """Whether -v was given."""
-        return self._display.verbose > 0
 
     def detail(self, text: str) -> None:
         """Print information to stderr with -v."""
@@ -145,7 +127,7 @@ class Screen:
         from sbpair.cli import logs
 
         line = clean(text) if level == "info" else f"{level}: {clean(text)}"
-        if self._display.log_format is LogFormat.JSON:
+        if self.eventful:
             more: dict[str, Any] = {"hint": clean(hint)} if hint else {}
             line = logs.line(level, "sbpair", clean(text), **more)
         elif level == "error":

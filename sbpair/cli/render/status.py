@@ -1,17 +1,20 @@
-"""The status of a pair as JSON, as a table and as one line."""
+"""The status of a pair and the messages of a whole backlog, as JSON, as a table and as one line."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sbpair.cli.logs import utc
-from sbpair.cli.render import totals
-from sbpair.cli.render.screen import Document, clean, rounded, spoken
-from sbpair.cli.render.table import columns
+from sbpair.cli.render.screen import Document, clean, grouped, rounded, spoken
+from sbpair.cli.render.table import YELLOW, coloured, columns
 
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError
-    from sbpair.management.backlog_status import QueueStatus
+    from sbpair.management.backlog_status import BacklogTotal, QueueStatus
     from sbpair.status import DestinationStatus, OutboxStatus, SideStatus, Status
+
+
+LEGEND = "~ is at least so many: not all messages were peeked"
 
 
 def document(status: "Status") -> Document:
@@ -19,7 +22,7 @@ def document(status: "Status") -> Document:
         "time": utc(None),
         "primary": _side(status.primary),
         "secondary": _side(status.secondary),
-        "backlog": totals.document(status.total),
+        "backlog": total_document(status.total),
         "queues": [
             {
                 "name": each.path,
@@ -52,15 +55,15 @@ def table(status: "Status") -> Iterator[str]:
     total = status.total
     yield ""
     if any(each.waiting and not each.exact for each in status.entities) or not (total.exact or total.messages is None):
-        yield totals.LEGEND
-    yield totals.line(total)
+        yield LEGEND
+    yield total_line(total)
 
 
 def line(status: "Status") -> str:
     """Return the status in one line, with what is not up."""
     sides = [f"{side.endpoint.name} {_health(side)}" for side in (status.primary, status.secondary)]
     poor = [f"{each.link.entity} {each.link.health}" for each in status.entities if each.link.error]
-    return clean(f"{utc(None)} {', '.join((*sides, *poor))}: ") + totals.line(status.total)
+    return clean(f"{utc(None)} {', '.join((*sides, *poor))}: ") + total_line(status.total)
 
 
 def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
@@ -70,12 +73,12 @@ def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
         state += f", {queue.dead_letters} dead-lettered"
     oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
     note = "; ".join(filter(None, (f"{queue.scheduled} scheduled" if queue.scheduled else "", queue.note)))
-    messages = "" if queue.messages is None else totals.sampled(queue.messages, exact=queue.exact)
+    messages = "" if queue.messages is None else sampled(queue.messages, exact=queue.exact)
     return ("backlog", queue.path, state, messages, oldest, note)
 
 
 def _entity_row(entity: "DestinationStatus") -> tuple[object, ...]:
-    waiting = totals.sampled(entity.waiting, exact=entity.exact) if entity.waiting else "" if entity.exact else "?"
+    waiting = sampled(entity.waiting, exact=entity.exact) if entity.waiting else "" if entity.exact else "?"
     reason = entity.link.error.message if entity.link.error else ""
     return ("entity", entity.link.entity, str(entity.link.health), waiting, "", reason)
 
@@ -106,3 +109,27 @@ def _health(side: "SideStatus") -> str:
 def answered(seconds: float, error: "SbpairError | None") -> Document:
     """Return when an answer came, and why it is a failure, as JSON."""
     return {"seconds": round(seconds, 3), "reason": error.message if error else "", "hint": error.hint if error else ""}
+
+
+def sampled(number: int, *, exact: bool) -> int | str:
+    """Return a number for a cell, with a `~` if it is that of a sample."""
+    return number if exact else f"~{number}"
+
+
+def total_document(total: "BacklogTotal") -> Document:
+    """Return the messages of a whole backlog as JSON."""
+    return {**asdict(total), "oldest_seconds": rounded(total.oldest_seconds)}
+
+
+def total_line(total: "BacklogTotal") -> str:
+    """Return the messages of a whole backlog as `8 000 waiting, 1 058 dead-lettered, oldest 2h`."""
+    if total.messages is None:
+        return "the backlog is unknown"
+    dead = "dead letters unknown" if total.dead_letters is None else f"{grouped(total.dead_letters)} dead-lettered"
+    parts = [
+        f"{'' if total.exact else '~'}{grouped(total.messages)} waiting",
+        coloured(dead, YELLOW if total.dead_letters else None),
+        f"{grouped(total.scheduled)} scheduled" if total.scheduled else "",
+        f"oldest {spoken(total.oldest_seconds)}" if total.oldest_seconds is not None else "",
+    ]
+    return ", ".join(filter(None, parts))
