@@ -5,6 +5,17 @@ from typing import Any
 from typer import _completion_classes as typers
 
 
+class _WholeWords:
+    """Shells that replace the whole word: the values of `--option=v` have the option, too."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[Any]:
+        items: list[Any] = super().get_completions(args, incomplete)  # type: ignore[misc]
+        option, equals, _ = incomplete.partition("=")
+        for item in items if equals and option.startswith("--") else ():
+            item.value = f"{option}={item.value}"
+        return items
+
+
 class _Bash(typers.BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words, without the `=` that bash makes a word of its own in `--option=value`."""
@@ -13,7 +24,7 @@ class _Bash(typers.BashComplete):
         return [word for word, join in zip(args, joins, strict=False) if word != join], incomplete
 
 
-class _Zsh(typers.ZshComplete):
+class _Zsh(_WholeWords, typers.ZshComplete):
     def format_completion(self, item: Any) -> str:
         def quoted(text: str) -> str:
             # Zsh evaluates it within single quotes, and then reads it within double quotes.
@@ -24,12 +35,12 @@ class _Zsh(typers.ZshComplete):
         return ":".join(map(quoted, filter(None, (item.value, item.help))))
 
 
-class _Fish(typers.FishComplete):
+class _Fish(_WholeWords, typers.FishComplete):
     def format_completion(self, item: Any) -> str:
         return f"{item.value}\t{' '.join(item.help.split())}" if item.help else str(item.value)
 
 
-class _PowerShell(typers.PowerShellComplete):
+class _PowerShell(_WholeWords, typers.PowerShellComplete):
     def format_completion(self, item: Any) -> str:
         return f"{item.value}:::{item.help or ' '}"
 

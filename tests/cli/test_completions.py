@@ -189,6 +189,24 @@ def test_a_variable_that_a_shell_leaves_behind_empty_asks_for_nothing(home: Path
 
 
 @pytest.mark.parametrize(
+    ("shell", "asked", "answer"),
+    [
+        ("fish", {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}, ["--output=json", "--output=jsonl"]),
+        ("zsh", {}, ["_arguments", "'*:", ':(("--output=json"', '"--output=jsonl"))\'']),
+        (
+            "powershell",
+            {"_TYPER_COMPLETE_WORD_TO_COMPLETE": "--output=js"},
+            ["--output=json:::", "--output=jsonl:::"],
+        ),
+    ],
+)
+def test_a_value_behind_an_equals_sign_has_the_option(
+    completed: Callable[..., list[str]], shell: str, asked: dict[str, str], answer: list[str]
+) -> None:
+    assert completed("x", shell, _TYPER_COMPLETE_ARGS="sbpair audit --output=js", **asked) == answer
+
+
+@pytest.mark.parametrize(
     ("line", "word", "answer"),
     [("sbpair audit --pair", "", ["orders", "orders-eu"]), ("sbpair audit --pair orders-", "orders-", ["orders-eu"])],
 )
@@ -220,10 +238,14 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     assert done.stdout.split() == QUEUES
 
 
-def test_fish_completes(home: Path) -> None:
-    script = f'source {COMPLETIONS}/sbpair.fish; complete -C "sbpair doctor --pair orders --queue "'
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [("doctor --pair orders --queue ", QUEUES), ("audit --output=js", ["--output=json", "--output=jsonl"])],
+)
+def test_fish_completes(home: Path, words: str, answer: list[str]) -> None:
+    script = f'source {COMPLETIONS}/sbpair.fish; complete -C "sbpair {words}"'
     done = command.run_program(shell("fish"), "--no-config", "-c", script, env=environment(home))
-    assert done.stdout.split() == QUEUES
+    assert done.stdout.split() == answer
 
 
 def test_zsh_completes_the_first_time_that_it_is_asked(home: Path) -> None:
@@ -244,6 +266,8 @@ def test_zsh_completes_the_first_time_that_it_is_asked(home: Path) -> None:
         until(terminal, b"ready\r\n")
         os.write(terminal, b"sbpair audit --pair orders-\t")
         until(terminal, b"orders-eu")
+        os.write(terminal, b"\x15sbpair audit --output=ta\t")
+        until(terminal, b"--output=table")
     finally:
         zsh.kill()
         zsh.wait()
