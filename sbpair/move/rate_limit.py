@@ -114,7 +114,8 @@ class RateLimiter:
         self._throttle = _AdaptiveLimit(now)
         self._limits: dict[str, Limit] = {}
         self._waited: dict[str, float] = {}
-        self._last, self._wait_ends = "", -math.inf
+        self._ends: dict[str, float] = {}
+        self._wait_ends = -math.inf
 
     # Messages into the primary.
 
@@ -179,8 +180,9 @@ class RateLimiter:
     # The limit at work.
 
     def limit(self, now: float) -> Limit | None:
-        """Return the limit that slows the run down now, if any."""
-        return self._limits[self._last] if now < self._wait_ends + HOLD_SECONDS else None
+        """Return the limit that slows the run down now, if any: the lowest of those that it waits for."""
+        found = (self._limits[by] for by, ends in self._ends.items() if now < ends + HOLD_SECONDS)
+        return min(found, default=None)
 
     def main_limit(self) -> Limit | None:
         """Return the limit that the run waited for longest, if it did for long."""
@@ -190,7 +192,7 @@ class RateLimiter:
     def _count_wait(self, now: float, seconds: float, limit: Limit | None) -> None:
         if limit is None or seconds <= 0.0:
             return
-        self._limits[limit.by], self._last = limit, limit.by
+        self._limits[limit.by], self._ends[limit.by] = limit, now + seconds
         ends = max(self._wait_ends, now + seconds)
         self._waited[limit.by] = self._waited.get(limit.by, 0.0) + ends - max(self._wait_ends, now)
         self._wait_ends = ends

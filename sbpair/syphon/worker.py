@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import (
     AccessError,
+    EntityMissing,
     MachineLacks,
     SbpairError,
     ServiceRefused,
@@ -424,7 +425,10 @@ class QueueWorker:
             away, side = self._plan.sides.away, error.side
             if away is not None:
                 since_ms, side = away.away_since_ms, side or away.name
-        self._plan.context.on_event(QueueFailed(self.queue, error.message, retry_seconds, since_ms, side))
+        reason = error.message
+        if isinstance(error, EntityMissing):
+            reason = f"not found in {self._plan.pair.secondary.name}; sbpair provision creates missing queues"
+        self._plan.context.on_event(QueueFailed(self.queue, reason, retry_seconds, since_ms, side))
 
     def _report_stuck(self) -> None:
         """Set `error` for messages that could be neither sent nor dead-lettered."""

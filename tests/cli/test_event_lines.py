@@ -29,6 +29,7 @@ from sbpair.move.events import (
     QueuesFound,
     SyphonEvent,
 )
+from tests.kit.command import untimed
 
 NOW_MS = 1_800_000_000_000
 HEAD = {"schema": SCHEMA, "time": "2027-01-15T08:00:00Z"}
@@ -235,3 +236,17 @@ def test_a_namespace_that_is_away_is_printed_once_with_since_when(capsys: pytest
         printer(QueueFailed(queue, "contoso cannot be reached", 1.0, NOW_MS))
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith(f"q1: contoso cannot be reached; away since {utc(NOW_MS / 1000)}, trying each second")
+
+
+def test_queues_that_end_together_are_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = EventPrinter(Screen(Display()))
+    for number in (10, *range(10)):
+        printer(QueueFailed(f"q/{number}", "not found in contoso-dr", None))
+    printer(QueueFailed("q/11", "refused", None))
+    assert capsys.readouterr().err == ""
+    printer.ended_queues()
+    missing, other = untimed(capsys.readouterr().err).splitlines()
+    assert missing == "warning: 11 backlog queues (q/0, q/1, q/2, …): not found in contoso-dr"
+    assert other == "warning: q/11: refused"
+    printer.ended_queues()
+    assert capsys.readouterr().err == ""

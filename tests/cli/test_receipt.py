@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from sbpair.cli.render.receipt import ROWS_SHOWN, breakdown
+from typing import TYPE_CHECKING
+
+from sbpair.cli.render import table
+from sbpair.cli.render.receipt import ROWS_SHOWN, breakdown, proof_lines
+from sbpair.cli.render.table import Layout
 from sbpair.move.receipt import BUCKETS, Tally
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def written(tally: Tally) -> list[str]:
@@ -57,3 +64,18 @@ def test_every_bucket_has_its_column() -> None:
     for bucket in BUCKETS:
         tally.ended("q", bucket)
     assert written(tally)[1].split("  ")[1:] == [name.replace("_", " ").upper() for name in BUCKETS]
+
+
+def test_a_proof_fits_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "stdout_layout", lambda: Layout(80))
+    counts = dict.fromkeys(("acknowledged", "expired", "quarantined", "deduplicated"), 0)
+    named = [{"message_id": f"a-long-message-id-of-number-{at}"} for at in range(3)]
+    proof = {"run": "r", "mode": "archive", "archived": 20_000, **counts, "unsent": 20_000, "queues": {}}
+    proof |= {"destinations": {}, "reasons": {"refused by a rule " * 5: 1}, "doubtful": named, "doubtful_total": 3}
+    proof |= {"remaining_in_queues": {"contoso/x-servicebus-transfer/0": 1_000}, "unreadable": []}
+    lines = list(proof_lines({**proof, "contradictions": [], "unknown": 0}))
+    assert max(map(len, lines)) <= 80
+    assert lines[1:3] == [
+        "archived 20000 = 0 acknowledged + 0 expired + 0 quarantined + 0 deduplicated +",
+        "  20000 unsent",
+    ]

@@ -157,6 +157,16 @@ async def test_a_topic_without_a_subscription_has_a_hint(words: tuple[str, ...])
         assert "--subscription NAME" in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("words", [(), ("--remove", "--yes")])
+@pytest.mark.parametrize("below", ["", "/$DeadLetterQueue"])
+async def test_a_backlog_queue_has_a_hint(below: str, words: tuple[str, ...]) -> None:
+    async with open_world() as world:
+        entity = f"contoso/x-servicebus-transfer/0{below}"
+        code, out, err = await command.finished(await command.start("receive", entity, *words, env=world.environ))
+        assert (code, out) == (2, "")
+        assert err.splitlines()[-1].endswith("backlog queues are in the secondary: sbpair peek reads both")
+
+
 @pytest.mark.parametrize("value", [Char("\u20ac"), Decimal32(b"\0" * 4), Decimal64(b"\1" * 8)])
 @pytest.mark.parametrize("words", [(), ("--dedup",)])
 async def test_a_message_that_the_sdk_cannot_decode_is_an_error_and_stays(

@@ -32,8 +32,10 @@ from sbpair.management.provision_namespace import EntityFinding
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import Counts, QueueFinding, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.move.receipt import NamedMessage, Receipt
 from sbpair.runs.run_log import Doubt, RunOutcome, RunRecord
 from sbpair.status import DestinationStatus, SideStatus, Status
+from sbpair.syphon.runner import RemainingMessages, SyphonResult
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
@@ -152,6 +154,24 @@ RUNS = [
         DOUBTS,
     ),
 ]
+GONE = "queue or topic 'gone' does not exist in the primary namespace: signing in to contoso.servicebus.windows.net"
+MOVED = SyphonResult(
+    Receipt(
+        received=20_000,
+        sent=19_000,
+        dead_lettered=20,
+        released=980,
+        distinct=20_000,
+        queues=RECEIPT["queues"],  # type: ignore[arg-type]
+        destinations=RECEIPT["destinations"],  # type: ignore[arg-type]
+        dead_letters=tuple(NamedMessage(PATHS[0], at, f"m{at}", "gone", GONE) for at in range(20)),
+    ),
+    (),
+    107.6,
+    stopped=False,
+    run="261122-101500-k86c",
+    remaining=RemainingMessages(980, exact=True),
+)
 DIAGNOSIS = Report(
     (
         ok("primary.dns", "10.0.0.4"),
@@ -188,6 +208,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
     "runs-list": (["runs", "list"], {"sbpair.runs.run_log.all_runs": lambda _state: RUNS}),
     "runs-show": (["runs", "show", "261122"], {"sbpair.runs.run_log.find_run": lambda _state, _start: RUNS[1]}),
+    "syphon": (["syphon", "--once"], {"sbpair.syphon.runner.run": returning(MOVED)}),
     "config": (["config"], {}),
     "doctor": (["doctor"], {"sbpair.doctor.diagnose": returning(DIAGNOSIS)}),
 }

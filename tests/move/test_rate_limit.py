@@ -344,6 +344,12 @@ def test_credits_count_by_their_cost_and_throttling_by_its_rate():
     limiter.received(0.0, 400)
     limiter.receive_delay(0.0)
     assert str(limiter.limit(0.0)) == "limited to 333 messages/s by --credits 33.3%"
+    limiter = RateLimiter(0.0, rate=200.0, secondary=500.0)
+    limiter.reserve(0.0, 100)
+    limiter.reserve(0.0, 100)
+    limiter.received(0.0, 500)
+    limiter.receive_delay(0.0)
+    assert limiter.limit(0.0).by == "--rate"
     limiter = RateLimiter(0.0)
     limiter.count_sent(0.0, 400)
     limiter.on_busy(0.5)

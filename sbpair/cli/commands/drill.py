@@ -12,7 +12,7 @@ from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import PairSelection, flag, option, option_group
 from sbpair.cli.options.values import check_at_least, seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean
-from sbpair.cli.render.table import columns
+from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def command(
                 screen.say(f"{seconds:6.1f} s  {text}")
             case _:
                 printer(event)
+                printer.ended_queues()
 
     if pair is None:
         result = run(
@@ -116,7 +117,7 @@ def _table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[st
     else:
         yield from columns([("MESSAGES", "LIVE"), *((name, getattr(sending, name)) for name in names)])
     doubt = f"{sending.doubtful} in doubt, of which {sending.duplicated or 'none'} arrived twice"
-    yield f"live: {sending.primary} to the primary, {sending.backlog} to the backlog, {doubt}"
+    yield from wrapped(f"live: {sending.primary} to the primary, {sending.backlog} to the backlog, {doubt}")
     for message_id in (*result.lost_ids, *sending.lost_ids):
         yield clean(f"lost: {message_id}")
     for message_id, difference in (*result.alterations, *sending.alterations):

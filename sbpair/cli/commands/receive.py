@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from sbpair.backlog import TRANSFER_SEGMENT
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
@@ -89,7 +90,7 @@ def command(
         for text in _warnings(event):
             screen.warn(text)
 
-    with _topics_explained(subscription), printer:
+    with _refusals_explained(entity, subscription), printer:
         run(
             receive.receive_messages(
                 pair,
@@ -107,13 +108,17 @@ def command(
 
 
 @contextmanager
-def _topics_explained(subscription: str | None) -> Iterator[None]:
-    """Add a hint to the refusal of a topic: only its subscriptions have messages."""
+def _refusals_explained(entity: str, subscription: str | None) -> Iterator[None]:
+    """Add a hint to the refusal of a topic, which has no messages, and of a backlog queue, which is elsewhere."""
     try:
         yield
     except ServiceRefused as error:
         if subscription is None and error.condition == NOT_ALLOWED:
             error.hint = "of a topic, name a subscription: --subscription NAME; queues with sessions are not supported"
+        raise
+    except UsageError as error:
+        if f"/{TRANSFER_SEGMENT}/" in entity.lower():
+            error.hint = "receive reads the primary, and backlog queues are in the secondary: sbpair peek reads both"
         raise
 
 
@@ -130,7 +135,8 @@ def _show(
         keep = first_copies(KeyRule(dedup.key), lambda: duplicates.append(None))
     path = _path(entity, subscription)
     sources = [source_of(pair, path, side) for side in SIDES[: 1 if dedup is None else 2]]
-    result, total = peeked(pair, screen, sources, limit=limit, keep=keep)
+    with _refusals_explained(entity, subscription):
+        result, total = peeked(pair, screen, sources, limit=limit, keep=keep)
     head = {"entity": path, "received": len(result.messages), "not_removed": 0, "duplicates": len(duplicates)}
     print_peeked(screen, SCHEMA, {**head, "removed": False, "total": total}, result, body=True)
     if duplicates:

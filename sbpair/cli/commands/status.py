@@ -12,6 +12,7 @@ from sbpair.cli.options.common import COUNT, Output, PairSelection, argument, fl
 from sbpair.cli.options.values import entity_names, positive_seconds_of, seconds_of, selected_pair
 from sbpair.cli.render import status as render
 from sbpair.cli.render.screen import Redrawing, Screen, spoken
+from sbpair.cli.render.table import wrapped
 from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _watch(screen: Screen, read: "Callable[[], Awaitable[Status]]", every: float
 
     def show(found: "Status") -> None:
         if drawing is not None:
-            skipped = [f"skipped {name}: {reason}" for name, reason in found.unseen]
+            skipped = [part for name, reason in found.unseen for part in wrapped(f"skipped {name}: {reason}")]
             foot = f"{utc(None)}, every {spoken(every)} - Ctrl-C to stop"
             drawing.draw([*render.table(found), *skipped], foot)
         elif screen.output is Output.TABLE:

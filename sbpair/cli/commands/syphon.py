@@ -14,7 +14,7 @@ from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag, option
 from sbpair.cli.options.values import check_at_least, seconds_of, selected_profile
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
-from sbpair.cli.render.table import columns
+from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode, UsageError
 from sbpair.move.missing_destinations import MAX_MISSING
 from sbpair.move.receipt import BUCKETS
@@ -183,7 +183,7 @@ def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
     for each in messages:
         by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))
     for reason, ids in by_reason.items():
-        yield clean(f"{heading}: {plural(len(ids), 'message')} ({some(ids)}): {reason}")
+        yield from wrapped(clean(f"{heading}: {plural(len(ids), 'message')} ({some(ids)}): {reason}"))
 
 
 def _failures(result: "runner.SyphonResult") -> dict[str, tuple[list[str], str]]:

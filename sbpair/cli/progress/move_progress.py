@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
 from sbpair.cli.logs import utc
-from sbpair.cli.progress.boards import Board, BoardView
+from sbpair.cli.next_command import with_options
+from sbpair.cli.progress.boards import Board, BoardView, natural_key
 from sbpair.cli.progress.event_lines import FIRST_SECONDS, DeadLetterCounts, EventLines
 from sbpair.cli.progress.reporting import Progress, choose_form, wall_clock_ms, write_lines
-from sbpair.cli.render.screen import Document, Screen, plural, spoken
+from sbpair.cli.render.screen import Document, Screen, plural, some, spoken
 from sbpair.move import events
 
 if TYPE_CHECKING:
@@ -59,11 +60,13 @@ class MoveProgress(Progress):
     def _tick(self) -> None:
         while not self._ended.wait(TICK_SECONDS):
             now = time.monotonic()
+            self._print.ended_queues()
             if now >= self._due:
                 self._due = now + self._interval
                 self._report(now)
 
     def _report(self, now: float, *, last: bool = False) -> None:  # noqa: ARG002
+        self._print.ended_queues()
         self._print.dead_letters()
 
     def _view(self) -> BoardView:
@@ -160,6 +163,7 @@ class EventPrinter:
         self._screen = screen
         self._backing_off: set[str] = set()
         self._failed: set[str] = set()
+        self._ended: dict[str, list[str]] = {}
         self._dead = DeadLetterCounts()
         self._lock = threading.Lock()
 
@@ -187,11 +191,25 @@ class EventPrinter:
                 self._screen.warn(f"{queue} is blocked by {', '.join(destinations)}")
 
     def _failure(self, event: events.QueueFailed) -> None:
+        if event.retry_seconds is None and event.side is None:
+            with self._lock:
+                self._ended.setdefault(with_options(event.reason), []).append(event.queue)
+            return
         retry = "" if event.retry_seconds is None else f"; retrying in {event.retry_seconds:.1f} s"
         if retry and event.away_since_ms is not None:
             retry = f"; away since {utc(event.away_since_ms / 1000)}, trying each second"
         what = f"{event.side} unreachable" if event.side else event.queue
         self._once(self._failed, event.side or event.reason, f"{what}: {event.reason}{retry}")
+
+    def ended_queues(self) -> None:
+        """Print which queues ended since the last time, those for the same reason together."""
+        with self._lock:
+            due, self._ended = self._ended, {}
+        for reason, queues in due.items():
+            queues.sort(key=natural_key)
+            names = some(queues)
+            what = names if len(queues) == 1 else f"{len(queues)} backlog queues ({names})"
+            self._screen.warn(f"{what}: {reason}")
 
     def _dead_letter(self, event: events.DeadLettered) -> None:
         with self._lock:

@@ -39,7 +39,7 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
     """Yield the proof of a replay as text, the equation first."""
     yield f"run {proof['run']}"
     whole, rest = ("archived", "unsent") if proof["mode"] == "archive" else ("received", "in_doubt")
-    yield (
+    yield from wrapped(
         f"{whole} {proof[whole]} = "
         + " + ".join(f"{proof[bucket]} {bucket}" for bucket in PROOF_BUCKETS)
         + (f" + {proof[rest]} {rest.replace('_', ' ')}" if proof[rest] else "")
@@ -50,12 +50,14 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
             yield ""
             yield from columns(counted)
     for reason, number in proof["reasons"].items():
-        yield clean(f"{number} not sent: {reason}")
+        yield from wrapped(clean(f"{number} not sent: {reason}"))
     if named := proof["doubtful"]:
         ids = [each["message_id"] or each["sequence_number"] for each in named]
-        yield clean(f"possible duplicates: {proof['doubtful_total']} ({some(ids, more=proof['doubtful_total'] > 3)})")
+        yield from wrapped(
+            clean(f"possible duplicates: {proof['doubtful_total']} ({some(ids, more=proof['doubtful_total'] > 3)})")
+        )
     for queue, number in proof["remaining_in_queues"].items():
-        yield clean(f"{number} remain in {queue}: locked by another receiver, or deferred")
+        yield from wrapped(clean(f"{number} remain in {queue}: locked by another receiver, or deferred"))
     for path in proof["unreadable"]:
         yield f"{path} cannot be read: it would name possible duplicates"
     if proof["contradictions"] or proof["unknown"]:
