@@ -77,17 +77,8 @@ class SignedToken:
     key_name: str
 
     @property
-    def key_names(self) -> tuple[str, str]:
-        """The key name as received, and decoded once more: pyamqp quotes it twice."""
-        return self.key_name, unquote_plus(self.key_name)
-
-    @property
     def scope(self) -> str:
         return scope_of(unquote(self.signed))
-
-    @property
-    def expires_at_ms(self) -> int:
-        return int(self.expiry) * 1000
 
 
 def covers(scope: str, path: str) -> bool:
@@ -118,18 +109,14 @@ def parse_token(text: str) -> SignedToken:
         raise malformed()
     parts = dict(part.partition("=")[::2] for part in fields.strip().split("&"))
     try:
-        signature = base64.b64decode(_plain(parts["sig"]), validate=True)
+        # Not unquote_plus: an unquoted signature may contain a base64 plus sign.
+        signature = base64.b64decode(unquote(parts["sig"]), validate=True)
         token = SignedToken(parts["sr"], signature, parts["se"], unquote_plus(parts["skn"]))
     except (KeyError, ValueError, binascii.Error) as error:
         raise malformed() from error
     if not (token.expiry.isascii() and token.expiry.isdigit() and len(token.expiry) <= 15):
         raise malformed()
     return token
-
-
-def _plain(signature: str) -> str:
-    # Not unquote_plus: an unquoted signature may contain a base64 plus sign.
-    return unquote(signature)
 
 
 def malformed() -> Unauthenticated:
@@ -142,21 +129,22 @@ def signature(key: str, signed: str, expiry: str) -> bytes:
 
 def verify_token(token: SignedToken, rules: Iterable[AuthorizationRule], path: str, now_ms: int) -> Grant:
     """Return the rights of `token` on `path`. Raises Unauthenticated."""
-    named = [rule for rule in rules if rule.key_name in token.key_names]
-    signer = next((rule for rule in named if _signed_by(rule, token)), None)
+    # Decoded once more too: pyamqp quotes the name twice.
+    names = token.key_name, unquote_plus(token.key_name)
+    signer = next((rule for rule in rules if rule.key_name in names and _signed_by(rule, token)), None)
+    expires_at_ms = int(token.expiry) * 1000
     if signer is None:
         raise Unauthenticated("InvalidSignature: The token has an invalid signature.")
-    if now_ms >= token.expires_at_ms:
+    if now_ms >= expires_at_ms:
         raise Unauthenticated("ExpiredToken: The token has expired.")
     if not covers(token.scope, path):
         raise Unauthenticated("InvalidAudience: The authorization token is for another resource.")
-    return Grant(signer.key_name, signer.rights, token.scope, token.expires_at_ms)
+    return Grant(signer.key_name, signer.rights, token.scope, expires_at_ms)
 
 
 def _signed_by(rule: AuthorizationRule, token: SignedToken) -> bool:
-    primary = hmac.compare_digest(signature(rule.primary_key, token.signed, token.expiry), token.signature)
-    secondary = hmac.compare_digest(signature(rule.secondary_key, token.signed, token.expiry), token.signature)
-    return primary or secondary
+    signatures = [signature(key, token.signed, token.expiry) for key in (rule.primary_key, rule.secondary_key)]
+    return any(hmac.compare_digest(each, token.signature) for each in signatures)
 
 
 def sign(rule: AuthorizationRule, resource: str, expiry_s: int) -> str:

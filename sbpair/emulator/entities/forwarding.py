@@ -57,10 +57,11 @@ class Forwarder:
 
     def _check_up(self, message: StoredMessage) -> None:
         """Raise EntityUnavailable or OperationTimedOut if it must wait. Other errors show when it is sent."""
-        self._namespace.check_up(self._source.path)
+        check = self._namespace.fault_points.check
+        check(self._source.path.lower())
         with suppress(EntityNotFound, NotAllowed):
             target = self._namespace.find_target(self._target)
-            self._namespace.check_up(target.path)
+            check(target.path.lower())
             if target.partitions is not None:
                 target.partitions.check_batch([forwarded_copy(target, message)])
 

@@ -259,10 +259,6 @@ class Namespace:
 
     # Outages
 
-    def check_up(self, path: str) -> None:
-        """Raise EntityUnavailable while that entity is down."""
-        self.fault_points.check(path.lower())
-
     def resume_forwarding(self) -> None:
         """Forward the messages that waited for an entity that is up again."""
         for entity in [*self.queues(), *(each for topic in self.topics() for each in topic.subscriptions)]:

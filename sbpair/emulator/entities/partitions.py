@@ -133,19 +133,12 @@ class PartitionedReadyQueue(ReadyQueue):
 
 
 class PartitionedMessages(SubQueue):
-    """A sub-queue in partitions, set by `set_partitions`. It combines with other kinds of SubQueue.
+    """A sub-queue in partitions. It combines with other kinds of SubQueue.
 
     A message in a partition that is down can neither be settled nor be found by its number.
     """
 
-    _partitions = Partitions(1)
-    _partition = 0
-
-    def set_partitions(self, partitions: Partitions) -> None:
-        self._partitions = partitions
-        self._last_numbers = [number << NUMBER_BITS for number in range(partitions.count)]
-        self._reset()
-        partitions.subqueues.add(self)
+    _partitions: Partitions
 
     def resume(self) -> None:
         """Wake receivers: a partition is up again."""
@@ -154,16 +147,8 @@ class PartitionedMessages(SubQueue):
     def _reset(self) -> None:
         super()._reset()
         self._ready = PartitionedReadyQueue(self._partitions)
-
-    # SubQueue counts on from `_last_number`: each partition has its own.
-
-    @property
-    def _last_number(self) -> int:
-        return self._last_numbers[self._partition]
-
-    @_last_number.setter
-    def _last_number(self, value: int) -> None:
-        self._last_numbers[self._partition] = value
+        self._last_numbers = [number << NUMBER_BITS for number in range(self._partitions.count)]
+        self._partitions.subqueues.add(self)
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         by_partition: dict[int, list[StoredMessage]] = {}

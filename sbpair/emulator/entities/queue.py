@@ -76,10 +76,8 @@ class QueueEntity:
         self._watchers: dict[Watcher, None] = {}
         self.partitions = self._make_partitions()
         self.messages = self._make_messages()
-        self.dead_letters = (SubQueue if self.partitions is None else PartitionedMessages)(namespace, description)
-        for part in (self.messages, self.dead_letters):
-            if self.partitions is not None and isinstance(part, PartitionedMessages):
-                part.set_partitions(self.partitions)
+        dead_letters = SubQueue if self.partitions is None else PartitionedMessages
+        self.dead_letters = dead_letters(namespace, description, self.partitions)
         self._transfer_dead_letters: SubQueue | None = None
         self._duplicates: DuplicateDetector | None = None
         self._forwarders: list[Forwarder] = []
@@ -89,7 +87,7 @@ class QueueEntity:
 
     def _make_messages(self) -> SubQueue:
         make = _MESSAGE_KINDS[self.partitions is not None, self.description.requires_session]
-        return make(self.namespace, self.description, self._dead_letter)
+        return make(self.namespace, self.description, self.partitions, self._dead_letter)
 
     def _make_partitions(self) -> Partitions | None:
         count = self.description.partition_count
@@ -103,7 +101,8 @@ class QueueEntity:
         self.messages.configure(description)
         self.dead_letters.configure(description)
         if description.requires_duplicate_detection:
-            self._duplicates = self._duplicates or DuplicateDetector()
+            if self._duplicates is None:
+                self._duplicates = DuplicateDetector()
             self._duplicates.window_ms = description.duplicate_detection_window_ms
         self._restart_forwarding()
         self._auto_delete.arm()
@@ -291,23 +290,18 @@ class DuplicateDetector:
     ) -> None:
         """Pass new messages to `enqueue`. A duplicate gets the sequence number of the first message of its id."""
         self._drop_old(now_ms)
-        new: list[StoredMessage] = []
-        duplicates: list[tuple[str, StoredMessage]] = []
-        new_by_id: dict[str, StoredMessage] = {}
-        for message in messages:
-            message_id = message.message_id
-            if message_id is None:
-                new.append(message)
-            elif message_id in self._seen or message_id in new_by_id:
-                duplicates.append((message_id, message))
-            else:
-                new_by_id[message_id] = message
-                new.append(message)
+        first: dict[str, StoredMessage] = {}
+        new = [message for message in messages if self._is_new(message, first)]
         enqueue(new)
-        for message_id, message in new_by_id.items():
+        for message_id, message in first.items():
             self._seen[message_id] = (now_ms, message.sequence_number)
-        for message_id, message in duplicates:
-            message.sequence_number = self._seen[message_id][1]
+        for message in messages:
+            if message.message_id is not None:
+                message.sequence_number = self._seen[message.message_id][1]
+
+    def _is_new(self, message: StoredMessage, first: dict[str, StoredMessage]) -> bool:
+        message_id = message.message_id
+        return message_id is None or (message_id not in self._seen and first.setdefault(message_id, message) is message)
 
     def _drop_old(self, now_ms: int) -> None:
         seen = self._seen

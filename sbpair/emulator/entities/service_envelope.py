@@ -54,10 +54,8 @@ _SERVICE_ANNOTATIONS: Final = frozenset((
 
 def read_delivery(payload: bytes, message_format: int, *, with_id: bool = False) -> list[StoredMessage]:
     """Return the messages of one delivery, or of a batch, without pings. Raises ProtocolError."""
-    if message_format != BATCH_FORMAT:
-        message = read_message(payload, with_id=with_id)
-        return [] if message is None else [message]
-    found = [read_message(member, with_id=with_id) for member in batch_members(payload)]
+    members = batch_members(payload) if message_format == BATCH_FORMAT else [payload]
+    found = [read_message(member, with_id=with_id) for member in members]
     return [message for message in found if message is not None]
 
 
@@ -316,10 +314,9 @@ def message_id_of(message: StoredMessage) -> str | None:
 def modify_properties(message: StoredMessage, properties: Map) -> None:
     """Add or change application properties of a message that is settled; its size follows."""
     changed = {str(key): value for key, value in properties.pairs}
-    before = message.sections
-    sections = copy(before)
+    sections = copy(message.sections)
     sections.application_properties = _with_application_properties(sections.application_properties, changed)
-    message.size += len(sections.application_properties) - len(before.application_properties)
+    message.size += len(sections) - len(message.sections)
     message.sections = sections
 
 

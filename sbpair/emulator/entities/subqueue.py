@@ -21,6 +21,7 @@ from sbpair.emulator.service_errors import MessageNotFound, NotAllowed, ServiceE
 if TYPE_CHECKING:
     from sbpair.emulator.entities.description import QueueDescription
     from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.partitions import Partitions
 
 OnDeadLettered = Callable[[StoredMessage, str | None, str | None], None]
 """Takes over a message that has left for the dead letters, with the reason and its description."""
@@ -37,10 +38,15 @@ class SubQueue:
     nothing expires, and deliveries are not limited.
     """
 
-    _last_number = 0
+    _partition = 0
+    """The partition to store in: there is one, or more in a sub-queue that has `partitions`."""
 
     def __init__(
-        self, namespace: Namespace, description: QueueDescription, on_dead_lettered: OnDeadLettered | None = None
+        self,
+        namespace: Namespace,
+        description: QueueDescription,
+        partitions: Partitions | None = None,
+        on_dead_lettered: OnDeadLettered | None = None,
     ) -> None:
         self.due_ms = NEVER
         self.accessed_at_ms = self.read_at_ms = 0
@@ -48,6 +54,8 @@ class SubQueue:
         self._description = description
         self._clock = namespace.clock
         self._timers = namespace.timers
+        self._partitions = partitions
+        self._last_numbers = [0]
         self._on_dead_lettered = on_dead_lettered
         self._locks = Locks(description.lock_ms)
         self._waiting: OrderedDict[Consumer, None] = OrderedDict()
@@ -91,7 +99,7 @@ class SubQueue:
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         """Give each message its sequence number and store it; a scheduled one waits for its time."""
         now = self.accessed_at_ms = self.advance_if_due()
-        number, ttl_limit = self._last_number, self._description.ttl_ms
+        number, ttl_limit = self._last_numbers[self._partition], self._description.ttl_ms
         for message in messages:
             number += 1
             message.sequence_number = number
@@ -107,7 +115,7 @@ class SubQueue:
             if ttl < NEVER:
                 self._expire_at(message, now + ttl)
             self._ready.put(message)
-        self._last_number = number
+        self._last_numbers[self._partition] = number
         if self._waiting:
             self._wake_soon()
 
@@ -120,8 +128,8 @@ class SubQueue:
     def dead_letter_on_arrival(self, message: StoredMessage, reason: str, description: str) -> None:
         """Dead-letter a message under a number of its own, before it can be received."""
         message.enqueued_at_ms = self.accessed_at_ms = self.advance_if_due()
-        self._last_number += 1
-        message.sequence_number = self._last_number
+        self._last_numbers[self._partition] += 1
+        message.sequence_number = self._last_numbers[self._partition]
         assert self._on_dead_lettered is not None  # noqa: S101  # only a dead-letter queue has none
         self._on_dead_lettered(message, reason, description)
 

@@ -135,10 +135,8 @@ class SubscriptionEntity(QueueEntity):
 class TopicMessages(SubQueue):
     """The messages sent to a topic: published at once, or at their scheduled time."""
 
-    def __init__(
-        self, namespace: Namespace, description: TopicDescription, publish: Callable[[list[StoredMessage]], None]
-    ) -> None:
-        super().__init__(namespace, description)
+    def __init__(self, topic: TopicEntity, publish: Callable[[list[StoredMessage]], None]) -> None:
+        super().__init__(topic.namespace, topic.description, topic.partitions)
         self._publish = publish
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
@@ -148,10 +146,10 @@ class TopicMessages(SubQueue):
         for message in messages:
             is_scheduled = message.scheduled_at_ms is not None and message.scheduled_at_ms > now
             (scheduled if is_scheduled else ready).append(message)
-        for message in ready:
-            self._last_number += 1
-            message.sequence_number = self._last_number
+        for number, message in enumerate(ready, self._last_numbers[self._partition] + 1):
+            message.sequence_number = number
             message.enqueued_at_ms = now
+        self._last_numbers[self._partition] += len(ready)
         if scheduled:
             super().enqueue(scheduled)
         if ready:
@@ -173,7 +171,7 @@ class TopicEntity(QueueEntity):
 
     def _make_messages(self) -> SubQueue:
         make = TopicMessages if self.partitions is None else PartitionedTopicMessages
-        return make(self.namespace, self.description, self._publish)
+        return make(self, self._publish)
 
     def check_receive(self) -> None:
         raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")
