@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
-from sbpair.move.interface import get_ordinal
+from sbpair.move.interface import get_place
 
 if TYPE_CHECKING:
     from sbpair.move.interface import ReceivedMessage, RoutedMessage
@@ -50,7 +50,7 @@ class DestinationQueue:
 
     def add(self, routed: Sequence[RoutedMessage]) -> None:
         """Add messages. A redelivery gets its old place, in front of those behind it in the backlog."""
-        added = sorted(routed, key=get_ordinal)
+        added = sorted(routed, key=get_place)
         if self._waiting and added[0].ordinal < self._waiting[-1].ordinal:
             self.put_back(added)
         else:
@@ -65,9 +65,9 @@ class DestinationQueue:
 
     def put_back(self, routed: Iterable[RoutedMessage]) -> None:
         """Add messages that were not accepted, each in its old place."""
-        back = sorted(routed, key=get_ordinal)
+        back = sorted(routed, key=get_place)
         if back and self._waiting and back[-1].ordinal > self._waiting[0].ordinal:
-            self._waiting = deque(sorted([*back, *self._waiting], key=get_ordinal))
+            self._waiting = deque(sorted([*back, *self._waiting], key=get_place))
         else:
             self._waiting.extendleft(reversed(back))
 

@@ -142,7 +142,7 @@ class DestinationSender:
         now = self._loop.time()
         for group in self.queue.next_round(self._max_messages(), link.credit):
             routed = group
-            if min(map(get_lock_until, group)) <= now:
+            if min(map(get_lock_until, map(get_message, group))) <= now:
                 # Their redeliveries go before those behind them.
                 self._return_lost(group, now)
                 left_over += [each for each in group if each.message.lock_until > now]

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sbpair.move.interface import get_ordinal
+from sbpair.move.interface import get_place
 
 if TYPE_CHECKING:
     from sbpair.move.context import MoveContext
@@ -79,7 +79,7 @@ class DestinationSenders:
 
     def drop_newest(self) -> ReceivedMessage | None:
         """Remove and return the last of all waiting messages."""
-        newest = max((routed for sender in self for routed in sender.queue), key=get_ordinal, default=None)
+        newest = max((routed for sender in self for routed in sender.queue), key=get_place, default=None)
         if newest is None:
             return None
         self.to(newest.send.destination).queue.drop(newest.message)

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+from sbpair.move.message.route import field_getter
+
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError
     from sbpair.model.message_key import Key
@@ -37,9 +39,11 @@ class RoutedMessage(NamedTuple):
 get_facts: Callable[[ReceivedMessage], Facts] = attrgetter("facts")
 get_key: Callable[[ReceivedMessage], Key] = attrgetter("key")
 get_size: Callable[[ReceivedMessage], int] = attrgetter("facts.size")
-get_lock_until: Callable[[RoutedMessage], float] = attrgetter("message.lock_until")
-get_message: Callable[[RoutedMessage], ReceivedMessage] = attrgetter("message")
-get_ordinal: Callable[[ReceivedMessage | RoutedMessage], int] = attrgetter("ordinal")
+get_ordinal: Callable[[ReceivedMessage], int] = attrgetter("ordinal")
+get_lock_until: Callable[[ReceivedMessage], float] = attrgetter("lock_until")
+get_message: Callable[[RoutedMessage], ReceivedMessage] = field_getter(RoutedMessage, "message")
+get_send: Callable[[RoutedMessage], Send] = field_getter(RoutedMessage, "send")
+get_place: Callable[[RoutedMessage], int] = field_getter(RoutedMessage, "ordinal")
 
 
 class PeekedHeader(NamedTuple):

@@ -19,6 +19,7 @@ from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawSender
 from sbpair.errors import InDoubt, Unreachable
 from sbpair.move.destination_queue import partition_key_of
+from sbpair.move.interface import get_message, get_send
 from sbpair.move.message.envelope import PARTITION_KEY
 from sbpair.move.message.fast_decode import restored_parts, restored_sizes
 
@@ -41,7 +42,7 @@ ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 Now = Callable[[], float]
 
 # A message to send has content: an undecodable payload has none, and is never sent.
-_content_of, _send_of = attrgetter("message.content"), attrgetter("send")
+_content_of = attrgetter("content")
 
 _NOT_CONNECTED = Unreachable("not connected to the primary", hint="retry in a minute")
 
@@ -70,8 +71,8 @@ class RawDestinationLink:
 
     def encode(self, routed: Sequence[RoutedMessage]) -> RawBatch:
         room = self.sender.max_batch_size - ENVELOPE_BYTES
-        contents: list[Content] = list(map(_content_of, routed))
-        sends = list(map(_send_of, routed))
+        contents: list[Content] = list(map(_content_of, map(get_message, routed)))
+        sends = list(map(get_send, routed))
         sizes = restored_sizes(contents, sends)
         if sizes is not None:
             # Hot path: each step is one call for all messages.

@@ -19,6 +19,7 @@ from sbpair.model.message_key import NO_KEY
 from sbpair.move.interface import PeekedHeader
 from sbpair.move.message import envelope
 from sbpair.move.message.decode import Decoder
+from sbpair.move.message.route import Facts, field_getter
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
@@ -27,13 +28,12 @@ if TYPE_CHECKING:
     from sbpair.model.message_key import Key
     from sbpair.move.interface import Failures, ReceivedMessage
     from sbpair.move.message.decode import Content
-    from sbpair.move.message.route import Facts
 
 _MAX_RENEW = 100
 _PAGE = 100
 _id_of = attrgetter("id")
 _payload_of, _delivery_of = attrgetter("payload"), attrgetter("delivery")
-_number_of = attrgetter("sequence_number")
+_number_of = field_getter(Facts, "sequence_number")
 
 log = logging.getLogger(__name__)
 
