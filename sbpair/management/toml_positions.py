@@ -12,8 +12,12 @@ from typing import NamedTuple
 Path = tuple[str | int, ...]
 """Keys from the root on; a number is an index in an array."""
 
-_GAP = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
+_GAP = re.compile(r"(?:[ \t\n,]|#[^\n]*)*")
 _BLANK = re.compile(r"[ \t]*")
+_OPENING = re.compile(r"\[\[?")
+_CLOSING = re.compile(r"[ \t]*\]\]?")
+_DOT = re.compile(r"[ \t]*\.")
+_EQUALS = re.compile(r"[ \t]*=[ \t]*")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
 _TEXT = re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}|' + r"'''.*?'{3,5}|" + _QUOTED.pattern, re.DOTALL)
@@ -29,28 +33,34 @@ class TextPosition(NamedTuple):
 
 def key_positions(text: str) -> dict[Path, TextPosition]:
     """Return the first position of each key of a document: in a header, dotted, quoted or inline."""
-    return _Walk(text.replace("\r\n", "\n")).all()
+    text = text.replace("\r\n", "\n")
+    walk = _Walk(text)
+    walk.read_document()
+    return {
+        path: TextPosition(text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)) for path, at in walk.found.items()
+    }
 
 
 class _Walk:
+    """A way through the text. `found` has the offset of each key."""
+
     def __init__(self, text: str) -> None:
+        self.found: dict[Path, int] = {}
         self._text = text
         self._at = 0
-        self._found: dict[Path, int] = {}
         self._arrays: dict[Path, int] = {}
 
-    def all(self) -> dict[Path, TextPosition]:
+    def read_document(self) -> None:
         table: Path = ()
-        while self._next():
-            if self._text[self._at] == "[":
-                table = self._header()
+        while not self._ends_with(""):
+            if brackets := self._skip(_OPENING):
+                table = self._keys((), in_header=True)
+                self._skip(_CLOSING)
+                if brackets == "[[":
+                    number = self._arrays[table] = self._arrays.get(table, -1) + 1
+                    table = (*table, number)
             else:
                 self._pair(table)
-        return {path: self._position(at) for path, at in self._found.items()}
-
-    def _next(self) -> bool:
-        self._skip(_GAP)
-        return self._at < len(self._text)
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
         match = pattern.match(self._text, self._at)
@@ -62,21 +72,14 @@ class _Walk:
         self._at += len(mark) if accepted else 0
         return accepted
 
-    def _header(self) -> Path:
-        repeated = self._accept("[[")
-        if not repeated:
-            self._accept("[")
-        path = self._keys((), in_header=True)
-        self._accept("]]" if repeated else "]")
-        if not repeated:
-            return path
-        self._arrays[path] = self._arrays.get(path, -1) + 1
-        return (*path, self._arrays[path])
+    def _ends_with(self, mark: str) -> bool:
+        """Return whether the text ends, or a collection with its closing `mark`."""
+        self._skip(_GAP)
+        return self._at == len(self._text) or (bool(mark) and self._accept(mark))
 
     def _pair(self, table: Path) -> None:
         path = self._keys(table)
-        self._accept("=")
-        self._skip(_BLANK)
+        self._skip(_EQUALS)
         self._value(path)
 
     def _keys(self, table: Path, *, in_header: bool = False) -> Path:
@@ -87,41 +90,19 @@ class _Walk:
                 path = (*path, self._arrays[path])
             self._skip(_BLANK)
             at = self._at
-            path = (*path, self._key())
-            self._found.setdefault(path, at)
-            self._skip(_BLANK)
-            if not self._accept("."):
+            path = (*path, self._skip(_BARE) or str(tomllib.loads(f"key = {self._skip(_QUOTED)}")["key"]))
+            self.found.setdefault(path, at)
+            if not self._skip(_DOT):
                 return path
-
-    def _key(self) -> str:
-        bare = self._skip(_BARE)
-        return bare or str(tomllib.loads(f"key = {self._skip(_QUOTED)}")["key"])
 
     def _value(self, path: Path) -> None:
         if self._accept("["):
-            self._array(path)
+            number = 0
+            while not self._ends_with("]"):
+                self._value((*path, number))
+                number += 1
         elif self._accept("{"):
-            self._inline(path)
+            while not self._ends_with("}"):
+                self._pair(path)
         elif not self._skip(_TEXT):
             self._skip(_OTHER)
-
-    def _array(self, path: Path) -> None:
-        for number in range(len(self._text)):
-            self._skip(_GAP)
-            if self._accept("]"):
-                return
-            self._value((*path, number))
-            self._skip(_GAP)
-            self._accept(",")
-
-    def _inline(self, path: Path) -> None:
-        while True:
-            self._skip(_GAP)
-            if self._accept("}"):
-                return
-            self._pair(path)
-            self._skip(_GAP)
-            self._accept(",")
-
-    def _position(self, at: int) -> TextPosition:
-        return TextPosition(self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at))
