@@ -21,9 +21,8 @@ from sbpair.azure.health import check_health
 from sbpair.errors import AccessError, EntityMissing, ExitCode, SbpairError, UsageError
 from sbpair.failover.pinger import Health, PingResult, ping_all, ping_exit_code
 from sbpair.management import auditing
-from sbpair.management.audit_findings import AuditFinding
+from sbpair.management.audit_findings import AuditFinding, BacklogTotal, QueueStatus, queue_status, total_of
 from sbpair.management.backlog_scan import open_backlog_scan
-from sbpair.management.backlog_status import BacklogTotal, QueueStatus, queue_status, total_of
 from sbpair.management.comparison import desired_queues
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome

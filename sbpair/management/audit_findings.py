@@ -1,4 +1,4 @@
-"""The result of an audit, and the findings that it fails on. Pure."""
+"""The result of an audit, the findings that it fails on, and the messages of each backlog queue. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from enum import StrEnum
 
 from sbpair import backlog
 from sbpair.errors import ExitCode
-from sbpair.management.backlog_status import BacklogTotal, queue_status, total_of
-from sbpair.management.comparison import Change, ChangeKind, Plan, describe_differences, why_unexpected
+from sbpair.management.comparison import Change, Plan, describe_differences, why_unexpected
 from sbpair.model.entities import PROPERTY_NAMES
 from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
@@ -66,6 +65,31 @@ class Unseen:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """A backlog queue. `messages` wait to be moved, at least so many unless `exact`; None is unknown."""
+
+    path: str
+    messages: int | None = None
+    dead_letters: int | None = None
+    exact: bool = True
+    oldest_seconds: float | None = None
+    note: str = ""
+    scheduled: int | None = None
+    missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogTotal:
+    """All backlog queues of a pair together. `messages` is a minimum unless `exact`; None is unknown."""
+
+    messages: int | None
+    exact: bool
+    dead_letters: int | None
+    oldest_seconds: float | None
+    scheduled: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +184,46 @@ def with_growth(fill: Utilisation, size_bytes: int | None, seconds: float) -> Ut
     return replace(fill, size_bytes=size_bytes, bytes_per_second=(size_bytes - fill.size_bytes) / seconds)
 
 
+def queue_status(item: QueueItem) -> QueueStatus:
+    """Return the messages of an audited queue."""
+    detail = item.detail
+    counts, fill = (detail.counts, detail.fill) if detail else (None, None)
+    missing = item.outcome is Outcome.MISSING
+    return QueueStatus(
+        item.name,
+        counts.active if counts else None,
+        counts.dead_letter if counts else None,
+        oldest_seconds=fill.oldest_seconds if fill else None,
+        note="" if item.outcome is Outcome.OK else item.reason if missing else f"{item.outcome}: {item.reason}",
+        scheduled=counts.scheduled if counts else None,
+        missing=missing,
+    )
+
+
+def total_of(queues: Collection[QueueStatus]) -> BacklogTotal:
+    """Add up the queues that exist."""
+    if not queues:
+        return BacklogTotal(None, exact=False, dead_letters=None, oldest_seconds=None, scheduled=None)
+    found = [each for each in queues if not each.missing]
+    return BacklogTotal(
+        _sum([each.messages for each in found]),
+        all(each.exact and each.messages is not None for each in found),
+        _sum([each.dead_letters for each in found]),
+        max((each.oldest_seconds for each in found if each.oldest_seconds is not None), default=None),
+        _sum([each.scheduled for each in found]),
+    )
+
+
 def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
     detail = QueueFinding(change.index, differences=change.differences, fill=fill)
     if change.state:
         detail = replace(detail, counts=change.state.counts, partitioned=change.state.partitioned)
     match change.kind:
-        case ChangeKind.CREATE:
-            return ReportItem(change.path, Outcome.MISSING, "missing: sbpair provision creates it", detail)
-        case ChangeKind.DRIFTED:
-            return ReportItem(change.path, Outcome.DRIFTED, describe_differences(change.differences), detail)
-        case ChangeKind.UNCHANGED:
+        case Outcome.MISSING:
+            return ReportItem(change.path, change.kind, "missing: sbpair provision creates it", detail)
+        case Outcome.DRIFTED:
+            return ReportItem(change.path, change.kind, describe_differences(change.differences), detail)
+        case Outcome.EXISTING:
             return ReportItem(change.path, Outcome.OK, "", detail)
     reason = why_unexpected(change.index, count)
     status = change.state.spec.status if change.state else ACTIVE
@@ -178,3 +232,9 @@ def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
         detail = replace(detail, differences=differences)
         reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
     return ReportItem(change.path, Outcome.EXTRA, reason, detail)
+
+
+def _sum(figures: list[int | None]) -> int | None:
+    """Return the sum of the known figures; None if there are figures, and none of them is known."""
+    known = [each for each in figures if each is not None]
+    return None if figures and not known else sum(known)

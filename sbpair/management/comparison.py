@@ -1,4 +1,4 @@
-"""Desired entities compared with those of a namespace: missing, unchanged, drifted or unexpected.
+"""Desired entities compared with those of a namespace: missing, existing, drifted or extra; the order to create them.
 
 Pure: a plan is data, and nothing here reads, creates or changes an entity. A backlog queue is an entity with an index.
 Provision, audit, prune, partition and status all decide by these plans.
@@ -6,17 +6,18 @@ Provision, audit, prune, partition and status all decide by these plans.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import Enum, auto
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.errors import Unsafe, UsageError
 from sbpair.model import tiers
 from sbpair.model.durations import TICKS_PER_SECOND, TIMESPAN_MAX_DAYS, ticks
-from sbpair.model.entities import DURATIONS, NAMES, PROPERTY_NAMES, Described, Rule, Subscription, Topic
+from sbpair.model.entities import DEFAULT_RULE, DURATIONS, NAMES, PROPERTY_NAMES, Described, Rule, Subscription, Topic
 from sbpair.model.queues import Difference, QueueSpec, QueueState
+from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -26,29 +27,21 @@ if TYPE_CHECKING:
 MAX_CREATES = 1_000
 
 FORWARDS = ("forward_to", "forward_dead_lettered_messages_to")
+RULES = "Rules"
 
 Key = tuple[str, str]
 """The kind of names that an entity shares, and its path: the service compares without regard to case."""
 
 
-class ChangeKind(Enum):
-    """How a desired entity and the namespace relate. Only CREATE leads to an action: drift is reported, not changed."""
-
-    CREATE = auto()
-    UNCHANGED = auto()
-    DRIFTED = auto()
-    UNEXPECTED = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entity of a plan.
+    """One entity of a plan. `kind` is MISSING, EXISTING, DRIFTED or EXTRA; only MISSING leads to an action.
 
     `index` is a backlog queue's, None for all others. `state` is a backlog queue as it was read, None where it is
     missing.
     """
 
-    kind: ChangeKind
+    kind: Outcome
     entity: Described
     index: int | None = None
     state: QueueState | None = None
@@ -62,7 +55,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Changes in order: each entity after those it needs, backlog queues by index, unexpected ones last.
+    """Changes in order: each entity after those it needs, backlog queues by index, extra ones last.
 
     `default_rules` are the service's own rules to delete from new subscriptions. They accept every message, so each is
     deleted once the desired rules exist: a message too many for a moment, none too few.
@@ -71,13 +64,13 @@ class Plan:
     changes: tuple[Change, ...] = ()
     default_rules: tuple[Rule, ...] = ()
 
-    def of(self, kind: ChangeKind) -> tuple[Change, ...]:
+    def of(self, kind: Outcome) -> tuple[Change, ...]:
         """Return the changes of one kind, in order."""
         return tuple(change for change in self.changes if change.kind is kind)
 
     @property
     def creates(self) -> tuple[Change, ...]:
-        return self.of(ChangeKind.CREATE)
+        return self.of(Outcome.MISSING)
 
 
 def entity_key(entity: Described) -> Key:
@@ -106,9 +99,9 @@ def compare(
     With `only`, just these fields are compared.
     """
     if actual is None:
-        return Change(ChangeKind.CREATE, entity, index)
+        return Change(Outcome.MISSING, entity, index)
     found = (*differences(entity, actual, only), *more)
-    return Change(ChangeKind.DRIFTED if found else ChangeKind.UNCHANGED, entity, index, state, found)
+    return Change(Outcome.DRIFTED if found else Outcome.EXISTING, entity, index, state, found)
 
 
 def compare_backlog_queue(spec: QueueSpec, index: int, state: QueueState | None, tier: Tier) -> Change:
@@ -135,15 +128,6 @@ def describe_differences(found: Iterable[Difference]) -> str:
     return ", ".join(f"{each.property} is {_text(each.actual)} and should be {_text(each.expected)}" for each in found)
 
 
-def check_plan(plan: Plan) -> None:
-    """Raise Unsafe for a plan of backlog queues that is more likely a mistake than a wish."""
-    if len(plan.creates) > MAX_CREATES:
-        raise Unsafe(
-            f"{len(plan.creates)} queues would be created, and {MAX_CREATES} is the most at once",
-            hint="check the number of backlog queues: the original used 10",
-        )
-
-
 def desired_queues(pair: Pair) -> list[QueueSpec]:
     """Return the backlog queues that the secondary should have. Raises NameInvalid where no legal path results."""
     return [backlog.queue_spec(pair.primary.name, index) for index in range(pair.backlog_queues)]
@@ -160,11 +144,77 @@ def plan_backlog(pair: Pair, actual: Iterable[QueueState], tier: Tier = tiers.ST
         compare_backlog_queue(spec, index, existing.pop(spec.path.lower(), None), tier)
         for index, spec in enumerate(desired_queues(pair))
     ]
-    unexpected = [
-        Change(ChangeKind.UNEXPECTED, state.spec, backlog.index_of(primary, state.spec.path), state)
+    extra = [
+        Change(Outcome.EXTRA, state.spec, backlog.index_of(primary, state.spec.path), state)
         for state in existing.values()
     ]
-    return Plan((*changes, *sorted(unexpected, key=_order)))
+    return Plan((*changes, *sorted(extra, key=_order)))
+
+
+def plan_entities(
+    desired: Sequence[Described],
+    actual: Mapping[Key, Described],
+    rules: Mapping[Key, Sequence[Rule]],
+    taken: Collection[Key] = (),
+) -> Plan:
+    """Compare desired entities with existing ones; leave out those whose name is `taken` by another kind.
+
+    `rules` are those of each existing subscription. Raises UsageError as `dependency_order` does.
+    """
+    declared = _rules_by_subscription(desired)
+    changes, default_rules = [], []
+    for entity in (each for each in dependency_order(desired) if entity_key(each) not in taken):
+        key = entity_key(entity)
+        names = declared.get(key, {})
+        change = compare(entity, actual.get(key), more=_unexpected_rules(names, rules.get(key, ())))
+        changes.append(change)
+        created = change.kind is Outcome.MISSING
+        if created and isinstance(entity, Subscription) and names and DEFAULT_RULE.lower() not in names:
+            default_rules.append(Rule(entity.topic, entity.name, DEFAULT_RULE))
+    return Plan(tuple(changes), tuple(default_rules))
+
+
+def needs(entity: Described) -> set[Key]:
+    """Return the keys of the entities that must exist before `entity` is created."""
+    found = {path_key(target) for name in FORWARDS if (target := getattr(entity, name, ""))}
+    return found | {_parent(entity)} if isinstance(entity, (Subscription, Rule)) else found
+
+
+def dependency_order(desired: Sequence[Described]) -> list[Described]:
+    """Sort entities so that each comes after those it needs.
+
+    Raises UsageError for a circle, for a name used twice, and for a missing topic or subscription.
+    """
+    by_key: dict[Key, Described] = {}
+    for entity in desired:
+        other = by_key.setdefault(entity_key(entity), entity)
+        if other is not entity:
+            raise UsageError(
+                f"{entity.kind} {entity.path} and {other.kind} {other.path} are one and the same name",
+                hint="the service compares names without regard to case, and a queue's with a topic's",
+            )
+    for entity in desired:
+        if isinstance(entity, (Subscription, Rule)) and _parent(entity) not in by_key:
+            of = f"subscription {entity.subscription} of" if isinstance(entity, Rule) else "topic"
+            raise UsageError(
+                f"{entity.kind} {entity.path} needs the {of} {entity.topic}, which is not described",
+                hint="describe it too: an existing one is only compared",
+            )
+    sorter = TopologicalSorter({key: sorted(needs(entity) & by_key.keys()) for key, entity in by_key.items()})
+    try:
+        return [by_key[key] for key in sorter.static_order()]
+    except CycleError as error:
+        circle = " -> ".join(by_key[key].path for key in error.args[1])
+        raise UsageError(
+            f"entities forward to each other in a circle: {circle}", hint="remove one of these forwards"
+        ) from None
+
+
+def external_targets(desired: Sequence[Described]) -> dict[Key, str]:
+    """Return the forwarding targets that are not among `desired`, by key: they must exist already."""
+    known = {entity_key(entity) for entity in desired}
+    targets = (getattr(entity, name, "") for entity in desired for name in FORWARDS)
+    return {path_key(target): target for target in targets if target and path_key(target) not in known}
 
 
 def why_unexpected(index: int | None, count: int) -> str:
@@ -222,3 +272,26 @@ def _text(value: str | int | bool) -> str:
 
 def _order(change: Change) -> tuple[bool, int, str]:
     return change.index is None, change.index or 0, change.path.lower()
+
+
+def _parent(entity: Subscription | Rule) -> Key:
+    if isinstance(entity, Rule):
+        return entity_key(Subscription(entity.topic, entity.subscription))
+    return path_key(entity.topic)
+
+
+def _rules_by_subscription(desired: Iterable[Described]) -> dict[Key, dict[str, str]]:
+    """Return each subscription's rule names, by their lower case."""
+    found: dict[Key, dict[str, str]] = {}
+    for rule in desired:
+        if isinstance(rule, Rule):
+            found.setdefault(_parent(rule), {})[rule.name.lower()] = rule.name
+    return found
+
+
+def _unexpected_rules(names: Mapping[str, str], existing: Sequence[Rule]) -> tuple[Difference, ...]:
+    unexpected = [rule.name for rule in existing if rule.name.lower() not in names]
+    if not names or not unexpected:
+        return ()
+    expected = sorted(names.values())
+    return (Difference(RULES, ", ".join(expected), ", ".join(sorted([*expected, *unexpected]))),)

@@ -13,9 +13,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 from sbpair.errors import UsageError
-from sbpair.management.comparison import Key, entity_key
+from sbpair.management.comparison import Key, dependency_order, entity_key
 from sbpair.management.entity_limits import violations
-from sbpair.management.entity_plan import dependency_order
 from sbpair.management.toml_positions import Path, TextPosition, key_positions
 from sbpair.model.connection_string import looks_like_connection_string
 from sbpair.model.durations import iso_duration, ticks

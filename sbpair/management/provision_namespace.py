@@ -16,18 +16,19 @@ from sbpair.management.comparison import (
     FORWARDS,
     MAX_CREATES,
     Change,
-    ChangeKind,
     Key,
     Plan,
     compare,
     compare_backlog_queue,
     describe_differences,
     entity_key,
+    external_targets,
+    needs,
     path_key,
     plan_backlog,
+    plan_entities,
 )
 from sbpair.management.entity_limits import fit_to_tier, tier_violations, without_namespace_partitions
-from sbpair.management.entity_plan import external_targets, needs, plan_entities
 from sbpair.model import tiers
 from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, Subscription, Topic
 from sbpair.model.queues import Difference, QueueSpec, QueueState
@@ -58,12 +59,6 @@ class EntityFinding:
 
 
 EntityItem = ReportItem[EntityFinding]
-
-_OUTCOMES = {
-    ChangeKind.CREATE: Outcome.WOULD_CREATE,
-    ChangeKind.UNCHANGED: Outcome.EXISTING,
-    ChangeKind.DRIFTED: Outcome.DRIFTED,
-}
 
 
 @dataclass(eq=False)
@@ -96,7 +91,7 @@ class NamespaceProvision:
     def items(self, *, dry_run: bool) -> list[EntityItem]:
         """Return all items in the order of the file, backlog queues by index after that."""
         taken = [self.item(entity, Outcome.FAILED, why, code) for entity, why, code in self._taken.values()]
-        known = [each for each in self.plan.changes if dry_run or each.kind is not ChangeKind.CREATE]
+        known = [each for each in self.plan.changes if dry_run or each.kind is not Outcome.MISSING]
         order = {each.path.lower(): number for number, each in enumerate(self.document.entities)}
 
         def position(item: EntityItem) -> tuple[int, int]:
@@ -114,7 +109,8 @@ class NamespaceProvision:
     def _change_item(self, change: Change) -> EntityItem:
         partitioned = change.state.partitioned if change.state else _asks_for_partitions(change.entity)
         detail = EntityFinding(self.namespace, change.entity.kind, change.index, change.differences, partitioned)
-        return ReportItem(change.path, _OUTCOMES[change.kind], describe_differences(change.differences), detail)
+        outcome = Outcome.WOULD_CREATE if change.kind is Outcome.MISSING else change.kind
+        return ReportItem(change.path, outcome, describe_differences(change.differences), detail)
 
     def _index(self, entity: Described) -> int | None:
         return backlog.index_of(self.pair.primary.name, entity.path) if type(entity) is QueueSpec else None
@@ -135,13 +131,9 @@ class NamespaceProvision:
         await self._check_forwards(desired)
         await self._check_partitions([change.entity for change in found.creates])
         queues = plan_backlog(self.pair, listed, tier).changes if self.queues else ()
-        known = [change for change in queues if change.kind is not ChangeKind.UNEXPECTED]
+        known = [change for change in queues if change.kind is not Outcome.EXTRA]
         self.plan, self.listed = Plan((*found.changes, *known), found.default_rules), len(listed)
-
-    def check_creates(self) -> None:
-        """Raise Unsafe for more creations than a namespace can hold."""
-        count = len(self.plan.creates)
-        if count > MAX_CREATES:
+        if (count := len(self.plan.creates)) > MAX_CREATES:
             raise errors.Unsafe(
                 f"{count} entities would be created in {self.namespace}, and {MAX_CREATES} is the most at once",
                 hint="make the file smaller: a namespace of Standard holds 10000 entities",

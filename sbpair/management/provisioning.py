@@ -16,7 +16,7 @@ from sbpair import backlog
 from sbpair.azure import open_namespace
 from sbpair.azure.interfaces import NamespaceControl
 from sbpair.azure.retry import attempt
-from sbpair.errors import ExitCode, NameInvalid, UsageError
+from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError
 from sbpair.management.calls import (
     CALLS_A_SECOND,
     FIRST_SECOND_CALLS,
@@ -29,10 +29,9 @@ from sbpair.management.calls import (
     first_error,
     gather_all,
 )
-from sbpair.management.comparison import check_plan, desired_queues, plan_backlog
+from sbpair.management.comparison import MAX_CREATES, dependency_order, desired_queues
 from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.entity_limits import violations
-from sbpair.management.entity_plan import dependency_order
 from sbpair.management.provision_namespace import EntityFinding, EntityItem, NamespaceProvision
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup
 from sbpair.model.queues import Listed, QueueProvisioned, QueueSpec, Retrying
@@ -67,7 +66,11 @@ async def provision(
     """
     # Wrong names or numbers are reported before any call.
     queues = desired_queues(pair)
-    check_plan(plan_backlog(pair, ()))
+    if len(queues) > MAX_CREATES:
+        raise Unsafe(
+            f"{len(queues)} queues would be created, and {MAX_CREATES} is the most at once",
+            hint="check the number of backlog queues: the original used 10",
+        )
     check_document(pair, entities)
     open_side = opens or partial(open_namespace, group=group)
     halt = Halt(stop or asyncio.Event())
@@ -127,8 +130,6 @@ async def _provision(
     if not await _unless_stopped(halt, gather_all(side.read() for side in sides)):
         return Report(tuple(side.item(each, Outcome.NOT_TRIED, STOPPED) for side in sides for each in side.desired))
     on_event(Listed(sides[-1].namespace, sides[-1].listed))
-    for side in sides:
-        side.check_creates()
     if not dry_run:
         await _create(sides, halt, grace_seconds, on_event)
     return Report(tuple(item for side in sides for item in side.items(dry_run=dry_run)))

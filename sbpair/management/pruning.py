@@ -20,7 +20,6 @@ from sbpair.azure.retry import attempt
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.management.comparison import (
     Change,
-    ChangeKind,
     check_removable,
     desired_queues,
     plan_backlog,
@@ -58,7 +57,7 @@ QueueReport = Report[QueueFinding]
 
 def planned_removals(pair: Pair, actual: Collection[QueueState]) -> list[QueueItem]:
     """Return every unexpected queue of `pair`, by index: to remove, or to keep and why. Pure."""
-    unexpected = plan_backlog(pair, actual).of(ChangeKind.UNEXPECTED)
+    unexpected = plan_backlog(pair, actual).of(Outcome.EXTRA)
     return [_planned(each, pair.backlog_queues) for each in unexpected]
 
 

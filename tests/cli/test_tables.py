@@ -25,8 +25,7 @@ from sbpair.cli.render.table import Layout, columns, cut
 from sbpair.doctor.check import failed, note, ok, unknown
 from sbpair.errors import AccessError, EntityMissing
 from sbpair.failover.pinger import Health, PingResult
-from sbpair.management.audit_findings import Audit, DestinationSummary
-from sbpair.management.backlog_status import QueueStatus
+from sbpair.management.audit_findings import Audit, DestinationSummary, QueueStatus
 from sbpair.management.partitioning import PartitionedEntityState
 from sbpair.management.provision_namespace import EntityFinding
 from sbpair.model.connection_string import endpoint_from_connection_string

@@ -23,7 +23,8 @@ from sbpair.management.audit_findings import (
     utilisation,
     with_growth,
 )
-from sbpair.management.comparison import ChangeKind, Plan, check_plan, check_removable, plan_backlog
+from sbpair.management.comparison import Plan, check_removable, plan_backlog
+from sbpair.management.provisioning import provision
 from sbpair.management.pruning import planned_removals
 from sbpair.model.queues import Counts, Difference, QueueSpec, QueueState, Usage, Utilisation
 from sbpair.model.report import Outcome
@@ -47,7 +48,7 @@ def planned(count: int, actual: list[QueueState], tier: Tier = STANDARD) -> Plan
 
 
 def unchanged(plan: Plan) -> bool:
-    return all(change.kind is ChangeKind.UNCHANGED for change in plan.changes)
+    return all(change.kind is Outcome.EXISTING for change in plan.changes)
 
 
 def applied(plan: Plan, actual: list[QueueState]) -> list[QueueState]:
@@ -64,12 +65,12 @@ def test_on_an_empty_namespace_everything_is_created_in_order() -> None:
 def test_a_namespace_as_it_should_be_needs_nothing() -> None:
     plan = planned(3, [state(2), state(0), state(1)])
     assert unchanged(plan)
-    assert [match.index for match in plan.of(ChangeKind.UNCHANGED)] == [0, 1, 2]
+    assert [match.index for match in plan.of(Outcome.EXISTING)] == [0, 1, 2]
 
 
 def test_drift_names_property_expected_and_actual() -> None:
     there = state(0, lock_duration="PT30S", max_delivery_count=10, requires_session=True)
-    [drift] = planned(1, [there]).of(ChangeKind.DRIFTED)
+    [drift] = planned(1, [there]).of(Outcome.DRIFTED)
     assert drift.differences == (
         Difference("LockDuration", "PT1M", "PT30S"),
         Difference("MaxDeliveryCount", 2147483647, 10),
@@ -101,7 +102,7 @@ def test_equal_properties_are_no_drift(there: QueueState) -> None:
     ],
 )
 def test_other_properties_are_drift(there: QueueState, name: str) -> None:
-    [drift] = planned(1, [there]).of(ChangeKind.DRIFTED)
+    [drift] = planned(1, [there]).of(Outcome.DRIFTED)
     assert [each.property for each in drift.differences] == [name]
 
 
@@ -117,21 +118,21 @@ def test_a_partitioned_queue_of_standard_is_no_drift() -> None:
 @pytest.mark.parametrize("size", [5120, 16384, 20480, 81920])
 def test_a_partitioned_queue_of_premium_is_not_divided(size: int) -> None:
     there = state(0, max_size_in_megabytes=size, partitioned=True)
-    drifted = planned(1, [there], PREMIUM).of(ChangeKind.DRIFTED)
+    drifted = planned(1, [there], PREMIUM).of(Outcome.DRIFTED)
     found = [difference for drift in drifted for difference in drift.differences]
     assert found == ([] if size == 5120 else [Difference("MaxSizeInMegabytes", 5120, size)])
 
 
 def test_partitioned_queue_drifts_by_its_chosen_size() -> None:
     there = state(0, max_size_in_megabytes=16384, partitioned=True)
-    [drift] = planned(1, [there]).of(ChangeKind.DRIFTED)
+    [drift] = planned(1, [there]).of(Outcome.DRIFTED)
     assert drift.differences == (Difference("MaxSizeInMegabytes", 5120, 1024),)
 
 
 def test_unexpected_queues_exceed_the_count_or_have_no_index() -> None:
     plan = planned(1, [state("x"), state(0), state(12), state(7), state("007")])
-    assert [extra.index for extra in plan.of(ChangeKind.UNEXPECTED)] == [7, 12, None, None]
-    assert [extra.path.rsplit("/", 1)[1] for extra in plan.of(ChangeKind.UNEXPECTED)] == ["7", "12", "007", "x"]
+    assert [extra.index for extra in plan.of(Outcome.EXTRA)] == [7, 12, None, None]
+    assert [extra.path.rsplit("/", 1)[1] for extra in plan.of(Outcome.EXTRA)] == ["7", "12", "007", "x"]
 
 
 def test_queues_outside_the_prefix_are_ignored() -> None:
@@ -147,16 +148,15 @@ def test_applied_plan_leaves_nothing_to_create(count: int, there: set[int | str]
     actual = [state(index) for index in there]
     plan = planned(count, actual)
     again = planned(count, applied(plan, actual))
-    same = again.of(ChangeKind.UNCHANGED)
-    assert again == Plan((*same, *plan.of(ChangeKind.UNEXPECTED)))
+    same = again.of(Outcome.EXISTING)
+    assert again == Plan((*same, *plan.of(Outcome.EXTRA)))
     assert [match.index for match in same] == list(range(count))
-    assert len(plan.creates) + len(plan.of(ChangeKind.UNCHANGED)) == count
+    assert len(plan.creates) + len(plan.of(Outcome.EXISTING)) == count
 
 
-def test_a_plan_that_creates_thousands_of_queues_is_refused() -> None:
-    check_plan(planned(1000, []))
+async def test_provisioning_of_thousands_of_queues_is_refused() -> None:
     with pytest.raises(Unsafe, match="1001 queues"):
-        check_plan(planned(1001, []))
+        await provision(unconnected_pair(1001))
 
 
 paths = st.one_of(

@@ -9,8 +9,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sbpair.errors import UsageError
-from sbpair.management.comparison import Change, ChangeKind, Key, Plan, differences, entity_key
-from sbpair.management.entity_plan import dependency_order, external_targets, needs, plan_entities
+from sbpair.management.comparison import (
+    Change,
+    Key,
+    Plan,
+    dependency_order,
+    differences,
+    entity_key,
+    external_targets,
+    needs,
+    plan_entities,
+)
 from sbpair.model.entities import (
     DEFAULT_RULE,
     AnyEntity,
@@ -22,6 +31,7 @@ from sbpair.model.entities import (
     Topic,
 )
 from sbpair.model.queues import Difference
+from sbpair.model.report import Outcome
 
 DEFAULT = Rule("", "", DEFAULT_RULE)
 
@@ -58,7 +68,7 @@ class Namespace:
 
 
 def existing(plan: Plan) -> list[Change]:
-    return [each for each in plan.changes if each.kind is not ChangeKind.CREATE]
+    return [each for each in plan.changes if each.kind is not Outcome.MISSING]
 
 
 NAMES = st.sampled_from(["a", "b", "C", "d/e"])
@@ -138,7 +148,7 @@ def test_where_no_rules_are_given_any_are_as_well() -> None:
 def test_a_rule_that_is_missing_is_created_beside_those_that_are_there() -> None:
     rule = Rule("t", "s", "eu", SqlFilter("a=1"))
     found = Namespace([Topic("t"), Subscription("t", "s")]).plan([Topic("t"), Subscription("t", "s"), rule])
-    assert (found.creates, found.default_rules) == ((Change(ChangeKind.CREATE, rule),), ())
+    assert (found.creates, found.default_rules) == ((Change(Outcome.MISSING, rule),), ())
 
 
 def test_a_circle_of_forwards_is_refused_and_named() -> None:

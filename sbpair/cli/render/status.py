@@ -10,7 +10,7 @@ from sbpair.cli.render.table import YELLOW, coloured, columns
 
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError
-    from sbpair.management.backlog_status import BacklogTotal, QueueStatus
+    from sbpair.management.audit_findings import BacklogTotal, QueueStatus
     from sbpair.status import DestinationStatus, OutboxStatus, SideStatus, Status
 
 
