@@ -55,7 +55,7 @@ async def open_atom(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -
 
 
 class AtomNamespace:
-    """Implements each protocol of `interfaces` except DestinationControl. Get one from `open_atom`.
+    """Implements each protocol of `interfaces`. Get one from `open_atom`.
 
     Every method raises only errors of `sbpair.errors`, and may be called by several coroutines at once.
     """

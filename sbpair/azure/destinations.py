@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.atom import open_atom
 from sbpair.azure.interfaces import DestinationEntity
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sbpair.azure.atom import AtomNamespace
-    from sbpair.azure.interfaces import DestinationControl
     from sbpair.model.pair import Endpoint
 
 MAX_SUBSCRIPTIONS = 100
@@ -30,14 +29,14 @@ MAX_SUBSCRIPTIONS = 100
 @asynccontextmanager
 async def open_destinations(
     endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS, max_subscriptions: int = MAX_SUBSCRIPTIONS
-) -> AsyncIterator[DestinationControl]:
+) -> AsyncIterator[DestinationCache]:
     """Open the destinations of `endpoint`. Nothing is connected before the first call."""
     async with open_atom(endpoint, call_seconds=call_seconds) as namespace:
         yield DestinationCache(namespace, max_subscriptions)
 
 
 class DestinationCache:
-    """`DestinationControl` of one namespace. Get one from `open_destinations`."""
+    """The destinations of one namespace, each read once. Every method raises only errors of `sbpair.errors`."""
 
     def __init__(self, namespace: AtomNamespace, max_subscriptions: int = MAX_SUBSCRIPTIONS) -> None:
         self._namespace = namespace
@@ -48,39 +47,27 @@ class DestinationCache:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def tier(self) -> str:
+        """Return `Basic`, `Standard` or `Premium`."""
         async with self._locks[""]:
             if self._tier is None:
                 self._tier = await self._namespace.tier_name()
         return self._tier
 
     async def get(self, path: str) -> DestinationEntity:
+        """Read a queue or a topic. Raises EntityMissing where neither exists."""
         name = path.lower()
         async with self._locks[name]:
             if name not in self._found:
                 self._found[name] = await self._read(path)
         return self._found[name]
 
-    async def filters_of(self, path: str) -> int:
-        return (await self.get(path)).filters or 0
-
     async def _read(self, path: str) -> DestinationEntity:
         try:
             queue = await self._namespace.read_effective(Queue(path))
         except NameTaken:
             topic = await self._namespace.read_effective(Topic(path))
-            return DestinationEntity(
-                path,
-                is_topic=True,
-                filters=await self._count_filters(path),
-                message_bytes=_message_bytes(topic),
-                detects_duplicates=topic.requires_duplicate_detection,
-            )
-        return DestinationEntity(
-            path,
-            requires_session=queue.requires_session,
-            message_bytes=_message_bytes(queue),
-            detects_duplicates=queue.requires_duplicate_detection,
-        )
+            return _described(topic, is_topic=True, filters=await self._count_filters(path))
+        return _described(queue, requires_session=queue.requires_session)
 
     async def _count_filters(self, topic: str) -> int:
         subscriptions = await self._namespace.subscriptions(topic)
@@ -90,6 +77,11 @@ class DestinationCache:
         return count
 
 
-def _message_bytes(entity: Queue | Topic) -> int | None:
+def _described(entity: Queue | Topic, **own: Any) -> DestinationEntity:
     kilobytes = entity.max_message_size_in_kilobytes
-    return kilobytes * 1024 if kilobytes else None
+    return DestinationEntity(
+        entity.path,
+        message_bytes=kilobytes * 1024 if kilobytes else None,
+        detects_duplicates=entity.requires_duplicate_detection,
+        **own,
+    )

@@ -100,16 +100,3 @@ class DestinationEntity:
     filters: int | None = 0
     message_bytes: int | None = None
     detects_duplicates: bool | None = None
-
-
-class DestinationControl(Protocol):
-    """The destinations of one namespace, each read once. Every method raises only errors of `sbpair.errors`."""
-
-    async def tier(self) -> str:
-        """Return `Basic`, `Standard` or `Premium`."""
-
-    async def get(self, path: str) -> DestinationEntity:
-        """Read a queue or a topic. Raises EntityMissing where neither exists."""
-
-    async def filters_of(self, path: str) -> int:
-        """Count the filters that evaluate each message sent there: 0 for a queue. Raises EntityMissing."""

@@ -14,7 +14,7 @@ from sbpair.move.message.route import TimeToLive
 from sbpair.move.rate_limit import RateLimiter, credits_of
 
 if TYPE_CHECKING:
-    from sbpair.azure.interfaces import DestinationControl
+    from sbpair.azure.destinations import DestinationCache
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def effective_limits(limits: MoveLimits, tiers: PairTiers) -> EffectiveLimits:
     )
 
 
-async def tier_of(control: DestinationControl) -> str | None:
+async def tier_of(control: DestinationCache) -> str | None:
     """Return a namespace's tier; None without permission or an answer."""
     try:
         return await control.tier()
@@ -76,14 +76,14 @@ async def tier_of(control: DestinationControl) -> str | None:
 class SendCosts:
     """Credits of the primary per message, by destination: one, and one for each filter of its subscriptions."""
 
-    control: DestinationControl
+    control: DestinationCache
     may_ask: bool = True
 
     async def of(self, destination: str) -> int:
         """Return the credits of one message. Never raises: it assumes one filter instead."""
         try:
             if self.may_ask:
-                return 1 + await self.control.filters_of(destination)
+                return 1 + ((await self.control.get(destination)).filters or 0)
         except NotAuthorized:
             self.may_ask = False
         except SbpairError as error:

@@ -60,7 +60,7 @@ async def test_queues_and_topics_are_distinguished() -> None:
             assert await asked.get("events") == DestinationEntity(
                 "events", is_topic=True, message_bytes=limit, detects_duplicates=False
             )
-            assert await asked.filters_of("orders") == 0
+            assert (await asked.get("orders")).filters == 0
 
 
 async def test_premium_reports_its_larger_message_size() -> None:
@@ -80,7 +80,7 @@ async def test_every_filter_of_every_subscription_is_counted() -> None:
         topic.subscription("some").add_rule(SubscriptionRule("red", SqlRuleFilter("colour = 'red'")))
         topic.subscription("none").remove_rule("$Default")
         async with open_destinations(endpoint) as asked:
-            assert await asked.filters_of("events") == 4
+            assert (await asked.get("events")).filters == 4
             # It is what the namespace itself counts for each message that is sent.
             assert topic.credits_per_message == 1 + 4
 
@@ -117,7 +117,7 @@ async def test_only_the_first_subscriptions_are_asked_for_their_filters() -> Non
         for number in range(105):  # more than one page
             topic.create_subscription(f"s{number}")
         async with open_destinations(endpoint, max_subscriptions=2) as asked:
-            assert await asked.filters_of("events") == 105
+            assert (await asked.get("events")).filters == 105
 
 
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

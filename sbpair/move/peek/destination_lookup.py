@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from sbpair.amqp_client.client import AmqpClient, GetToken
-    from sbpair.azure.interfaces import DestinationControl
+    from sbpair.azure.destinations import DestinationCache
     from sbpair.model.pair import Endpoint
 
 MAX_DESTINATIONS = 1_000
@@ -41,7 +41,7 @@ class DestinationLookup:
     """Cached lookup of destinations in the primary. `unavailable` is why it stopped, or empty."""
 
     def __init__(
-        self, endpoint: Endpoint, control: DestinationControl, stack: AsyncExitStack, get_token: GetToken | None
+        self, endpoint: Endpoint, control: DestinationCache, stack: AsyncExitStack, get_token: GetToken | None
     ) -> None:
         self._endpoint = endpoint
         self._control = control
