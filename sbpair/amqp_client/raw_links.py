@@ -15,7 +15,7 @@ from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
-from sbpair.amqp.conditions import error_of, is_idle_detach, lost_error
+from sbpair.amqp.conditions import RETRY_HINT, error_of, is_idle_detach, lost_error
 from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached, Sent
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
 from sbpair.amqp.session import WindowOpened
@@ -23,7 +23,6 @@ from sbpair.amqp.types import Symbol
 
 if TYPE_CHECKING:
     from sbpair.amqp import link as amqp
-    from sbpair.amqp.link import Delivery
     from sbpair.amqp.session import Session
     from sbpair.amqp_client.stream import Stream
 
@@ -39,8 +38,6 @@ ANSWER_SECONDS = 60.0
 STOP_SECONDS = 2.0
 
 _id_of, _context_of, _settled_of = map(attrgetter, ("id", "context", "settled"))
-
-_RETRY_HINT = "retry in a minute"
 
 
 def dead_letter(reason: str, description: str) -> Rejected:
@@ -110,20 +107,17 @@ class PendingSettlement:
 
     def refused(self, error: errors.SbpairError) -> None:
         """Fail everything still unanswered."""
-        self._fail_rest(error)
+        self.failures += [(delivery, error) for delivery in self._open.values()]
+        self._open.clear()
         self._check_done()
 
     def _expire(self, seconds: float, asked_at: float) -> None:
-        self.refused(self._doubt(f"within {seconds:g} s", _RETRY_HINT))
+        self.refused(self._doubt(f"within {seconds:g} s", RETRY_HINT))
         self._link.stream.check_silence(asked_at)
 
     def _check_done(self) -> None:
         if not self._open and not self._done.done():
             self._done.set_result(None)
-
-    def _fail_rest(self, error: errors.SbpairError) -> None:
-        self.failures += [(delivery, error) for delivery in self._open.values()]
-        self._open.clear()
 
     def _doubt(self, why: str, hint: str) -> errors.InDoubt:
         return errors.InDoubt(f"{self._doing}: no answer came {why}", hint=hint)
@@ -134,9 +128,9 @@ class PendingSettlement:
         if type(state) is type(self._asked):
             return None
         if state is None:
-            return self._doubt("(it was settled without an outcome)", _RETRY_HINT)
+            return self._doubt("(it was settled without an outcome)", RETRY_HINT)
         return errors.Unreachable(
-            f"{self._doing}: the service answered {type(state).__name__.lower()}", hint=_RETRY_HINT
+            f"{self._doing}: the service answered {type(state).__name__.lower()}", hint=RETRY_HINT
         )
 
     def _judge_rejected(self, reported: Error | None) -> errors.SbpairError | None:
@@ -144,7 +138,7 @@ class PendingSettlement:
             return None
         error = error_of(reported or Error("amqp:not-allowed", "rejected"), self._doing)
         # The service timed out: it may have accepted the message.
-        return self._doubt(f"({error.message})", _RETRY_HINT) if isinstance(error, errors.TimedOut) else error
+        return self._doubt(f"({error.message})", RETRY_HINT) if isinstance(error, errors.TimedOut) else error
 
 
 class ClientLink:
@@ -181,7 +175,7 @@ class ClientLink:
             self.close()
             self.stream.check_silence(asked_at)
             raise errors.TimedOut(
-                f"link to {self.address!r}: no answer within {seconds:g} s", hint=_RETRY_HINT
+                f"link to {self.address!r}: no answer within {seconds:g} s", hint=RETRY_HINT
             ) from None
         except BaseException:
             self.close()
@@ -272,7 +266,7 @@ class RawSender(ClientLink):
             async with asyncio.timeout(seconds):
                 await self._credit()
         except TimeoutError:
-            raise errors.TimedOut(f"{self.address!r} granted no credit for {seconds:g} s", hint=_RETRY_HINT) from None
+            raise errors.TimedOut(f"{self.address!r} granted no credit for {seconds:g} s", hint=RETRY_HINT) from None
 
     async def send(self, payload: bytes, *, message_format: int = 0, seconds: float = ANSWER_SECONDS) -> None:
         """Send one message and wait for the outcome.
@@ -292,7 +286,7 @@ class RawSender(ClientLink):
         if self.error is not None:
             raise self.error
         if self.credit == 0:
-            raise errors.TimedOut(f"{self.address!r} has no credit now", hint=_RETRY_HINT)
+            raise errors.TimedOut(f"{self.address!r} has no credit now", hint=RETRY_HINT)
         waiting = PendingSettlement(ACCEPTED, f"sending to {self.address!r}", self)
         tag = next(self._tags).to_bytes(8)
         waiting.sent(self._link.send(payload, tag, message_format=message_format, context=waiting))
@@ -436,7 +430,7 @@ class RawReceiver(ClientLink):
             self._link.session.dispose(first, last, outcome, receiver=True, settled=False)
         self.stream.flush_soon()
         await waiting.wait(seconds)
-        lost = errors.MessageLockLost(f"settling in {self.address!r}: the lock was lost", hint=_RETRY_HINT)
+        lost = errors.MessageLockLost(f"settling in {self.address!r}: the lock was lost", hint=RETRY_HINT)
         failures = [(delivery, error) for delivery, error in waiting.failures if delivery is not None]
         return failures + [(delivery, lost) for delivery in taken_back]
 

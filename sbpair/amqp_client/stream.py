@@ -11,7 +11,7 @@ import logging
 import ssl
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from sbpair.amqp.conditions import lost_error
@@ -27,6 +27,7 @@ from sbpair.model.reachability import CONNECT_SECONDS, REACH_HINT, unreachable
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Link
+    from sbpair.amqp_client.raw_links import ClientLink
     from sbpair.model.pair import Endpoint
 
 log = logging.getLogger(__name__)
@@ -41,14 +42,6 @@ _link_of = attrgetter("link")
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
 
 
-class Owner(Protocol):
-    """The context of a link: receives its events, and the end of it."""
-
-    def on_event(self, event: Any) -> None: ...
-    def on_deliveries(self, deliveries: list[Delivery]) -> None: ...
-    def on_lost(self, error: SbpairError) -> None: ...
-
-
 class Stream(asyncio.Protocol):
     """The protocol of a connection's socket."""
 
@@ -61,7 +54,7 @@ class Stream(asyncio.Protocol):
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.error: SbpairError | None = None
         self.lost = asyncio.Event()
-        self.owners: dict[Owner, None] = {}
+        self.owners: dict[ClientLink, None] = {}
         self._closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._flushing = False

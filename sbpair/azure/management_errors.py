@@ -59,16 +59,6 @@ class ServiceResponse:
         return self.status == 409 and self.sub_code != CONFLICT_IN_PROGRESS
 
     @property
-    def wants_partitions(self) -> bool:
-        """Whether a Premium namespace, partitioned as a whole, refuses an entity without partitions."""
-        return self.status == 400 and "non-partitioned entities are not allowed" in self.detail.lower()
-
-    @property
-    def of_resource_manager(self) -> bool:
-        """Whether it is Resource Manager's, whose texts begin with a code."""
-        return self.detail.startswith("(")
-
-    @property
     def is_about_the_place(self) -> bool:
         """Whether Resource Manager has no such subscription, resource group or namespace."""
         if self.detail.startswith(("(ResourceNotFound)", "(ParentResourceNotFound)")):
@@ -159,10 +149,16 @@ def _translation(answer: ServiceResponse, what: str, namespace: str, key_source:
     if answer.status == 401:
         return _unauthorized(answer, what, namespace, key_source)
     if answer.status == 403 and answer.sub_code != NAMESPACE_IS_FULL:
-        hint = _ROLE_HINT if answer.of_resource_manager else _CLAIM_HINT
+        # Resource Manager's texts begin with a code.
+        hint = _ROLE_HINT if answer.detail.startswith("(") else _CLAIM_HINT
         return errors.NotAuthorized(f"cannot {what}: {namespace} refuses it (403)", hint=hint)
     if answer.status in (404, 410):
-        return _nowhere(what, namespace) if answer.is_about_the_place else missing(what, namespace)
+        if not answer.is_about_the_place:
+            return missing(what, namespace)
+        return errors.UsageError(
+            f"cannot {what}: no namespace {namespace} in that subscription and resource group",
+            hint="check --subscription and --resource-group: az servicebus namespace list shows them",
+        )
     if answer.sub_code == CONFLICT_IN_PROGRESS:
         return errors.Unavailable(
             f"cannot {what}: {namespace} is still busy with it ({answer.status})", hint="retry in a minute"
@@ -177,7 +173,9 @@ def _translation(answer: ServiceResponse, what: str, namespace: str, key_source:
         return errors.Unavailable(
             f"cannot {what}: {namespace} answered {answer.status}", hint="the service may be busy: retry in a minute"
         )
-    refusal = errors.PartitionsWanted if answer.wants_partitions else errors.ServiceRefused
+    # Of a Premium namespace that is partitioned as a whole.
+    wants_partitions = answer.status == 400 and "non-partitioned entities are not allowed" in answer.detail.lower()
+    refusal = errors.PartitionsWanted if wants_partitions else errors.ServiceRefused
     return refusal(
         f"cannot {what}: {namespace} refused it ({answer.status}): {answer.detail[:MAX_DETAIL_CHARACTERS]}",
         condition=answer.sub_code or str(answer.status),
@@ -200,13 +198,6 @@ def _unauthorized(answer: ServiceResponse, what: str, namespace: str, key_source
 def missing(what: str, namespace: str) -> errors.SbpairError:
     return errors.EntityMissing(
         f"cannot {what}: {namespace} has no such entity", hint="list the queues with sbpair audit"
-    )
-
-
-def _nowhere(what: str, namespace: str) -> errors.SbpairError:
-    return errors.UsageError(
-        f"cannot {what}: no namespace {namespace} in that subscription and resource group",
-        hint="check --subscription and --resource-group: az servicebus namespace list shows them",
     )
 
 

@@ -129,7 +129,7 @@ async def holds_message(endpoint: Endpoint, get_token: GetToken | None, sleep: S
     Raises AccessError, EntityMissing, Unavailable.
     """
     clock = time.monotonic
-    peeker = Peeker(endpoint, get_token, RateLimiter(clock()), clock, sleep, _ignore, limit=1)
+    peeker = Peeker(endpoint, get_token, RateLimiter(clock()), clock, sleep, lambda _event: None, limit=1)
     for part in (path, f"{path}/{DEAD_LETTERS}"):
         position = PeekPosition(part)
         await peeker.peek(position, _skip)
@@ -139,10 +139,6 @@ async def holds_message(endpoint: Endpoint, get_token: GetToken | None, sleep: S
 
 
 async def _skip(_message: PeekedMessage) -> None:
-    return
-
-
-def _ignore(_event: object) -> None:
     return
 
 
