@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, cast
 
+from sbpair.azure.atom_decode import state_of
 from sbpair.model import tiers
 from sbpair.model.entities import (
+    CORRELATION_KEYS,
     NAMES,
     CorrelationFilter,
     Described,
@@ -23,7 +24,7 @@ from sbpair.model.entities import (
     Topic,
     with_defaults,
 )
-from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
+from sbpair.model.queues import QueueSpec, QueueState
 
 Json = Mapping[str, Any]
 Named = TypeVar("Named", bound=Described)
@@ -31,7 +32,6 @@ Sized = TypeVar("Sized", bound=Queue | Topic)
 
 # Premium refuses these on an entity; false is the service's own default.
 SENT_IF_TRUE: Final = frozenset({"enable_partitioning", "enable_express"})
-CORRELATION_KEYS: Final = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
 
 
 def name_of(path: str) -> str:
@@ -103,31 +103,7 @@ def _read_rule(named: Rule, properties: Json) -> Rule:
 
 def arm_state(path: str, properties: Json, *, counted: bool = False) -> QueueState:
     """Convert a queue, with the size that the service reports, and with its counts if `counted`."""
-    partitioned = bool(properties.get("enablePartitioning"))
-    known = (arm_counts(properties), _usage(properties)) if counted else ()
-    return QueueState(read(QueueSpec(path), properties), partitioned, *known)
-
-
-def arm_counts(properties: Json) -> Counts:
-    details = properties.get("countDetails") or {}
-    return Counts(
-        active=details.get("activeMessageCount") or 0,
-        dead_letter=details.get("deadLetterMessageCount") or 0,
-        scheduled=details.get("scheduledMessageCount") or 0,
-        total=properties.get("messageCount") or 0,
-        transfer=details.get("transferMessageCount") or 0,
-        transfer_dead_letter=details.get("transferDeadLetterMessageCount") or 0,
-    )
-
-
-def _usage(properties: Json) -> Usage:
-    times = (properties.get(name) for name in ("createdAt", "updatedAt", "accessedAt"))
-    return Usage(properties.get("sizeInBytes"), *(epoch_seconds(each) for each in times))
-
-
-def epoch_seconds(text: str | None) -> float | None:
-    """Return seconds since 1970. The service writes the year 1 for a time that never was: None."""
-    if not text:
-        return None
-    at = datetime.fromisoformat(text)
-    return None if at.year == 1 else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    reported = {**properties, **(properties.get("countDetails") or {})}
+    # Atom has the same names, with a capital letter.
+    found = {name[:1].upper() + name[1:]: value for name, value in reported.items() if value is not None}
+    return state_of(read(QueueSpec(path), properties), found, counted=counted)

@@ -15,7 +15,6 @@ from sbpair.azure.arm_json import with_chosen_size
 from sbpair.azure.atom_client import AtomClient, open_client
 from sbpair.azure.atom_decode import (
     bytes_of,
-    count_figures,
     counts_of,
     description_of,
     has_content,
@@ -126,17 +125,18 @@ class AtomNamespace:
 
     async def counts(self, path: str) -> Counts:
         with self._reading(f"count the messages of {path}") as what:
-            return counts_of(await self._described(what, Queue.kind, path))
+            state = queue_state(path, await self._described(what, Queue.kind, path), counted=True)
+        return state.counts or Counts()
 
     async def exact_counts(self, path: str) -> Counts:
         with self._reading(f"count the messages of {path}") as what:
-            found = await self._described(what, Queue.kind, path)
-            if any(figure is None for figure in count_figures(found)):
-                raise ServiceRefused(
-                    f"{self._namespace} does not report how many messages {path} holds",
-                    hint="only queues known to be empty are removed: receive or peek its messages",
-                )
-            return counts_of(found)
+            counts = counts_of(await self._described(what, Queue.kind, path))
+        if counts is None:
+            raise ServiceRefused(
+                f"{self._namespace} does not report how many messages {path} holds",
+                hint="only queues known to be empty are removed: receive or peek its messages",
+            )
+        return counts
 
     async def description(self, path: str) -> dict[str, str]:
         """Return the elements of a queue's description, by name, exactly as the service wrote them."""

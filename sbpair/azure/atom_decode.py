@@ -6,13 +6,14 @@ Every function raises ValueError or LookupError for XML that is not the service'
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
-from sbpair.azure.arm_json import CORRELATION_KEYS, epoch_seconds
 from sbpair.errors import UsageError
 from sbpair.model.durations import iso_duration, ticks
 from sbpair.model.entities import (
+    CORRELATION_KEYS,
     DURATIONS,
     NAMES,
     CorrelationFilter,
@@ -90,31 +91,40 @@ def _rule(named: Rule, description: Element) -> Rule:
 
 def queue_state(path: str, description: Element, *, counted: bool = False) -> QueueState:
     """Convert a queue, with the size that the service reports, and with its counts if `counted`."""
-    found = texts(description)
-    partitioned = found.get("EnablePartitioning", "false").lower() == "true"
-    known = (counts_of(description), _usage(found)) if counted else ()
-    return QueueState(read(QueueSpec(path), description), partitioned, *known)
+    return state_of(read(QueueSpec(path), description), _figures(description), counted=counted)
 
 
-def counts_of(description: Element) -> Counts:
-    return Counts(*(count or 0 for count in count_figures(description)))
+def state_of(spec: QueueSpec, found: Mapping[str, Any], *, counted: bool) -> QueueState:
+    """Return the state of a queue from its properties by their names in Atom, as text or converted."""
+    partitioned = str(found.get("EnablePartitioning")).lower() == "true"
+    if not counted:
+        return QueueState(spec, partitioned)
+    times = (epoch_seconds(found.get(name)) for name in ("CreatedAt", "UpdatedAt", "AccessedAt"))
+    usage = Usage(int(found["SizeInBytes"]) if "SizeInBytes" in found else None, *times)
+    return QueueState(spec, partitioned, Counts(*(int(found.get(name, 0)) for name in _COUNTS)), usage)
 
 
-def count_figures(description: Element) -> tuple[int | None, ...]:
-    """Return the figures of `Counts` in its order, None for one that the service omitted."""
+def counts_of(description: Element) -> Counts | None:
+    """Return the counts of a queue; None if the service omitted one."""
+    found = _figures(description)
+    return Counts(*(int(found[name]) for name in _COUNTS)) if found.keys() >= set(_COUNTS) else None
+
+
+def _figures(description: Element) -> dict[str, str]:
     details = description.find("{*}CountDetails")
-    found = texts(description) | (texts(details) if details is not None else {})
-    return tuple(int(found[name]) if name in found else None for name in _COUNTS)
+    return texts(description) | (texts(details) if details is not None else {})
 
 
 def bytes_of(description: Element) -> int:
     return int(texts(description).get("SizeInBytes", 0))
 
 
-def _usage(found: Mapping[str, str]) -> Usage:
-    size = found.get("SizeInBytes")
-    times = (found.get(name) for name in ("CreatedAt", "UpdatedAt", "AccessedAt"))
-    return Usage(int(size) if size else None, *(epoch_seconds(each) for each in times))
+def epoch_seconds(text: str | None) -> float | None:
+    """Return seconds since 1970. The service writes the year 1 for a time that never was: None."""
+    if not text:
+        return None
+    at = datetime.fromisoformat(text)
+    return None if at.year == 1 else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def _filter(selected: Element) -> SqlFilter | CorrelationFilter:

@@ -13,12 +13,12 @@ from azure.core.exceptions import HttpResponseError
 from azure.servicebus import management as sdk
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from sbpair.azure.arm_json import CORRELATION_KEYS
 from sbpair.azure.credentials import connection_string, token_credential
 from sbpair.azure.management_errors import answer_of, translate_management_errors
 from sbpair.azure.management_route import http_route
 from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.model.entities import (
+    CORRELATION_KEYS,
     EVERY_MESSAGE,
     NAMES,
     NO_MESSAGE,

@@ -19,6 +19,7 @@ from sbpair.management.toml_positions import Path, TextPosition, key_positions
 from sbpair.model.connection_string import looks_like_connection_string
 from sbpair.model.durations import iso_duration, ticks
 from sbpair.model.entities import (
+    CORRELATION_KEYS,
     DURATIONS,
     NAMES,
     AnyEntity,
@@ -35,7 +36,6 @@ SECTIONS = ("queues", "topics")
 Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)
 
 _RULE_KEYS = ("sql", "correlation", "action")
-_CORRELATION_KEYS = tuple(each.name for each in fields(CorrelationFilter))
 _AT = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _TYPE_NAMES = {str: "text in quotes", int: "a whole number", bool: "true or false", dict: "a table"}
 
@@ -134,7 +134,7 @@ class _EntitiesReader:
 
     def _correlation(self, path: Path, value: object) -> CorrelationFilter:
         table = self._typed(path, value, dict) or {}
-        known = self._known(path, table, _CORRELATION_KEYS, "a correlation filter")
+        known = self._known(path, table, (*CORRELATION_KEYS, "properties"), "a correlation filter")
         texts = {
             name: self._typed((*path, name), each, str) or "" for name, each in known.items() if name != "properties"
         }

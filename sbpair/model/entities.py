@@ -109,8 +109,12 @@ class CorrelationFilter:
     properties: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        system = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "properties")
+        system = ((name, getattr(self, name)) for name in CORRELATION_KEYS)
         return " and ".join(f"{name} = {value!r}" for name, value in (*system, *self.properties) if value)
+
+
+CORRELATION_KEYS = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
+"""The message's own properties that a CorrelationFilter compares."""
 
 
 @dataclass(frozen=True, slots=True)

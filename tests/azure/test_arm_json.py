@@ -87,7 +87,7 @@ def test_a_path_has_slashes_and_a_resource_tildes() -> None:
 def test_omitted_properties_have_their_defaults() -> None:
     assert arm_json.read(Queue("q"), {"lockDuration": None}) == Queue("q")
     assert arm_json.read(Rule("t", "s", "r"), {"filterType": "SqlFilter"}) == Rule("t", "s", "r")
-    assert arm_json.arm_counts({}) == Counts()
+    assert arm_json.arm_state("q", {}, counted=True).counts == Counts()
 
 
 PLACE = "/subscriptions/0/resourceGroups/g/providers/Microsoft.ServiceBus/namespaces/contoso"
