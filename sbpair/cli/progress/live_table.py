@@ -6,7 +6,7 @@ A thread of its own draws it: a terminal that is paused (Ctrl-S) does not delay 
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import wrap
 from typing import Generic, TypeVar
 
@@ -212,9 +212,9 @@ def _phase_rows(view: PhaseView, room: int, width: int) -> Table:
     wide = width >= WIDE
     shown = view.rows if len(view.rows) <= room else _foremost(view.rows, room - 1, _by_activity)
     rows = [_phase_row(row, None, wide=wide) for row in shown]
-    folded = [row for row in view.rows if row not in shown]
-    if folded:
-        rows.append(_phase_row(_together(folded), "dim", wide=wide))
+    if folded := tuple(row for row in view.rows if row not in shown):
+        rest = replace(view, rows=folded).total
+        rows.append(_phase_row(replace(rest, name=f"+ {len(folded)} more"), "dim", wide=wide))
     rows.append(_phase_row(view.total, "bold", wide=wide))
     bar = BAR_WIDTH_WIDE if wide else BAR_WIDTH
     return _table(view.heading, ("DONE", "OF", "MSG/S", "ETA"), rows, width, drop=("OF",), bar=bar)
@@ -222,11 +222,6 @@ def _phase_rows(view: PhaseView, room: int, width: int) -> Table:
 
 def _by_activity(row: PhaseRow) -> tuple[float, ...]:
     return -row.per_second, (row.whole or 0) <= row.done, -row.done
-
-
-def _together(rows: list[PhaseRow]) -> PhaseRow:
-    total = PhaseView("", "", tuple(rows), 0.0).total
-    return PhaseRow(f"+ {len(rows)} more", total.done, total.whole, total.per_second)
 
 
 def _phase_row(row: PhaseRow, style: str | None, *, wide: bool) -> TableRow:

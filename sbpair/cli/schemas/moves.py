@@ -275,17 +275,18 @@ PLAN = forecast(
     ("unroutable", "Messages that would be quarantined, by reason"),
 )
 
-_PHASE = choice("Current phase", "drain", "drained", "send", "proved", "removed", "move", "moved")
-_STOPPED = flag("Whether it was stopped")
-_LISTED = fields(run=text("Id of the run"), started=time("Start"), mode=_MODE, phase=_PHASE, stopped=_STOPPED)
+_STATE = fields(
+    mode=_MODE,
+    phase=choice("Current phase", "drain", "drained", "send", "proved", "removed", "move", "moved"),
+    stopped=flag("Whether it was stopped"),
+)
+_LISTED = fields(run=text("Id of the run"), started=time("Start"), **_STATE)
 REPLAY_STATUS = document(
     "sbpair/replay-status/1",
     "The progress of a replay, from its files.",
     run=text("Id of the run"),
     pair=mapping("Names of the namespaces", text("Name")),
-    mode=_MODE,
-    phase=_PHASE,
-    stopped=_STOPPED,
+    **_STATE,
     archived_rows=count("Archived rows, copies included"),
     segments=count("Files of messages"),
     acknowledged_rows=count("Rows of accepted messages"),
