@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import socket
 import ssl
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from sbpair.emulator.entities.namespace import Namespace
@@ -57,21 +56,19 @@ class Port:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        make = functools.partial(ProtocolSniffer, self._make_outer_frontend, self._connections.add)
+        make = partial(ProtocolSniffer, self._make_frontend, self._connections.add)
         self._server = await asyncio.get_running_loop().create_server(make, sock=self._socket)
         self._namespace.on_outage.add(self.break_connections)
 
-    def _make_outer_frontend(self, protocol: WireProtocol) -> asyncio.BaseProtocol | None:
-        if protocol == "tls" and self._tls is not None:
+    def _make_frontend(self, protocol: WireProtocol, *, within_tls: bool = False) -> asyncio.BaseProtocol | None:
+        if protocol == "tls":
+            if self._tls is None or within_tls:
+                return None
             from sbpair.emulator.tls import TlsFrontend
 
             # The connection below was already added to `_connections`.
-            return TlsFrontend(self._tls, ProtocolSniffer(self._make_frontend, lambda _: None))
-        return self._make_frontend(protocol)
-
-    def _make_frontend(self, protocol: WireProtocol) -> asyncio.Protocol | None:
-        if protocol == "tls":
-            return None
+            inside = ProtocolSniffer(partial(self._make_frontend, within_tls=True), lambda _: None)
+            return TlsFrontend(self._tls, inside)
         # HTTP is served even while the namespace is down: the control API uses it.
         if protocol == "http":
             self._http = self._http or self._make_http()
@@ -170,14 +167,6 @@ class ProtocolSniffer(asyncio.Protocol):
 def socket_id(transport: asyncio.BaseTransport) -> int:
     """Identify the socket below a transport, also through TLS."""
     return id(transport.get_extra_info("socket"))
-
-
-def bind_ports(host: str, ports: Sequence[int]) -> list[socket.socket]:
-    """Return a listening socket for each port. On an error, close those already open."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(bind_port(host, port)) for port in ports]
-        stack.pop_all()
-    return sockets
 
 
 def bind_port(host: str, port: int) -> socket.socket:

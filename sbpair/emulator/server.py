@@ -20,7 +20,7 @@ from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.fault_points import CreditBudget
-from sbpair.emulator.port import EVERY_ADDRESS, AmqpFactory, Port, bind_ports, local_authority
+from sbpair.emulator.port import EVERY_ADDRESS, AmqpFactory, Port, bind_port, local_authority
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
 
 if TYPE_CHECKING:
@@ -168,10 +168,8 @@ class Emulator:
         check_requested(self._requested)
 
     async def __aenter__(self) -> Self:
-        listening = bind_ports(self._host, [each.port for each in self._requested])
         async with AsyncExitStack() as stack:
-            for each in listening:
-                stack.callback(each.close)
+            listening = [stack.enter_context(bind_port(self._host, each.port)) for each in self._requested]
             if self._options.tls:
                 self._tls = stack.enter_context(self._start_tls())
             self._timer = LoopTimer(self.clock, self.timers)

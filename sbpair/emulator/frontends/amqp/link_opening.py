@@ -14,25 +14,10 @@ from sbpair.amqp.performatives import Source
 from sbpair.amqp.types import Described, Map
 from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.frontends.amqp import cbs, management_operations
+from sbpair.emulator.frontends.amqp import cbs, management_operations, outgoing_link
 from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink
 from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, address_of
-from sbpair.emulator.frontends.amqp.outgoing_link import (
-    LISTEN,
-    SESSION_FILTER,
-    OutgoingLink,
-    OutgoingSessionLink,
-    WaitingSessionLink,
-)
-from sbpair.emulator.frontends.amqp.request_links import (
-    CBS_KEYS,
-    MANAGEMENT_KEYS,
-    AmqpRequest,
-    Reply,
-    ReplyLink,
-    RequestLink,
-    text_at,
-)
+from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Answer, Reply, ReplyLink, RequestLink, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, ServiceError
 
 if TYPE_CHECKING:
@@ -50,20 +35,23 @@ def open_link(connection: AmqpConnection, link: Link) -> LinkEndpoint:
     """Accept a link and return its endpoint. Raises ServiceError."""
     path = scope_of(address_of(link))
     if path == cbs.NODE:
-        if isinstance(link, ReceivingLink):
-            return RequestLink(connection, link, path, "", (), connection.claims.put_token, CBS_KEYS)
-        return ReplyLink(connection, cast("SendingLink", link), path, "", ())
+        return _open_to_node(connection, link, "", (), connection.claims.put_token)
     # Rights first: a client without any must not learn which entities exist.
     connection.claims.require(_ANY, path)
     target = connection.namespace.resolve(path)
     connection.namespace.fault_points.check(path)
     connection.watch(target.entity)
-    if not target.management:
-        return _open_to_messages(connection, link, path, target)
+    if target.management:
+        return _open_to_node(connection, link, path, _ANY, partial(_manage, connection, link.session, target, path))
+    return _open_to_messages(connection, link, path, target)
+
+
+def _open_to_node(
+    connection: AmqpConnection, link: Link, path: str, rights: tuple[AccessRight, ...], answer: Answer
+) -> LinkEndpoint:
     if isinstance(link, ReceivingLink):
-        answer = partial(_manage, connection, link.session, target, path)
-        return RequestLink(connection, link, path, path, _ANY, answer, MANAGEMENT_KEYS)
-    return ReplyLink(connection, cast("SendingLink", link), path, path, _ANY)
+        return RequestLink(connection, link, path, rights, answer)
+    return ReplyLink(connection, cast("SendingLink", link), path, rights)
 
 
 def _manage(
@@ -81,7 +69,7 @@ def _manage(
 def _touch_links(session: LinkSession, name: str) -> None:
     """Count a request that names one of the client's links as a use of that link."""
     for link in (link for other in session.connection.sessions for link in other.links):
-        if link.name == name and isinstance(link.context, (IncomingLink, OutgoingLink)):
+        if link.name == name and isinstance(link.context, (IncomingLink, outgoing_link.OutgoingLink)):
             link.context.idle.touch()
 
 
@@ -92,31 +80,31 @@ def _open_to_messages(connection: AmqpConnection, link: Link, path: str, target:
             raise NotAllowed("Nothing can be sent to a dead-letter queue.")
         target.entity.check_send()
         return IncomingLink(connection, link, target, path)
-    connection.claims.require(LISTEN, path)
+    connection.claims.require(outgoing_link.LISTEN, path)
     target.check_receive()
     sending = cast("SendingLink", link)
     source = link.remote.source
     filters = source.filter if isinstance(source, Source) and isinstance(source.filter, Map) else Map()
-    if isinstance(target.messages, SessionMessages) or SESSION_FILTER in filters:
+    if isinstance(target.messages, SessionMessages) or outgoing_link.SESSION_FILTER in filters:
         return _open_to_session(connection, sending, target, path, filters)
-    return OutgoingLink(connection, sending, target, path)
+    return outgoing_link.OutgoingLink(connection, sending, target, path, target.messages)
 
 
 def _open_to_session(
     connection: AmqpConnection, link: SendingLink, target: AddressTarget, path: str, filters: Map
-) -> OutgoingSessionLink | WaitingSessionLink:
+) -> outgoing_link.OutgoingSessionLink | outgoing_link.WaitingSessionLink:
     """Return the endpoint of a link to an entity with sessions. Raises NotAllowed, SessionCannotBeLocked."""
     messages = target.messages
     if not isinstance(messages, SessionMessages):
         raise NotAllowed("A session filter was given, and the entity has no sessions.")
-    if SESSION_FILTER not in filters:
+    if outgoing_link.SESSION_FILTER not in filters:
         raise NotAllowed("The entity requires sessions, and the receiver does not ask for one.")
-    wanted = filters.get(SESSION_FILTER)
+    wanted = filters.get(outgoing_link.SESSION_FILTER)
     session_id = wanted.value if isinstance(wanted, Described) else wanted
     if session_id is not None and not isinstance(session_id, str):
         raise ArgumentInvalid("A session filter holds the id of a session, or null.")
     if session_id is None:
-        wait = WaitingSessionLink(connection, link, target, path)
+        wait = outgoing_link.WaitingSessionLink(connection, link, target, path)
         held = messages.accept_next(wait)
         if held is None:
             namespace = connection.namespace
@@ -124,7 +112,7 @@ def _open_to_session(
             return wait
     else:
         held = messages.accept(session_id)
-    return OutgoingSessionLink(connection, link, target, path, held)
+    return outgoing_link.OutgoingSessionLink(connection, link, target, path, held)
 
 
 def _timeout_ms(link: Link) -> int:

@@ -52,19 +52,24 @@ class OutgoingLink(LinkEndpoint):
 
     _link: SendingLink
 
-    def __init__(self, connection: AmqpConnection, link: SendingLink, target: AddressTarget, path: str) -> None:
+    def __init__(
+        self,
+        connection: AmqpConnection,
+        link: SendingLink,
+        target: AddressTarget,
+        path: str,
+        queue: SubQueue | HeldSession,
+        **terms: Any,
+    ) -> None:
+        """Accept the link with these `terms`."""
         super().__init__(connection, link, path, LISTEN)
         self._target = target
         self._slice = FIRST_SLICE
         self._completed: list[Sent] = []
         self._pre_settled = link.remote.snd_settle_mode == PRE_SETTLED
-        self._queue = self._open(target)
+        self._queue = queue
+        link.accept(max_message_size=target.entity.max_message_bytes, **terms)
         self.idle = connection.watch_idle(link)
-
-    def _open(self, target: AddressTarget) -> SubQueue | HeldSession:
-        """Accept the link and return its source of messages."""
-        self._link.accept(max_message_size=target.entity.max_message_bytes)
-        return target.messages
 
     def check_open(self) -> None:
         self._target.check_receive()
@@ -182,19 +187,11 @@ class OutgoingSessionLink(OutgoingLink):
     def __init__(
         self, connection: AmqpConnection, link: SendingLink, target: AddressTarget, path: str, held: HeldSession
     ) -> None:
+        source = replace(link.remote.source, filter={SESSION_FILTER: held.id})
+        locked_until = Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)
+        super().__init__(connection, link, target, path, held, source=source, properties={LOCKED_UNTIL: locked_until})
         self._held = held
-        super().__init__(connection, link, target, path)
         held.on_lock_lost = partial(connection.close_link, link)
-
-    def _open(self, target: AddressTarget) -> HeldSession:
-        """Accept the link with the session's id and the end of its lock."""
-        held, source = self._held, self._link.remote.source
-        self._link.accept(
-            max_message_size=target.entity.max_message_bytes,
-            source=replace(source, filter={SESSION_FILTER: held.id}),
-            properties={LOCKED_UNTIL: Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)},
-        )
-        return held
 
     def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
         del unsettled

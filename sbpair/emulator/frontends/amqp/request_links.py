@@ -107,7 +107,10 @@ def write_reply(request: AmqpRequest, reply: Reply, keys: ReplyKeys) -> bytes:
 
 
 class RequestLink(LinkEndpoint):
-    """A link on which a client sends requests to a node. Each is answered at once, on a link for replies."""
+    """A link on which a client sends requests to a node. Each is answered at once, on a link for replies.
+
+    The path of `$cbs` is "".
+    """
 
     _link: ReceivingLink
 
@@ -115,17 +118,13 @@ class RequestLink(LinkEndpoint):
         self,
         connection: AmqpConnection,
         link: ReceivingLink,
-        node: str,
         path: str,
         rights: tuple[AccessRight, ...],
         answer: Answer,
-        keys: ReplyKeys,
     ) -> None:
         super().__init__(connection, link, path, rights)
         self._pending: deque[Delivery] = deque()
-        self._node = node
         self._answer = answer
-        self._keys = keys
         link.accept(max_message_size=REQUEST_BYTES)
         link.grant(CREDIT)
 
@@ -151,7 +150,7 @@ class RequestLink(LinkEndpoint):
         if not delivery.settled:
             session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
         replies = self._replies_to(request)
-        payload = reply_to(request, self._answer, self._keys)
+        payload = reply_to(request, self._answer, MANAGEMENT_KEYS if self.path else CBS_KEYS)
         if replies is not None:
             replies.send(payload)
             self._output.count(len(payload))
@@ -161,7 +160,7 @@ class RequestLink(LinkEndpoint):
         own = self._link.session
         sessions = sorted(own.connection.sessions, key=lambda session: session is not own)
         replies = [link.context for session in sessions for link in session.links]
-        candidates = [each for each in replies if isinstance(each, ReplyLink) and each.node == self._node]
+        candidates = [each for each in replies if isinstance(each, ReplyLink) and each.path == self.path]
         named = next((each for each in candidates if request.reply_to and each.address == request.reply_to), None)
         return named or next(iter(candidates), None)
 
@@ -179,10 +178,9 @@ class ReplyLink(LinkEndpoint):
     _link: SendingLink
 
     def __init__(
-        self, connection: AmqpConnection, link: SendingLink, node: str, path: str, rights: tuple[AccessRight, ...]
+        self, connection: AmqpConnection, link: SendingLink, path: str, rights: tuple[AccessRight, ...]
     ) -> None:
         super().__init__(connection, link, path, rights)
-        self.node = node
         self.address = terminus_address(link.remote.target)
         self._pending: deque[bytes] = deque()
         self._pending_bytes = self._tag = 0

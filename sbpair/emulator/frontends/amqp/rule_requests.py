@@ -8,17 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.types import Described, Int, Map, Timestamp, ULong, Value
-from sbpair.emulator.entities.rules.rule import (
-    CORRELATION_FIELDS,
-    CorrelationRuleFilter,
-    FalseRuleFilter,
-    Filter,
-    NamedValues,
-    SqlAction,
-    SqlRuleFilter,
-    SubscriptionRule,
-    TrueRuleFilter,
-)
+from sbpair.emulator.entities.rules import rule as rules
 from sbpair.emulator.entities.rules.typed import from_amqp
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.amqp.request_links import Reply, text_at
@@ -42,7 +32,7 @@ def add_rule(target: AddressTarget, arguments: Map) -> Reply:
     name, description = text_at(arguments, "rule-name"), arguments.get("rule-description")
     if not name or not isinstance(description, Map):
         raise ArgumentInvalid("A rule to add comes with its 'rule-name' and a map 'rule-description'.")
-    _subscription(target).add_rule(SubscriptionRule(name, _read_filter(description), _read_action(description)))
+    _subscription(target).add_rule(rules.SubscriptionRule(name, _read_filter(description), _read_action(description)))
     return Reply()
 
 
@@ -53,10 +43,10 @@ def remove_rule(target: AddressTarget, arguments: Map) -> Reply:
 
 def enumerate_rules(target: AddressTarget, arguments: Map) -> Reply:
     skip, top = _count(arguments, "skip"), _count(arguments, "top")
-    rules = _subscription(target).rules[skip : skip + top]
-    if not rules:
+    page = _subscription(target).rules[skip : skip + top]
+    if not page:
         return Reply(204, "NoContent")
-    return Reply(body=Map([("rules", [Map([("rule-description", write_rule(rule))]) for rule in rules])]))
+    return Reply(body=Map([("rules", [Map([("rule-description", write_rule(rule))]) for rule in page])]))
 
 
 def _subscription(target: AddressTarget) -> SubscriptionEntity:
@@ -75,28 +65,28 @@ def _count(arguments: Map, name: str) -> int:
 # Reading
 
 
-def _read_filter(description: Map) -> Filter:
+def _read_filter(description: Map) -> rules.Filter:
     sql, correlation = description.get("sql-filter"), description.get("correlation-filter")
     if isinstance(sql, Map):
-        return SqlRuleFilter(text_at(sql, "expression") or "", _named(sql.get("parameters")))
+        return rules.SqlRuleFilter(text_at(sql, "expression") or "", _named(sql.get("parameters")))
     if isinstance(correlation, Map):
-        texts = {field: text_at(correlation, field.replace("_", "-")) for field in CORRELATION_FIELDS}
-        return CorrelationRuleFilter(**texts, properties=_named(correlation.get("properties")))
+        texts = {field: text_at(correlation, field.replace("_", "-")) for field in rules.CORRELATION_FIELDS}
+        return rules.CorrelationRuleFilter(**texts, properties=_named(correlation.get("properties")))
     if "false-filter" in description:
-        return FalseRuleFilter()
+        return rules.FalseRuleFilter()
     if "true-filter" in description or not any(str(key).endswith("-filter") for key in description):
-        return TrueRuleFilter()
+        return rules.TrueRuleFilter()
     raise ArgumentInvalid("The filter of a rule is one of sql-filter, correlation-filter, true-filter, false-filter.")
 
 
-def _read_action(description: Map) -> SqlAction | None:
+def _read_action(description: Map) -> rules.SqlAction | None:
     action = description.get("sql-rule-action")
     if not isinstance(action, Map) or action.get("expression") is None:
         return None
-    return SqlAction(text_at(action, "expression") or "", _named(action.get("parameters")))
+    return rules.SqlAction(text_at(action, "expression") or "", _named(action.get("parameters")))
 
 
-def _named(properties: Value) -> NamedValues:
+def _named(properties: Value) -> rules.NamedValues:
     if properties is None:
         return ()
     if not isinstance(properties, Map):
@@ -107,24 +97,24 @@ def _named(properties: Value) -> NamedValues:
 # Writing
 
 
-def write_rule(rule: SubscriptionRule) -> Described:
+def write_rule(rule: rules.SubscriptionRule) -> Described:
     return Described(
         RULE, [_write_filter(rule.filter), _write_action(rule.action), rule.name, Timestamp(rule.created_at_ms)]
     )
 
 
-def _write_filter(rule_filter: Filter) -> Described:
-    if isinstance(rule_filter, SqlRuleFilter):
+def _write_filter(rule_filter: rules.Filter) -> Described:
+    if isinstance(rule_filter, rules.SqlRuleFilter):
         return Described(SQL_FILTER, [rule_filter.expression, COMPATIBILITY_LEVEL])
-    if isinstance(rule_filter, CorrelationRuleFilter):
-        texts = [getattr(rule_filter, field) for field in CORRELATION_FIELDS]
+    if isinstance(rule_filter, rules.CorrelationRuleFilter):
+        texts = [getattr(rule_filter, field) for field in rules.CORRELATION_FIELDS]
         return Described(
             CORRELATION_FILTER, [*texts, Map((name, typed.original) for name, typed in rule_filter.properties)]
         )
-    return Described(TRUE_FILTER if isinstance(rule_filter, TrueRuleFilter) else FALSE_FILTER, [])
+    return Described(TRUE_FILTER if isinstance(rule_filter, rules.TrueRuleFilter) else FALSE_FILTER, [])
 
 
-def _write_action(action: SqlAction | None) -> Described:
+def _write_action(action: rules.SqlAction | None) -> Described:
     if action is None:
         return Described(EMPTY_ACTION, [])
     return Described(SQL_ACTION, [action.expression, COMPATIBILITY_LEVEL])

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import check_authorization_rules
 from sbpair.emulator.entities.description_schema import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
-from sbpair.emulator.entities.rules.rule import (
-    CORRELATION_FIELDS,
-    CorrelationRuleFilter,
-    Filter,
-    SqlAction,
-    SqlRuleFilter,
-    SubscriptionRule,
-)
+from sbpair.emulator.entities.rules import rule as rules
 from sbpair.emulator.entities.rules.typed import read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.arm.arm_request import PROVIDER, ArmError, Json, object_in
@@ -95,8 +88,8 @@ class Entities:
             properties = {key: value for key, value in properties.items() if key not in OF_JMS}
         values = read_values(properties, _SETTABLE[self.kind])
         # A description keeps the authorization rules: they are resources of their own.
-        rules = existing.description.authorization_rules if existing else ()
-        wanted = self._collection.describe(values, existing, rules, authority)
+        keys = existing.description.authorization_rules if existing else ()
+        wanted = self._collection.describe(values, existing, keys, authority)
         if existing is None:
             return self._collection.create(self._path(name), wanted)
         update(existing, wanted)
@@ -120,21 +113,21 @@ class Rules:
     def __init__(self, subscription: SubscriptionEntity) -> None:
         self._subscription = subscription
 
-    def all(self) -> Sequence[SubscriptionRule]:
+    def all(self) -> Sequence[rules.SubscriptionRule]:
         return self._subscription.rules
 
-    def find(self, name: str) -> SubscriptionRule | None:
+    def find(self, name: str) -> rules.SubscriptionRule | None:
         return self._subscription.find_rule(name)
 
-    def put(self, name: str, properties: Json) -> SubscriptionRule:
+    def put(self, name: str, properties: Json) -> rules.SubscriptionRule:
         rule = rule_from_json(name, properties)
         exists = self.find(name) is not None
         return self._subscription.change_rule(rule) if exists else self._subscription.add_rule(rule)
 
-    def remove(self, item: SubscriptionRule) -> None:
+    def remove(self, item: rules.SubscriptionRule) -> None:
         self._subscription.remove_rule(item.name)
 
-    def to_json(self, within: str, item: SubscriptionRule) -> Json:
+    def to_json(self, within: str, item: rules.SubscriptionRule) -> Json:
         return _document(self.kind, within, item.name, rule_to_json(item))
 
 
@@ -195,12 +188,12 @@ class Keys:
         self._set(replaced if rule in replaced else (*others, rule))
         return rule
 
-    def _set(self, rules: tuple[AuthorizationRule, ...]) -> None:
-        check_authorization_rules(rules)
+    def _set(self, keys: tuple[AuthorizationRule, ...]) -> None:
+        check_authorization_rules(keys)
         if self._entity is None:
-            self._namespace.keys = rules
+            self._namespace.keys = keys
         else:
-            self._entity.update(replace(self._entity.description, authorization_rules=rules))
+            self._entity.update(replace(self._entity.description, authorization_rules=keys))
 
 
 def camel(name: str) -> str:
@@ -254,36 +247,36 @@ def reported_json(entity: QueueEntity) -> Json:
 
 # Rules
 
-_ARM_NAMES: Final = {field: camel(name) for field, name in CORRELATION_FIELDS.items()}
+_ARM_NAMES: Final = {field: camel(name) for field, name in rules.CORRELATION_FIELDS.items()}
 
 
-def rule_from_json(name: str, properties: Json) -> SubscriptionRule:
+def rule_from_json(name: str, properties: Json) -> rules.SubscriptionRule:
     """Return the rule with these properties. Resource Manager has SQL and correlation filters only."""
     _check_names(properties, ("action", "filterType", "sqlFilter", "correlationFilter"))
     action = _object(properties, "action", _OF_SQL)
     expression = _string(action, "sqlExpression")
-    return SubscriptionRule(name, _read_filter(properties), SqlAction(expression) if expression else None)
+    return rules.SubscriptionRule(name, _read_filter(properties), rules.SqlAction(expression) if expression else None)
 
 
-def _read_filter(properties: Json) -> Filter:
+def _read_filter(properties: Json) -> rules.Filter:
     kind = properties.get("filterType", "CorrelationFilter" if properties.get("correlationFilter") else "SqlFilter")
     if kind == "CorrelationFilter":
         return _read_correlation(_object(properties, "correlationFilter", (*_ARM_NAMES.values(), "properties")))
     if kind != "SqlFilter":
         raise ArmError("InvalidRequestContent", "The filterType is neither SqlFilter nor CorrelationFilter.")
-    return SqlRuleFilter(_string(_object(properties, "sqlFilter", _OF_SQL), "sqlExpression") or "1=1")
+    return rules.SqlRuleFilter(_string(_object(properties, "sqlFilter", _OF_SQL), "sqlExpression") or "1=1")
 
 
-def _read_correlation(described: Json) -> CorrelationRuleFilter:
+def _read_correlation(described: Json) -> rules.CorrelationRuleFilter:
     given = _object(described, "properties")
     named = tuple((name, read_typed("string", _string(given, name) or "")) for name in given)
     texts = {field: _string(described, name) for field, name in _ARM_NAMES.items()}
-    return CorrelationRuleFilter(**texts, properties=named)
+    return rules.CorrelationRuleFilter(**texts, properties=named)
 
 
-def rule_to_json(rule: SubscriptionRule) -> Json:
+def rule_to_json(rule: rules.SubscriptionRule) -> Json:
     action = {} if rule.action is None else _sql(rule.action.expression)
-    if not isinstance(rule.filter, CorrelationRuleFilter):
+    if not isinstance(rule.filter, rules.CorrelationRuleFilter):
         return {"action": action, "filterType": "SqlFilter", "sqlFilter": _sql(rule.filter.expression)}
     texts = {name: getattr(rule.filter, field) for field, name in _ARM_NAMES.items()}
     correlation: Json = {name: text for name, text in texts.items() if text is not None}
