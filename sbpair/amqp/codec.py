@@ -156,10 +156,10 @@ def _bounds(buffer: bytes, position: int, width: int, depth: int) -> tuple[int, 
     return position + 2 * width, end, count
 
 
-def _elements(buffer: bytes, position: int, end: int, count: int, depth: int) -> list[Value]:
+def _elements(read: Decoder, buffer: bytes, position: int, end: int, count: int, depth: int) -> list[Value]:
     values: list[Value] = []
     for _ in range(count):
-        value, position = _decode(buffer, position, depth)
+        value, position = read(buffer, position, depth)
         if position > end:
             raise ValueError("a compound value runs past its own size")
         values.append(value)
@@ -171,7 +171,7 @@ def _elements(buffer: bytes, position: int, end: int, count: int, depth: int) ->
 def _list(width: int) -> Decoder:
     def read(buffer: bytes, position: int, depth: int) -> tuple[Value, int]:
         first, end, count = _bounds(buffer, position, width, depth)
-        return _elements(buffer, first, end, count, depth + 1), end
+        return _elements(_decode, buffer, first, end, count, depth + 1), end
 
     return read
 
@@ -181,7 +181,7 @@ def _map(width: int) -> Decoder:
         first, end, count = _bounds(buffer, position, width, depth)
         if count % 2:
             raise ValueError("a map has a key without a value")
-        flat = iter(_elements(buffer, first, end, count, depth + 1))
+        flat = iter(_elements(_decode, buffer, first, end, count, depth + 1))
         return Map(zip(flat, flat, strict=True)), end
 
     return read
@@ -205,22 +205,13 @@ def _array(width: int) -> Decoder:
 
 
 def _array_items(code: int, buffer: bytes, position: int, end: int, count: int, depth: int) -> Iterable[Value]:
-    read = _DECODERS[code]
-    if code & 0xF0 == 0x40:
-        if count > (MAX_EMPTY_LISTS if code == 0x45 else MAX_CONSTANTS):
-            raise ValueError(f"an array claims {count} elements without a body")
-        if position != end:
-            raise ValueError("an array ends before its own size")
-        return _repeated(code, count) if code != 0x45 else [[] for _ in range(count)]
-    items: list[Value] = []
-    for _ in range(count):
-        value, position = read(buffer, position, depth)
-        if position > end:
-            raise ValueError("an array runs past its own size")
-        items.append(value)
+    if code & 0xF0 != 0x40:
+        return _elements(_DECODERS[code], buffer, position, end, count, depth)
+    if count > (MAX_EMPTY_LISTS if code == 0x45 else MAX_CONSTANTS):
+        raise ValueError(f"an array claims {count} elements without a body")
     if position != end:
         raise ValueError("an array ends before its own size")
-    return items
+    return _repeated(code, count) if code != 0x45 else [[] for _ in range(count)]
 
 
 @cache

@@ -22,7 +22,7 @@ Parts = tuple[bytes, bytes, bytes]
 
 @dataclass(slots=True)
 class LinkAttaching:
-    """The peer requests a link: answer with `link.accept(…)` or `link.refuse(…)`."""
+    """The peer requests a link: answer with `link.accept(…)`, or refuse it with `link.close(error)`."""
 
     link: Link
 
@@ -154,12 +154,11 @@ class Link(ProtocolEndpoint):
             )
         )
 
-    def refuse(self, error: Error) -> None:
-        """Refuse a link that the peer requested: attach without a terminus, then detach with the reason."""
-        self.close(error)
-
     def close(self, error: Error | None = None) -> None:
-        """Detach for good. Deliveries that still wait for the session's window are not sent."""
+        """Detach for good. Deliveries that still wait for the session's window are not sent.
+
+        A link that the peer requested is refused: attached without a terminus, then detached with the reason.
+        """
         if self.state is EndpointState.OPEN_RECEIVED:
             self._attach(Attach(snd_settle_mode=self.remote.snd_settle_mode))
         if self.can_close:

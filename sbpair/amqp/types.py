@@ -135,7 +135,7 @@ class Decimal128(Decimal):
     __slots__ = ()
 
 
-@dataclass(slots=True, repr=False)
+@dataclass(slots=True)
 class Described:
     """A value with a descriptor of its meaning, such as `com.microsoft:timespan`."""
 
@@ -144,9 +144,6 @@ class Described:
 
     def __hash__(self) -> int:
         return hash((self.descriptor, repr(self.value)))
-
-    def __repr__(self) -> str:
-        return f"Described({self.descriptor!r}, {self.value!r})"
 
 
 class Map:

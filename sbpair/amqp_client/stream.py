@@ -174,7 +174,7 @@ class Stream(asyncio.Protocol):
             if not self.opened.done():
                 self.opened.set_result(None)
         elif isinstance(event, LinkAttaching):
-            event.link.refuse(Error("amqp:not-allowed", "This client accepts no links."))
+            event.link.close(Error("amqp:not-allowed", "This client accepts no links."))
         elif isinstance(event, ConnectionClosed):
             doing = "talking to" if self.opened.done() else "connecting to"
             self.fail(lost_error(event.error, f"{doing} {self.address}"))

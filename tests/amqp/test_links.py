@@ -98,7 +98,7 @@ def test_both_roles_attach_with_the_terms_of_both_sides(pair: Any) -> None:
 @pytest.mark.parametrize("kind", ["sender", "receiver"])
 def test_a_refused_link_is_attached_to_nothing_and_detached_with_the_error(pair: Any, kind: str) -> None:
     link = pair.opening(kind)
-    pair.server.of(LinkAttaching)[0].link.refuse(NOT_FOUND)
+    pair.server.of(LinkAttaching)[0].link.close(NOT_FOUND)
     pair.pump()
     attach = pair.bodies("server", Attach)[0]
     assert attach.source is attach.target is None
@@ -125,7 +125,7 @@ def test_a_link_whose_peer_lets_go_before_the_answer_stays_gone(pair: Any, answe
     if answer == "accept":
         theirs.accept()
     elif answer == "refuse":
-        theirs.refuse(NOT_FOUND)
+        theirs.close(NOT_FOUND)
     pair.pump()
     assert link.state is theirs.state is EndpointState.CLOSED
     assert pair.client.of(LinkAttached) == pair.client.of(LinkDetached) == []

@@ -161,7 +161,7 @@ class AmqpConnection(asyncio.Protocol):
         try:
             link.context = open_link(self, link)
         except ServiceError as error:
-            link.refuse(amqp_error(error))
+            link.close(amqp_error(error))
 
     def _close_namesakes(self, link: Link) -> None:
         """Close the link that `link` replaces: one of its name in the same session, as the service does."""

@@ -146,16 +146,12 @@ def reported_elements(entity: QueueEntity) -> dict[str, str]:
 
 def entity_xml(schema: DescriptionSchema, entity: QueueEntity, *, with_message_size: bool) -> str:
     """Return an entity's description with its elements in order."""
-    reported = reported_elements(entity)
-    parts = [f'<{schema.element} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">']
-    for name in schema.elements:
-        if name == "MaxMessageSizeInKilobytes" and not with_message_size:
-            continue
-        if name in schema.settable:
-            parts.append(element(name, format_value(entity.description, name, schema.settable)))
-        else:
-            parts.append(reported.get(name, ""))
-    return "".join(parts) + f"</{schema.element}>"
+    parts = reported_elements(entity)
+    parts |= {name: element(name, format_value(entity.description, name, schema.settable)) for name in schema.settable}
+    if not with_message_size:
+        parts.pop("MaxMessageSizeInKilobytes", None)
+    content = "".join(parts.get(name, "") for name in schema.elements)
+    return f'<{schema.element} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{content}</{schema.element}>'
 
 
 def entry_xml(href: str, title: str, namespace: str, times_ms: tuple[int, int], content: str) -> str:

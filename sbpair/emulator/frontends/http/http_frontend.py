@@ -30,19 +30,13 @@ logger = logging.getLogger(__name__)
 class QuietLog(logging.LoggerAdapter[logging.Logger]):
     """aiohttp's log without content: invalid HTTP is reported as information, anything else as a bug."""
 
-    def exception(self, msg: object, *args: object, exc_info: Any = True, **others: Any) -> None:
+    def log(self, level: int, msg: object, *args: object, exc_info: Any = None, **others: Any) -> None:
         if isinstance(exc_info, HttpProcessingError):
             self.info("Refused a request that is not HTTP: %s.", type(exc_info).__name__)
-        elif isinstance(exc_info, Exception):
+        elif isinstance(exc_info, Exception) and level >= logging.ERROR:
             log_bug(self.logger, "request", exc_info)
         else:
-            super().exception(msg, *args, exc_info=exc_info, **others)
-
-    def debug(self, msg: object, *args: object, exc_info: Any = None, **others: Any) -> None:
-        if isinstance(exc_info, HttpProcessingError):
-            self.exception(msg, *args, exc_info=exc_info)
-        else:
-            super().debug(msg, *args, exc_info=exc_info, **others)
+            super().log(level, msg, *args, exc_info=exc_info, **others)
 
 
 def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
