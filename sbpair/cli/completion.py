@@ -16,19 +16,21 @@ import typer
 
 def pairs(context: typer.Context) -> list[str]:
     """Return the pairs of the configuration file."""
-    from sbpair import config
+    from sbpair.config.file import pair_names
+    from sbpair.config.setting import Flags
 
-    return config.pair_names(config.Flags(config=context.params.get("config")), os.environ)
+    return pair_names(Flags(config=context.params.get("config")), os.environ)
 
 
 def backlog_queues(context: typer.Context) -> list[str]:
     """Return the paths of the pair's expected backlog queues."""
     from sbpair import config
     from sbpair.backlog import queue_path
+    from sbpair.config.setting import Flags
     from sbpair.errors import SbpairError
 
     try:
-        pair = config.load(config.Flags(**_given(context), backlog_queues=context.params.get("count")), os.environ).pair
+        pair = config.load(Flags(**_given(context), backlog_queues=context.params.get("count")), os.environ).pair
         return [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
     except SbpairError:
         return []
@@ -37,12 +39,13 @@ def backlog_queues(context: typer.Context) -> list[str]:
 def runs(context: typer.Context) -> list[str]:
     """Return the runs of the pair that this machine has recorded."""
     from sbpair import config
+    from sbpair.config.setting import Flags
     from sbpair.errors import SbpairError
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import all_runs
 
     try:
-        found = config.load(config.Flags(**_given(context), state=context.params.get("state")), os.environ)
+        found = config.load(Flags(**_given(context), state=context.params.get("state")), os.environ)
         state = state_if_any(Path(found.state_directory), found.pair)
         if state is None:
             return []

@@ -14,15 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sbpair.config.file import (
-    config_path,
-    create_file,
-    file_layer,
-    file_setting,
-    named_variables,
-    pair_names,
-    read_pairs,
-)
+from sbpair.config.file import PAIR_KEYS, config_path, file_layer, file_setting, named_variables, read_pairs
 from sbpair.config.pair_settings import build_endpoint, build_pair
 from sbpair.config.setting import (
     SIDES,
@@ -37,30 +29,10 @@ from sbpair.config.setting import (
     merged,
 )
 from sbpair.errors import SbpairError, UsageError
+from sbpair.model.pair import Endpoint, SasKey, SasToken, authority_of
 
 if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint, Pair
-
-__all__ = [
-    "VARIABLES",
-    "Environment",
-    "Flags",
-    "Layer",
-    "Origin",
-    "Profile",
-    "Secret",
-    "Setting",
-    "Survey",
-    "config_path",
-    "create_file",
-    "file_setting",
-    "load",
-    "load_pair",
-    "merged",
-    "pair_names",
-    "survey",
-    "unknown_variables",
-]
+    from sbpair.model.pair import Pair
 
 ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT")
 VARIABLES = (
@@ -69,6 +41,8 @@ VARIABLES = (
     *(f"SBPAIR_{side.upper()}_{key}" for side in SIDES for key in ENVIRONMENT_KEYS),
 )
 DEFAULT_PAIR = "default"
+MASK = "***"
+UNSET = Setting("", "", Origin.DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +86,47 @@ def load(flags: Flags, environ: Environment) -> Profile:
 
 def survey(flags: Flags, environ: Environment) -> Survey:
     """Load like `load`, but return all errors instead of raising the first."""
-    try:
-        profile = load(flags, environ)
-    except SbpairError as error:
-        first = error
-    else:
-        return Survey(profile, {"primary": profile.pair.primary, "secondary": profile.pair.secondary})
+    endpoints: dict[str, Endpoint] = {}
+    errors: list[SbpairError] = []
     try:
         settings, _ = _settings(flags, environ)
+        for side in SIDES:
+            try:
+                endpoints[side] = build_endpoint(side, settings, str(settings["pair"].value))
+            except SbpairError as error:
+                errors.append(error)
+        return Survey(None if errors else load(flags, environ), endpoints, tuple(errors))
     except SbpairError as error:
-        return Survey(None, {}, (error,))
-    endpoints, errors = {}, []
-    for side in SIDES:
-        try:
-            endpoints[side] = build_endpoint(side, settings, str(settings["pair"].value))
-        except SbpairError as error:
-            errors.append(error)
-    return Survey(None, endpoints, tuple(errors) or (first,))
+        return Survey(None, endpoints, (error,))
+
+
+def effective(profile: Profile) -> dict[str, Setting]:
+    """Return every value of a profile by its key: set, derived and default ones. Of a secret, not even the length."""
+    pair, settings = profile.pair, profile.settings
+    found = {key: settings[key] for key in ("pair", "config", "state")}
+    found |= {key: replace(settings.get(key, UNSET), value=getattr(pair, key)) for key in PAIR_KEYS}
+    for side, endpoint in zip(SIDES, (pair.primary, pair.secondary), strict=True):
+        address = settings[f"{side}.address"]
+        found[f"{side}.namespace"] = replace(address, value=endpoint.authority)
+        found[f"{side}.sign_in"] = replace(address, value=sign_in(endpoint))
+        values: dict[str, str | bool] = {
+            "name": endpoint.name,
+            "endpoint": authority_of(endpoint.host, endpoint.port),
+            "tls": endpoint.tls,
+            "ca_file": endpoint.ca_file or "",
+        }
+        for name, value in values.items():
+            default = UNSET if value == "" else Setting("", f"{side}.namespace", Origin.DERIVED)
+            found[f"{side}.{name}"] = replace(settings.get(f"{side}.{name}", default), value=value)
+    return found
+
+
+def sign_in(endpoint: Endpoint) -> str:
+    """Describe the credential, without secrets."""
+    credential = endpoint.credential
+    if isinstance(credential, SasKey):
+        return f"key {credential.name} {MASK}"
+    return f"signature {MASK}" if isinstance(credential, SasToken) else "identity"
 
 
 def unknown_variables(flags: Flags, environ: Environment) -> dict[str, str]:
@@ -207,4 +205,4 @@ def _choose(
     addressed = {*flag_layer(flags), *from_environment} >= {"primary.address", "secondary.address"}
     if len(tables) > 1 and not addressed:
         raise UsageError(f"{path} has several pairs", hint=f"choose one: --pair {' | '.join(sorted(tables))}")
-    return Setting(DEFAULT_PAIR, "", Origin.DEFAULT)
+    return replace(UNSET, value=DEFAULT_PAIR)

@@ -97,15 +97,11 @@ def file_layer(name: str, table: object, path: Path, environ: Environment) -> La
     """Return the settings of `[pairs.NAME]` and its two sides. Raises UsageError with the key and its place."""
     place = f"{path} [pairs.{name}]"
     entries = _table(table, (*PAIR_KEYS, *SIDES), place)
-    layer = {key: _from_file(_scalar(entries[key], key, place), place) for key in PAIR_KEYS if key in entries}
+    layer = {key: Setting(_scalar(entries[key], key, place), place, Origin.FILE) for key in PAIR_KEYS if key in entries}
     for side in SIDES:
         if side in entries:
             layer |= _side_layer(side, entries[side], f"{path} [pairs.{name}.{side}]", environ)
     return layer
-
-
-def _from_file(value: str | int | bool, place: str) -> Setting:
-    return Setting(value, place, Origin.FILE)
 
 
 def _side_layer(side: str, table: object, place: str, environ: Environment) -> Layer:
@@ -113,15 +109,12 @@ def _side_layer(side: str, table: object, place: str, environ: Environment) -> L
     values = {key: _scalar(value, key, place) for key, value in entries.items()}
     if "namespace" in values and "connection_string_env" in values:
         raise conflict("namespace", "connection_string_env", place)
+    variable = str(values.pop("connection_string_env", ""))
     layer = {
-        f"{side}.{key}": _from_file(values[key], place)
-        for key in ("name", "endpoint", "tls", "ca_file")
-        if key in values
+        f"{side}.{'address' if key == 'namespace' else key}": Setting(value, place, Origin.FILE)
+        for key, value in values.items()
     }
-    if "namespace" in values:
-        layer[f"{side}.address"] = _from_file(values["namespace"], place)
-    if "connection_string_env" in values:
-        variable = str(values["connection_string_env"])
+    if "connection_string_env" in entries:
         if not environ.get(variable):
             raise UsageError(
                 f"{place}: the variable {variable} is not set", hint=f"export {variable}='Endpoint=sb://…'"
@@ -139,7 +132,8 @@ def _table(table: object, known: tuple[str, ...], place: str) -> Mapping[str, ob
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-            raise UsageError(f"{place}: unknown key {_safe(key)!r}", hint=hint)
+            shown = "…" if looks_like_connection_string(key) else key
+            raise UsageError(f"{place}: unknown key {shown!r}", hint=hint)
     return table
 
 
@@ -159,7 +153,3 @@ def _secret_in_file(place: str) -> UsageError:
         f"{place} holds a connection string, which is a secret",
         hint='export it, and write the variable\'s name here: connection_string_env = "ORDERS_PRIMARY"',
     )
-
-
-def _safe(key: str) -> str:
-    return "…" if looks_like_connection_string(key) else key

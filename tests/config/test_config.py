@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.config import Flags, Layer, Origin, Profile, Setting, load, load_pair, merged
+from sbpair.config import Profile, load, load_pair
+from sbpair.config.setting import Flags, Layer, Origin, Setting, merged
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 from sbpair.model.pair import Identity, SasKey
 

@@ -8,7 +8,8 @@ from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag
 from sbpair.cli.options.values import flags_of, in_words, warn_of_unknown_variables
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
-from sbpair.config.effective import effective
+from sbpair.config.file import create_file, file_setting
+from sbpair.config.setting import Flags
 from sbpair.errors import UsageError
 
 SCHEMA = "sbpair/config/1"
@@ -55,12 +56,12 @@ def command(
     See also: sbpair help config
     """
     flags = flags_of(connection, count=count, state=state)
-    file = Path(str(config.file_setting(flags, os.environ).value))
+    file = Path(str(file_setting(flags, os.environ).value))
     asked = [name for name, given in (("--path", path), ("--example", example), ("--init", init)) if given]
     if len(asked) > 1:
         raise UsageError(f"{asked[0]} and {asked[1]} exclude each other", hint="--init prints the path, too")
     if init:
-        config.create_file(file, EXAMPLE)
+        create_file(file, EXAMPLE)
         screen.say("created: put your namespaces into it, then run sbpair config")
     if asked:
         shown = {"example": EXAMPLE} if example else {"path": str(file), "exists": file.exists()}
@@ -68,7 +69,7 @@ def command(
         return 0
     warn_of_unknown_variables(flags, screen)
     _require_some(flags, file)
-    found = effective(config.load(flags, os.environ))
+    found = config.effective(config.load(flags, os.environ))
     entries = [
         {"key": key, "value": setting.value, "source": setting.source, "origin": str(setting.origin)}
         for key, setting in found.items()
@@ -78,7 +79,7 @@ def command(
     return 0
 
 
-def _require_some(flags: config.Flags, file: Path) -> None:
+def _require_some(flags: Flags, file: Path) -> None:
     given = [each for each in (flags.pair, flags.config, flags.primary, flags.secondary) if each]
     if not given and not file.exists() and not any(os.environ.get(each) for each in config.VARIABLES):
         raise UsageError(

@@ -14,6 +14,7 @@ from sbpair.cli.options.common import STATE, PairSelection, flag, option
 from sbpair.cli.options.values import flags_of, positive_seconds_of
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
 from sbpair.cli.render.table import GREEN, RED, coloured, columns, wrapped
+from sbpair.config.file import file_setting
 from sbpair.errors import UsageError
 from sbpair.model.report import Outcome, Report
 
@@ -69,7 +70,7 @@ def command(
         screen.confirm("--live", plan, next_command("doctor", "--yes"), yes=yes)
     subject = CheckSubject(
         survey.endpoints,
-        Path(str(config.file_setting(flags, os.environ).value)),
+        Path(str(file_setting(flags, os.environ).value)),
         survey.profile.state_directory if survey.profile else None,
         {side: path for side, path in (("primary", destination), ("secondary", queue)) if path},
     )

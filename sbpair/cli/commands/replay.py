@@ -216,7 +216,7 @@ def _selection(choice: Choice) -> "Selection":
 
 def _variable(found: "config.Profile", side: str) -> str | None:
     """Return the environment variable that has the connection string, if any."""
-    from sbpair.config import Secret
+    from sbpair.config.setting import Secret
 
     setting = found.settings[f"{side}.address"]
     return setting.source if isinstance(setting.value, Secret) else None

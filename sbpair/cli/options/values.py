@@ -10,6 +10,7 @@ from typing import Literal
 from sbpair import config
 from sbpair.cli.options.common import PairSelection, option, option_group
 from sbpair.cli.render.screen import Screen, clean
+from sbpair.config.setting import Flags, Origin, Setting
 from sbpair.errors import UsageError
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
 from sbpair.model.pair import Pair, ResourceGroup
@@ -30,32 +31,30 @@ def selected_profile(
     warn_of_unknown_variables(flags, screen)
     found = config.load(flags, os.environ)
     if screen.detailed:
-        from sbpair.config.effective import effective
-
-        for key, setting in effective(found).items():
+        for key, setting in config.effective(found).items():
             value, source = in_words(setting)
             if value:
                 screen.say(f"{key}: {value} ({source})")
     return found
 
 
-def in_words(setting: config.Setting) -> tuple[str, str]:
+def in_words(setting: Setting) -> tuple[str, str]:
     """Return the value of a setting and its source as text."""
     value = setting.value
     text = f"{value:g} s" if isinstance(value, float) else str(value)
-    source = f"derived from {setting.source}" if setting.origin is config.Origin.DERIVED else setting.source
+    source = f"derived from {setting.source}" if setting.origin is Origin.DERIVED else setting.source
     return {"True": "yes", "False": "no"}.get(text, text), source or "default"
 
 
-def warn_of_unknown_variables(flags: config.Flags, screen: Screen) -> None:
+def warn_of_unknown_variables(flags: Flags, screen: Screen) -> None:
     for variable, meant in config.unknown_variables(flags, os.environ).items():
         to_do = f"did you mean {meant}?" if meant else "sbpair help config lists them"
         screen.warn(f"{variable} is not a known variable, and has no effect; {to_do}")
 
 
-def flags_of(connection: PairSelection, *, count: int | None = None, state: Path | None = None) -> config.Flags:
+def flags_of(connection: PairSelection, *, count: int | None = None, state: Path | None = None) -> Flags:
     """Return the options of the command line as the configuration takes them."""
-    return config.Flags(**asdict(connection), state=state, backlog_queues=count)
+    return Flags(**asdict(connection), state=state, backlog_queues=count)
 
 
 def entity_names(given: Iterable[str]) -> list[str]:
