@@ -87,11 +87,9 @@ class FailoverState:
 
     def to_backlog(self, entity: str, now: float) -> bool:
         """Return whether messages of an entity go to the backlog. Raises the error of a broken entity."""
-        status = self._statuses[entity.lower()]
-        if status.state is State.HEALTHY:
+        if self._statuses[entity.lower()].state is State.HEALTHY:
             return False
-        if status.timer is not None and status.timer <= now and status.state is State.FAILING:
-            status = self._apply(entity, EntityEvent.TIME_UP, now)
+        status = self._failed_over_if_due(entity, now)
         if status.state is State.BROKEN and status.error is not None:
             raise status.error.with_traceback(None)
         return status.state in SENDS_TO_BACKLOG
@@ -104,9 +102,7 @@ class FailoverState:
         """Record that a send to the primary failed with an error that counts."""
         self._apply(entity, EntityEvent.FAILED, now, error)
         # A failover interval of 0 is over when it starts.
-        status = self._statuses[entity.lower()]
-        if status.state is State.FAILING and status.timer is not None and status.timer <= now:
-            self._apply(entity, EntityEvent.TIME_UP, now)
+        self._failed_over_if_due(entity, now)
 
     def pick_queue(self, current: str | None) -> tuple[str, bool]:
         """Return the backlog queue to send to, and whether another one could replace it.
@@ -250,6 +246,14 @@ class FailoverState:
                 reason = f"{event.value}: {describe_error(error)}" if error else event.value
                 self._events.add(events.EntityChanged(path, before.state, status.state, reason))
                 self._deliver_now(key, now)
+        return status
+
+    def _failed_over_if_due(self, entity: str, now: float) -> EntityStatus:
+        """Apply the timer of a failing entity. The pinger may do the same: applied twice, it would start no ping."""
+        with self._events.changing():
+            status = self._statuses[entity.lower()]
+            if status.state is State.FAILING and status.timer is not None and status.timer <= now:
+                status = self._apply(entity, EntityEvent.TIME_UP, now)
         return status
 
     def _schedule_probe(self, queue: str, now: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -311,6 +313,42 @@ def test_a_sender_applies_a_due_timer_itself() -> None:
     failover_state.primary_failed("orders", ValueError("gone"), 0)
     assert not failover_state.to_backlog("orders", 59.9)
     assert failover_state.to_backlog("orders", 60)
+
+
+class Moment(float):
+    """A time in one thread. When it is compared with a timer, another thread wants to apply that timer."""
+
+    def __new__(cls, now: float, _compared: Callable[[], None]) -> Moment:
+        return super().__new__(cls, now)
+
+    def __init__(self, _now: float, compared: Callable[[], None]) -> None:
+        self.compared = compared
+
+    def __ge__(self, other: float) -> bool:
+        self.compared()
+        return float(self) >= other
+
+
+@pytest.mark.parametrize("applied_by", ["primary_failed", "to_backlog"])
+def test_a_timer_that_two_threads_apply_leaves_one_for_the_ping(applied_by: str) -> None:
+    failover_state = new_state(failover_interval=0 if applied_by == "primary_failed" else 60)
+    popped: list[Any] = []
+    pinger = threading.Thread(target=lambda: popped.append(failover_state.pop_due(60)))
+
+    def compared() -> None:
+        if not pinger.ident:
+            pinger.start()
+            # Ends at once unless the state is locked, as it should be.
+            pinger.join(0.2)
+
+    if applied_by == "to_backlog":
+        failover_state.primary_failed("orders", TimeoutError(), 0)
+        assert failover_state.to_backlog("orders", Moment(60, compared))
+    else:
+        failover_state.primary_failed("orders", TimeoutError(), Moment(60, compared))
+    pinger.join()
+    assert (popped, failover_state.states()["orders"]) == ([None], State.FAILED_OVER)
+    assert failover_state.next_due() == 120
 
 
 def test_a_new_entity_is_forced_while_all_are() -> None:
