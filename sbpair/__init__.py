@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from sbpair import aio, errors, events, management, testing
     from sbpair.config import load_pair
     from sbpair.failover.base import ShortTimeout
+    from sbpair.failover.clients import PairedClient
     from sbpair.failover.entity_states import State
     from sbpair.failover.failover_send import Delivered, OnFailure
     from sbpair.failover.failures import FailoverOn
     from sbpair.failover.outbox import OutboxDepth, outbox_depths
     from sbpair.failover.simulated_outage import SimulatedOutage
-    from sbpair.failover.sync import PairedClient
     from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken
     from sbpair.replication.receivers import DedupReceiver
     from sbpair.replication.senders import ActiveSender, PassiveSender
@@ -91,7 +91,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.failover.failures": "FailoverOn",
         "sbpair.failover.outbox": "OutboxDepth, outbox_depths",
         "sbpair.failover.simulated_outage": "SimulatedOutage",
-        "sbpair.failover.sync": "PairedClient",
+        "sbpair.failover.clients": "PairedClient",
         "sbpair.model.pair": "Endpoint, Identity, Pair, SasKey, SasToken",
         "sbpair.replication.receivers": "DedupReceiver",
         "sbpair.replication.senders": "ActiveSender, PassiveSender",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sbpair import lazy_names
 
 if TYPE_CHECKING:
-    from sbpair.failover.aio import AsyncPairedClient as PairedClient
+    from sbpair.failover.clients import AsyncPairedClient as PairedClient
     from sbpair.replication.receivers import AsyncDedupReceiver as DedupReceiver
     from sbpair.replication.senders import AsyncActiveSender as ActiveSender
     from sbpair.replication.senders import AsyncPassiveSender as PassiveSender
@@ -17,7 +17,7 @@ __all__ = ["ActiveSender", "DedupReceiver", "PairedClient", "PassiveSender"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "sbpair.failover.aio": "AsyncPairedClient as PairedClient",
+        "sbpair.failover.clients": "AsyncPairedClient as PairedClient",
         "sbpair.replication.receivers": "AsyncDedupReceiver as DedupReceiver",
         "sbpair.replication.senders": "AsyncActiveSender as ActiveSender, AsyncPassiveSender as PassiveSender",
     },

@@ -28,7 +28,7 @@ from sbpair.syphon import runner
 if TYPE_CHECKING:
     from sbpair.drill.against_pair import SimulatedOutages
     from sbpair.drill.emulator_process import EmulatedOutages
-    from sbpair.failover.aio import AsyncPairedClient, AsyncPairedSender
+    from sbpair.failover.clients import AsyncPairedClient, AsyncPairedSender
     from sbpair.failover.entity_states import State
     from sbpair.failover.events import SenderEvent
     from sbpair.model.pair import Endpoint, Pair
@@ -134,7 +134,7 @@ async def application(
     pair: Pair, entity: str, outages: Outages, intervals: Intervals, emit: EmitPhase, seed: int = 0
 ) -> AsyncIterator[Application]:
     """Open an application that sends in the background until it is closed."""
-    from sbpair.failover.aio import AsyncPairedClient
+    from sbpair.failover.clients import AsyncPairedClient
 
     own = replace(pair, failover_interval=intervals.failover, ping_interval=intervals.ping)
     started: list[Application] = []

@@ -166,16 +166,20 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
         self.timeout = checked_timeout(timeout)
         self.policy = SendPolicy(failover_rule(failover_on), on_failure, retries)
         self.failover_state = FailoverState(pair, with_metrics(pair.name, on_event))
-        self.failover_state.timers.on_earlier = self._wake_pinger
         self.outage = outage
         self.now: Callable[[], float] = time.monotonic
         self.sdk_clients = ClientFactory(self._kind)
         self._senders: list[SenderT] = []
         self._closed = False
         self.outbox: Outbox | None = None
-        self._deliver: DeliverEntity | None = None
+        deliver: DeliverEntity | None = None
         if outbox is not None:
-            self._open_outbox(Outbox(outbox, pair, max_messages=outbox_messages, max_bytes=outbox_bytes))
+            self.outbox = Outbox(outbox, pair, max_messages=outbox_messages, max_bytes=outbox_bytes)
+            deliver = OutboxDelivery(pair, self.failover_state, self.outbox, self.policy.counts, self.now).run
+        self._pinger = Pinger(pair, self.failover_state, self.now, deliver, outage)
+        self.failover_state.timers.on_earlier = self._wake_pinger
+        for entity in self.outbox.entities() if self.outbox is not None else ():
+            self.failover_state.outbox_stored(entity, None, self.now())
 
     def get_queue_sender(self, queue_name: str) -> SenderT:
         """Return a sender for a queue of the primary. It is not connected yet. Raises NameInvalid."""
@@ -245,26 +249,14 @@ class ClientBase(ABC, Generic[SenderT, SyphonT]):
     def _wake_pinger(self) -> None:
         """Start the pinger, or interrupt its wait because a timer is now due earlier."""
 
-    def _make_sender(self, entity: str, topic: bool) -> SenderT:
-        return self._sender_class(self, entity, topic)
-
     def _get_sender(self, entity: str, *, topic: bool) -> SenderT:
         if self._closed:
             raise ValueError("the client has been closed: make another one")
         check_path(entity, shorten="give the queue or topic a shorter name")
         self.failover_state.register(entity)
-        sender = self._make_sender(entity, topic)
+        sender = self._sender_class(self, entity, topic)
         self._senders.append(sender)
         return sender
-
-    def _make_pinger(self) -> Pinger:
-        return Pinger(self.pair, self.failover_state, self.now, self._deliver, self.outage)
-
-    def _open_outbox(self, outbox: Outbox) -> None:
-        self.outbox = outbox
-        self._deliver = OutboxDelivery(self.pair, self.failover_state, outbox, self.policy.counts, self.now).run
-        for entity in outbox.entities():
-            self.failover_state.outbox_stored(entity, None, self.now())
 
     def _close_outbox(self) -> None:
         if self.outbox is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,7 +27,6 @@ DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]
 
 PING_SECONDS = 120.0
 MAX_CONCURRENT_PINGS = MAX_CONCURRENT_TASKS = 32
-STOP_SECONDS = 15.0
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +40,6 @@ async def send_ping(primary: Endpoint, entity: str, seconds: float = PING_SECOND
     async with open_sender(primary, entity) as sender:
         # Entities that require sessions accept it: no receiver holds a new session.
         await sender.send(sdk_messages.ping_message(uuid.uuid4().hex), seconds)
-
-
-async def open_link(side: Endpoint, entity: str, _seconds: float = PING_SECONDS) -> None:
-    """Open a link to the entity and close it: a check without a message."""
-    from sbpair.azure.data_plane import open_sender
-
-    async with open_sender(side, entity):
-        pass
 
 
 class Health(StrEnum):
@@ -193,58 +183,12 @@ class Pinger:
 
     async def _probe(self, queue: str) -> None:
         """Open a link. A message would stay in the backlog queue and end as a dead letter."""
+        from sbpair.azure.data_plane import open_sender
+
         if self.outage is not None:
             self.outage.check_ping("backlog", queue)
-        await open_link(self.pair.secondary, queue)
-
-
-class PingerThread:
-    """A Pinger in a thread with its own event loop. The thread starts with the first timer."""
-
-    def __init__(self, make: Callable[[], Pinger]) -> None:
-        self._make = make
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Callable[[], object] | None = None
-        self._wake: Callable[[], None] | None = None
-        self._stopped = False
-
-    def wake(self) -> None:
-        with self._starting:
-            if self._stopped:
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._main, name="sbpair pinger", daemon=True)
-                self._thread.start()
-            elif self._loop is not None and self._wake is not None:
-                self._loop.call_soon_threadsafe(self._wake)
-
-    def stop(self) -> None:
-        with self._starting:
-            self._stopped = True
-            if self._loop is not None and self._stop is not None:
-                self._loop.call_soon_threadsafe(self._stop)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(STOP_SECONDS)
-
-    def _main(self) -> None:
-        try:
-            asyncio.run(self._run())
-        except asyncio.CancelledError:
-            log.debug("the pinger has stopped")
-
-    async def _run(self) -> None:
-        pinger, task = self._make(), asyncio.current_task()
-        with self._starting:
-            if self._stopped or task is None:
-                return
-            self._loop, self._stop, self._wake = asyncio.get_running_loop(), task.cancel, pinger.wake
-        try:
-            await pinger.run()
-        finally:
-            with self._starting:
-                self._loop = None
+        async with open_sender(self.pair.secondary, queue):
+            pass
 
 
 def _sdk_error(error: Exception | None) -> Exception | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from sbpair.amqp_client.stream import open_stream
 from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.errors import ExitCode, SbpairError, Silent, Unavailable, UsageError
-from sbpair.failover.aio import AsyncPairedClient
+from sbpair.failover.clients import AsyncPairedClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
 from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Message, SizedBatch, batches, message_ids
@@ -26,7 +26,7 @@ from sbpair.move.failure_latch import set_within
 from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
-    from sbpair.failover.aio import AsyncPairedSender
+    from sbpair.failover.clients import AsyncPairedSender
     from sbpair.message_io.line_reader import LineReader, SourceLine
     from sbpair.model.pair import Endpoint, Pair
 

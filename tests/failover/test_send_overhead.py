@@ -14,7 +14,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from sbpair.failover import aio, pinger, sync
+from sbpair.failover import clients, pinger
 from sbpair.failover.failover_send import FailoverSend, SendPolicy
 from sbpair.failover.failures import is_transient
 from sbpair.failover.pinger import MAX_CONCURRENT_TASKS, Pinger
@@ -89,7 +89,7 @@ SDKS_BYTECODES = {"sync": 8_000, "aio": 10_400}
 @pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout")
 def test_a_healthy_send_adds_few_bytecodes_to_the_sdk() -> None:
     message = ServiceBusMessage(b"x" * 1024)
-    client = sync.PairedClient(a_pair())
+    client = clients.PairedClient(a_pair())
     sender = client.get_queue_sender("orders")
     sender._connections._make = lambda *_: Plain()
     sender.send_messages(message)
@@ -100,7 +100,7 @@ def test_a_healthy_send_adds_few_bytecodes_to_the_sdk() -> None:
 async def test_a_healthy_async_send_adds_few_bytecodes_to_the_sdk() -> None:
     message = ServiceBusMessage(b"x" * 1024)
 
-    sender = aio.AsyncPairedClient(a_pair()).get_queue_sender("orders")
+    sender = clients.AsyncPairedClient(a_pair()).get_queue_sender("orders")
     sender._connections._make = lambda *_: PlainAio()
     for _ in range(2):
         await sender.send_messages(message)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from sbpair.failover.aio import AsyncPairedSender
+from sbpair.failover.clients import AsyncPairedSender, PairedSender
 from sbpair.failover.steps import Call, Gather, Pause, Steps, drive, drive_async
-from sbpair.failover.sync import PairedSender
 
 
 def meeting(barrier: Any, name: str) -> Steps[str]:

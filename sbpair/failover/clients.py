@@ -1,4 +1,4 @@
-"""The paired client for asyncio programs. Invariant: this module decides nothing."""
+"""The paired clients for programs that block and for asyncio programs. Invariant: this module decides nothing."""
 
 # ruff: noqa: ASYNC109  the SDK's senders have their time-outs as arguments
 
@@ -8,13 +8,72 @@ import asyncio
 from typing import TYPE_CHECKING, Self
 
 from sbpair.failover import base
-from sbpair.failover.background_syphon import AsyncBackgroundSyphon
-from sbpair.failover.side_connections import AsyncClosable
-from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, drive_async
+from sbpair.failover.background_syphon import AsyncBackgroundSyphon, BackgroundSyphon
+from sbpair.failover.loop_thread import LoopThread
+from sbpair.failover.side_connections import AsyncClosable, SyncClosable
+from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
 
 if TYPE_CHECKING:
-    from sbpair.failover.pinger import Pinger
     from sbpair.failover.sdk_messages import Messages
+
+STOP_SECONDS = 15.0
+
+
+class PairedSender(base.SenderBase, SyncClosable):
+    """Sends to one queue or topic of the primary, or to the backlog, with the methods of a ServiceBusSender.
+
+    Threads may share it. They take turns, because an SDK sender is for one thread.
+    """
+
+    def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
+        """Send one message, several, or a batch. Returns once a side, or the outbox, has accepted all of it.
+
+        Raises the SDK's errors, and UsageError for a message that already has `x-ms-path` or another alias.
+        """
+        send, seconds = self._failover_send, self._seconds(timeout)
+        with self._turn:
+            sender = send.fast_path(message)
+            if sender is None:
+                return drive(send.send(message, seconds))
+            since = self._client.now()
+            try:
+                sender.send_messages(message, timeout=seconds * send.share)
+            except BaseException as error:  # noqa: BLE001  the steps decide, an interrupt included
+                drive(send.send(message, seconds, since=since, failed=error))
+            else:
+                send.count_sent(1)
+            return None
+
+    create_message_batch = blocking(base.SenderBase._create_message_batch)
+    schedule_messages = blocking(base.SenderBase._schedule_messages)
+    cancel_scheduled_messages = blocking(base.SenderBase._cancel_scheduled_messages)
+
+
+class PairedClient(base.ClientBase[PairedSender, BackgroundSyphon], SyncClosable):
+    __doc__ = base.ClientBase.__doc__
+    _sender_class = PairedSender
+    _syphon_class = BackgroundSyphon
+    _pinger_thread: LoopThread | None = None
+
+    def close(self) -> None:
+        """Stop its syphon and its pings, and close its senders. Messages in the outbox stay in its file."""
+        if self._syphon is not None:
+            self._syphon.stop()
+        self._closed = True
+        if self._pinger_thread is not None:
+            self._pinger_thread.cancel()
+            self._pinger_thread.join(STOP_SECONDS)
+        for sender in self._senders:
+            sender.close()
+        self._close_outbox()
+        drive(self.sdk_clients.close())
+
+    def _wake_pinger(self) -> None:
+        if self._closed:
+            return
+        if self._pinger_thread is None:
+            self._pinger_thread = LoopThread(self._pinger.run(), "sbpair pinger")
+        self._pinger_thread.call(self._pinger.wake)
 
 
 class AsyncPairedSender(base.SenderBase, AsyncClosable):
@@ -60,7 +119,6 @@ class AsyncPairedClient(base.ClientBase[AsyncPairedSender, AsyncBackgroundSyphon
     __doc__ = base.ClientBase.__doc__
     _sender_class = AsyncPairedSender
     _syphon_class = AsyncBackgroundSyphon
-    _pinger: Pinger | None = None
     _pinger_task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
@@ -83,20 +141,19 @@ class AsyncPairedClient(base.ClientBase[AsyncPairedSender, AsyncBackgroundSyphon
     def _wake_pinger(self) -> None:
         if self._closed:
             return
-        if self._pinger is None:
+        if self._pinger_task is None:
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:
                 # The client was created before the loop. The pinger starts with `async with` or the first sender.
                 return
-            self._pinger = self._make_pinger()
             self._pinger_task = loop.create_task(self._pinger.run(), name="sbpair pinger")
         self._pinger.wake()
 
     def _start_late_pinger(self) -> None:
-        if self._pinger is None and self.failover_state.next_due() is not None:
+        if self._pinger_task is None and self.failover_state.next_due() is not None:
             self._wake_pinger()
 
-    def _make_sender(self, entity: str, topic: bool) -> AsyncPairedSender:
+    def _get_sender(self, entity: str, *, topic: bool) -> AsyncPairedSender:
         self._start_late_pinger()
-        return super()._make_sender(entity, topic)
+        return super()._get_sender(entity, topic=topic)
