@@ -17,14 +17,13 @@ from azure.mgmt.core.tools import get_arm_endpoints
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 
 from sbpair.azure.arm_json import arm_state, body_of, name_of, path_of, read, with_chosen_size
-from sbpair.azure.credentials import token_credential
+from sbpair.azure.credentials import identity_credential
 from sbpair.azure.management_errors import answer_of, translate_management_errors
 from sbpair.azure.management_route import CALL_SECONDS, HttpRoute, http_route, is_local
 from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.errors import EntityMissing, NameTaken, UsageError
 from sbpair.model import tiers
 from sbpair.model.entities import Queue, Rule, Subscription, Topic, with_partitions
-from sbpair.model.pair import Endpoint, Identity, ResourceGroup
 from sbpair.model.queues import QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from sbpair.azure.interfaces import Kind, NamespaceControl, Sized
     from sbpair.model.entities import AnyEntity, Described
+    from sbpair.model.pair import Endpoint, ResourceGroup
 
 Json = dict[str, Any]
 Listing = list[tuple[str, Json]]
@@ -57,7 +57,7 @@ async def open_arm(
     trusted = endpoint if is_local(endpoint) else replace(endpoint, ca_file=None, tls=True)
     async with (
         session_for(trusted) as session,
-        token_credential(Identity()) as credential,
+        identity_credential() as credential,
         ServiceBusManagementClient(
             credential,
             group.subscription,

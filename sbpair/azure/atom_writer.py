@@ -13,7 +13,7 @@ from azure.core.exceptions import HttpResponseError
 from azure.servicebus import management as sdk
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from sbpair.azure.credentials import connection_string, token_credential
+from sbpair.azure.credentials import connection_string, identity_credential
 from sbpair.azure.management_errors import answer_of, translate_management_errors
 from sbpair.azure.management_route import http_route
 from sbpair.azure.transport import RoutedTransport, session_for
@@ -29,7 +29,7 @@ from sbpair.model.entities import (
     Subscription,
     Topic,
 )
-from sbpair.model.pair import SasKey
+from sbpair.model.pair import Identity
 from sbpair.model.queues import QueueSpec
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ async def open_writer(endpoint: Endpoint, call_seconds: float) -> AsyncIterator[
         # Coroutines may share the client, which keeps no state per request: its session is created for it.
         session = await stack.enter_async_context(session_for(endpoint))
         transport = RoutedTransport(http_route(endpoint), session, call_seconds)
-        if isinstance(endpoint.credential, SasKey):
+        if isinstance(endpoint.credential, Identity):
+            credential = await stack.enter_async_context(identity_credential())
+            client = ServiceBusAdministrationClient(endpoint.authority, credential, transport=transport, retry_total=0)
+        else:
             text = connection_string(endpoint.authority, endpoint.credential)
             client = ServiceBusAdministrationClient.from_connection_string(text, transport=transport, retry_total=0)
-        else:
-            credential = await stack.enter_async_context(token_credential(endpoint.credential))
-            client = ServiceBusAdministrationClient(endpoint.authority, credential, transport=transport, retry_total=0)
         yield AtomWriter(await stack.enter_async_context(client), endpoint)
 
 

@@ -24,36 +24,12 @@ if TYPE_CHECKING:
 
     GetToken = Callable[[str], Awaitable[tuple[str, float]]]
 
-# A ready-made signature cannot be renewed, so the SDK sees one that never expires; the service checks the real date.
-FAR_FUTURE = 2**40
-
 SERVICE_BUS_SCOPE = "https://servicebus.azure.net/.default"
 RENEW_SECONDS = 300.0
 """A token is requested again when it expires sooner."""
 
 GRACE_SECONDS = 5.0
 """How long `close` waits for a pending token request."""
-
-
-class ReadyMadeToken:
-    """An AsyncTokenCredential around a ready-made signature."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    async def get_token(self, *_scopes: str, **_options: object) -> AccessToken:
-        from azure.core.credentials import AccessToken
-
-        return AccessToken(self._token, FAR_FUTURE)
-
-    async def close(self) -> None:
-        return
-
-    async def __aenter__(self) -> ReadyMadeToken:
-        return self
-
-    async def __aexit__(self, *_details: object) -> None:
-        await self.close()
 
 
 class SharedTokenRequests:
@@ -104,7 +80,7 @@ async def authorization_for(endpoint: Endpoint) -> AsyncIterator[Callable[[], Aw
     """Open a function () -> the Authorization header of a request. It raises the errors of azure-identity."""
     credential = endpoint.credential
     if isinstance(credential, Identity):
-        async with token_credential(credential) as source:
+        async with identity_credential() as source:
             yield BearerTokens(source).header
         return
 
@@ -130,24 +106,21 @@ class BearerTokens:
         return f"Bearer {self._token.token}"
 
 
-def connection_string(authority: str, key: SasKey) -> str:
-    """Format a shared access key as a connection string, the form that Azure's clients accept."""
-    return f"Endpoint=sb://{authority}/;SharedAccessKeyName={key.name};SharedAccessKey={key.key}"
+def connection_string(authority: str, credential: SasKey | SasToken) -> str:
+    """Format a key or a signature as a connection string, the form that Azure's clients accept."""
+    if isinstance(credential, SasToken):
+        return f"Endpoint=sb://{authority}/;SharedAccessSignature={credential.token}"
+    return f"Endpoint=sb://{authority}/;SharedAccessKeyName={credential.name};SharedAccessKey={credential.key}"
 
 
 @asynccontextmanager
-async def token_credential(credential: Credential) -> AsyncIterator[AsyncTokenCredential]:
-    """Open the SDK credential of a signature or an identity. Keys go into a connection string."""
-    if isinstance(credential, SasToken):
-        yield ReadyMadeToken(credential.token)
-    elif isinstance(credential, Identity):
-        # azure-identity takes a third of a second to load, and most users have a key.
-        from azure.identity.aio import DefaultAzureCredential
+async def identity_credential() -> AsyncIterator[AsyncTokenCredential]:
+    """Open the SDK credential of an identity."""
+    # azure-identity takes a third of a second to load, and most users have a key.
+    from azure.identity.aio import DefaultAzureCredential
 
-        async with DefaultAzureCredential() as identity, SharedTokenRequests(identity) as credential_of_all:
-            yield credential_of_all
-    else:
-        raise TypeError("a shared access key goes into a connection string")
+    async with DefaultAzureCredential() as identity, SharedTokenRequests(identity) as credential_of_all:
+        yield credential_of_all
 
 
 def token_getter(pair: Pair) -> AbstractAsyncContextManager[GetToken | None]:
@@ -162,7 +135,7 @@ async def token_getter_for(credential: Credential | None, who: str) -> AsyncIter
     if not isinstance(credential, Identity):
         yield None
         return
-    async with token_credential(credential) as source:
+    async with identity_credential() as source:
 
         async def get(scope: str) -> tuple[str, float]:
             with translate_management_errors("sign in", who):

@@ -16,7 +16,7 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus.aio import ServiceBusClient as AioClient
 
-from sbpair.azure.credentials import token_credential
+from sbpair.azure.credentials import identity_credential
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
 from sbpair.azure.management_route import silence_reported, ssl_context
 from sbpair.errors import InDoubt, NotAuthenticated, SbpairError, TimedOut, UnreadableMessage
@@ -94,7 +94,7 @@ async def open_client(endpoint: Endpoint) -> AsyncIterator[AioClient]:
     async with AsyncExitStack() as stack:
         credential: Signed | AsyncTokenCredential | None = signed(endpoint)
         if credential is None:
-            credential = await stack.enter_async_context(token_credential(endpoint.credential))
+            credential = await stack.enter_async_context(identity_credential())
         client = aio_client(endpoint, credential, None)
         stack.push_async_callback(_closed, client)
         yield client

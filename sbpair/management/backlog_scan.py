@@ -158,12 +158,10 @@ class BacklogScan:
             return DestinationSummary(
                 name, messages, found=True, topic=found.is_topic, detects_duplicates=found.detects_duplicates
             )
-        if isinstance(found, DeadLetter):
-            if found.reason != MISSING:
-                return DestinationSummary(name, messages, reason=found.description)
+        if isinstance(found, DeadLetter) and found.reason == MISSING:
             missing = f"{self.pair.primary.name} has no such queue or topic"
             return DestinationSummary(name, messages, found=False, reason=missing)
-        return DestinationSummary(name, messages)
+        return DestinationSummary(name, messages, reason=found.description if found else "")
 
 
 def _age(seconds: float) -> float | None:

@@ -161,15 +161,22 @@ def plan_entities(
 
     `rules` are those of each existing subscription. Raises UsageError as `dependency_order` does.
     """
-    declared = _rules_by_subscription(desired)
+    declared: dict[Key, list[str]] = {}
+    for rule in desired:
+        if isinstance(rule, Rule):
+            declared.setdefault(_parent(rule), []).append(rule.name)
     changes, default_rules = [], []
     for entity in (each for each in dependency_order(desired) if entity_key(each) not in taken):
         key = entity_key(entity)
-        names = declared.get(key, {})
-        change = compare(entity, actual.get(key), more=_unexpected_rules(names, rules.get(key, ())))
+        names = declared.get(key, [])
+        known = {name.lower() for name in names}
+        more: tuple[Difference, ...] = ()
+        if unexpected := [rule.name for rule in rules.get(key, ()) if known and rule.name.lower() not in known]:
+            more = (Difference(RULES, ", ".join(sorted(names)), ", ".join(sorted([*names, *unexpected]))),)
+        change = compare(entity, actual.get(key), more=more)
         changes.append(change)
         created = change.kind is Outcome.MISSING
-        if created and isinstance(entity, Subscription) and names and DEFAULT_RULE.lower() not in names:
+        if created and isinstance(entity, Subscription) and names and DEFAULT_RULE.lower() not in known:
             default_rules.append(Rule(entity.topic, entity.name, DEFAULT_RULE))
     return Plan(tuple(changes), tuple(default_rules))
 
@@ -278,20 +285,3 @@ def _parent(entity: Subscription | Rule) -> Key:
     if isinstance(entity, Rule):
         return entity_key(Subscription(entity.topic, entity.subscription))
     return path_key(entity.topic)
-
-
-def _rules_by_subscription(desired: Iterable[Described]) -> dict[Key, dict[str, str]]:
-    """Return each subscription's rule names, by their lower case."""
-    found: dict[Key, dict[str, str]] = {}
-    for rule in desired:
-        if isinstance(rule, Rule):
-            found.setdefault(_parent(rule), {})[rule.name.lower()] = rule.name
-    return found
-
-
-def _unexpected_rules(names: Mapping[str, str], existing: Sequence[Rule]) -> tuple[Difference, ...]:
-    unexpected = [rule.name for rule in existing if rule.name.lower() not in names]
-    if not names or not unexpected:
-        return ()
-    expected = sorted(names.values())
-    return (Difference(RULES, ", ".join(expected), ", ".join(sorted([*expected, *unexpected]))),)

@@ -69,7 +69,9 @@ def parse_entities(text: str, source: str) -> EntitiesDocument:
         reader = _EntitiesReader(key_positions(text))
         document = EntitiesDocument(tuple(reader.read(tables)), source, reader.positions)
     except tomllib.TOMLDecodeError as error:
-        raise _malformed(error, source) from None
+        found = _AT.search(str(error))
+        where = f"{source}:{found[1]}:{found[2]}" if found else source
+        raise UsageError(f"{where}: not TOML: {_AT.sub('', str(error))}", hint="see https://toml.io") from None
     except RecursionError:
         raise UsageError(f"{source} is nested too deeply", hint="use the levels of sbpair provision --help") from None
     # A fault in reading an entity may be the only reason for a violated limit.
@@ -214,10 +216,3 @@ def _first_error(faults: list[FileFault], source: str) -> UsageError:
     first = min(faults, key=lambda each: each.position)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return UsageError(f"{source}:{first.position.line}:{first.position.column}: {first.text}{more}", hint=first.hint)
-
-
-def _malformed(error: tomllib.TOMLDecodeError, source: str) -> UsageError:
-    text = str(error)
-    found = _AT.search(text)
-    where = f"{source}:{found[1]}:{found[2]}" if found else source
-    return UsageError(f"{where}: not TOML: {_AT.sub('', text)}", hint="see https://toml.io")

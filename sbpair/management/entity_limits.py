@@ -139,10 +139,10 @@ def _of_values(entity: Described) -> _Found:
         yield "max_delivery_count", f"expected 1 to {MAX_DELIVERIES}, got {deliveries}"
     size = getattr(entity, "max_size_in_megabytes", 1024)
     if size not in _sizes(*TIERS):
-        yield "max_size_in_megabytes", f"expected {_listed(_sizes(*TIERS))}, got {size}"
+        yield "max_size_in_megabytes", f"expected {tiers.listed(_sizes(*TIERS))}, got {size}"
     status = getattr(entity, "status", STATUSES[0])
     if status not in STATUSES:
-        yield "status", f"expected {_listed(STATUSES)}, got {status!r}"
+        yield "status", f"expected {tiers.listed(STATUSES)}, got {status!r}"
     metadata = getattr(entity, "user_metadata", "")
     if len(metadata) > METADATA_LIMIT:
         yield "user_metadata", f"it has {len(metadata)} characters, at most {METADATA_LIMIT} are allowed"
@@ -178,7 +178,7 @@ def _of_tier(entity: Described, tier: Tier) -> _Found:
         yield from _of_basic(entity)
     size = getattr(entity, "max_size_in_megabytes", 1024)
     if size not in _sizes(tier):
-        yield "max_size_in_megabytes", f"expected {_listed(_sizes(tier))}, got {size}"
+        yield "max_size_in_megabytes", f"expected {tiers.listed(_sizes(tier))}, got {size}"
     kilobytes = getattr(entity, "max_message_size_in_kilobytes", None)
     minimum, limit = PREMIUM_KILOBYTES if tier is PREMIUM else (STANDARD_KILOBYTES, STANDARD_KILOBYTES)
     if kilobytes is not None and not minimum <= kilobytes <= limit:
@@ -199,8 +199,3 @@ def _of_basic(entity: Described) -> _Found:
 
 def _sizes(*of: Tier) -> list[int]:
     return sorted({gigabytes * tiers.MEGABYTES for tier in of for gigabytes in tier.sizes_gb})
-
-
-def _listed(values: tuple[str, ...] | list[int]) -> str:
-    *others, last = map(str, values)
-    return f"{', '.join(others)} or {last}"

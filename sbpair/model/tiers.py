@@ -5,7 +5,7 @@ Pure. The figures are the service's own. A size is in megabytes, and "chosen" un
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sbpair.errors import ServiceRefused, UsageError
@@ -67,10 +67,10 @@ def check_size(size_gb: int, tiers: tuple[Tier, ...] = TIERS, where: str = "") -
     if any(size_gb in tier.sizes_gb for tier in tiers):
         return
     if len(tiers) == 1:
-        hint = f"choose {_listed(tiers[0].sizes_gb)}{_multiplied(tiers[0])}"
+        hint = f"choose {listed(tiers[0].sizes_gb)}{_multiplied(tiers[0])}"
     else:
         more = [size for size in PREMIUM.sizes_gb if size not in STANDARD.sizes_gb]
-        hint = f"choose {_listed(STANDARD.sizes_gb)}, which Standard has 16 times; on Premium also {_listed(more)}"
+        hint = f"choose {listed(STANDARD.sizes_gb)}, which Standard has 16 times; on Premium also {listed(more)}"
     raise UsageError(f"a queue or topic{where} cannot have {size_gb} GB", hint=hint)
 
 
@@ -106,8 +106,9 @@ def _factor(tier: Tier, *, partitioned: bool) -> int:
     return PARTITIONS if partitioned and not tier.whole_namespace else 1
 
 
-def _listed(sizes: Sequence[int]) -> str:
-    *others, last = map(str, sizes)
+def listed(values: Iterable[object]) -> str:
+    """Format several values as `1, 2 or 3`."""
+    *others, last = map(str, values)
     return f"{', '.join(others)} or {last}"
 
 
