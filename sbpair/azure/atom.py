@@ -17,11 +17,9 @@ from sbpair.azure.atom_decode import (
     bytes_of,
     counts_of,
     description_of,
-    has_content,
     queue_state,
     read,
     sku_of,
-    title_of,
 )
 from sbpair.azure.interfaces import Kind, NamespaceProbe, Sized
 from sbpair.azure.management_errors import missing, not_a_service_bus
@@ -54,7 +52,7 @@ async def open_atom(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -
 
 
 class AtomNamespace:
-    """Implements each protocol of `interfaces`. Get one from `open_atom`.
+    """`NamespaceControl`, and the calls that count and remove queues. Get one from `open_atom`.
 
     Every method raises only errors of `sbpair.errors`, and may be called by several coroutines at once.
     """
@@ -124,11 +122,13 @@ class AtomNamespace:
             return queue_state(path, await self._described(what, Queue.kind, path))
 
     async def counts(self, path: str) -> Counts:
+        """Count the messages of one queue, locked ones included. Raises EntityMissing."""
         with self._reading(f"count the messages of {path}") as what:
             state = queue_state(path, await self._described(what, Queue.kind, path), counted=True)
         return state.counts or Counts()
 
     async def exact_counts(self, path: str) -> Counts:
+        """Count as `counts` does. Raises ServiceRefused where the service omits a figure."""
         with self._reading(f"count the messages of {path}") as what:
             counts = counts_of(await self._described(what, Queue.kind, path))
         if counts is None:
@@ -144,10 +144,12 @@ class AtomNamespace:
         return {each.tag.rpartition("}")[2]: each.text or "" for each in found.iter()}
 
     async def set_status(self, path: str, status: str) -> None:
+        """Set the status, such as `Active` or `SendDisabled`, and nothing else. Raises EntityMissing."""
         queue = await self.read(Queue(path))
         await (await self._opened_writer()).set_status(queue, status)
 
     async def delete(self, path: str) -> None:
+        """Delete a queue with its messages. Raises EntityMissing."""
         await self._client.delete(f"delete the queue {path}", path)
 
     # Entities of every kind
@@ -214,7 +216,7 @@ class AtomNamespace:
             description = description_of(entry, kind)
             if description is None:
                 raise LookupError(f"an entry does not describe a {kind}")
-            yield title_of(entry), description
+            yield entry.findtext("{*}title") or "", description
 
     async def _described(self, what: str, kind: str, *path: str) -> Element:
         """Read a description. Raises EntityMissing, and NameTaken by another kind."""
@@ -222,7 +224,8 @@ class AtomNamespace:
         description = description_of(entry, kind)
         if description is not None:
             return description
-        if not has_content(entry):
+        # A path where nothing is has an empty feed, not an entry.
+        if entry.find("{*}content") is None:
             raise missing(what, self._namespace)
         raise NameTaken(
             f"{path[0]} is not a {kind} in {self._namespace}", hint="rename or delete the entity of that name"

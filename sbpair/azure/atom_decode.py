@@ -49,11 +49,6 @@ def texts(element: Element) -> dict[str, str]:
     return {_local(each): each.text for each in element if each.text}
 
 
-def has_content(entry: Element) -> bool:
-    """Return whether it is an entry; a path where nothing is has an empty feed."""
-    return entry.find("{*}content") is not None
-
-
 def description_of(entry: Element, kind: str) -> Element | None:
     """Return the description of an entity in an entry; None if there is none, or one of another kind."""
     return entry.find(f"{{*}}content/{{*}}{kind.title()}Description")
@@ -64,10 +59,6 @@ def sku_of(entry: Element) -> tuple[str, int | None] | None:
     found = {_local(each): each.text for each in entry.iterfind("{*}content/{*}NamespaceInfo/*")}
     name, units = found.get("MessagingSKU"), found.get("MessagingUnits")
     return (name, int(units) if units else None) if name else None
-
-
-def title_of(entry: Element) -> str:
-    return entry.findtext("{*}title") or ""
 
 
 def read(named: Described, description: Element) -> Described:

@@ -10,7 +10,6 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from sbpair.azure.http_client import HttpClient, NotHttp
-from sbpair.azure.management_errors import translate_management_errors
 from sbpair.azure.management_route import silence_reported
 from sbpair.errors import Unreachable
 from sbpair.model.reachability import DOCTOR_HINT, REACH_HINT, unreachable
@@ -37,26 +36,25 @@ class HealthResponse:
 async def check_health(endpoint: Endpoint, *, seconds: float, now: Callable[[], float] = time.time) -> HealthResponse:
     """Request the namespace's properties without a token. Raises Unavailable; MachineLacks for a CA file."""
     side = f"the management side of {endpoint.name}"
-    with translate_management_errors("reach the management side", endpoint.name):
-        async with HttpClient(endpoint) as http:
-            try:
-                before = now()
-                with silence_reported(http.netloc, seconds):
-                    async with asyncio.timeout(seconds):
-                        answer = await http.request("GET", "/$namespaceinfo?api-version=2021-05")
-                after = now()
-            except NotHttp as error:
-                raise Unreachable(
-                    f"the server at {http.netloc} for {endpoint.name} does not speak HTTP ({error})",
-                    hint="check the address and the proxy",
-                ) from error
-            except TimeoutError:
-                raise unreachable(side, http.netloc, seconds) from None
-            except OSError as error:
-                raised = unreachable(side, http.netloc, error)
-                if raised.hint == REACH_HINT:
-                    raised.hint = f"let HTTPS out to {http.netloc}, or set HTTPS_PROXY to your proxy{DOCTOR_HINT}"
-                raise raised from error
+    async with HttpClient(endpoint) as http:
+        try:
+            before = now()
+            with silence_reported(http.netloc, seconds):
+                async with asyncio.timeout(seconds):
+                    answer = await http.request("GET", "/$namespaceinfo?api-version=2021-05")
+            after = now()
+        except NotHttp as error:
+            raise Unreachable(
+                f"the server at {http.netloc} for {endpoint.name} does not speak HTTP ({error})",
+                hint="check the address and the proxy",
+            ) from error
+        except TimeoutError:
+            raise unreachable(side, http.netloc, seconds) from None
+        except OSError as error:
+            raised = unreachable(side, http.netloc, error)
+            if raised.hint == REACH_HINT:
+                raised.hint = f"let HTTPS out to {http.netloc}, or set HTTPS_PROXY to your proxy{DOCTOR_HINT}"
+            raise raised from error
     return _health(answer.status, answer.headers.get("date"), before, after)
 
 

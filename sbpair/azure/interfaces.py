@@ -1,4 +1,4 @@
-"""Protocols of a namespace's management side, small so that a test can implement them. Types only."""
+"""The protocol of a namespace's management side, and what is read of one. Types only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sbpair.model.entities import AnyEntity, Queue, Topic
 
 if TYPE_CHECKING:
     from sbpair.model.entities import Described, Rule
-    from sbpair.model.queues import Counts, QueueState
+    from sbpair.model.queues import QueueState
     from sbpair.model.tiers import Capacity
 
 
@@ -17,10 +17,11 @@ Kind = TypeVar("Kind", bound=AnyEntity)
 Sized = TypeVar("Sized", bound=Queue | Topic)
 
 
-class QueueListing(Protocol):
-    """The queues of one namespace. Every method of these protocols raises only errors of `sbpair.errors`.
+class NamespaceControl(Protocol):
+    """Entities of every kind in one namespace, over Atom or Resource Manager.
 
-    Methods may be called by several coroutines at the same time.
+    Every method raises only errors of `sbpair.errors`, and may be called by several coroutines at the same time.
+    Entities are read with durations as ISO 8601 text, forwards as paths, and the chosen size, not 16 times that.
     """
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
@@ -28,33 +29,6 @@ class QueueListing(Protocol):
 
     async def get(self, path: str) -> QueueState:
         """Read one queue. Raises EntityMissing, and NameTaken by another kind."""
-
-
-class QueueControl(QueueListing, Protocol):
-    """The calls that count messages."""
-
-    async def counts(self, path: str) -> Counts:
-        """Count the messages of one queue, locked ones included. Raises EntityMissing."""
-
-
-class QueueRemoval(QueueListing, Protocol):
-    """The calls that remove queues."""
-
-    async def exact_counts(self, path: str) -> Counts:
-        """Count as `QueueControl.counts` does. Raises ServiceRefused where the service omits a figure."""
-
-    async def set_status(self, path: str, status: str) -> None:
-        """Set the status, such as `Active` or `SendDisabled`, and nothing else. Raises EntityMissing."""
-
-    async def delete(self, path: str) -> None:
-        """Delete a queue with its messages. Raises EntityMissing."""
-
-
-class NamespaceControl(QueueListing, Protocol):
-    """Entities of every kind in one namespace, over Atom or Resource Manager.
-
-    Entities are read with durations as ISO 8601 text, forwards as paths, and the chosen size, not 16 times that.
-    """
 
     async def capacity(self) -> Capacity:
         """Return the tier, and a Premium namespace's messaging units and partitions."""

@@ -215,23 +215,19 @@ def total_of(queues: Collection[QueueStatus]) -> BacklogTotal:
 
 
 def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
-    detail = QueueFinding(change.index, differences=change.differences, fill=fill)
-    if change.state:
-        detail = replace(detail, counts=change.state.counts, partitioned=change.state.partitioned)
-    match change.kind:
-        case Outcome.MISSING:
-            return ReportItem(change.path, change.kind, "missing: sbpair provision creates it", detail)
-        case Outcome.DRIFTED:
-            return ReportItem(change.path, change.kind, describe_differences(change.differences), detail)
-        case Outcome.EXISTING:
-            return ReportItem(change.path, Outcome.OK, "", detail)
-    reason = why_unexpected(change.index, count)
-    status = change.state.spec.status if change.state else ACTIVE
-    if status != ACTIVE:
-        differences = (Difference(PROPERTY_NAMES["status"], ACTIVE, status),)
-        detail = replace(detail, differences=differences)
-        reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
-    return ReportItem(change.path, Outcome.EXTRA, reason, detail)
+    state, differences = change.state, change.differences
+    outcome, reason = change.kind, describe_differences(differences)
+    if outcome is Outcome.MISSING:
+        reason = "missing: sbpair provision creates it"
+    elif outcome is Outcome.EXISTING:
+        outcome = Outcome.OK
+    elif outcome is Outcome.EXTRA:
+        reason = why_unexpected(change.index, count)
+        if state and state.spec.status != ACTIVE:
+            differences = (Difference(PROPERTY_NAMES["status"], ACTIVE, state.spec.status),)
+            reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
+    counts, partitioned = (state.counts, state.partitioned) if state else (None, False)
+    return ReportItem(change.path, outcome, reason, QueueFinding(change.index, counts, differences, partitioned, fill))
 
 
 def _sum(figures: list[int | None]) -> int | None:

@@ -37,8 +37,6 @@ from sbpair.model.pair import Endpoint, Pair, ResourceGroup
 from sbpair.model.queues import Listed, QueueProvisioned, QueueSpec, Retrying
 from sbpair.model.report import Outcome, Report
 
-__all__ = ["EntitiesDocument", "EntityFinding", "EntityItem", "EntityReport", "provision", "provision_exit_code"]
-
 EntityReport = Report[EntityFinding]
 Opens = Callable[[Endpoint], AbstractAsyncContextManager[NamespaceControl]]
 

@@ -32,7 +32,7 @@ from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
-    from sbpair.azure.interfaces import QueueRemoval
+    from sbpair.azure.atom import AtomNamespace
     from sbpair.management.calls import OnEvent, Sleep
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.model.queues import Counts
@@ -146,7 +146,7 @@ class Pruner:
     """One run over `queues`. `peek` returns whether a queue of that path holds a message."""
 
     def __init__(
-        self, queues: QueueRemoval, peek: Callable[[str], Awaitable[bool]], pair: Pair, on_event: OnEvent, sleep: Sleep
+        self, queues: AtomNamespace, peek: Callable[[str], Awaitable[bool]], pair: Pair, on_event: OnEvent, sleep: Sleep
     ) -> None:
         self._queues = queues
         self._peek = peek

@@ -10,13 +10,13 @@ from sbpair.errors import EntityMissing, NotAuthorized
 from sbpair.move.events import QueuesFound
 
 if TYPE_CHECKING:
-    from sbpair.azure.interfaces import QueueControl
+    from sbpair.azure.atom import AtomNamespace
     from sbpair.model.pair import Pair
 
 log = logging.getLogger(__name__)
 
 
-async def find(pair: Pair, control: QueueControl) -> QueuesFound:
+async def find(pair: Pair, control: AtomNamespace) -> QueuesFound:
     """Return every queue under the prefix, stranded ones included; without the Manage claim, 0 to the count - 1."""
     primary = pair.primary.name
     wanted = [backlog.queue_path(primary, index) for index in range(pair.backlog_queues)]

@@ -29,7 +29,6 @@ from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, QueueWorker, RunPlan, R
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
-    from sbpair.azure.interfaces import QueueControl
     from sbpair.model.pair import Pair
     from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.rate_limit import Limit, RateLimiter
@@ -258,7 +257,7 @@ async def _limit(
     return effective_limits(limits, tiers).rate_limiter(asyncio.get_running_loop().time()), send_cost
 
 
-def _queue_finder(pair: Pair, control: QueueControl, on_event: OnEvent) -> Find:
+def _queue_finder(pair: Pair, control: AtomNamespace, on_event: OnEvent) -> Find:
     """Return a function that lists the backlog queues, and emits QueuesFound when they have changed."""
     last: QueuesFound | None = None
 
@@ -273,7 +272,7 @@ def _queue_finder(pair: Pair, control: QueueControl, on_event: OnEvent) -> Find:
     return find
 
 
-def _counter(control: QueueControl, tally: Tally) -> Count:
+def _counter(control: AtomNamespace, tally: Tally) -> Count:
     async def count(queue: str) -> int:
         tally.spent("management_calls", 1)
         return (await control.counts(queue)).active

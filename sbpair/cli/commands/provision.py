@@ -17,7 +17,9 @@ from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
-    from sbpair.management.provisioning import EntitiesDocument, EntityItem, EntityReport
+    from sbpair.management.entities_file import EntitiesDocument
+    from sbpair.management.provision_namespace import EntityItem
+    from sbpair.management.provisioning import EntityReport
 
 SCHEMA = "sbpair/provision/1"
 LISTS = (Outcome.CREATED, Outcome.EXISTING, Outcome.DRIFTED, Outcome.FAILED, Outcome.NOT_TRIED, Outcome.WOULD_CREATE)
