@@ -19,6 +19,7 @@ MAX_NAME = 28
 """A longer name of an option has a line of its own."""
 
 HELP_OPTIONS = ["-h", "--help"]
+TITLES = ("Arguments", "Options", "Management", "Pair", "Output")
 OPTIONS = "[OPTIONS]"
 LAST_PARAGRAPHS = ("Exit codes:", "See also:")
 
@@ -88,17 +89,12 @@ def page(usage: str, text: str, listed: dict[str, list[Row]]) -> str:
 
 
 def sections(params: Iterable[Any]) -> dict[str, list[Row]]:
-    """Return rows of options by their title, which is each option's `rich_help_panel`; a command's own come first."""
-    listed: dict[str, list[Row]] = {"Arguments": [], "Options": []}
+    """Return rows of options by their title, which is each option's `rich_help_panel`."""
+    listed: dict[str, list[Row]] = {title: [] for title in TITLES}
     for param in params:
         if not getattr(param, "hidden", False):
             title = getattr(param, "rich_help_panel", None) or ("Arguments" if _is_argument(param) else "Options")
             listed.setdefault(title, []).append(_row(param))
-    # Typer appends --help to the command's own options.
-    general = [row for row in listed["Options"] if row[0] == ", ".join(HELP_OPTIONS)]
-    listed["Options"] = [row for row in listed["Options"] if row not in general]
-    last = list(listed)[-1]
-    listed[last] += [(name, "Show this help") for name, _text in general]
     return listed
 
 
@@ -112,6 +108,8 @@ def _is_required_option(param: Any) -> bool:
 
 def _row(param: Any) -> Row:
     text = " ".join(filter(None, ((param.help or "").rstrip("."), _remark(param))))
+    if param.opts == HELP_OPTIONS:
+        text = "Show this help"
     if _is_argument(param):
         return param.metavar, text
     names = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))

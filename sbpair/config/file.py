@@ -63,10 +63,14 @@ def create_file(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory", hint="name a file, with --config or SBPAIR_CONFIG") from error
         if path.exists():
             raise UsageError(f"{path} exists, and is not overwritten", hint="edit it, or name another file") from error
         hint = "name another file with --config"
-        raise MachineLacks(f"{path} cannot be created: {error.strerror}", hint=hint) from error
+        below_file = isinstance(error, (FileExistsError, NotADirectoryError))
+        why = "a part of its path is not a directory" if below_file else error.strerror
+        raise MachineLacks(f"{path} cannot be created: {why}", hint=hint) from error
 
 
 def read_pairs(path: Path) -> dict[str, object]:

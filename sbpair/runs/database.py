@@ -133,6 +133,8 @@ class RunDatabase(SqliteFile):
 
 def state_if_any(directory: Path, pair: Pair) -> RunDatabase | None:
     """Open the state of a pair, or return None if it does not exist; create nothing."""
+    if directory.is_file():
+        raise unusable(directory, FileExistsError())
     try:
         return RunDatabase(directory, pair) if (directory / FILE_NAME).exists() else None
     except PermissionError as error:

@@ -304,10 +304,11 @@ def test_a_port_in_use_is_a_lack_of_this_machine(tmp_path: Path, taken_port: int
     assert (done.returncode, done.stdout, ready.exists()) == (7, "", False)
 
 
-def test_a_state_that_is_a_file_is_a_lack_of_this_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("syphon", "--once"), ("runs", "list"), ("runs", "show", "26")])
+def test_a_state_that_is_a_file_is_a_lack_of_this_machine(tmp_path: Path, words: tuple[str, ...]) -> None:
     state = tmp_path / "file"
     state.touch()
-    done = sbpair(tmp_path, "syphon", "--once", "--state", str(state), **PAIR)
+    done = sbpair(tmp_path, *words, "--state", str(state), **PAIR)
     assert done.stderr.splitlines() == [
         f"error: {state} cannot be used for state: it is not a directory",
         "hint: pass --state DIR for a writable directory",

@@ -272,7 +272,13 @@ def test_a_file_is_not_created_where_that_is_impossible(here: Here, home: Path) 
     (home / "file").write_text("")
     code, out, err = here("config", "--init", "--config", str(home / "file" / "config.toml"))
     assert (code, out) == (7, "")
-    assert err.splitlines()[0].endswith("cannot be created: File exists")
+    assert err.splitlines()[0].endswith("cannot be created: a part of its path is not a directory")
+    code, out, err = here("config", "--init", "--config", str(home))
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        f"error: {home} is a directory",
+        "hint: name a file, with --config or SBPAIR_CONFIG",
+    ]
 
 
 @pytest.mark.parametrize("words", [["config"], ["runs", "list"], ["audit"], ["doctor"]])

@@ -32,7 +32,7 @@ MESSAGES = (
 
 
 async def plan(
-    *words: str, primary: tuple[str, ...] = ("orders", "invoices"), state: Path | None = None
+    *words: str, primary: tuple[str, ...] = ("orders", "invoices"), state: Path | None = None, queues: int = 2
 ) -> tuple[int, str, str]:
     """Preview a backlog of two queues in a process without Java, and check that it is unchanged.
 
@@ -42,7 +42,9 @@ async def plan(
     async with Emulator() as emulator:
         for name in primary:
             emulator.namespaces["contoso"].create_queue(name)
-        backlog = [emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", each)) for each in (0, 1)]
+        backlog = [
+            emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", each)) for each in range(queues)
+        ]
         for index, name, aliases in MESSAGES:
             put(backlog[index], stranded(name, aliases))
         if state is not None:
@@ -112,10 +114,14 @@ async def test_the_table_names_a_missing_destination() -> None:
     assert "0/$deadletterqueue" not in out  # there is nothing in it
 
 
-async def test_an_unknown_queue_is_refused() -> None:
-    code, out, err = await plan("--queue", "7")
+@pytest.mark.parametrize(("queues", "rest"), [(2, ""), (5, ", contoso/x-servicebus-transfer/2 and 2 more")])
+async def test_an_unknown_queue_is_refused(queues: int, rest: str) -> None:
+    code, out, err = await plan("--queue", "7", queues=queues)
     assert (code, out) == (2, "")
-    assert "--queue 7: contoso-dr has no such backlog queue" in err
+    assert err.splitlines()[-2:] == [
+        "error: --queue 7: contoso-dr has no such backlog queue",
+        f"hint: it has contoso/x-servicebus-transfer/0, contoso/x-servicebus-transfer/1{rest}",
+    ]
 
 
 def test_a_broken_state_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -108,3 +110,20 @@ def test_the_emulators_exports_with_an_identity_allow_via_arm() -> None:
         assert (code, [each["index"] for each in json.loads(output)["created"]]) == (0, [0, 1])
         code, output = finished("provision", "--count", "2", "--output", "json", **environ)
         assert (code, len(json.loads(output)["existing"])) == (0, 2)
+
+
+async def test_a_drill_on_a_dumb_terminal_prints_lines() -> None:
+    ours, theirs = pty.openpty()
+    words = ("drill", "--messages", "10", "--count", "1")
+    process = await command.start(*words, env=environment(TERM="dumb"), python=(), stderr=theirs)
+    os.close(theirs)
+    try:
+        out = (await process.communicate())[0].decode()
+        seen = os.read(ours, 65_536).decode()
+    finally:
+        os.close(ours)
+    assert process.returncode == 0
+    assert out.splitlines()[0] == "MESSAGES    STRANDED  LIVE"
+    assert "\x1b" not in seen + out
+    assert "  starting an emulator\r\n" in seen
+    assert "  reading all messages back, and comparing each byte for byte\r\n" in seen

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from sbpair.cli import logs
+from sbpair.cli.options.common import Display
 from sbpair.replay import java
 
 
@@ -38,3 +40,19 @@ def test_the_lines_of_a_child_are_logged_and_its_noise_is_not_shown(caplog: pyte
         ("ERROR", "ERROR Task: failed"),
         ("WARNING", "last"),
     ]
+
+
+@pytest.mark.parametrize(("verbose", "shown"), [(0, 0), (1, 1)])
+def test_what_py4j_logs_of_an_interrupt_needs_verbose(
+    verbose: int, shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = logging.root.handlers[:]
+    try:
+        logs.start(Display(verbose=verbose))
+        logging.error("KeyboardInterrupt while sending command.")  # noqa: LOG015  as Py4J does
+        logging.getLogger("sbpair").warning("the run goes on")
+    finally:
+        logging.root.handlers[:] = before
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 + shown
+    assert lines[-1].endswith("the run goes on")

@@ -141,8 +141,8 @@ def resume_command(
     proof names them. Without --all, --destination and --where the choice of the run stays.
 
     Examples:
-      sbpair replay resume 20261122-101500-3f2a --archive /mnt/archive
-      sbpair replay resume 20261122-101500-3f2a --archive /mnt/archive --all
+      sbpair replay resume 261122-101500-3f2a --archive /mnt/archive
+      sbpair replay resume 261122-101500-3f2a --archive /mnt/archive --all
 
     Exit codes: those of sbpair replay run; 4 also for another pair's run or a broken file
     """

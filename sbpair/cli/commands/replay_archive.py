@@ -19,8 +19,8 @@ def verify_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, scr
     Contacts no namespace and needs no Java.
 
     Examples:
-      sbpair replay verify 20261122-101500-3f2a --archive /mnt/archive
-      sbpair replay verify 20261122-101500-3f2a --archive s3://bucket/dir -o json
+      sbpair replay verify 261122-101500-3f2a --archive /mnt/archive
+      sbpair replay verify 261122-101500-3f2a --archive s3://bucket/dir -o json
 
     Exit codes: 0 all were sent; 1 the files contradict each other; 3 some expired, were quarantined or are unsent; 4 a
     file is broken
@@ -40,8 +40,8 @@ def status_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, scr
     Contacts no namespace and changes nothing.
 
     Examples:
-      sbpair replay status 20261122-101500-3f2a --archive /mnt/archive
-      sbpair replay status 20261122-101500-3f2a --archive /mnt/archive -o json
+      sbpair replay status 261122-101500-3f2a --archive /mnt/archive
+      sbpair replay status 261122-101500-3f2a --archive /mnt/archive -o json
     """
     place = moves.open_archive(archive, run_id)
     from sbpair.replay import progress
@@ -90,8 +90,8 @@ def stop_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, scree
     """Ask a run on any machine to stop after the messages in flight.
 
     Examples:
-      sbpair replay stop 20261122-101500-3f2a --archive /mnt/archive
-      sbpair replay stop 20261122-101500-3f2a --archive s3://bucket/dir
+      sbpair replay stop 261122-101500-3f2a --archive /mnt/archive
+      sbpair replay stop 261122-101500-3f2a --archive s3://bucket/dir
 
     Exit codes: 0 it stops, or has stopped; 4 it has finished
     """
@@ -126,8 +126,8 @@ def gc_command(
     on a terminal, asks.
 
     Examples:
-      sbpair replay gc 20261122-101500-3f2a --archive /mnt/archive
-      sbpair replay gc 20261122-101500-3f2a --archive /mnt/archive --yes
+      sbpair replay gc 261122-101500-3f2a --archive /mnt/archive
+      sbpair replay gc 261122-101500-3f2a --archive /mnt/archive --yes
 
     Exit codes: 0 deleted, or --dry-run; 4 not confirmed, or refused: the run is unfinished or not proved
     """

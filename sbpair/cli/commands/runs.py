@@ -66,8 +66,8 @@ def show_run(
     crashed run is a few seconds older than its end.
 
     Examples:
-      sbpair runs show 20261122-101500
-      sbpair runs show 20261122-101500 -o json
+      sbpair runs show 261122-101500
+      sbpair runs show 261122-101500 -o json
     """
     from sbpair.runs.run_log import find_run
 
