@@ -27,7 +27,7 @@ from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.raw_source import RawSource
 from sbpair.replay.archive_layout import HELD, KEY, LEDGER
 from sbpair.replay.drain_task import IDLE_SECONDS, DrainCutoff, load_accepted
-from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Key, Ledger, read_held, table_keys
+from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
 from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, STOP_POLL_SECONDS, WAIT_SECONDS, move_context
 from sbpair.replay.spark_task import queue_task, retry_while_progressing
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
@@ -62,8 +62,7 @@ class RecordedSource(RawSource):
     def record_to(self, ledger: Ledger, shard: int, accepted: Accepted) -> None:
         """Set the ledger. Messages in `accepted` are completed, and neither sent nor recorded again."""
         self._ledger, self._shard, self._accepted = ledger, shard, accepted
-        self._buffer = EntryBuffer(ledger)
-        self._held_record = HeldRecord(ledger)
+        ledger.forget_held()  # an earlier connection held them
 
     async def receive(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
         messages = await super().receive(limit, seconds=seconds)
@@ -71,7 +70,7 @@ class RecordedSource(RawSource):
             await super().complete([each for each in messages if self._is_accepted(each)])
             messages = [each for each in messages if not self._is_accepted(each)]
         if messages:
-            self._held_record.add(dict(zip(messages, _entries(messages), strict=True)))
+            self._ledger.hold(dict(zip(messages, _entries(messages), strict=True)))
         return messages
 
     async def complete(self, messages: Sequence[ReceivedMessage]) -> Failures:
@@ -86,21 +85,21 @@ class RecordedSource(RawSource):
         # Those may be delivered again: they stay recorded as held, so that a resume finds them after a crash.
         self._accepted.update(_accepted_key(each) for each, _ in failures)
         failed = {each for each, _ in failures}
-        self._held_record.discard([each for each in messages if each not in failed])
+        self._ledger.release([each for each in messages if each not in failed])
         return failures
 
     async def release(self, messages: Sequence[ReceivedMessage]) -> Failures:
-        self._held_record.discard(messages)
+        self._ledger.release(messages)
         return await super().release(messages)
 
     async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None:
         await super().dead_letter(message, reason, description)
         [entry] = _entries([message])
         try:
-            await self._buffer.write(self._shard, entry, reason, description)
+            await self._ledger.write_unsent(self._shard, entry, reason, description)
         except SbpairError as error:
             self.record_error = error
-        self._held_record.discard([message])
+        self._ledger.release([message])
 
     def _is_accepted(self, message: ReceivedMessage) -> bool:
         return _accepted_key(message) in self._accepted

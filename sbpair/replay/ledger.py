@@ -33,7 +33,10 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """The chunks that one attempt at a task writes. Without `sync`, a loss of power may lose the last ones."""
+    """The files that one attempt at a task writes: chunks of outcomes, and the messages that it holds.
+
+    Without `sync`, a loss of power may lose the last chunks.
+    """
 
     def __init__(
         self,
@@ -47,11 +50,14 @@ class Ledger:
         self.attempt = attempt or uuid.uuid4().hex
         self._archive, self._shards, self._sync = archive, shards, sync
         self._max_held_per_file = max_held_per_file
-        self._held_files: set[str] = set()
-        self._held_path, self._room = "", 0
-        self._numbers = count()
+        self._held_path, self._room, self._numbers = "", 0, count()
+        self._file_of: dict[object, str] = {}
+        self._held_in: Counter[str] = Counter()  # messages held, by the file that lists them
+        self._held_lock = threading.Lock()
         self._doubtful: deque[Entry] = deque()
         self._doubtful_lock = threading.Lock()
+        self._unsent: dict[tuple[str, int], list[Entry]] = {}
+        self._unsent_written: asyncio.Future[None] | None = None
 
     def write(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
         """Write one chunk, durable on return if the ledger syncs. Raises MachineLacks."""
@@ -67,6 +73,27 @@ class Ledger:
         table = pa.Table.from_arrays(arrays, schema=OUTCOME)
         self._archive.write_table(f"{kind}/{shard}/{uuid.uuid4().hex}.parquet", table, self._shards, sync=self._sync)
 
+    async def write_unsent(self, shard: int, entry: Entry, reason: str, description: str) -> None:
+        """Write an entry of a message that is not sent, once per turn of the loop with others. Raises MachineLacks."""
+        kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
+        self._unsent.setdefault((kind, shard), []).append(entry._replace(reason=f"{reason}: {description}"))
+        if self._unsent_written is None:
+            loop = asyncio.get_running_loop()
+            self._unsent_written = loop.create_future()
+            loop.call_soon(self._write_all_unsent, self._unsent_written)
+        await asyncio.shield(self._unsent_written)
+
+    def _write_all_unsent(self, written: asyncio.Future[None]) -> None:
+        waiting, self._unsent, self._unsent_written = self._unsent, {}, None
+        try:
+            for (kind, shard), entries in waiting.items():
+                self.write(kind, shard, entries)
+        except SbpairError as error:
+            written.set_exception(error)
+            written.exception()  # mark it as retrieved: all waiters may have been cancelled
+        else:
+            written.set_result(None)
+
     def add_doubtful(self, entry: Entry) -> None:
         """Note a message that was sent without an answer, and may arrive twice. Nothing is written yet."""
         self._doubtful.append(entry)
@@ -79,6 +106,27 @@ class Ledger:
                 for _ in entries:
                     self._doubtful.popleft()
 
+    def hold(self, messages: Mapping[object, Entry]) -> None:
+        """Record messages as held, and remove files that are no longer needed. For one thread. Raises MachineLacks."""
+        path = self.record_held([*messages.values()])
+        with self._held_lock:
+            self._file_of.update(dict.fromkeys(messages, path))
+            finished = [each for each, held in self._held_in.items() if not held]
+            for each in finished:
+                del self._held_in[each]
+        for each in finished:
+            self._archive.remove(each)
+
+    def release(self, messages: Iterable[object]) -> None:
+        """Hold messages no longer; unknown ones are ignored. The next `hold` removes their file. For any thread."""
+        with self._held_lock:
+            self._held_in.subtract([self._file_of.pop(each) for each in messages if each in self._file_of])
+
+    def forget_held(self) -> None:
+        """Forget which messages are held, as their locks are lost. Their records stay until `clear_held`."""
+        with self._held_lock:
+            self._file_of.clear()
+
     def record_held(self, entries: Sequence[Entry]) -> str:
         """Record messages that may be sent from now on. Returns the path of their file, read only after a crash."""
         keys = [entry.key for entry in entries]
@@ -86,25 +134,22 @@ class Ledger:
         if room < 0:
             self._held_path = f"{HELD}/{self.attempt}.{next(self._numbers)}{LINES}"
             self._archive.write_line(self._held_path, keys)
-            self._held_files.add(self._held_path)
             room = self._max_held_per_file - len(entries) if self._archive.is_local else 0
         else:
             self._archive.append_line(self._held_path, keys)
         self._room = room
+        with self._held_lock:
+            self._held_in[self._held_path] += len(entries)
         return self._held_path
-
-    def drop_held(self, path: str) -> None:
-        """Remove a file of which no message is held."""
-        self._held_files.discard(path)
-        self._archive.remove(path)
 
     def clear_held(self, keep: Sequence[Entry] = ()) -> None:
         """Remove all records of held messages, after recording again those that the backlog may deliver again."""
-        before, self._held_files, self._room = self._held_files, set(), 0
+        self.forget_held()
+        before, self._held_in, self._room = self._held_in, Counter(), 0
         if keep:
             self.record_held(keep)
         for path in before:
-            self.drop_held(path)
+            self._archive.remove(path)
 
     def ended_keys(self, shard: int, kinds: Sequence[str] = OUTCOMES) -> set[Key]:
         """Return the keys of one shard that have one of these outcomes."""
@@ -113,63 +158,6 @@ class Ledger:
             for path in self._archive.files(f"{kind}/{shard}"):
                 found.update(table_keys(self._archive.read_table(path, list(KEY))))
         return found
-
-
-class HeldRecord:
-    """The messages a task holds, by the file that lists them. `add` is for one thread, `discard` for any."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._file_of: dict[object, str] = {}
-        self._remaining: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def add(self, messages: Mapping[object, Entry]) -> None:
-        """Record messages as held, and remove the files that are no longer needed. Raises MachineLacks."""
-        path = self._ledger.record_held([*messages.values()])
-        with self._lock:
-            self._file_of.update(dict.fromkeys(messages, path))
-            self._remaining[path] += len(messages)
-            finished = [path for path, remaining in self._remaining.items() if not remaining]
-            for path in finished:
-                del self._remaining[path]
-        for path in finished:
-            self._ledger.drop_held(path)
-
-    def discard(self, messages: Iterable[object]) -> None:
-        """Forget messages; unknown ones are ignored. The next `add` removes their file."""
-        with self._lock:
-            self._remaining.subtract([self._file_of.pop(each) for each in messages if each in self._file_of])
-
-
-class EntryBuffer:
-    """Entries of messages that were not sent. They arrive one at a time, and are written once per turn of the loop."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._waiting: dict[tuple[str, int], list[Entry]] = {}
-        self._written: asyncio.Future[None] | None = None
-
-    async def write(self, shard: int, entry: Entry, reason: str, description: str) -> None:
-        """Write an entry with the others of this turn. Raises MachineLacks."""
-        kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
-        self._waiting.setdefault((kind, shard), []).append(entry._replace(reason=f"{reason}: {description}"))
-        if self._written is None:
-            loop = asyncio.get_running_loop()
-            self._written = loop.create_future()
-            loop.call_soon(self._write_all, self._written)
-        await asyncio.shield(self._written)
-
-    def _write_all(self, written: asyncio.Future[None]) -> None:
-        waiting, self._waiting, self._written = self._waiting, {}, None
-        try:
-            for (kind, shard), entries in waiting.items():
-                self._ledger.write(kind, shard, entries)
-        except SbpairError as error:
-            written.set_exception(error)
-            written.exception()  # mark it as retrieved: all waiters may have been cancelled
-        else:
-            written.set_result(None)
 
 
 def table_keys(table: pa.Table) -> list[Key]:

@@ -27,7 +27,7 @@ from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.replay.archive_layout import DEDUPLICATED, KEY, LEDGER
-from sbpair.replay.ledger import Entry, EntryBuffer, HeldRecord, Ledger
+from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
@@ -70,11 +70,11 @@ class ArchivedMessage:
 class ShardReader:
     """The rows of one task as messages without an outcome, each shard in order. Each is recorded as held when read."""
 
-    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, held: HeldRecord) -> None:
+    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger) -> None:
         self.exhausted = False
         self._rows = column_rows(batches, COLUMNS)
         self._segments = SegmentReader(archive)
-        self._ledger, self._held = ledger, held
+        self._ledger = ledger
         self._decoders: dict[str, Decoder] = {}
         self._count = 0
         self._shard, self._ended = -1, set[RowKey]()
@@ -90,7 +90,7 @@ class ShardReader:
                 rows.append((key, shard, message))
         found = self._messages(rows)
         if found:
-            self._held.add({each: _entry(each) for each in found})
+            self._ledger.hold({each: _entry(each) for each in found})
         return found
 
     def _next_positions(self, max_rows: int, max_bytes: int) -> tuple[list[int], list[RowPosition]]:
@@ -149,13 +149,11 @@ class ShardSource:
         self._chunk_seconds, self._stop_poll_seconds = chunk_seconds, stop_poll_seconds
         self.error: SbpairError | None = None
         self._archive, self._ledger = archive, ledger
-        self._held = HeldRecord(ledger)
-        self._reader = ShardReader(batches, archive, ledger, self._held)
+        self._reader = ShardReader(batches, archive, ledger)
         self._read_ahead: deque[ArchivedMessage] = deque()
         # Accepted by the primary, and not in the ledger yet.
         self._accepted: list[ArchivedMessage] = []
         self._accepted_since = 0.0
-        self._buffer = EntryBuffer(ledger)
         self._checked_at, self._stopped = float("-inf"), False
 
     @property
@@ -199,18 +197,18 @@ class ShardSource:
         except SbpairError as error:
             self.error = error
             return error
-        self._held.discard(messages)
+        self._ledger.release(messages)
         return None
 
     async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None:
         archived = cast("ArchivedMessage", message)
         entry = _entry(archived)._replace(message=archived.payload)
         try:
-            await self._buffer.write(archived.shard, entry, reason, description)
+            await self._ledger.write_unsent(archived.shard, entry, reason, description)
         except SbpairError as error:
             self.error = error
             raise
-        self._held.discard([archived])
+        self._ledger.release([archived])
 
     def stop_requested(self) -> bool:
         now = time.monotonic()
@@ -233,7 +231,7 @@ class ShardSource:
 
     async def release(self, messages: Sequence[ReceivedMessage]) -> Failures:
         """Forget messages: they stay in the archive."""
-        self._held.discard(messages)
+        self._ledger.release(messages)
         return []
 
     async def renew(self, messages: Sequence[ReceivedMessage]) -> None:

@@ -242,7 +242,7 @@ def test_unconfirmed_settlements_are_known_after_a_crash(tmp_path: Path, monkeyp
     source = RecordedSource.__new__(RecordedSource)
     source.record_to(Ledger(archive, 1, "dead"), 0, set())
     for arrivals in ([first, second], [later]):
-        source._held_record.add(dict(zip(arrivals, _entries(arrivals), strict=True)))
+        source._ledger.hold(dict(zip(arrivals, _entries(arrivals), strict=True)))
     assert [each for each, _ in asyncio.run(source.complete([first, second]))] == [second]
 
     assert ("q", 1, 1_000, "m1") in accepted_by_dead_attempts(archive, "q", 0)

@@ -20,7 +20,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.replay import send_task
 from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE, STOP_FILE
-from sbpair.replay.ledger import Entry, HeldRecord, Key, Ledger, read_held, table_keys
+from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
 from sbpair.replay.send_task import COLUMNS, ShardSource
 from tests.replay.segments import created, write_segment
 
@@ -87,19 +87,19 @@ async def test_held_and_accepted_messages_are_in_a_file_at_every_moment(seed: in
     async def play(archive: Archive) -> None:
         random = Random(seed)
         made = source(archive, 12, max_chunk=chunk, chunk_seconds=seconds)
-        hands, accepted, taken = list[Any](), set[Key](), 0
-        while not made.ended or hands:
+        ledger, accepted, taken = list[Any](), set[Key](), 0
+        while not made.ended or ledger:
             if not made.ended and random.random() < 0.5:
                 arrivals = await made.receive(random.randint(1, 9))
                 taken += len(arrivals)
-                hands += arrivals
-            elif hands:
-                some = [hands.pop(0) for _ in range(random.randint(1, len(hands)))]
+                ledger += arrivals
+            elif ledger:
+                some = [ledger.pop(0) for _ in range(random.randint(1, len(ledger)))]
                 assert await made.complete(some) == []
                 accepted.update(each.row for each in some)
             ledger, sending = set(written(archive, LEDGER)), set(written(archive, HELD))
             assert ledger <= accepted
-            assert accepted | {each.row for each in hands} <= ledger | sending
+            assert accepted | {each.row for each in ledger} <= ledger | sending
         assert await made.write_accepted() is None
         made.close()
         assert sorted(written(archive, LEDGER)) == [key(number) for number in range(12)]
@@ -110,15 +110,15 @@ async def test_held_and_accepted_messages_are_in_a_file_at_every_moment(seed: in
 
 
 def test_a_file_of_held_messages_stays_until_none_is_held(archive: Archive) -> None:
-    hands = HeldRecord(Ledger(archive, SHARDS, max_held_per_file=3))
-    hands.add({name: Entry(key(name), "orders") for name in (0, 1)})
-    hands.discard([0, 1])
-    hands.add({2: Entry(key(2), "orders")})
+    ledger = Ledger(archive, SHARDS, max_held_per_file=3)
+    ledger.hold({name: Entry(key(name), "orders") for name in (0, 1)})
+    ledger.release([0, 1])
+    ledger.hold({2: Entry(key(2), "orders")})
     assert len(archive.files(HELD)) == 1
-    hands.add({3: Entry(key(3), "orders")})
+    ledger.hold({3: Entry(key(3), "orders")})
     assert sorted(written(archive, HELD)) == [key(0), key(1), key(2), key(3)]
-    hands.discard([2, "never taken", 2])
-    hands.add({4: Entry(key(4), "orders")})
+    ledger.release([2, "never taken", 2])
+    ledger.hold({4: Entry(key(4), "orders")})
     assert sorted(written(archive, HELD)) == [key(3), key(4)]
 
 
@@ -135,15 +135,15 @@ def test_every_held_message_is_recorded_and_few_others(
     with TemporaryDirectory() as directory:
         archive = created(Path(directory))
         ledger = Ledger(archive, SHARDS, max_held_per_file=max_reported)
-        hands, held, number = HeldRecord(ledger), list[int](), 0
+        held, number = list[int](), 0
         for limit in takes:
-            hands.add({each: Entry(key(each), "orders") for each in range(number, number + limit)})
+            ledger.hold({each: Entry(key(each), "orders") for each in range(number, number + limit)})
             held, number = [*held, *range(number, number + limit)], number + limit
             assert {key(each) for each in held} <= set(written(archive, HELD))
             gone = chance.sample(held, chance.randint(0, len(held)))
-            hands.discard(gone)
+            ledger.release(gone)
             held = [each for each in held if each not in gone]
-        hands.add({number: Entry(key(number), "orders")})
+        ledger.hold({number: Entry(key(number), "orders")})
         assert len(written(archive, HELD)) <= (len(held) + 2) * max(max_reported, 4)
         left = [Entry(key(each), "orders") for each in range(at_the_end)]
         ledger.clear_held(keep=left)
