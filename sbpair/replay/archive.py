@@ -159,14 +159,16 @@ class Archive:
         file.add(table)
         self.put(path, file, sync=sync)
 
-    def write_line(self, path: str, value: object) -> None:
-        """Write a file of one line of JSON, not synced: it is removed again soon."""
-        self.write(path, _json_line(value), sync=False)
+    def write_line(self, path: str, value: object, *, append: bool = False) -> None:
+        """Write a file of one line of JSON, not synced: it is removed again soon.
 
-    def append_line(self, path: str, value: object) -> None:
-        """Append a line to such a local file, at a tenth of a file's cost. A kill may cut it short, before a send."""
+        To `append` to such a local file takes a tenth of the time. A kill may cut the line short, before a send.
+        """
+        line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+        if not append:
+            return self.write(path, line, sync=False)
         with self._reporting():
-            local_files.append_file(Path(f"{self.root}/{path}"), _json_line(value))
+            return local_files.append_file(Path(f"{self.root}/{path}"), line)
 
     def read_lines(self, path: str) -> Iterator[Any]:
         """Yield the value of each line. Raises StateRefused at the first that is broken or cut short."""
@@ -279,10 +281,6 @@ def run_ids(url: str) -> list[str]:
         found = whole._fs.get_file_info(fs.FileSelector(whole.root.rstrip("/"), allow_not_found=True))
     names = sorted((info.base_name for info in found if info.type == fs.FileType.Directory), reverse=True)
     return [name for name in names if whole.exists(f"{name}/{RUN_FILE}")]
-
-
-def _json_line(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 def file_metadata(schema: pa.Schema) -> dict[str, str]:

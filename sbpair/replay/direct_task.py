@@ -7,7 +7,6 @@ machine, completes such a message and does not send it again. The counts come fr
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,8 +27,8 @@ from sbpair.move.raw_source import RawSource
 from sbpair.replay.archive_layout import HELD, KEY, LEDGER
 from sbpair.replay.drain_task import IDLE_SECONDS, DrainCutoff, load_accepted
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
-from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, STOP_POLL_SECONDS, WAIT_SECONDS, move_context
-from sbpair.replay.spark_task import queue_task, retry_while_progressing
+from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context
+from sbpair.replay.spark_task import StopPoll, queue_task, retry_while_progressing
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class DirectMove:
         self._accepted = load_accepted(self._archive, queue) | dead_accepted
         self._lease = TaskLease(self._archive, job.heartbeat)
         self._cutoff = DrainCutoff(job.run)
-        self._checked_at = 0.0
+        self._stop = StopPoll(self._archive)
 
     async def run(self, ready_seconds: float = READY_SECONDS) -> int:
         """Return how many messages the primary accepted. Raises Unavailable, LeaseLost, MachineLacks."""
@@ -180,7 +179,7 @@ class DirectMove:
     async def _receive(self, source: RecordedSource, mover: Mover) -> None:
         """Receive until the queue is drained, a stop is requested, or failing destinations hold all room."""
         self._cutoff.restart()
-        while not self._stop_requested() and mover.fatal is None and source.record_error is None:
+        while not self._stop.requested() and mover.fatal is None and source.record_error is None:
             if source.error is not None:
                 raise source.error
             if mover.room == 0:
@@ -199,13 +198,6 @@ class DirectMove:
             due = self._cutoff.is_due() if messages else not mover.held
             if due and await self._cutoff.is_reached(source):
                 break
-
-    def _stop_requested(self) -> bool:
-        now = time.monotonic()
-        if now - self._checked_at < STOP_POLL_SECONDS:
-            return False
-        self._checked_at = now
-        return self._archive.stop_requested()
 
 
 def accepted_by_dead_attempts(archive: Archive, queue: str, shard: int) -> Accepted:

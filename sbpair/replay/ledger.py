@@ -131,12 +131,11 @@ class Ledger:
         """Record messages that may be sent from now on. Returns the path of their file, read only after a crash."""
         keys = [entry.key for entry in entries]
         room, self._room = self._room - len(entries), 0  # nothing is readable behind a line that was cut short
-        if room < 0:
+        append = room >= 0
+        if not append:
             self._held_path = f"{HELD}/{self.attempt}.{next(self._numbers)}{LINES}"
-            self._archive.write_line(self._held_path, keys)
             room = self._max_held_per_file - len(entries) if self._archive.is_local else 0
-        else:
-            self._archive.append_line(self._held_path, keys)
+        self._archive.write_line(self._held_path, keys, append=append)
         self._room = room
         with self._held_lock:
             self._held_in[self._held_path] += len(entries)

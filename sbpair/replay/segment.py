@@ -109,7 +109,9 @@ class Segment:
         facts = [message.facts for message in messages]
         of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
         destinations, flaws = zip(*map(_destination, facts), strict=True)
-        reasons, descriptions = self._dead_letter_columns(messages)
+        reasons = descriptions = pa.nulls(count, pa.string())
+        if dead_letters.is_dead_letter_path(self._queue):
+            reasons, descriptions = zip(*(dead_letters.cause_of(message.payload) for message in messages), strict=True)
         columns = {
             **of,
             "segment": pa.repeat(self.name, count),
@@ -124,12 +126,6 @@ class Segment:
             "message": [message.payload for message in messages],
         }
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
-
-    def _dead_letter_columns(self, messages: list[RawReceivedMessage]) -> tuple[Any, ...]:
-        if not dead_letters.is_dead_letter_path(self._queue):
-            nulls = pa.nulls(len(messages), pa.string())
-            return nulls, nulls
-        return tuple(zip(*(dead_letters.cause_of(message.payload) for message in messages), strict=True))
 
 
 def _row_groups(part: list[RawReceivedMessage], part_bytes: int) -> Iterator[list[RawReceivedMessage]]:

@@ -31,7 +31,7 @@ from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
-from sbpair.replay.spark_task import column_rows, progress_task, run_in_worker
+from sbpair.replay.spark_task import STOP_POLL_SECONDS, StopPoll, column_rows, progress_task, run_in_worker
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.journal import Journal
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
     from sbpair.replay.run import TaskJob
 
-STOP_POLL_SECONDS = 0.5  # how often a task checks whether a stop is requested
 MAX_DESTINATION_FAILURES = 5  # failures in a row of a destination after which the task leaves the rest to a resume
 WAIT_SECONDS = 1.0
 MAX_CHUNK, CHUNK_BYTES = 1_000, 8 * 1024 * 1024  # read, or recorded as sent, at a time: a file costs 100 sends
@@ -146,15 +145,15 @@ class ShardSource:
         stop_poll_seconds: float = STOP_POLL_SECONDS,
     ) -> None:
         self._max_chunk, self._chunk_bytes = max_chunk, chunk_bytes
-        self._chunk_seconds, self._stop_poll_seconds = chunk_seconds, stop_poll_seconds
+        self._chunk_seconds = chunk_seconds
+        self.stop_requested = StopPoll(archive, stop_poll_seconds).requested
         self.error: SbpairError | None = None
-        self._archive, self._ledger = archive, ledger
+        self._ledger = ledger
         self._reader = ShardReader(batches, archive, ledger)
         self._read_ahead: deque[ArchivedMessage] = deque()
         # Accepted by the primary, and not in the ledger yet.
         self._accepted: list[ArchivedMessage] = []
         self._accepted_since = 0.0
-        self._checked_at, self._stopped = float("-inf"), False
 
     @property
     def ended(self) -> bool:
@@ -209,12 +208,6 @@ class ShardSource:
             self.error = error
             raise
         self._ledger.release([archived])
-
-    def stop_requested(self) -> bool:
-        now = time.monotonic()
-        if not self._stopped and now - self._checked_at >= self._stop_poll_seconds:
-            self._checked_at, self._stopped = now, self._archive.stop_requested()
-        return self._stopped
 
     def close(self) -> None:
         """Remove the record of held messages: none is held any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,14 +14,30 @@ from sbpair.errors import Unavailable
 from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
+    from sbpair.replay.archive import Archive
     from sbpair.replay.run import TaskJob
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+STOP_POLL_SECONDS = 0.5  # how often a task checks whether a stop is requested
 MAX_TRIES = 8
 BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
+
+
+class StopPoll:
+    """A check for a requested stop that reads the archive at most once in `seconds`. Once requested, it stays so."""
+
+    def __init__(self, archive: Archive, seconds: float = STOP_POLL_SECONDS) -> None:
+        self._archive, self._seconds = archive, seconds
+        self._checked_at, self._stopped = float("-inf"), False
+
+    def requested(self) -> bool:
+        now = time.monotonic()
+        if not self._stopped and now - self._checked_at >= self._seconds:
+            self._checked_at, self._stopped = now, self._archive.stop_requested()
+        return self._stopped
 
 
 def task_queues(job: TaskJob) -> list[str]:

@@ -87,19 +87,19 @@ async def test_held_and_accepted_messages_are_in_a_file_at_every_moment(seed: in
     async def play(archive: Archive) -> None:
         random = Random(seed)
         made = source(archive, 12, max_chunk=chunk, chunk_seconds=seconds)
-        ledger, accepted, taken = list[Any](), set[Key](), 0
-        while not made.ended or ledger:
+        hands, accepted, taken = list[Any](), set[Key](), 0
+        while not made.ended or hands:
             if not made.ended and random.random() < 0.5:
                 arrivals = await made.receive(random.randint(1, 9))
                 taken += len(arrivals)
-                ledger += arrivals
-            elif ledger:
-                some = [ledger.pop(0) for _ in range(random.randint(1, len(ledger)))]
+                hands += arrivals
+            elif hands:
+                some = [hands.pop(0) for _ in range(random.randint(1, len(hands)))]
                 assert await made.complete(some) == []
                 accepted.update(each.row for each in some)
             ledger, sending = set(written(archive, LEDGER)), set(written(archive, HELD))
             assert ledger <= accepted
-            assert accepted | {each.row for each in ledger} <= ledger | sending
+            assert accepted | {each.row for each in hands} <= ledger | sending
         assert await made.write_accepted() is None
         made.close()
         assert sorted(written(archive, LEDGER)) == [key(number) for number in range(12)]
