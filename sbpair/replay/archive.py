@@ -294,24 +294,20 @@ def value_counts(column: pa.ChunkedArray) -> Counter[str]:
 
 
 def _open_filesystem(url: str) -> tuple[fs.FileSystem, str]:
+    hint = "name a directory, or a URL such as s3://bucket/backlog"
     if not url.strip():
-        raise UsageError("--archive is empty", hint="name a directory, or a URL such as s3://bucket/backlog")
+        raise UsageError("--archive is empty", hint=hint)
     if GLOB_CHARACTERS & set(url):
         raise UsageError(
             f"--archive {url} has one of the characters {' '.join(sorted(GLOB_CHARACTERS))}",
             hint="name another path: Spark reads it as a pattern",
         )
     if "://" not in url:
-        path = url.removeprefix("file:")
-        return fs.LocalFileSystem(), str(Path(path).absolute())
+        return fs.LocalFileSystem(), str(Path(url.removeprefix("file:")).absolute())
     try:
-        filesystem, root = _from_url(url)
+        return _from_url(url)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise UsageError(
-            f"--archive {url} cannot be opened: {str(error).splitlines()[0]}",
-            hint="name a directory, or a URL such as s3://bucket/backlog",
-        ) from error
-    return filesystem, str(root)
+        raise UsageError(f"--archive {url} cannot be opened: {str(error).splitlines()[0]}", hint=hint) from error
 
 
 def _from_url(url: str) -> tuple[fs.FileSystem, str]:

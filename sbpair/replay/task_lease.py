@@ -7,7 +7,6 @@ driver may, and by its own clock alone: each heartbeat was written after the tas
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -144,7 +143,7 @@ class LeaseKeeper:
     def _write(self, seconds: float, lost: str | None = None) -> None:
         assert self._held.heartbeat is not None  # noqa: S101  it was named before the lease was taken
         heartbeat = {"number": next(self._numbers), "valid_seconds": seconds, "lost": lost}
-        self._archive.write(self._held.heartbeat, json.dumps(heartbeat).encode(), sync=False)
+        self._archive.write_line(self._held.heartbeat, heartbeat)
 
 
 class TaskLease:

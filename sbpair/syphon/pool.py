@@ -33,7 +33,7 @@ class WorkerPool:
     """`find` lists the backlog queues again; None if new ones need no worker."""
 
     def __init__(self, plan: RunPlan, find: Find | None = None) -> None:
-        self._plan = plan
+        self.plan = plan
         self._find = find
         self._workers: dict[str, QueueWorker] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -44,7 +44,7 @@ class WorkerPool:
         return list(self._workers.values())
 
     async def run(self, queues: Iterable[str], hurry: asyncio.Event, *beside: Coroutine[None, None, None]) -> None:
-        """Run until all workers are done, and until then `beside`. Once `hurry` is set, a few seconds are left."""
+        """Run until all workers are done, and until then `beside`. Once `hurry` is set, end within seconds."""
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(each) for each in (self._interrupt(), self._abort(hurry), *beside)]
             async with asyncio.TaskGroup() as running:
@@ -60,7 +60,7 @@ class WorkerPool:
             name = queue.lower()
             before = self._workers.get(name)
             if before is None or (name not in self._running and isinstance(before.error, EntityMissing)):
-                self._workers[name] = QueueWorker(queue, self._plan)
+                self._workers[name] = QueueWorker(queue, self.plan)
                 self._running[name] = tasks.create_task(self._run(name), name=f"worker {queue}")
 
     async def _run(self, name: str) -> None:
@@ -79,7 +79,7 @@ class WorkerPool:
             except SbpairError as error:
                 log.info("the backlog queues could not be listed: %s", error.message)
                 continue
-            if found.managed and not self._plan.stop.is_set():
+            if found.managed and not self.plan.stop.is_set():
                 self._start(tasks, found.queues)
 
     async def fail_without(self, lease: SessionLease) -> None:
@@ -87,17 +87,17 @@ class WorkerPool:
         error = await lease.lost()
         for worker in self.workers:
             worker.fail(error)
-        self._plan.stop.set()
+        self.plan.stop.set()
 
     async def _interrupt(self) -> None:
-        await self._plan.stop.wait()
+        await self.plan.stop.wait()
         self._over.set()
         for worker in self.workers:
             worker.interrupt()
 
     async def _abort(self, hurry: asyncio.Event) -> None:
         await hurry.wait()
-        self._plan.stop.set()
+        self.plan.stop.set()
         error = ConnectionFaulted("stopped without a wait for the outcome", hint="run it again")
         for worker in self.workers:
             worker.abort(error)
@@ -111,10 +111,8 @@ class WorkerPool:
 class DepthSampler:
     """Emits DestinationProgress, LimitChanged and QueueDepths. Counts each queue every `seconds` at most."""
 
-    def __init__(self, plan: RunPlan, pool: WorkerPool, seconds: float) -> None:
-        self._plan = plan
-        self._pool = pool
-        self._seconds = seconds
+    def __init__(self, pool: WorkerPool, seconds: float) -> None:
+        self._pool, self._plan, self._seconds = pool, pool.plan, seconds
         self._counted: dict[str, tuple[int, int]] = {}
         self._names: dict[str, str] = {}  # a spelling of each destination, by its path in lower case
         self._emitted: dict[str, DestinationProgress] = {}

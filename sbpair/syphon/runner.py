@@ -167,7 +167,7 @@ async def run(
             if prepared is not None:
                 plan, find, found = prepared
                 pool = WorkerPool(plan, find if found.managed and not once else None)
-                workers = await _run_workers(pool, plan, found.queues, hurry, store, sample_seconds)
+                workers = await _run_workers(pool, found.queues, hurry, store, sample_seconds)
                 may_count = count_remaining and not hurry.is_set()
                 remaining = await _remaining(plan, workers, plan.count if may_count else None)
         failures = _failures(pair, workers, tally, session, stopped=stop.is_set())
@@ -182,7 +182,7 @@ async def run(
             run_id,
             hurry.is_set(),
             tuple(
-                MissingDestination(each, missing.dead_lettered[each], missing.held(each)) for each in sorted(missing)
+                MissingDestination(name, missing.dead_lettered[name], missing.held(name)) for name in sorted(missing)
             ),
             remaining,
             None if limiter is None else limiter.main_limit(),
@@ -284,17 +284,12 @@ def _counter(control: AtomNamespace, tally: Tally) -> Count:
 
 
 async def _run_workers(
-    pool: WorkerPool,
-    plan: RunPlan,
-    queues: Sequence[str],
-    hurry: asyncio.Event,
-    store: RunStore,
-    sample_seconds: float | None,
+    pool: WorkerPool, queues: Sequence[str], hurry: asyncio.Event, store: RunStore, sample_seconds: float | None
 ) -> list[QueueWorker]:
-    sampler = None if sample_seconds is None else DepthSampler(plan, pool, sample_seconds)
+    sampler = None if sample_seconds is None else DepthSampler(pool, sample_seconds)
     beside = [_record(store)]
-    if plan.lease is not None:
-        beside.append(pool.fail_without(plan.lease))
+    if pool.plan.lease is not None:
+        beside.append(pool.fail_without(pool.plan.lease))
     if sampler is not None:
         beside.append(sampler.run())
     try:
