@@ -124,7 +124,7 @@ async def test_it_says_what_a_run_then_does() -> None:
     async with world(3, "orders", "billing/invoices") as w:
         w.primary.create_queue("sessions", QueueDescription(requires_session=True))
         w.primary.create_topic("events")
-        w.primary.create_queue("small")._max_message_bytes = 256 * 1024
+        w.primary.create_queue("small", QueueDescription(max_message_size_in_kilobytes=256))
         for index in range(3):
             w.strand(*range(30), index=index)
             w.strand(30, 31, to="Billing/Invoices", index=index)
@@ -164,7 +164,8 @@ async def test_it_says_what_a_run_then_does() -> None:
 async def test_a_message_too_large_without_its_aliases_is_a_dead_letter() -> None:
     async with world() as w:
         limit = w.primary.queue("orders").max_message_bytes
-        w.backlog()._max_message_bytes = 2 * limit  # as that of a larger tier
+        larger = replace(w.backlog().description, max_message_size_in_kilobytes=2 * limit // 1024)
+        w.backlog().update(larger)  # as that of a larger tier
         w.strand(1, size=limit - 60)  # fits, though not with its aliases
         w.strand(2, size=limit)
         said = await w.look()

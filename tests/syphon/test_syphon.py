@@ -247,7 +247,7 @@ async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(se
 
 async def test_a_message_too_large_is_dead_lettered_and_others_are_sent() -> None:
     async with world() as w:
-        w.destination()._max_message_bytes = 1_000
+        w.destination().update(replace(w.destination().description, max_message_size_in_kilobytes=1))
         w.strand(1)
         w.strand(2, size=2_000)
         w.strand(3)
@@ -255,7 +255,7 @@ async def test_a_message_too_large_is_dead_lettered_and_others_are_sent() -> Non
         assert result.exit_code == 3
         assert ids(w.destination()) == names(1, 3)
         (dead,) = held_in(w.backlog(), dead=True)
-        assert "1000" in dead.dead_letter.description
+        assert "1024" in dead.dead_letter.description
 
 
 async def test_messages_that_somebody_else_has_locked_are_waited_for() -> None:
