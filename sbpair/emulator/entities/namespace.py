@@ -5,13 +5,13 @@ Paths are compared in lower case. Frontends find entities, check tokens and lear
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, parse_token, scope_of, verify_token
 from sbpair.emulator.clock import Timers
-from sbpair.emulator.entities.consumers import CallSoon, call_now
 from sbpair.emulator.entities.description import (
     STANDARD,
     D,
@@ -27,7 +27,7 @@ from sbpair.emulator.faults.fault_points import FaultPoints
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from sbpair.emulator.clock import Clock
     from sbpair.emulator.entities.subqueue import SubQueue
@@ -39,7 +39,8 @@ DEAD_LETTER_SEGMENT: Final = "$deadletterqueue"
 TRANSFER_SEGMENT: Final = "$transfer"
 MANAGEMENT_SEGMENT: Final = "$management"
 
-E = TypeVar("E", bound=QueueEntity)
+CallSoon = Callable[[Callable[[], None]], object]
+"""Schedules a callback: a loop's `call_soon`, so that a burst of sends wakes a receiver once. Tests call it at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Namespace:
         timers: Timers | None = None,
         *,
         keys: Iterable[AuthorizationRule] = (ROOT_RULE,),
-        call_soon: CallSoon = call_now,
+        call_soon: CallSoon = lambda callback: callback(),
         tier: EmulatedTier = STANDARD,
         partitions: int = 1,
     ) -> None:

@@ -36,8 +36,6 @@ TTL_IN_PROPERTIES: Final = 0xFFFFFFFF
 
 # The position of the first field in the section of a list, by the list's constructor.
 _FIRST_FIELD: Final = {b"\xc0": 6, b"\xd0": 12, b"\x45": 4}
-_NULL_FIELDS: Final = b"\x40" * 12
-_ID_ONLY: Final = section(PROPERTIES, bytes((0xC0, 1 + 34 + len(_NULL_FIELDS), 13)))
 
 _CACHE_SIZE = 4096
 _MAX_CACHED_BYTES = 256
@@ -119,7 +117,7 @@ def _with_new_id(properties: bytes) -> bytes:
     message_id = codec.encode(uuid.uuid4().hex)
     start = _FIRST_FIELD.get(properties[3:4], 0)
     if len(properties) <= start:
-        return _ID_ONLY + message_id + _NULL_FIELDS
+        return section(PROPERTIES, codec.compound(0xC0, 1, message_id))
     fields = message_id + properties[start + 1 :]
     count = int.from_bytes(properties[start - (1 if start == _FIRST_FIELD[b"\xc0"] else 4) : start])
     return section(PROPERTIES, codec.compound(0xC0, count, fields))

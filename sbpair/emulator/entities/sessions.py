@@ -25,8 +25,8 @@ from sbpair.emulator.service_errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sbpair.emulator.entities.consumers import Consumer
     from sbpair.emulator.entities.stored_message import StoredMessage
+    from sbpair.emulator.entities.subqueue import Consumer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -239,13 +239,9 @@ class SessionMessages(SubQueue):
 
     # Wake receivers
 
-    def enqueue(self, messages: Iterable[StoredMessage]) -> None:
-        super().enqueue(messages)
-        self._wake_soon()
-
     def _wake_soon(self) -> None:
         if self._sessions.to_wake or (self._waiters and self._sessions.available):
-            self._waker.schedule()
+            self._schedule_wake()
 
     def _wake_waiting(self) -> None:
         """Wake the holders of sessions that got messages, then those who wait for a session."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.entities.consumers import Consumer, Waker
 from sbpair.emulator.entities.message_order import Deadlines, Locks, MessageStore, ReadyQueue, message_lock_lost
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, REMOVED, SCHEDULED, StoredMessage
 from sbpair.emulator.service_errors import MessageNotFound, NotAllowed, ServiceError
@@ -26,9 +25,14 @@ if TYPE_CHECKING:
 OnDeadLettered = Callable[[StoredMessage, str | None, str | None], None]
 """Takes over a message that has left for the dead letters, with the reason and its description."""
 
-MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
-TTL_EXPIRED = "TTLExpiredException"
 _STATE_NAMES: Final = {DEFERRED: "deferred", SCHEDULED: "scheduled"}
+
+
+class Consumer(Protocol):
+    """A receiver with credit. Compared and hashed by identity."""
+
+    def wake(self) -> None:
+        """React to messages that may be there: call `receive` now with the credit there is, and nothing else."""
 
 
 class SubQueue:
@@ -59,7 +63,8 @@ class SubQueue:
         self._on_dead_lettered = on_dead_lettered
         self._locks = Locks(description.lock_ms)
         self._waiting: OrderedDict[Consumer, None] = OrderedDict()
-        self._waker = Waker(namespace.call_soon, self._wake_waiting)
+        self._call_soon = namespace.call_soon
+        self._wakes_soon = self._is_waking = False
         self._reset()
 
     def _reset(self) -> None:
@@ -113,11 +118,12 @@ class SubQueue:
             if ttl is None or ttl > ttl_limit:
                 ttl = ttl_limit
             if ttl < NEVER:
-                self._expire_at(message, now + ttl)
+                message.expires_at_ms = now + ttl
+                self._expiries.add(now + ttl, number)
+                self._advance_by(now + ttl)
             self._ready.put(message)
         self._last_numbers[self._partition] = number
-        if self._waiting:
-            self._wake_soon()
+        self._wake_soon()
 
     def add_dead_letter(self, message: StoredMessage) -> None:
         """Store a message that has its sequence number already."""
@@ -132,11 +138,6 @@ class SubQueue:
         message.sequence_number = self._last_numbers[self._partition]
         assert self._on_dead_lettered is not None  # noqa: S101  # only a dead-letter queue has none
         self._on_dead_lettered(message, reason, description)
-
-    def _expire_at(self, message: StoredMessage, at_ms: int) -> None:
-        message.expires_at_ms = at_ms
-        self._expiries.add(at_ms, message.sequence_number)
-        self._advance_by(at_ms)
 
     def _put_on_schedule(self, message: StoredMessage, at_ms: int) -> None:
         message.state = SCHEDULED
@@ -171,7 +172,7 @@ class SubQueue:
         which they came: while others wait, a new one gets nothing yet. Without a consumer nothing waits.
         """
         now = self.accessed_at_ms = self.read_at_ms = self.advance_if_due()
-        if consumer is not None and self._waiting and not self._waker.is_running:
+        if consumer is not None and self._waiting and not self._is_waking:
             self._wait(consumer, max_messages)
             return []
         taken = self._ready.take(max_messages)
@@ -191,8 +192,21 @@ class SubQueue:
         self._waiting.pop(consumer, None)
 
     def _wake_soon(self) -> None:
-        if self._waiting and not self._waker.is_pending and len(self._ready):
-            self._waker.schedule()
+        if self._waiting and not self._wakes_soon and len(self._ready):
+            self._schedule_wake()
+
+    def _schedule_wake(self) -> None:
+        """Wake receivers once for a burst of reasons, and never while they are being woken."""
+        if not self._wakes_soon:
+            self._wakes_soon = True
+            self._call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._is_waking = True
+        try:
+            self._wake_waiting()
+        finally:
+            self._is_waking = self._wakes_soon = False
 
     def _wake_waiting(self) -> None:
         while self._waiting and len(self._ready):
@@ -296,7 +310,7 @@ class SubQueue:
             return
         self._remove(message)
         text = f"Message could not be consumed after {message.delivery_count} delivery attempts."
-        self._on_dead_lettered(message, MAX_DELIVERY_COUNT_EXCEEDED, text)
+        self._on_dead_lettered(message, "MaxDeliveryCountExceeded", text)
 
     def _return(self, message: StoredMessage) -> None:
         if message.expires_at_ms <= self._clock.now_ms():
@@ -369,7 +383,7 @@ class SubQueue:
         if was_ready:
             self._ready.add_void(message)
         if self._description.dead_lettering_on_message_expiration and self._on_dead_lettered is not None:
-            self._on_dead_lettered(message, TTL_EXPIRED, "The message expired and was dead lettered.")
+            self._on_dead_lettered(message, "TTLExpiredException", "The message expired and was dead lettered.")
 
     def _advance_by(self, at_ms: int) -> None:
         if at_ms < self.due_ms:
