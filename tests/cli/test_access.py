@@ -9,11 +9,12 @@ import pytest
 
 from sbpair.amqp_client.client import connect
 from sbpair.backlog import queue_path
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
+from tests.kit.sas import sign
 from tests.kit.stranded import stranded
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from xml.etree import ElementTree as ET
 from aiohttp import ClientSession
 from yarl import URL
 
-from sbpair.emulator.access.sas import sign
 from sbpair.testing import Emulator
+from tests.kit.sas import sign
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AuthorizationRule

@@ -14,13 +14,14 @@ from sbpair.amqp.message import BATCH_FORMAT, Header, Properties, Sections, data
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
 from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
 from sbpair.emulator.frontends.amqp.request_links import Reply
 from tests.emulator.peer import Peer, Stage, open_stage
+from tests.kit.sas import sign
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from aiohttp import ClientSession
 from yarl import URL
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
-from sbpair.emulator.access.sas import sign
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.async_tests import InLoop
+from tests.kit.sas import sign
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/any/providers/Microsoft.ServiceBus"

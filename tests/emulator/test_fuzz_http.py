@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sbpair.emulator.access.sas import sign
 from sbpair.testing import Emulator
 from tests.emulator import atom_client
+from tests.kit.sas import sign
 
 Draw = Any
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)

@@ -28,7 +28,8 @@ from azure.servicebus.exceptions import (
     ServiceBusQuotaExceededError,
 )
 
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from tests.kit.sas import sign
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity

@@ -9,10 +9,11 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from sbpair.emulator.access.sas import ALL_RIGHTS, AccessRight, AuthorizationRule, sign, signature
+from sbpair.emulator.access.sas import ALL_RIGHTS, AccessRight, AuthorizationRule, signature
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
 from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
+from tests.kit.sas import sign
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import ManualClock

@@ -13,7 +13,6 @@ from aiohttp import ClientConnectionError, ClientSession, web
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator import server
-from sbpair.emulator.access.sas import sign
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.http.request_parts import read_body
@@ -23,6 +22,7 @@ from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 from sbpair.testing import Emulator
 from tests.kit.async_tests import InLoop
+from tests.kit.sas import sign
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,10 +11,10 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from sbpair.amqp_client.client import connect
-from sbpair.emulator.access.sas import sign
 from sbpair.errors import Throttled, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions, ManualClock
+from tests.kit.sas import sign
 
 MESSAGE = bytes.fromhex("005375a0026869")
 

@@ -9,7 +9,7 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, encode_map
 from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, sign
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.description_schema import SUBSCRIPTION, TOPIC, from_elements
@@ -35,6 +35,7 @@ from sbpair.emulator.service_errors import (
     Unauthorized,
 )
 from sbpair.emulator.timespan import TICKS_PER_SECOND
+from tests.kit.sas import sign
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace

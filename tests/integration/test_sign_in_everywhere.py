@@ -15,7 +15,6 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure import data_plane
 from sbpair.azure.credentials import token_getter
 from sbpair.backlog import queue_path
-from sbpair.emulator.access.sas import sign
 from sbpair.management.audit_findings import audit_exit_code
 from sbpair.management.auditing import audit
 from sbpair.management.provisioning import provision
@@ -25,6 +24,7 @@ from sbpair.model.report import Outcome
 from sbpair.syphon import runner
 from sbpair.syphon.worker import RunTimings
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.sas import sign
 from tests.kit.stranded import numbered, put
 from tests.kit.waiting import no_wait
 

@@ -12,7 +12,7 @@ import hmac
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote, unquote, unquote_plus
+from urllib.parse import unquote, unquote_plus
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
@@ -145,10 +145,3 @@ def verify_token(token: SignedToken, rules: Iterable[AuthorizationRule], path: s
 def _signed_by(rule: AuthorizationRule, token: SignedToken) -> bool:
     signatures = [signature(key, token.signed, token.expiry) for key in (rule.primary_key, rule.secondary_key)]
     return any(hmac.compare_digest(each, token.signature) for each in signatures)
-
-
-def sign(rule: AuthorizationRule, resource: str, expiry_s: int) -> str:
-    """Return a token for `resource`, as a client creates it."""
-    signed = quote(resource, safe="")
-    sig = quote(base64.b64encode(signature(rule.primary_key, signed, str(expiry_s))).decode(), safe="")
-    return f"{SCHEME} sr={signed}&sig={sig}&se={expiry_s}&skn={quote(rule.key_name, safe='')}"
