@@ -202,11 +202,7 @@ def check_path(path: str) -> None:
     """Raise ArgumentInvalid for an invalid entity path."""
     if len(path) > _MAX_PATH:
         raise ArgumentInvalid(f"The entity path is {len(path)} characters long, the maximum is {_MAX_PATH}.")
-    if _PATH.fullmatch(path) is None:
-        raise ArgumentInvalid(
-            f"'{path}' contains characters that are not allowed in an entity path: "
-            "use letters, digits, '.', '-', '_', and '/' between segments."
-        )
+    _check_form(_PATH, path, "an entity path", "letters, digits, '.', '-', '_', and '/' between segments")
 
 
 def check_subscription_name(name: str) -> None:
@@ -215,8 +211,9 @@ def check_subscription_name(name: str) -> None:
         raise ArgumentInvalid(
             f"The name of a subscription has 1 to {_MAX_SUBSCRIPTION_NAME} characters, not {len(name)}."
         )
-    if _SUBSCRIPTION_NAME.fullmatch(name) is None:
-        raise ArgumentInvalid(
-            f"'{name}' contains characters that are not allowed in the name of a subscription: "
-            "use letters, digits, '.', '-' and '_'."
-        )
+    _check_form(_SUBSCRIPTION_NAME, name, "the name of a subscription", "letters, digits, '.', '-' and '_'")
+
+
+def _check_form(form: re.Pattern[str], name: str, kind: str, allowed: str) -> None:
+    if form.fullmatch(name) is None:
+        raise ArgumentInvalid(f"'{name}' contains characters that are not allowed in {kind}: use {allowed}.")

@@ -36,7 +36,7 @@ class IdleLink:
     def stop(self) -> None:
         self.due_ms = NEVER
         # The heap still holds the entry, which must not keep a connection that is gone.
-        self._detach = _ignore
+        self._detach = lambda _: None
 
     def advance(self, now_ms: int) -> None:
         if self._used_ms + LINK_IDLE_MS > now_ms:
@@ -49,7 +49,3 @@ class IdleLink:
     def _wait_until(self, at_ms: int) -> None:
         self.due_ms = at_ms
         self._timers.schedule(at_ms, self)
-
-
-def _ignore(error: ServiceError) -> None:
-    del error

@@ -299,15 +299,12 @@ class HeldSession:
 
     def __init__(self, messages: SessionMessages, session: SessionState, number: int) -> None:
         self.session = session
+        self.id = session.id
         self.number = number
         self.locked_until_ms = 0
         self.on_lock_lost: Callable[[SessionLockExpired], None] | None = None
         self._messages = messages
         self._consumer: Consumer | None = None
-
-    @property
-    def id(self) -> str:
-        return self.session.id
 
     @property
     def state(self) -> bytes | None:
@@ -317,7 +314,7 @@ class HeldSession:
         """Return the entity's messages, after everything due. Raises SessionLockExpired if the lock has ended."""
         self._messages.advance_if_due()
         if self.session.holder is not self:
-            raise session_lock_lost(self.session.id)
+            raise session_lock_lost(self.id)
         return self._messages
 
     def receive(self, max_messages: int, consumer: Consumer | None = None) -> list[StoredMessage]:
@@ -332,8 +329,8 @@ class HeldSession:
         messages = self.checked()
         found = messages._numbered(sequences, DEFERRED)
         for message in found:
-            if message.session_id != self.session.id:
-                raise MessageNotFound(f"Message {message.sequence_number} is not in session '{self.session.id}'.")
+            if message.session_id != self.id:
+                raise MessageNotFound(f"Message {message.sequence_number} is not in session '{self.id}'.")
         messages.lock_for(self, found)
         return found
 
@@ -358,7 +355,7 @@ class HeldSession:
         """End the lock: the deliveries under it have failed."""
         self.close(failed=True)
         if self.on_lock_lost is not None:
-            self.on_lock_lost(session_lock_lost(self.session.id))
+            self.on_lock_lost(session_lock_lost(self.id))
 
     def close(self, *, failed: bool = False) -> None:
         """Release the session, if it is still held."""

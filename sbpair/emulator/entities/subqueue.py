@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.message_order import Deadlines, Locks, MessageStore, ReadyQueue, message_lock_lost
@@ -64,7 +64,7 @@ class SubQueue:
         self._locks = Locks(description.lock_ms)
         self._waiting: OrderedDict[Consumer, None] = OrderedDict()
         self._call_soon = namespace.call_soon
-        self._wakes_soon = self._is_waking = False
+        self._waking: Literal["", "soon", "now"] = ""
         self._reset()
 
     def _reset(self) -> None:
@@ -172,7 +172,7 @@ class SubQueue:
         which they came: while others wait, a new one gets nothing yet. Without a consumer nothing waits.
         """
         now = self.accessed_at_ms = self.read_at_ms = self.advance_if_due()
-        if consumer is not None and self._waiting and not self._is_waking:
+        if consumer is not None and self._waiting and self._waking != "now":
             self._wait(consumer, max_messages)
             return []
         taken = self._ready.take(max_messages)
@@ -192,21 +192,21 @@ class SubQueue:
         self._waiting.pop(consumer, None)
 
     def _wake_soon(self) -> None:
-        if self._waiting and not self._wakes_soon and len(self._ready):
+        if self._waiting and not self._waking and len(self._ready):
             self._schedule_wake()
 
     def _schedule_wake(self) -> None:
         """Wake receivers once for a burst of reasons, and never while they are being woken."""
-        if not self._wakes_soon:
-            self._wakes_soon = True
+        if not self._waking:
+            self._waking = "soon"
             self._call_soon(self._wake)
 
     def _wake(self) -> None:
-        self._is_waking = True
+        self._waking = "now"
         try:
             self._wake_waiting()
         finally:
-            self._is_waking = self._wakes_soon = False
+            self._waking = ""
 
     def _wake_waiting(self) -> None:
         while self._waiting and len(self._ready):

@@ -164,12 +164,6 @@ def select_copies(rules: Iterable[SubscriptionRule], view: MessageView) -> RuleM
     return RuleMatches([view.message.for_subscription(), *changed] if plain else changed, failure)
 
 
-class ActionFailed(EvaluationFailed):
-    """An action could not be calculated for a message."""
-
-    reason = "RuleActionException"
-
-
 def _changed_copy(rule: SubscriptionRule, action: SqlAction, view: MessageView) -> StoredMessage:
     draft = Draft(view)
     try:
@@ -178,7 +172,8 @@ def _changed_copy(rule: SubscriptionRule, action: SqlAction, view: MessageView) 
         draft.set_user(RULE_NAME, rule.name)
         return draft.finish()
     except EvaluationFailed as error:
-        raise ActionFailed(error.message) from error
+        error.reason = "RuleActionException"
+        raise
 
 
 def selects_all(rules: Sequence[SubscriptionRule]) -> bool:

@@ -64,14 +64,8 @@ def _xml_text(value: Value) -> str:
         # From the year 1, whose first tick is 0.
         return (datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=value // 10)).isoformat().replace("+00:00", "Z")
     if isinstance(value, float):
-        return _float_text(value)
+        return {math.inf: "INF", -math.inf: "-INF"}.get(value) or ("NaN" if math.isnan(value) else repr(float(value)))
     return str(value)
-
-
-def _float_text(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return repr(float(value)) if math.isfinite(value) else ("INF" if value > 0 else "-INF")
 
 
 def _float(text: str) -> float:
