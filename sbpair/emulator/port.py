@@ -125,28 +125,20 @@ class ProtocolSniffer(asyncio.Protocol):
         self._on_connected = on_connected
         self._limit_seconds = limit_seconds
         self._seen = b""
-        self._transport: asyncio.Transport | None = None
-        self._limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # a stream server makes no other
-        self._transport = transport
-        self._on_connected(transport)
-        self._limit = asyncio.get_running_loop().call_later(self._limit_seconds, transport.abort)
+        self._transport = cast("asyncio.Transport", transport)
+        self._on_connected(self._transport)
+        self._limit = asyncio.get_running_loop().call_later(self._limit_seconds, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._seen += data
         if len(self._seen) < 4 and may_be_known(self._seen):
             return
-        self._end_limit()
-        protocol = protocol_of(self._seen)
-        self._hand_over(None if protocol is None else self._make_frontend(protocol))
-
-    def _hand_over(self, frontend: asyncio.BaseProtocol | None) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if frontend is None:
+        self._limit.cancel()
+        transport, protocol = self._transport, protocol_of(self._seen)
+        frontend = None if protocol is None else self._make_frontend(protocol)
+        if frontend is None or transport.is_closing():
             transport.abort()
             return
         transport.set_protocol(frontend)
@@ -155,13 +147,7 @@ class ProtocolSniffer(asyncio.Protocol):
         cast("asyncio.Protocol", transport.get_protocol()).data_received(self._seen)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
-        self._end_limit()
-        self._transport = None
-
-    def _end_limit(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
+        self._limit.cancel()
 
 
 def socket_id(transport: asyncio.BaseTransport) -> int:

@@ -15,7 +15,7 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator import server
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.frontends.http.request_parts import read_body
+from sbpair.emulator.frontends.http.management_parts import read_body
 from sbpair.emulator.port import ProtocolSniffer, bind_port
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import TICKS_PER_MS

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
@@ -181,19 +183,10 @@ class AmqpConnection(asyncio.Protocol):
                 link.context.pull()
 
     def _on_disposed(self, event: Disposed) -> None:
-        run: list[Sent] = []
-        for delivery in event.deliveries:
-            if run and delivery.link is not run[0].link:
-                self._settle(run, event)
-                run = []
-            run.append(delivery)
-        self._settle(run, event)
-
-    def _settle(self, deliveries: list[Any], event: Disposed) -> None:
-        endpoint = deliveries[0].link.context
-        if isinstance(endpoint, OutgoingLink):
-            endpoint.settle(deliveries, event.state, settled=event.settled)
-            self._to_flush[endpoint] = None
+        for link, deliveries in groupby(event.deliveries, attrgetter("link")):
+            if isinstance(link.context, OutgoingLink):
+                link.context.settle(list(deliveries), event.state, settled=event.settled)
+                self._to_flush[link.context] = None
 
     def _on_detached(self, event: LinkDetached) -> None:
         # The messages of a link that is detached but not closed stay locked: the management node can settle them.

@@ -206,6 +206,3 @@ class ReplyLink(LinkEndpoint):
         self.pull()
         if self._link.draining:
             self._link.drained()
-
-    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:  # noqa: ARG002  # LinkEndpoint's signature
-        self._pending.clear()

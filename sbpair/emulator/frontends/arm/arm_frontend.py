@@ -27,8 +27,7 @@ from sbpair.emulator.frontends.arm.arm_request import (
     unsupported_method,
 )
 from sbpair.emulator.frontends.arm.arm_resources import Entities, Keys, Resources, Rules
-from sbpair.emulator.frontends.http.entity_collections import queues_of, subscriptions_of, topics_of
-from sbpair.emulator.frontends.http.request_parts import read_body
+from sbpair.emulator.frontends.http.management_parts import queues_of, read_body, subscriptions_of, topics_of
 from sbpair.emulator.service_errors import ServiceError, ServiceUnavailable, Unauthenticated
 from sbpair.emulator.timespan import instant
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlencode
 
 from aiohttp import web
 
-from sbpair.emulator.frontends.http.request_parts import read_page, read_query
+from sbpair.emulator.frontends.http.management_parts import read_page, read_query
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 API_VERSIONS: Final = ("2017-04-01", "2021-11-01", "2024-01-01", "2026-01-01")

@@ -16,13 +16,15 @@ from sbpair.emulator.entities.rules import rule as rules
 from sbpair.emulator.entities.rules.typed import read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.arm.arm_request import PROVIDER, ArmError, Json, object_in
-from sbpair.emulator.frontends.http.entity_collections import (
+from sbpair.emulator.frontends.http.management_parts import (
+    FORWARDS,
     EntityCollection,
+    new_key,
+    read_rights,
     reported_counts,
     reported_times,
     update,
 )
-from sbpair.emulator.frontends.http.request_parts import FORWARDS, new_key, read_rights
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:

@@ -23,14 +23,17 @@ from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.atom import atom_xml as xml
 from sbpair.emulator.frontends.atom.atom_rules import RULE, read_rule, rule_xml
-from sbpair.emulator.frontends.http.entity_collections import (
+from sbpair.emulator.frontends.http.management_parts import (
     EntityCollection,
     queues_of,
+    read_body,
+    read_page,
+    read_query,
+    split_target,
     subscriptions_of,
     topics_of,
     update,
 )
-from sbpair.emulator.frontends.http.request_parts import read_body, read_page, read_query, split_target
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError, Unauthenticated
 from sbpair.emulator.timespan import instant
 

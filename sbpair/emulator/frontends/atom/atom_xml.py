@@ -16,8 +16,7 @@ from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.description_schema import DescriptionSchema, format_value
 from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlRuleFilter
 from sbpair.emulator.entities.topic import TopicEntity
-from sbpair.emulator.frontends.http.entity_collections import reported_counts, reported_times
-from sbpair.emulator.frontends.http.request_parts import new_key, read_rights
+from sbpair.emulator.frontends.http.management_parts import new_key, read_rights, reported_counts, reported_times
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.emulator.timespan import instant
 

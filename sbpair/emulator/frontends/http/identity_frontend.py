@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from sbpair.emulator.access.bearer import Issuer
-from sbpair.emulator.frontends.http.request_parts import read_query, split_target
+from sbpair.emulator.frontends.http.management_parts import read_query, split_target
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import Clock

@@ -1,21 +1,91 @@
-"""The collections of entities that management requests create and change: queues, topics, subscriptions of a topic."""
+"""Parts that Atom and Resource Manager share: decoding of requests, and collections of entities.
+
+A slow or large body fails its own request only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import base64
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, unquote
 
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION, TOPIC, DescriptionSchema, from_elements
-from sbpair.emulator.frontends.http.request_parts import FORWARDS
+from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
-    from sbpair.emulator.access.sas import AuthorizationRule
+    from aiohttp import web
+
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.topic import TopicEntity
+
+FORWARDS: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
+MAX_PAGE: Final = 100
+MAX_BODY_BYTES: Final = 64 * 1024
+MAX_BODY_SECONDS: Final = 30.0
+
+
+def split_target(request: web.BaseRequest) -> tuple[str, str]:
+    """Return the request's path, unquoted, and its query. Two slashes at the start do not begin a host name."""
+    raw = request.raw_path
+    if not raw.startswith("/"):
+        raw = raw.partition("://")[2].partition("/")[2]
+    path, _, query = raw.partition("?")
+    return unquote(path), query
+
+
+def read_query(query: str) -> dict[str, str]:
+    """Return the query's parameters, names in lower case."""
+    return {name.lower(): value for name, value in parse_qsl(query, keep_blank_values=True)}
+
+
+def read_page(query: Mapping[str, str], invalid: Callable[[str], ServiceError]) -> tuple[int, int]:
+    """Return `$skip` and `$top` of a list request. Raises `invalid(message)`."""
+
+    def number(name: str, default: int) -> int:
+        text = query.get(name, str(default))
+        if not (text.isascii() and text.isdigit() and len(text) <= 9):
+            raise invalid(f"The value '{text[:40]}' of {name} is not a whole number from 0.")
+        return int(text)
+
+    return number("$skip", 0), min(number("$top", MAX_PAGE), MAX_PAGE)
+
+
+async def read_body(request: web.BaseRequest, *, seconds: float = MAX_BODY_SECONDS) -> bytes:
+    """Return the whole body. Raises ArgumentInvalid, at once if the declared length is too large."""
+    too_large = ArgumentInvalid(f"The request body is larger than {MAX_BODY_BYTES} bytes.")
+    if (request.content_length or 0) > MAX_BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.content.iter_any():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise too_large
+    except TimeoutError as error:
+        raise ArgumentInvalid(f"The request body did not arrive within {seconds:g} seconds.") from error
+    except ConnectionError as error:
+        raise ArgumentInvalid("The request ended before its body did.") from error
+    return bytes(body)
+
+
+def read_rights(names: Iterable[str]) -> frozenset[AccessRight]:
+    try:
+        return frozenset(AccessRight(name) for name in names)
+    except ValueError as error:
+        raise ArgumentInvalid("An authorization rule's rights are Manage, Send and Listen.") from error
+
+
+def new_key() -> str:
+    return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 @dataclass(frozen=True, slots=True)
