@@ -211,7 +211,6 @@ class AtomNamespace:
         return self._writer
 
     async def _listed(self, what: str, kind: str, *path: str) -> AsyncIterator[tuple[str, Element]]:
-        """List the names and descriptions of entities."""
         async for entry in self._client.entries(what, *path):
             description = description_of(entry, kind)
             if description is None:

@@ -21,6 +21,7 @@ from sbpair.model.entities import (
     SqlFilter,
     Subscription,
     Topic,
+    pascal,
     with_defaults,
 )
 from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
@@ -68,7 +69,7 @@ def read(named: Described, description: Element) -> Described:
     found = texts(description)
     values: dict[str, Any] = {}
     for each in fields(named):
-        text = found.get(_pascal(each.name)) if each.name not in NAMES else None
+        text = found.get(pascal(each.name)) if each.name not in NAMES else None
         if text is not None:
             values[each.name] = _value(each.name, text, each.default)
     return cast("Described", replace(with_defaults(named), **values))
@@ -122,7 +123,7 @@ def _filter(selected: Element) -> SqlFilter | CorrelationFilter:
     if not selected.get(_TYPE, "").endswith("CorrelationFilter"):
         return SqlFilter(selected.findtext("{*}SqlExpression") or "")
     found = texts(selected)
-    system = {name: found.get(_pascal(name), "") for name in CORRELATION_KEYS}
+    system = {name: found.get(pascal(name), "") for name in CORRELATION_KEYS}
     pairs = [texts(each) for each in selected.iterfind("{*}Properties/*")]
     own = tuple(sorted((each["Key"], each.get("Value", "")) for each in pairs))
     return CorrelationFilter(**system, properties=own)
@@ -143,10 +144,6 @@ def _ticks(duration: str) -> int:
         return ticks(duration)
     except UsageError as error:
         raise ValueError(error.message) from error
-
-
-def _pascal(name: str) -> str:
-    return name.title().replace("_", "")
 
 
 def _local(element: Element) -> str:

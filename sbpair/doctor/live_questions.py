@@ -24,7 +24,7 @@ from sbpair.doctor.trial_queues import TRIAL, TrialQueues, new_doctor_tag, open_
 from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
-from sbpair.model.entities import PROPERTY_NAMES
+from sbpair.model.entities import property_name
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome, Report, ReportItem
 
@@ -132,7 +132,7 @@ class _Questions:
         spec = backlog.queue_spec("any", 0)
         found = await queues.description(await queues.create("description", spec))
         differing = [
-            f"{PROPERTY_NAMES[each.name]} is {actual}"
+            f"{property_name(each.name)} is {actual}"
             for each in fields(QueueSpec)
             if each.name != "path" and (actual := _element(found, each.name)) != _text(getattr(spec, each.name))
         ]
@@ -264,7 +264,7 @@ def message_of(size: int) -> bytes:
 
 def _element(found: Mapping[str, str], name: str) -> str:
     """Return a property as the service wrote it. Some elements lack the Enable of the property's name."""
-    known = PROPERTY_NAMES[name]
+    known = property_name(name)
     return found.get(known, found.get(known.removeprefix("Enable"), ""))
 
 

@@ -9,7 +9,6 @@ from enum import StrEnum
 from sbpair import backlog
 from sbpair.errors import ExitCode
 from sbpair.management.comparison import Change, Plan, describe_differences, why_unexpected
-from sbpair.model.entities import PROPERTY_NAMES
 from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
 
@@ -224,7 +223,7 @@ def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
     elif outcome is Outcome.EXTRA:
         reason = why_unexpected(change.index, count)
         if state and state.spec.status != ACTIVE:
-            differences = (Difference(PROPERTY_NAMES["status"], ACTIVE, state.spec.status),)
+            differences = (Difference("Status", ACTIVE, state.spec.status),)
             reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
     counts, partitioned = (state.counts, state.partitioned) if state else (None, False)
     return ReportItem(change.path, outcome, reason, QueueFinding(change.index, counts, differences, partitioned, fill))

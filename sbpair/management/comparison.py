@@ -15,7 +15,7 @@ from sbpair import backlog
 from sbpair.errors import Unsafe, UsageError
 from sbpair.model import tiers
 from sbpair.model.durations import TICKS_PER_SECOND, TIMESPAN_MAX_DAYS, ticks
-from sbpair.model.entities import DEFAULT_RULE, DURATIONS, NAMES, PROPERTY_NAMES, Described, Rule, Subscription, Topic
+from sbpair.model.entities import DEFAULT_RULE, DURATIONS, NAMES, Described, Rule, Subscription, Topic, property_name
 from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.report import Outcome
 
@@ -117,7 +117,7 @@ def differences(desired: Described, actual: Described, only: Collection[str] | N
     """Return each property of `desired` that `actual` does not match; with `only`, of those fields alone."""
     names = [each.name for each in fields(desired) if each.name not in NAMES and (only is None or each.name in only)]
     return tuple(
-        Difference(PROPERTY_NAMES[name], _value(getattr(desired, name)), _value(getattr(actual, name)))
+        Difference(property_name(name), _value(getattr(desired, name)), _value(getattr(actual, name)))
         for name in names
         if not _matches(name, desired, actual)
     )
@@ -259,14 +259,11 @@ def _has_no_effect(name: str, desired: Described) -> bool:
 
 def _same_duration(one: str, other: str) -> bool:
     """Return whether two durations are equal: `PT60S` is `PT1M`, and 10 675 199 days or more is for ever."""
+    forever = TIMESPAN_MAX_DAYS * 86_400 * TICKS_PER_SECOND
     try:
-        return _canonical_ticks(one) == _canonical_ticks(other)
+        return min(ticks(one), forever) == min(ticks(other), forever)
     except UsageError:
         return one == other
-
-
-def _canonical_ticks(duration: str) -> int:
-    return min(ticks(duration), TIMESPAN_MAX_DAYS * 86_400 * TICKS_PER_SECOND)
 
 
 def _value(value: object) -> str | int | bool:

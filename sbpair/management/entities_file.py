@@ -190,7 +190,6 @@ class _EntitiesReader:
         return None
 
     def _placed(self, entity: Kind, path: Path) -> Kind:
-        """Record the position of `entity`."""
         key = entity_key(entity)
         if (key, "") in self.positions:
             text = f"{entity.kind} {entity.path} uses a name that the file defines above"

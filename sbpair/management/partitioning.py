@@ -152,7 +152,6 @@ def _partitioned(entity: SomeQueueOrTopic, size_gb: int, duplicates: str | None)
 
 
 def _window(text: str) -> str:
-    """Return the window as ISO 8601."""
     minimum, limit, allowed = entity_limits.DURATION_LIMITS["duplicate_detection_history_time_window"]
     seconds, rest = divmod(ticks(text), TICKS_PER_SECOND)
     if rest or seconds < minimum or (limit is not None and seconds > limit):

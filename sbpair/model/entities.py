@@ -154,30 +154,15 @@ def with_defaults(named: Named) -> Named:
     return type(named)(**{each.name: getattr(named, each.name) for each in fields(named) if each.name in NAMES})
 
 
-PROPERTY_NAMES = {
-    "lock_duration": "LockDuration",
-    "max_size_in_megabytes": "MaxSizeInMegabytes",
-    "max_delivery_count": "MaxDeliveryCount",
-    "default_message_time_to_live": "DefaultMessageTimeToLive",
-    "auto_delete_on_idle": "AutoDeleteOnIdle",
-    "dead_lettering_on_message_expiration": "EnableDeadLetteringOnMessageExpiration",
-    "dead_lettering_on_filter_evaluation_exceptions": "EnableDeadLetteringOnFilterEvaluationExceptions",
-    "enable_batched_operations": "EnableBatchedOperations",
-    "requires_session": "RequiresSession",
-    "requires_duplicate_detection": "RequiresDuplicateDetection",
-    "duplicate_detection_history_time_window": "DuplicateDetectionHistoryTimeWindow",
-    "support_ordering": "SupportOrdering",
-    "forward_to": "ForwardTo",
-    "forward_dead_lettered_messages_to": "ForwardDeadLetteredMessagesTo",
-    "status": "Status",
-    "enable_partitioning": "EnablePartitioning",
-    "enable_express": "EnableExpress",
-    "user_metadata": "UserMetadata",
-    "max_message_size_in_kilobytes": "MaxMessageSizeInKilobytes",
-    "filter": "Filter",
-    "action": "Action",
-}
-"""The service's own names of properties, used by the portal and older clients."""
+def pascal(name: str) -> str:
+    """Return a property's name as the service writes it in Atom: `LockDuration` for `lock_duration`."""
+    return name.title().replace("_", "")
+
+
+def property_name(name: str) -> str:
+    """Return the service's own name of a property, used by the portal and older clients."""
+    return pascal(f"enable_{name}" if name.startswith("dead_lettering_") else name)
+
 
 DURATIONS = frozenset(
     {"lock_duration", "default_message_time_to_live", "auto_delete_on_idle", "duplicate_detection_history_time_window"}

@@ -77,10 +77,10 @@ async def test_partitioned_namespace_is_detected_by_its_refusal(partitions: int,
 
 
 async def test_imposed_partitions_are_reported_beside_the_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unasked(_: Namespace, wanted: QueueDescription) -> QueueDescription:
-        return replace(wanted, enable_partitioning=True)
+    def unasked(namespace: Namespace, wanted: QueueDescription) -> QueueDescription:
+        return replace(wanted, enable_partitioning=True, partitions=namespace.partitions)
 
-    monkeypatch.setattr(Namespace, "_check_namespace_partitioning", unasked)
+    monkeypatch.setattr(Namespace, "_for_namespace", unasked)
 
     async with Emulator([RequestedNamespace("contoso", 0, "premium", 2)]) as emulator:
         checks, code = await ask(emulator)
