@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress, repeat
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from sbpair.move.interface import RoutedMessage, get_facts, get_ordinal
 from sbpair.move.message.route import Send, field_getter
 
 if TYPE_CHECKING:
+    import asyncio
+
     from sbpair.model.message_key import Key
     from sbpair.move.context import MoveContext
     from sbpair.move.destination_senders import DestinationSenders
@@ -45,6 +48,26 @@ class Intake:
         self._senders = senders
         self._settlement = settlement
         self._context = context
+        self._redeliveries: dict[int, tuple[ReceivedMessage, ReceivedMessage]] = {}
+
+    @property
+    def redeliveries(self) -> list[ReceivedMessage]:
+        """Deliveries that wait until the one they supersede has ended."""
+        held = self._settlement.held
+        return [redelivery for superseded, redelivery in self._redeliveries.values() if superseded in held]
+
+    def forget_redeliveries(self) -> list[ReceivedMessage]:
+        """Admit none of them any more, and return them."""
+        forgotten = [redelivery for _, redelivery in self._redeliveries.values()]
+        self._redeliveries.clear()
+        return forgotten
+
+    def abandon_redeliveries(self) -> None:
+        """Admit none of them any more. Those of messages that the primary has end here."""
+        for redelivery in self.forget_redeliveries():
+            if self._context.journal.was_accepted(redelivery.key):
+                # The primary's acceptance was counted for the superseded delivery.
+                self._settlement.end_already_sent(redelivery)
 
     @property
     def room(self) -> int:
@@ -91,7 +114,8 @@ class Intake:
             self._admit(message)
         else:
             # The end of the superseded delivery decides whether this one is sent at all.
-            self._settlement.hold_until_ended(superseded, message, self._admit)
+            self._redeliveries[id(superseded)] = superseded, message
+            self._settlement.end_of(superseded).add_done_callback(partial(self._admit_redelivery, superseded))
         return seen or superseded is not None
 
     def _has_ended(self, superseded: ReceivedMessage) -> bool:
@@ -99,6 +123,11 @@ class Intake:
         superseded.lock_until = 0.0
         self.drop_lost(superseded)
         return superseded not in self._settlement.held
+
+    def _admit_redelivery(self, superseded: ReceivedMessage, _: asyncio.Future[None]) -> None:
+        waited = self._redeliveries.pop(id(superseded), None)
+        if waited is not None:
+            self._admit(waited[1])
 
     def _admit(self, message: ReceivedMessage) -> None:
         if self._context.journal.was_accepted(message.key):

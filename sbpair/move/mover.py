@@ -52,7 +52,6 @@ class Mover:
         self._intake = Intake(source.queue, route, self._senders, self._settlement, context)
         self.accept = self._intake.accept
         self.unsettleable = self._settlement.unsettleable
-        self.abandon_all = self._settlement.abandon_all
         self.fail, self.wait_changed = self._latch.fail, self._latch.wait_changed
         self.retry_now = self._latch.end_backoffs
 
@@ -110,12 +109,17 @@ class Mover:
         while self._senders.busy or self.held > len(self._idle()):
             await self._latch.wait_changed(1.0)
         idle = self._idle()
-        self._settlement.forget_redeliveries()
+        self._intake.forget_redeliveries()
         await self._settlement.release(idle)
+
+    def abandon_all(self) -> None:
+        """End everything held after the source has gone: every lock went with it, and the messages are back."""
+        self._intake.abandon_redeliveries()
+        self._settlement.return_all()
 
     def _idle(self) -> list[ReceivedMessage]:
         """Return the held messages that wait for a destination, or for the end of the delivery that they supersede."""
-        return self._senders.waiting() + self._settlement.redeliveries
+        return self._senders.waiting() + self._intake.redeliveries
 
     def _service_ms(self) -> int:
         """Return the service's time, which also stamps enqueued messages; the local time until that is known."""

@@ -52,16 +52,11 @@ class Settlement:
         self._context = context
         self._latch = latch
         self._in_doubt: set[int] = set()
-        self._redeliveries: dict[int, tuple[ReceivedMessage, Callable[[ReceivedMessage], None]]] = {}
+        self._ends: dict[int, asyncio.Future[None]] = {}
         name = f"settle in {source.queue}"
         self._accepted = SettlementBuffer(self.held, tasks, self._complete_accepted, name, context)
         self.settle_soon = self._accepted.settle_soon
         self.flush = self._accepted.flush
-
-    @property
-    def redeliveries(self) -> list[ReceivedMessage]:
-        """Deliveries that wait until the one they supersede has ended."""
-        return [redelivery for redelivery, _ in self._redeliveries.values()]
 
     def unsettleable(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
         """Return why messages of the queue could not be dead-lettered: a reason for each one refused so often."""
@@ -75,17 +70,9 @@ class Settlement:
             count += sum([units(each.facts.size) - 1 for each in messages if each.facts.size > UNIT_BYTES])
         self._context.tally.spent(operation, count)
 
-    def hold_until_ended(
-        self, superseded: ReceivedMessage, redelivery: ReceivedMessage, admit: Callable[[ReceivedMessage], None]
-    ) -> None:
-        """Run `admit(redelivery)` when the superseded delivery has ended: its end decides about the redelivery."""
-        self._redeliveries[id(superseded)] = redelivery, admit
-
-    def forget_redeliveries(self) -> list[ReceivedMessage]:
-        """Admit none of them any more, and return them."""
-        redeliveries = self.redeliveries
-        self._redeliveries.clear()
-        return redeliveries
+    def end_of(self, message: ReceivedMessage) -> asyncio.Future[None]:
+        """Return a future that is done once a held delivery has ended."""
+        return self._ends.setdefault(id(message), asyncio.get_running_loop().create_future())
 
     # Accepted by the primary.
 
@@ -96,6 +83,10 @@ class Settlement:
             self.spend("sent", batch.messages)
             self._accepted.add(batch.messages)
         self._context.journal.note_accepted([batch.number for batch in batches])
+
+    def end_already_sent(self, message: ReceivedMessage) -> None:
+        """End a delivery, without completing it, whose message the primary accepted before."""
+        self._end(message, "already_sent")
 
     def complete_already_sent(self, message: ReceivedMessage) -> None:
         """Complete a message that the primary accepted before."""
@@ -154,12 +145,8 @@ class Settlement:
                 self._in_doubt.add(id(message))
                 self._context.tally.doubtful(_named(message, why))
 
-    def abandon_all(self) -> None:
-        """End everything held after the source has gone: every lock went with it, and the messages are back."""
-        for redelivery in self.forget_redeliveries():
-            if self._context.journal.was_accepted(redelivery.key):
-                # The primary's acceptance was counted for the superseded delivery.
-                self._end(redelivery, "already_sent")
+    def return_all(self) -> None:
+        """End everything held: the messages are back in the backlog."""
         for message in self.held:
             self.count_returned(message)
 
@@ -200,7 +187,7 @@ class Settlement:
 
     def _end_all(self, messages: list[ReceivedMessage]) -> None:
         """End deliveries that were counted before."""
-        if self._in_doubt or self._redeliveries:
+        if self._in_doubt or self._ends:
             for message in messages:
                 self._end(message, None)
             return
@@ -214,9 +201,9 @@ class Settlement:
         if bucket is not None:
             self._context.tally.ended(self._source.queue, bucket)
         self._latch.changed.set()
-        if self._redeliveries and id(message) in self._redeliveries:
-            redelivery, admit = self._redeliveries.pop(id(message))
-            admit(redelivery)
+        if self._ends and (end := self._ends.pop(id(message), None)) is not None:
+            end.add_done_callback(lambda _: self._latch.changed.set())  # again, after those who wait for this end
+            end.set_result(None)
 
     def _spawn(self, ending: Coroutine[object, object, None], message: ReceivedMessage) -> None:
         self._tasks.create_task(ending, name=f"settle {message.facts.sequence_number}")
