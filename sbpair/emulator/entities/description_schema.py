@@ -91,15 +91,6 @@ class DescriptionSchema:
                 raise ArgumentInvalid(f"The element '{name}' of {self.element} is not in its place in the order.")
             last = self.elements.index(name)
 
-    def check_update(self, existing: QueueDescription, requested: QueueDescription) -> None:
-        """Raise ArgumentInvalid if an update changes an immutable property."""
-        for name in self.immutable:
-            field = self.settable[name][0]
-            if getattr(existing, field) != getattr(requested, field):
-                raise ArgumentInvalid(
-                    f"The value for the {name} property of an existing {self.entity} cannot be changed."
-                )
-
 
 def _settable(description: type[QueueDescription], elements: tuple[str, ...]) -> Settable:
     """Return field and kind by element, of those that are fields of the description."""
@@ -150,13 +141,16 @@ def from_elements(
         field: read_value(name, values[name], settable) for name, (field, _) in settable.items() if name in values
     }
     if existing is not None:
-        kept = ("partitions", *(settable[name][0] for name in schema.immutable))
-        given = {**{field: getattr(existing, field) for field in kept}, **given}
+        given["partitions"] = existing.partitions
+        for name in schema.immutable:
+            field, _ = settable[name]
+            if given.setdefault(field, getattr(existing, field)) != getattr(existing, field):
+                raise ArgumentInvalid(
+                    f"The value for the {name} property of an existing {schema.entity} cannot be changed."
+                )
     # read_value returns the field's type
     description = replace(default_of(default, tier), authorization_rules=rules, **given)  # type: ignore[arg-type]
     validate(description, tier)
-    if existing is not None:
-        schema.check_update(existing, description)
     return description
 
 
@@ -167,7 +161,7 @@ def read_value(name: str, text: str, settable: Settable = SETTABLE) -> int | boo
         if kind == "duration":
             return timespan.parse(text)
         if kind == "int":
-            return _integer(text)
+            return int(text)
         if kind == "bool":
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     except (ValueError, KeyError) as error:
@@ -181,12 +175,6 @@ _KIND_TEXTS: Final[dict[Kind, str]] = {
     "bool": "true or false",
     "text": "text",
 }
-
-
-def _integer(text: str) -> int:
-    if len(text) > 20:
-        raise ValueError("too many digits")
-    return int(text)
 
 
 def format_value(description: QueueDescription, name: str, settable: Settable = SETTABLE) -> str | None:

@@ -75,7 +75,6 @@ class Namespace:
         clock: Clock,
         timers: Timers | None = None,
         *,
-        keys: Iterable[AuthorizationRule] = (ROOT_RULE,),
         call_soon: CallSoon = lambda callback: callback(),
         tier: EmulatedTier = STANDARD,
         partitions: int = 1,
@@ -86,7 +85,7 @@ class Namespace:
         self.messaging_units = partitions
         self.clock = clock
         self.timers = timers or Timers()
-        self.keys = tuple(keys)
+        self.keys: tuple[AuthorizationRule, ...] = (ROOT_RULE,)
         self.created_at_ms = clock.now_ms()
         self.authority = name
         self.on_outage: set[Callable[[], None]] = set()

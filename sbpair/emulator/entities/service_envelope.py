@@ -258,6 +258,16 @@ def _annotations(message: StoredMessage, sender_annotations: bytes) -> bytes:
     )
 
 
+def _kept_annotations(raw: bytes) -> tuple[int, bytes]:
+    """Return a sender's annotations without those of the service: how many, and their bytes unchanged."""
+    pairs = splice.map_pairs(raw)
+    kept = [pair for key, pair, _ in pairs if not (isinstance(key, str) and key in _SERVICE_ANNOTATIONS)]
+    return len(kept), b"".join(kept)
+
+
+_cached_kept = lru_cache(_CACHE_SIZE)(_kept_annotations)
+
+
 def _general_annotations(message: StoredMessage, sender_annotations: bytes, *, locked: bool) -> bytes:
     added: list[tuple[str, Value]] = [
         ("x-opt-sequence-number", Long(message.sequence_number)),
@@ -269,8 +279,8 @@ def _general_annotations(message: StoredMessage, sender_annotations: bytes, *, l
         added.append(("x-opt-locked-until", Timestamp(message.locked_until_ms)))
     if message.dead_letter is not None:
         added.append(("x-opt-deadletter-source", message.dead_letter.source))
-    read = _cached_pairs_without if len(sender_annotations) <= _MAX_CACHED_BYTES else _pairs_without
-    count, kept = read(sender_annotations, _SERVICE_ANNOTATIONS)
+    read = _cached_kept if len(sender_annotations) <= _MAX_CACHED_BYTES else _kept_annotations
+    count, kept = read(sender_annotations)
     pairs = b"".join([_key(name) + codec.encode(value) for name, value in added])
     return section(MESSAGE_ANNOTATIONS, codec.compound(0xC1, 2 * (count + len(added)), kept + pairs))
 
@@ -316,12 +326,3 @@ def modify_properties(message: StoredMessage, properties: Map) -> None:
     sections.application_properties = _with_application_properties(sections.application_properties, changed)
     message.size += len(sections) - len(message.sections)
     message.sections = sections
-
-
-def _pairs_without(raw: bytes, unwanted: frozenset[str]) -> tuple[int, bytes]:
-    """Return the pairs of an encoded map whose key is not `unwanted`: how many, and their bytes unchanged."""
-    kept = [pair for key, pair, _ in splice.map_pairs(raw) if not (isinstance(key, str) and key in unwanted)]
-    return len(kept), b"".join(kept)
-
-
-_cached_pairs_without = lru_cache(_CACHE_SIZE)(_pairs_without)
