@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -28,13 +27,7 @@ from sbpair.move.context import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimin
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
-from sbpair.syphon.worker_connections import (
-    FAULT_SECONDS,
-    PROBE_SECONDS,
-    PairState,
-    WorkerConnections,
-    open_connections,
-)
+from sbpair.syphon.worker_connections import PROBE_SECONDS, PairState, WorkerConnections, open_connections
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
@@ -98,13 +91,6 @@ class RunPlan:
     lease: SessionLease | None = None
     timings: RunTimings = DEFAULT_TIMINGS
     sides: PairState = field(default_factory=PairState)
-
-    @property
-    def tries(self) -> float:
-        """How many connections in a row may fail before a worker ends."""
-        if not self.reconnect:
-            return 1
-        return TRIES if self.once else math.inf
 
 
 class QueueWorker:
@@ -210,17 +196,15 @@ class QueueWorker:
         plan, tasks = self._plan, asyncio.TaskGroup()
         failure: SbpairError | None = None
         mover = self._mover = Mover(connections.source, connections.primary, tasks, plan.context)
-        end_together = partial(self._end_together, connections, mover)
+        primary_lost = partial(connections.primary_lost, mover.retry_now)
         try:
             async with tasks:
                 background = (
                     tasks.create_task(mover.renew_locks()),
                     tasks.create_task(self._report(mover)),
                     # Wait for outstanding primary outcomes; releasing held messages needs no wait.
-                    tasks.create_task(end_together(connections.backlog_lost, FAULT_SECONDS)),
-                    tasks.create_task(
-                        end_together(partial(connections.primary_lost, mover.retry_now), RELEASE_SECONDS)
-                    ),
+                    tasks.create_task(connections.end_together(connections.backlog_lost, mover.fail)),
+                    tasks.create_task(connections.end_together(primary_lost, mover.fail, RELEASE_SECONDS)),
                 )
                 try:
                     await self._drain(connections.source, mover)
@@ -242,22 +226,6 @@ class QueueWorker:
         failure = mover.fatal or failure
         if failure is not None:
             raise failure
-
-    async def _end_together(
-        self,
-        connections: WorkerConnections,
-        mover: Mover,
-        wait_lost: Callable[[], Awaitable[SbpairError]],
-        seconds: float,
-    ) -> None:
-        """End the other connection, at most `seconds` after one is lost for good."""
-        try:
-            error = await wait_lost()
-        except SbpairError as refusal:
-            error = refusal
-        mover.fail(error)
-        await asyncio.sleep(seconds)
-        connections.abort(error)
 
     # Receive.
 
@@ -358,14 +326,11 @@ class QueueWorker:
             return self._empty_receives >= 2
         remaining = await self._plan.count(self.queue) - len(mover.unsettleable())
         if remaining > mover.held and self._empty_receives >= len(self._plan.timings.count_wait_seconds):
-            remaining -= await self._count_deferred(source)
+            # The count includes deferred messages, which are never received.
+            remaining -= sum([sum(each.deferred for each in page) async for page in self._peek(source)])
         self._emit_progress(mover, remaining)
         self.counts += 1
         return remaining <= mover.held
-
-    async def _count_deferred(self, source: RawSource) -> int:
-        """Count deferred messages: the queue's count includes them, and they are never received."""
-        return sum([sum(each.deferred for each in page) async for page in self._peek(source)])
 
     async def _only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
@@ -399,16 +364,17 @@ class QueueWorker:
     async def _back_off(self, error: Unavailable) -> bool:
         """Wait before the next connection. Return False if the worker ends instead."""
         self._failures += 1
-        never_answered = isinstance(error, Silent) and self._plan.once and not self._was_open
-        if never_answered or self._failures >= self._plan.tries:
+        plan = self._plan
+        never_answered = isinstance(error, Silent) and plan.once and not self._was_open
+        if never_answered or not plan.reconnect or (plan.once and self._failures >= TRIES):
             self._fail(error, None)
             return False
-        away = None if self._plan.once else self._plan.sides.away
-        backoff = self._plan.timings.backoff.seconds(self._failures, self._plan.context.jitter())
+        away = None if plan.once else plan.sides.away
+        backoff = plan.timings.backoff.seconds(self._failures, plan.context.jitter())
         self._fail(error, backoff if away is None else PROBE_SECONDS)
         if away is None:
-            await set_within(self._plan.stop, backoff)
-        elif not self._plan.stop.is_set():
+            await set_within(plan.stop, backoff)
+        elif not plan.stop.is_set():
             await self._unless_interrupted(away.wait_turn())
         return True
 

@@ -100,6 +100,21 @@ class WorkerConnections:
         lost: tuple[tuple[str, RawSource | RawPrimary], ...] = (("backlog", self.source), ("primary", self.primary))
         return next((_faulted(name, side.broken) for name, side in lost if side.broken is not None), None)
 
+    async def end_together(
+        self,
+        wait_lost: Callable[[], Awaitable[SbpairError]],
+        on_lost: Callable[[SbpairError], None],
+        seconds: float = FAULT_SECONDS,
+    ) -> None:
+        """End the other connection, at most `seconds` after one is lost for good."""
+        try:
+            error = await wait_lost()
+        except SbpairError as refusal:
+            error = refusal
+        on_lost(error)
+        await asyncio.sleep(seconds)
+        self.abort(error)
+
     def abort(self, error: SbpairError) -> None:
         """End both at once: every pending call over them raises `error`."""
         self.primary.abort(error)
