@@ -13,7 +13,7 @@ import typer
 
 from sbpair import __version__
 from sbpair.cli.help import OPTIONS, Command, CommandGroup, Row
-from sbpair.errors import UsageError
+from sbpair.errors import SbpairError, UsageError
 
 PROGRAM = "sbpair"
 COMPLETION_VARIABLE = "_SBPAIR_COMPLETE"
@@ -196,7 +196,10 @@ def _usage(error: typer.TyperException, path: str) -> UsageError:
 
 
 def _complete(command: Any) -> int:
-    from sbpair.cli.shells import register
+    from sbpair.cli.completion import register_shells
 
-    register()
-    return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)
+    register_shells()
+    try:
+        return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)
+    except SbpairError:
+        raise SystemExit from None  # the command reports it when it runs

@@ -1,15 +1,17 @@
-"""Values that a shell completes: names of pairs, backlog queues and findings.
+"""Values that a shell completes, such as names of pairs, and their form for each shell.
 
-From the configuration and the package alone: a key press must not wait for a network or sign in. Errors complete
-nothing; the command reports them when it runs.
+The values come from the configuration and the package alone: a key press must not wait for a network or sign in.
+Errors complete nothing; the command reports them when it runs.
 """
 
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import typer
+from typer import _completion_classes as typers
 
 # Typer recognises the context by its annotation, and keeps the names that begin with the typed word.
 
@@ -27,32 +29,21 @@ def backlog_queues(context: typer.Context) -> list[str]:
     from sbpair import config
     from sbpair.backlog import queue_path
     from sbpair.config.setting import Flags
-    from sbpair.errors import SbpairError
 
-    try:
-        pair = config.load(Flags(**_given(context), backlog_queues=context.params.get("count")), os.environ).pair
-        return [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
-    except SbpairError:
-        return []
+    pair = config.load(Flags(**_given(context), backlog_queues=context.params.get("count")), os.environ).pair
+    return [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
 
 
 def runs(context: typer.Context) -> list[str]:
     """Return the runs of the pair that this machine has recorded."""
     from sbpair import config
     from sbpair.config.setting import Flags
-    from sbpair.errors import SbpairError
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import all_runs
 
-    try:
-        found = config.load(Flags(**_given(context), state=context.params.get("state")), os.environ)
-        state = state_if_any(Path(found.state_directory), found.pair)
-        if state is None:
-            return []
-        with state:
-            return [run.id for run in all_runs(state)]
-    except SbpairError:
-        return []
+    found = config.load(Flags(**_given(context), state=context.params.get("state")), os.environ)
+    with state_if_any(found.state_directory, found.pair) or nullcontext() as state:
+        return [run.id for run in all_runs(state)] if state else []
 
 
 def replay_runs(context: typer.Context) -> list[str]:
@@ -83,3 +74,58 @@ def _after(incomplete: str, known: Iterable[str]) -> list[str]:
     before = incomplete[: incomplete.rfind(",") + 1]
     kinds = [kind for kind in known if kind not in before.split(",")]
     return [before + kind for kind in (*kinds, *([] if before else ["all", "none"]))]
+
+
+class _Bash(typers.BashComplete):
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words, without the `=` that bash makes a word of its own in `--option=value`."""
+        args, incomplete = super().get_completion_args()
+        joins = ["=" if before.startswith("--") else None for before in ["", *args]]
+        return [word for word, join in zip(args, joins, strict=False) if word != join], incomplete
+
+
+class _WholeWords:
+    """Shells that replace the whole word: the values of `--option=v` have the option, too."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[Any]:
+        items: list[Any] = super().get_completions(args, incomplete)  # type: ignore[misc]
+        option, equals, _ = incomplete.partition("=")
+        for item in items if equals and option.startswith("--") else ():
+            item.value = f"{option}={item.value}"
+        return items
+
+
+class _Bash(typers.BashComplete):
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words, without the `=` that bash makes a word of its own in `--option=value`."""
+        args, incomplete = super().get_completion_args()
+        joins = ["=" if before.startswith("--") else None for before in ["", *args]]
+        return [word for word, join in zip(args, joins, strict=False) if word != join], incomplete
+
+
+class _Zsh(_WholeWords, typers.ZshComplete):
+    def format_completion(self, item: Any) -> str:
+        def quoted(text: str) -> str:
+            # Zsh evaluates it within single quotes, and then reads it within double quotes.
+            for old, new in (('"', '""'), ("'", "'\\''"), ("$", "\\$"), ("`", "\\`"), (":", r"\\:")):
+                text = text.replace(old, new)
+            return f'"{text}"'
+
+        return ":".join(map(quoted, filter(None, (item.value, item.help))))
+
+
+class _Fish(_WholeWords, typers.FishComplete):
+    def format_completion(self, item: Any) -> str:
+        return f"{item.value}\t{' '.join(item.help.split())}" if item.help else str(item.value)
+
+
+class _PowerShell(_WholeWords, typers.PowerShellComplete):
+    def format_completion(self, item: Any) -> str:
+        return f"{item.value}:::{item.help or ' '}"
+
+
+def register_shells() -> None:
+    """Let typer complete by these classes, with whole descriptions."""
+    classes = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish, "powershell": _PowerShell, "pwsh": _PowerShell}
+    for name, kind in classes.items():
+        typers.add_completion_class(kind, name)  # type: ignore[attr-defined]

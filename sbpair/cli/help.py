@@ -27,9 +27,13 @@ Row = tuple[str, str]
 
 
 class _Documented:
-    """A command with a name for help, and a summary that is never cut."""
+    """A command with a name for help, a summary that is never cut, and plain values that typer does not convert."""
 
     help: str | None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        convert_plainly(self.get_params(ctx))  # type: ignore[attr-defined]  # of typer's class
+        return super().parse_args(ctx, args)  # type: ignore[misc]
 
     def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return HELP_OPTIONS
@@ -39,11 +43,7 @@ class _Documented:
 
 
 class Command(_Documented, TyperCommand):
-    """A command whose help is written here, and whose plain values typer does not convert."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        convert_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, args)
+    """A command whose help is written here."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         params = self.get_params(ctx)
@@ -61,10 +61,6 @@ class Command(_Documented, TyperCommand):
 
 class CommandGroup(_Documented, TyperGroup):
     """A group of commands, whose help lists them."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        convert_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         listed = {**self.listed(ctx), **sections(self.get_params(ctx))}

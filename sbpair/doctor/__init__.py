@@ -17,7 +17,7 @@ from sbpair import backlog
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.doctor import machine
 from sbpair.doctor.access import check_access
-from sbpair.doctor.check import Check, CheckNote, CheckResult, Diagnosis, Emit, diagnosis_exit_code, note, ok
+from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, diagnosis_exit_code, note, ok
 from sbpair.doctor.connectivity import check_connectivity
 from sbpair.errors import NameInvalid
 from sbpair.model.report import Report
@@ -26,7 +26,7 @@ from sbpair.replay.java import is_installed
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
-__all__ = ["Check", "CheckNote", "CheckResult", "CheckSubject", "Diagnosis", "diagnose", "diagnosis_exit_code"]
+__all__ = ["Check", "CheckNote", "CheckSubject", "Diagnosis", "diagnose", "diagnosis_exit_code"]
 
 CHECK_SECONDS = 15.0
 """The time limit of one check."""
@@ -36,14 +36,13 @@ CHECK_SECONDS = 15.0
 class CheckSubject:
     """The subject of a diagnosis. A side without an endpoint is not checked: its error is known.
 
-    `paths` are entities to try claims on, by side. `send_seconds` is the timeout of a send.
+    `paths` are entities to try claims on, by side.
     """
 
     endpoints: Mapping[str, Endpoint]
     config_file: Path
     state_directory: Path | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
-    send_seconds: float = ANSWER_SECONDS
 
 
 async def diagnose(
@@ -51,12 +50,12 @@ async def diagnose(
     *,
     seconds: float = CHECK_SECONDS,
     environ: Mapping[str, str] = os.environ,
-    on_event: Callable[[CheckResult], object] = lambda _event: None,
+    on_event: Callable[[Check], object] = lambda _event: None,
 ) -> Diagnosis:
     """Check this machine and both namespaces. Their errors are failed checks, never raised."""
 
     def emit(check: Check) -> Check:
-        on_event(CheckResult(check))
+        on_event(check)
         return check
 
     async with asyncio.TaskGroup() as group:
@@ -79,7 +78,7 @@ async def _machine(subject: CheckSubject, seconds: float, environ: Mapping[str, 
     checks = [machine.file_check(subject.config_file)]
     if subject.state_directory is not None:
         checks.append(machine.state_check(subject.state_directory))
-    checks += [*machine.versions(), machine.send_timeout_check(subject.send_seconds)]
+    checks += [*machine.versions(), machine.send_timeout_check(ANSWER_SECONDS)]
     java = await machine.java_check(environ, seconds, wanted=is_installed("pyspark"))
     return [emit(each) for each in (*checks, java)]
 

@@ -77,7 +77,8 @@ async def check_access(
         probe = group.create_task(_result(_probe(endpoint, seconds), seconds), name=f"probe of {side}")
         links = group.create_task(_links(endpoint, paths, seconds), name=f"links of {side}")
     checks, probed, found = health.result(), probe.result(), links.result()
-    if isinstance(probed, NamespaceProbe) and probed.queue and _all_missing(found):
+    none_exists = all(isinstance(each, errors.EntityMissing) for each in found.values())
+    if isinstance(probed, NamespaceProbe) and probed.queue and none_exists:
         found = await _links(endpoint, (probed.queue,), seconds)
     found["Manage"] = None if isinstance(probed, NamespaceProbe) else probed
     passed = {check.name for check in (*checks, *await connection) if check.outcome is Outcome.OK}
@@ -150,19 +151,14 @@ async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ..
     return last
 
 
-def _all_missing(found: ClaimResults) -> bool:
-    return all(isinstance(each, errors.EntityMissing) for each in found.values())
-
-
 def _verdicts(side: str, endpoint: Endpoint, found: ClaimResults, passed: set[str]) -> list[Check]:
     refused = next((each for each in found.values() if isinstance(each, errors.NotAuthenticated)), None)
     name, names = f"{side}.sign_in", [f"{side}.{claim.lower()}" for claim in CLAIMS]
     if refused is not None:
         return [of_error(name, refused), *skipped(names, name)]
     known = any(each is None or isinstance(each, errors.AccessError) for each in found.values())
-    signed_in = (
-        ok(name, f"accepted: {_credential_name(endpoint)}") if known else unknown(name, "no claim could be tried")
-    )
+    accepted = f"accepted: {_credential_name(endpoint)}"
+    signed_in = ok(name, accepted) if known else unknown(name, "no claim could be tried")
     return [signed_in, *(_verdict(side, claim, found[claim], passed) for claim in CLAIMS)]
 
 
@@ -176,18 +172,14 @@ def _verdict(side: str, claim: str, error: errors.SbpairError | None, passed: se
             return failed(name, f"{claim} is not granted: {need}", f"use a key or a role with {claim}", error.exit_code)
         return note(name, f"{claim} is not granted, and not needed here")
     if isinstance(error, errors.EntityMissing):
-        return unknown(name, f"{claim} could not be tried: no queue to open", _missing_hint(side))
+        hint = "create the backlog queues with sbpair provision, or name one with --queue PATH"
+        hint = hint if side == "secondary" else "name one with --destination PATH"
+        return unknown(name, f"{claim} could not be tried: no queue to open", hint)
     what, hint = f"{claim} could not be tried: {error.message}", error.hint.removesuffix(DOCTOR_HINT)
     way = f"{side}.{'http' if claim == 'Manage' else 'amqp'}"
     if isinstance(error, errors.Unavailable) and way in passed:
         return failed(name, what, hint, error.exit_code)
     return unknown(name, what, hint)
-
-
-def _missing_hint(side: str) -> str:
-    option = "--queue PATH" if side == "secondary" else "--destination PATH"
-    first = "create the backlog queues with sbpair provision, or " if side == "secondary" else ""
-    return f"{first}name one with {option}"
 
 
 def _credential_name(endpoint: Endpoint) -> str:

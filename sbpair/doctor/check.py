@@ -34,13 +34,6 @@ Check: TypeAlias = ReportItem[CheckNote]
 Diagnosis: TypeAlias = Report[CheckNote]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """Event: one check is done."""
-
-    check: Check
-
-
 Emit: TypeAlias = Callable[[Check], Check]
 """Reports a check as an event, and returns it."""
 

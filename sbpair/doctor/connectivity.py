@@ -52,9 +52,8 @@ async def _tcp(name: str, endpoint: Endpoint) -> str | Check:
     try:
         await _close(await asyncio.open_connection(endpoint.host, endpoint.port))
     except ConnectionRefusedError:
-        return failed(
-            name, f"connection refused at {address}", "check the port, and that the namespace is up", UNREACHABLE
-        )
+        hint = "check the port, and that the namespace is up"
+        return failed(name, f"connection refused at {address}", hint, UNREACHABLE)
     except OSError as error:
         hint = f"let AMQP out to {address}: a firewall or a route is in the way"
         return failed(name, f"{address} cannot be reached: {error.strerror or error}", hint, UNREACHABLE)
@@ -62,8 +61,11 @@ async def _tcp(name: str, endpoint: Endpoint) -> str | Check:
 
 
 async def _tls(name: str, endpoint: Endpoint) -> str | Check:
+    if not endpoint.tls and (endpoint.emulator or is_loopback(endpoint.host)):
+        return "off, as for every emulator"
     if not endpoint.tls:
-        return _without_tls(name, endpoint)
+        what = f"TLS is off, and {endpoint.host} is another machine: anyone in between can read and change messages"
+        return failed(name, what, "remove tls = false from the configuration file")
     context = ssl_context(endpoint.ca_file)
     try:
         return await _handshake(endpoint, context)
@@ -84,16 +86,6 @@ async def _handshake(endpoint: Endpoint, context: ssl.SSLContext) -> str:
     found = f"{secured.version()}, certificate until {certificate.get('notAfter', 'an unknown date')}"
     await _close((reader, writer))
     return found
-
-
-def _without_tls(name: str, endpoint: Endpoint) -> str | Check:
-    if endpoint.emulator or is_loopback(endpoint.host):
-        return "off, as for every emulator"
-    return failed(
-        name,
-        f"TLS is off, and {endpoint.host} is another machine: anyone in between can read and change messages",
-        "remove tls = false from the configuration file",
-    )
 
 
 async def _amqp(_name: str, endpoint: Endpoint) -> str:

@@ -9,7 +9,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,8 @@ from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import token_getter_for
-from sbpair.doctor.check import Check, CheckNote, CheckResult, Diagnosis, bounded, failed, unknown
-from sbpair.doctor.trial_queues import TRIAL, TrialQueues, new_doctor_tag, open_trial_queues, queue_names
+from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, unknown
+from sbpair.doctor.trial_queues import TRIAL, TrialQueues, open_trial_queues, queue_names
 from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient
     from sbpair.model.pair import Endpoint
 
-__all__ = ["LiveEvent", "QuestionAsked", "QuestionPending", "ask_live", "new_doctor_tag", "queue_names"]
+__all__ = ["LiveEvent", "QuestionAsked", "QuestionPending", "ask_live", "queue_names"]
 
 GIGABYTES_5 = 5120
 KILOBYTES = {"Basic": 256, "Standard": 256, "Premium": 1024}
@@ -61,7 +60,7 @@ class QuestionPending:
     seconds: float
 
 
-LiveEvent = QuestionAsked | QuestionPending | CheckResult
+LiveEvent = QuestionAsked | QuestionPending | Check
 OnEvent = Callable[[LiveEvent], object]
 
 
@@ -130,7 +129,7 @@ class _Questions:
 
     async def _description(self, queues: TrialQueues) -> Check:
         spec = backlog.queue_spec("any", 0)
-        found = await queues.description(await queues.create("description", spec))
+        found = await queues.namespace.description(await queues.create("description", spec))
         differing = [
             f"{property_name(each.name)} is {actual}"
             for each in fields(QueueSpec)
@@ -146,17 +145,17 @@ class _Questions:
         if known.whole_namespace:
             found = await self._unpartitioned(queues, spec)
         else:
-            found = await queues.description(await queues.create("partitioned", spec, partitioned=True))
+            found = await queues.namespace.description(await queues.create("partitioned", spec, partitioned=True))
         expected = tiers.effective_megabytes(known, GIGABYTES_5, partitioned=True)
         return self._judged("partitioned_size", f"{expected} MB", f"{found.get('MaxSizeInMegabytes')} MB")
 
     async def _unpartitioned(self, queues: TrialQueues, spec: QueueSpec) -> Mapping[str, str]:
         """Check a queue without requested partitions in a Premium namespace, which may impose them."""
         try:
-            found = await queues.description(await queues.create("partitioned", spec))
+            found = await queues.namespace.description(await queues.create("partitioned", spec))
         except PartitionsWanted:
             queues.partitioned_namespace, observed = True, _REFUSED
-            found = await queues.description(await queues.create("partitioned", spec, partitioned=True))
+            found = await queues.namespace.description(await queues.create("partitioned", spec, partitioned=True))
         else:
             queues.partitioned_namespace = found.get("EnablePartitioning") == "true"
             observed = "created, and partitioned" if queues.partitioned_namespace else _AS_REQUESTED
@@ -168,9 +167,10 @@ class _Questions:
 
     async def _ask_links(self, queues: TrialQueues, tier: str, *, slow: bool) -> None:
         path = await queues.create("messages", TRIAL)
-        async with AsyncExitStack() as stack:
-            get = await stack.enter_async_context(token_getter_for(self.endpoint.credential, self.endpoint.name))
-            client = await stack.enter_async_context(connect(self.endpoint, get_token=get))
+        async with (
+            token_getter_for(self.endpoint.credential, self.endpoint.name) as get,
+            connect(self.endpoint, get_token=get) as client,
+        ):
             await self._ask("message_size", self._message_size(client, path, tier))
             await self._ask("largest_message", self._largest_message(client, path))
             await self._ask("ping", self._ping(client, path))
@@ -253,7 +253,7 @@ class _Questions:
 
     def _record(self, check: Check) -> None:
         self.checks.append(check)
-        self.on_event(CheckResult(check))
+        self.on_event(check)
 
 
 def message_of(size: int) -> bytes:

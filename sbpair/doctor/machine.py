@@ -43,10 +43,9 @@ def _requirements() -> list[tuple[str, str]]:
 
 def _package(name: str, minimum: str) -> Check:
     try:
-        version = importlib.metadata.version(name)
+        return package_check(name, importlib.metadata.version(name), minimum)
     except importlib.metadata.PackageNotFoundError:
         return failed(name, "is not installed", f"pip install '{name}>={minimum}'", LACKS)
-    return package_check(name, version, minimum)
 
 
 def package_check(name: str, version: str, minimum: str) -> Check:

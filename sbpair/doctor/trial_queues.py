@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -27,13 +26,8 @@ TRIAL = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle="P
 """A queue that every tier accepts, and that deletes itself if a killed run has left it."""
 
 
-def new_doctor_tag() -> str:
-    """Return a tag that makes the queue names of one run unique."""
-    return uuid.uuid4().hex[:12]
-
-
 def queue_names(tag: str) -> tuple[str, ...]:
-    """Return the queues that a run creates in each namespace, and deletes."""
+    """Return the queues that a run creates in each namespace, and deletes. A unique tag makes their names unique."""
     return tuple(f"sbpair-doctor-{tag}-{purpose}" for purpose in QUEUES)
 
 
@@ -61,9 +55,6 @@ class TrialQueues:
         if not await self.namespace.create_exact(with_partitions(spec) if partitioned else spec):
             self.created.remove(spec.path)
             raise NameTaken(f"{spec.path} exists already in {self.name}", hint="run it again: names differ")
-
-    async def description(self, path: str) -> dict[str, str]:
-        return await self.namespace.description(path)
 
     async def delete_all(
         self, sleep: Callable[[float], Awaitable[object]], on_failure: Callable[[str, SbpairError], object]

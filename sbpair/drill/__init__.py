@@ -19,14 +19,13 @@ from sbpair import backlog
 from sbpair.amqp.message import Sections
 from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
-from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.atom import open_atom
 from sbpair.drill import scenario
 from sbpair.drill.against_pair import OWN_QUEUES, SimulatedOutages, drill_queues
 from sbpair.drill.compare import Comparison, compare_all, message_differences
 from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessage, originals
 from sbpair.drill.emulator_process import EmulatedOutages, emulated_pair, emulator_control
-from sbpair.drill.scenario import INTERVALS, Intervals, SendTally, accounted, received
+from sbpair.drill.scenario import INTERVALS, Intervals, SendTally, accounted, received, take_payloads
 from sbpair.errors import ExitCode, ProtocolError, UsageError
 from sbpair.management import provisioning
 from sbpair.model.queues import QueueSpec
@@ -110,7 +109,9 @@ async def run_drill(
     async with emulated_pair(queues) as pair:
         timeline("provision", f"creating {queues} backlog queues in {pair.secondary.name}")
         await provisioning.provision(pair)
-        await _create_destinations(pair.primary)
+        async with open_atom(pair.primary) as control:
+            for path in (*DESTINATIONS, APPLICATION):
+                await control.create(QueueSpec(path))
         outages = EmulatedOutages(pair)
         async with scenario.application(pair, APPLICATION, outages, intervals, timeline, seed) as application:
             timeline("strand", f"stranding {messages} messages in the backlog, as the old client does")
@@ -149,12 +150,6 @@ async def drill_against(
     return _result([], [], sending.receipt, sending, timeline)
 
 
-async def _create_destinations(primary: Endpoint) -> None:
-    async with open_atom(primary) as control:
-        for path in (*DESTINATIONS, APPLICATION):
-            await control.create(QueueSpec(path))
-
-
 async def _strand(pair: Pair, sent: list[OriginalMessage]) -> None:
     async with connect(pair.secondary) as client:
         senders = [
@@ -173,10 +168,7 @@ async def _read_back(primary: Endpoint) -> list[tuple[str, bytes]]:
             for path in DESTINATIONS:
                 receiver = await client.receiver(path)
                 while (await control.counts(path)).active:
-                    receiver.grant(500)
-                    deliveries = await receiver.take(500, seconds=1.0)
-                    await receiver.settle(deliveries, ACCEPTED)
-                    received_messages += [(path, delivery.payload) for delivery in deliveries]
+                    received_messages += [(path, payload) for payload in await take_payloads(receiver, 1.0)]
                 receiver.close()
             await emulator_control(primary, "POST", "clock", {"advance_ms": SCHEDULE_MS + 60_000})
     return received_messages

@@ -5,7 +5,6 @@ Invariant: it writes only to queues created for it, under unique names, and dele
 
 from __future__ import annotations
 
-import uuid
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,11 +43,6 @@ class SimulatedOutages:
 
     async def restore(self) -> None:
         self.outage.end()
-
-
-def new_drill_tag() -> str:
-    """Return a tag that makes the queue names of one drill unique."""
-    return uuid.uuid4().hex[:12]
 
 
 def drill_queue_names(tag: str, queues: int) -> tuple[str, tuple[str, ...]]:

@@ -26,6 +26,7 @@ from sbpair.errors import ProtocolError, SbpairError, TimedOut
 from sbpair.syphon import runner
 
 if TYPE_CHECKING:
+    from sbpair.amqp_client.raw_links import RawReceiver
     from sbpair.drill.against_pair import SimulatedOutages
     from sbpair.drill.emulator_process import EmulatedOutages
     from sbpair.failover.clients import AsyncPairedClient, AsyncPairedSender
@@ -194,21 +195,24 @@ async def play(
 async def received(endpoint: Endpoint, sending: Application) -> list[bytes]:
     """Receive messages, encoded, until no more arrive; before all that were sent, it waits longer."""
     back: list[bytes] = []
+    sent = len(sending.sent)
     async with (
         token_getter_for(endpoint.credential, endpoint.name) as get_token,
         connect(endpoint, get_token=get_token) as client,
     ):
         receiver = await client.receiver(sending.sender.entity_name)
-        while True:
-            receiver.grant(500)
-            wait = QUIET_SECONDS if len(back) >= len(sending.sent) else MAX_DELAY_SECONDS
-            deliveries = await receiver.take(500, seconds=wait)
-            if not deliveries:
-                break
-            await receiver.settle(deliveries, ACCEPTED)
-            back += [delivery.payload for delivery in deliveries]
-        receiver.close()
+        while payloads := await take_payloads(receiver, QUIET_SECONDS if len(back) >= sent else MAX_DELAY_SECONDS):
+            back += payloads
     return back
+
+
+async def take_payloads(receiver: RawReceiver, seconds: float) -> list[bytes]:
+    """Receive messages, encoded, waiting so long for the first; [] if none arrives."""
+    receiver.grant(500)
+    deliveries = await receiver.take(500, seconds=seconds)
+    if deliveries:
+        await receiver.settle(deliveries, ACCEPTED)
+    return [delivery.payload for delivery in deliveries]
 
 
 def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> SendTally:

@@ -1,37 +1,28 @@
 """`sbpair audit`: runs `sbpair.management.auditing` and prints its findings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import findings
 from sbpair.cli.next_command import next_command
+from sbpair.cli.options import values
 from sbpair.cli.options.common import COUNT, PairSelection, option
-from sbpair.cli.options.findings import ALL, NONE, failed_on, findings_of
-from sbpair.cli.options.values import Management, group_of, positive_seconds_of, seconds_of, selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Document, Screen, rounded, spoken
 from sbpair.cli.render.status import LEGEND, sampled, total_document, total_line
 from sbpair.cli.render.table import columns, limited
-from sbpair.management.audit_findings import (
-    FAIL_ON,
-    Audit,
-    AuditFinding,
-    DestinationSummary,
-    QueueItem,
-    audit_exit_code,
-    is_full,
-)
+from sbpair.management.audit_findings import FAIL_ON, Audit, AuditFinding, DestinationSummary, audit_exit_code, is_full
 from sbpair.management.auditing import MAX_PEEK
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome
 
-SCHEMA = "sbpair/audit/1"
 LISTS = (Outcome.MISSING, Outcome.EXTRA, Outcome.DRIFTED, Outcome.OK, Outcome.FOREIGN)
 DESTINATIONS_SHOWN = 40
 MIN_NOTED_IDLE_SECONDS = 86_400
 DEFAULT = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
-CHOICES = ", ".join((*AuditFinding, ALL, NONE))
+CHOICES = ", ".join((*AuditFinding, values.ALL, values.NONE))
 PEEK_LIMIT = 1_000_000
 MAX_SAMPLE_SECONDS = 3_600
 
@@ -49,7 +40,7 @@ def command(
     sample: str = option(
         "--sample DURATION", "Time between two samples of a queue's growth; 0 for one sample", default="5s"
     ),
-    management: Management,
+    management: values.Management,
     connection: PairSelection,
     screen: Screen,
 ) -> int:
@@ -66,64 +57,50 @@ def command(
 
     See also: sbpair help management
     """
-    kinds, idle_seconds, sample_seconds = findings_of(fail_on, list(AuditFinding)), _idle(idle), _sample(sample)
-    group = group_of(management)
-    pair = selected_pair(connection, screen, count=count)
+    kinds = values.findings_of(fail_on, list(AuditFinding))
+    hint = "write how long a queue may be unused, as in 30d"
+    idle_seconds = None if idle is None else values.positive_seconds_of("--idle", idle, hint=hint)
+    hint = "a minute or two are enough"
+    between = values.seconds_of("--sample", sample, limit=MAX_SAMPLE_SECONDS, hint=hint)
+    group = values.group_of(management)
+    pair = values.selected_pair(connection, screen, count=count)
     from sbpair.cli.progress.line_progress import PeekProgress
     from sbpair.management import auditing
 
     with PeekProgress(screen) as progress:
-        found = run(
-            auditing.audit(
-                pair,
-                group=group,
-                idle_seconds=idle_seconds,
-                max_peek=peek,
-                sample_seconds=sample_seconds,
-                on_event=progress,
-            )
+        audit = auditing.audit(
+            pair,
+            group=group,
+            idle_seconds=idle_seconds,
+            max_peek=peek,
+            sample_seconds=between,
+            on_event=progress,
         )
-    screen.result(SCHEMA, _document(found), _table(found), _lines(found))
+        found = run(audit)
+    document = _document(found)
+    screen.result("sbpair/audit/1", document, _table(found), _lines(found, document))
     for each in found.unseen:
         screen.warn(f"skipped {each.name}: {each.reason}")
     if found.of(Outcome.MISSING):
         screen.say(f"create the missing queues with {next_command('provision')}")
-    failed_on(screen, found.found, kinds)
+    values.failed_on(screen, found.found, kinds)
     return audit_exit_code(found, kinds)
-
-
-def _idle(text: str | None) -> float | None:
-    hint = "write how long a queue may be unused, as in 30d"
-    return None if text is None else positive_seconds_of("--idle", text, hint=hint)
-
-
-def _sample(text: str) -> float:
-    return seconds_of("--sample", text, limit=MAX_SAMPLE_SECONDS, hint="a minute or two are enough")
 
 
 def _document(audit: Audit) -> Document:
     return {
         **queues.document(audit, LISTS, _entry),
         "backlog": total_document(audit.total),
-        "destinations": [_destination(audit, each) for each in audit.destinations],
+        "destinations": [{**asdict(each), "exact": audit.complete} for each in audit.destinations],
         "skipped": [asdict(each) for each in audit.unseen],
         "findings": sorted(audit.findings),
     }
 
 
-def _lines(audit: Audit) -> list[Document]:
-    return [
-        *({"kind": "queue", **line} for line in queues.lines(audit, _entry)),
-        *(
-            {"kind": "destination", "outcome": "destination", **_destination(audit, each)}
-            for each in audit.destinations
-        ),
-        *({"kind": "skipped", "outcome": "skipped", **asdict(each)} for each in audit.unseen),
-    ]
-
-
-def _destination(audit: Audit, each: DestinationSummary) -> Document:
-    return {**asdict(each), "exact": audit.complete}
+def _lines(audit: Audit, document: Mapping[str, Any]) -> Iterator[Document]:
+    yield from ({"kind": "queue", **line} for line in queues.lines(audit, _entry))
+    for kind, entries in (("destination", document["destinations"]), ("skipped", document["skipped"])):
+        yield from ({"kind": kind, "outcome": kind, **each} for each in entries)
 
 
 def _table(audit: Audit) -> Iterator[str]:
@@ -141,27 +118,22 @@ def _table(audit: Audit) -> Iterator[str]:
     yield total_line(audit.total)
 
 
-def _entry(item: QueueItem) -> dict[str, object]:
+def _entry(item: queues.QueueItem) -> dict[str, object]:
     fill = item.detail.fill if item.detail else None
     return queues.entry(item) | ({"fill": _fill(fill)} if fill else {})
 
 
 def _fill(fill: Utilisation) -> dict[str, object]:
+    rates = ("idle_seconds", "oldest_seconds", "bytes_per_second", "full_in_seconds")
     return {
-        "size_bytes": fill.size_bytes,
+        **{name: getattr(fill, name) for name in ("size_bytes", "idle", "peeked", "complete")},
+        **{name: rounded(getattr(fill, name)) for name in rates},
         "effective_max_size_mb": fill.max_bytes // 1024 // 1024,
         "fill_ratio": None if fill.fill_ratio is None else round(fill.fill_ratio, 6),
-        "idle_seconds": rounded(fill.idle_seconds),
-        "idle": fill.idle,
-        "peeked": fill.peeked,
-        "complete": fill.complete,
-        "oldest_seconds": rounded(fill.oldest_seconds),
-        "bytes_per_second": rounded(fill.bytes_per_second),
-        "full_in_seconds": rounded(fill.full_in_seconds),
     }
 
 
-def _row(item: QueueItem) -> list[object]:
+def _row(item: queues.QueueItem) -> list[object]:
     *cells, note = queues.row(item, counted=True)
     fill = item.detail.fill if item.detail else None
     counts = item.detail.counts if item.detail else None

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
@@ -19,7 +20,6 @@ from sbpair.cli.render.table import limited
 if TYPE_CHECKING:
     from sbpair.message_io.peek import DeadLetterCount
 
-LIST_SCHEMA, SHOW_SCHEMA = "sbpair/deadletters-list/1", "sbpair/deadletters-show/1"
 MAX_PEEK, ROWS_SHOWN = 1_000, 100
 NO_REASON, NO_DESTINATION = "(none)", "(unknown)"
 
@@ -66,7 +66,7 @@ def list_groups(
     total, exact, now = sum(each.messages for each in groups), all(each.exact for each in groups), time.time()
     entries = [_entry(each, now) for each in groups]
     document = {"messages": total, "exact": exact, "groups": entries}
-    screen.result(LIST_SCHEMA, document, _table(groups, now), entries)
+    screen.result("sbpair/deadletters-list/1", document, _table(groups, now), entries)
     if not exact:
         screen.say(f"{LEGEND}; --max N peeks more")
     number = f"{'' if exact else '~'}{grouped(total)} dead letter{'' if total == 1 else 's'}"
@@ -104,7 +104,7 @@ def show_messages(
         source_of(pair, each, dead_letters=True) for each in moves.backlog_paths(pair, queue, dead_letters=False)
     ]
     result, total = peeked(pair, screen, sources, limit=limit, keep=None if reason is None else with_reason(reason))
-    print_peeked(screen, SHOW_SCHEMA, {"total": total}, result, queues=True)
+    print_peeked(screen, "sbpair/deadletters-show/1", {"total": total}, result, queues=True)
     screen.say(shown_line(result, total))
     if result.messages:
         screen.say(_way_back())
@@ -119,14 +119,9 @@ def _way_back() -> str:
 
 
 def _entry(group: "DeadLetterCount", now: float) -> Document:
-    return {
-        "queue": group.queue,
-        "reason": group.reason,
-        "destination": group.destination,
-        "messages": group.messages,
-        "exact": group.exact,
-        "oldest_seconds": rounded(_age(group, now)),
-    }
+    entry = {**asdict(group), "oldest_seconds": rounded(_age(group, now))}
+    del entry["oldest_ms"]
+    return entry
 
 
 def _table(groups: "list[DeadLetterCount]", now: float) -> Iterator[str]:

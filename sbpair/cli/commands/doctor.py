@@ -1,6 +1,7 @@
 """`sbpair doctor`: runs the checks of `sbpair.doctor` and prints them."""
 
 import os
+import uuid
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,18 +12,16 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options.common import STATE, PairSelection, flag, option
-from sbpair.cli.options.values import flags_of, positive_seconds_of
+from sbpair.cli.options.values import check_goes_with, flags_of, positive_seconds_of
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
 from sbpair.cli.render.table import GREEN, RED, coloured, columns, wrapped
 from sbpair.config.file import file_setting
-from sbpair.errors import UsageError
 from sbpair.model.report import Outcome, Report
 
 if TYPE_CHECKING:
-    from sbpair.doctor import Check, CheckResult, Diagnosis
+    from sbpair.doctor import Check, Diagnosis
     from sbpair.doctor.live_questions import LiveEvent
 
-SCHEMA = "sbpair/doctor/1"
 MAX_SECONDS = 600.0
 
 
@@ -55,15 +54,13 @@ def command(
     Exit codes: 0 no problem; 3 problems; 2, 5, 6 or 7 if all problems have that exit code
     """
     seconds = positive_seconds_of("--timeout", timeout, limit=MAX_SECONDS, hint="the default is 15s")
-    if (include_idle_test or yes) and not live:
-        option = "--include-idle-test" if include_idle_test else "--yes"
-        raise UsageError(f"{option} goes with --live only", hint="add --live, or leave it out")
+    check_goes_with("--live", live, {"--include-idle-test": include_idle_test, "--yes": yes})
     flags = flags_of(connection, state=state)
     survey = config.survey(flags, os.environ)
     from sbpair.doctor import CheckSubject, diagnose, diagnosis_exit_code
     from sbpair.doctor import live_questions as questions
 
-    tag = questions.new_doctor_tag()
+    tag = uuid.uuid4().hex[:12]
     if live and survey.endpoints:
         names = " and ".join(each.name for each in survey.endpoints.values())
         plan = f"creates, uses and deletes in {names}: {', '.join(questions.queue_names(tag))}"
@@ -74,7 +71,8 @@ def command(
         survey.profile.state_directory if survey.profile else None,
         {side: path for side, path in (("primary", destination), ("secondary", queue)) if path},
     )
-    screen.say(f"checking {_named(survey)}, at most {seconds:g} s each")
+    *others, last = ["this machine", *(each.name for each in survey.endpoints.values())]
+    screen.say(f"checking {' and '.join(filter(None, (', '.join(others), last)))}, at most {seconds:g} s each")
     on_event = partial(_show, screen)
     diagnosis = run(diagnose(subject, seconds=seconds, on_event=on_event))
     diagnosis = Report((*_configuration(survey, config.unknown_variables(flags, os.environ)), *diagnosis))
@@ -84,7 +82,8 @@ def command(
     entries = [_entry(check) for check in diagnosis]
     answers = [each for each in entries if str(each["name"]).startswith("live.")]
     checks = [each for each in entries if each not in answers]
-    screen.result(SCHEMA, {"checks": checks, "live": answers}, _table(diagnosis, verbose=screen.detailed), entries)
+    table = _table(diagnosis, verbose=screen.detailed)
+    screen.result("sbpair/doctor/1", {"checks": checks, "live": answers}, table, entries)
     return diagnosis_exit_code(diagnosis)
 
 
@@ -98,11 +97,8 @@ def _configuration(survey: config.Survey, unknown: dict[str, str]) -> Iterator["
         yield ok("configuration", f"pair {pair.name}: {pair.primary.name} with {pair.secondary.name} as secondary")
     for variable, meant in unknown.items():
         what = f"{variable} is not a known variable, and has no effect"
-        yield (
-            failed("environment", what, f"did you mean {meant}?")
-            if meant
-            else note("environment", what, "sbpair help config lists them")
-        )
+        hint = f"did you mean {meant}?" if meant else "sbpair help config lists them"
+        yield (failed if meant else note)("environment", what, hint)
 
 
 def _entry(check: "Check") -> Document:
@@ -159,7 +155,7 @@ def _as_words(name: str) -> str:
     return name.replace(".", " ").replace("_", " ")
 
 
-def _show(screen: Screen, event: "CheckResult | LiveEvent") -> None:
+def _show(screen: Screen, event: "LiveEvent") -> None:
     from sbpair.doctor.live_questions import QuestionAsked, QuestionPending
 
     match event:
@@ -168,9 +164,4 @@ def _show(screen: Screen, event: "CheckResult | LiveEvent") -> None:
         case QuestionPending(name, seconds):
             screen.say(f"waiting for {_as_words(name)}, about {spoken(seconds)}")
         case _:
-            screen.detail(f"{_as_words(event.check.name)}: {event.check.outcome}, {event.check.reason}")
-
-
-def _named(survey: config.Survey) -> str:
-    names = [each.name for each in survey.endpoints.values()]
-    return " and ".join(["this machine", *names]) if len(names) < 2 else f"this machine, {names[0]} and {names[1]}"
+            screen.detail(f"{_as_words(event.name)}: {event.outcome}, {event.reason}")

@@ -1,6 +1,7 @@
 """`sbpair drill`: runs `sbpair.drill` and prints its verdict."""
 
 import logging
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import pairs
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import PairSelection, flag, option, option_group
-from sbpair.cli.options.values import check_at_least, seconds_of, selected_pair
+from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_of, selected_pair
 from sbpair.cli.render.screen import Document, Screen, clean
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import UsageError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from sbpair import drill
     from sbpair.model.pair import Pair
 
-SCHEMA = "sbpair/drill/1"
 MESSAGES, QUEUES = 1_000, 10
 
 
@@ -91,10 +91,10 @@ def command(
             )
         )
     else:
-        tag, queues = against_pair.new_drill_tag(), count or against_pair.OWN_QUEUES
+        tag, queues = uuid.uuid4().hex[:12], count or against_pair.OWN_QUEUES
         screen.confirm("--against", _plan(pair, tag, queues), next_command("drill", "--yes"), yes=target.yes)
         result = run(drill.drill_against(pair, tag, queues=queues, seed=seed, intervals=intervals, on_event=on_event))
-    screen.result(SCHEMA, _document(result, pair), _table(result, stranded=pair is None))
+    screen.result("sbpair/drill/1", _document(result, pair), _table(result, stranded=pair is None))
     return result.exit_code
 
 
@@ -130,9 +130,8 @@ def _table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[st
 def _pair_of(screen: Screen, target: DrillTarget, messages: int | None) -> "Pair | None":
     """Return the pair of --against, if given. Raises UsageError for options that exclude each other."""
     if target.against is None:
-        for option, given in (("--yes", target.yes), ("--config", target.config is not None)):
-            if given:
-                raise UsageError(f"{option} goes with --against only", hint="an emulator needs no confirmation")
+        hint = "an emulator needs no confirmation"
+        check_goes_with("--against", None, {"--yes": target.yes, "--config": target.config}, hint)
         return None
     if messages is not None:
         raise UsageError("--messages and --against exclude each other", hint="--against strands no messages")

@@ -14,7 +14,6 @@ from sbpair.model.pair import is_loopback
 if TYPE_CHECKING:
     from sbpair.emulator.server import Ready
 
-SCHEMA = "sbpair/emulator/1"
 # The emulator accepts every subscription and resource group.
 ANY_GROUP = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "emulator"}
 DEFAULT = ("contoso=5672", "contoso-dr=5673")
@@ -51,7 +50,11 @@ def command(
 
     See also: sbpair help emulator
     """
-    _check_host(host, expose=expose)
+    if not expose and not is_loopback(host):
+        raise UsageError(
+            f"other machines can reach {clean(host)}, and the emulator's key is public",
+            hint="leave --host out, or pass --expose to let anyone read, write and delete",
+        )
     if ca_file is not None and not tls:
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
     read = [_parsed(text) for text in namespace or DEFAULT]
@@ -97,17 +100,9 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
-def _check_host(host: str, *, expose: bool) -> None:
-    if not expose and not is_loopback(host):
-        raise UsageError(
-            f"other machines can reach {clean(host)}, and the emulator's key is public",
-            hint="leave --host out, or pass --expose to let anyone read, write and delete",
-        )
-
-
 def _show(screen: Screen, ready: "Ready") -> None:
     if screen.output is not Output.TABLE:
-        screen.write(json.dumps({"schema": SCHEMA, **ready.as_document()}))
+        screen.write(json.dumps({"schema": "sbpair/emulator/1", **ready.as_document()}))
         return
     for each in ready.namespaces:
         screen.write(f"# {each.name}: {each.connection_string}")

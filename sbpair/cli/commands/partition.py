@@ -1,6 +1,6 @@
 """`sbpair partition`: runs `sbpair.management.partitioning` and prints the result."""
 
-from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -8,7 +8,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import PairSelection, argument, flag, option, option_group
 from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render.queues import progress
-from sbpair.cli.render.screen import Document, Screen, size
+from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 from sbpair.model.report import Outcome
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sbpair.management.partitioning import PartitionedEntityState, PartitionItem, PartitionReport, QueueOrTopic
     from sbpair.model.pair import Endpoint
 
-SCHEMA, LIST_SCHEMA = "sbpair/partition/1", "sbpair/partition-list/1"
+ROOM = ("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL")
 
 
 NAME = argument("NAME", "Name of the entity")
@@ -133,8 +133,16 @@ def list_entities(
     _warn(screen, report)
     if not report.items:
         screen.say("no queues and no topics")
-    found, unread = list(_found(report)), list(_failed(report))
-    screen.result(LIST_SCHEMA, {"entities": found, "failed": unread}, _list_table(report), found + unread)
+    entities, rows = [], []
+    for item, placed in _details(report):
+        fill = placed.fill_ratio
+        used = {"size_bytes": placed.size_bytes, "fill_ratio": None if fill is None else round(fill, 6)}
+        entities.append({"name": item.name, **_entry(placed), **used})
+        taken = ("", "") if placed.size_bytes is None or fill is None else (size(placed.size_bytes), f"{fill:.1%}")
+        rows.append((item.name, *_room(placed), *taken))
+    unread = [{"namespace": item.name, "reason": item.reason} for item in report.of(Outcome.FAILED)]
+    table = columns([(*ROOM, "HOLDS", "FULL"), *rows]) if rows else []
+    screen.result("sbpair/partition-list/1", {"entities": entities, "failed": unread}, table, [*entities, *unread])
     return partitioning.partition_exit_code(report)
 
 
@@ -148,11 +156,26 @@ def _create(
     endpoints = _endpoints(connection, screen, request.side, both=request.both)
     from sbpair.management import partitioning
 
-    create = partial(partitioning.create_partitioned, endpoints, wanted, group=group, dry_run=request.dry_run)
-    report = run(create(on_event=partial(progress, screen)))
+    report = run(
+        partitioning.create_partitioned(
+            endpoints, wanted, group=group, dry_run=request.dry_run, on_event=partial(progress, screen)
+        )
+    )
     _warn(screen, report)
-    _print_doubts(screen, report)
-    screen.result(SCHEMA, _created(report, dry_run=request.dry_run), _table(report), _made(report))
+    found = _details(report)
+    for item, placed in found:
+        if item.outcome is Outcome.WOULD_CREATE and 1 in placed.partitions:
+            screen.say(f"{placed.namespace} may not be partitioned; if so, it refuses this")
+    entries = [
+        {"name": item.name, **_entry(placed), "outcome": item.outcome, "created": item.outcome is Outcome.CREATED}
+        | ({"reason": item.reason} if item.reason else {})
+        for item, placed in found
+    ]
+    first = next(entry for entry in entries if entry["outcome"] != Outcome.FAILED)
+    anywhere = any(entry["created"] for entry in entries)
+    document = {**first, "created": anywhere, "dry_run": request.dry_run, "namespaces": entries}
+    rows = [(item.name, *_room(placed), item.outcome.replace("_", " ")) for item, placed in found]
+    screen.result("sbpair/partition/1", document, columns([(*ROOM, "OUTCOME"), *rows]), entries)
     return partitioning.partition_exit_code(report)
 
 
@@ -165,68 +188,21 @@ def _endpoints(connection: PairSelection, screen: Screen, side: Side | None, *, 
     return [pair.secondary if side == "secondary" else pair.primary]
 
 
-def _created(report: "PartitionReport", *, dry_run: bool) -> Document:
-    """Return a creation as JSON: the first namespace without a failure, and all namespaces."""
-    entries = list(_made(report))
-    first = next(entry for entry in entries if entry["outcome"] != Outcome.FAILED)
-    anywhere = any(entry["created"] for entry in entries)
-    return {**first, "created": anywhere, "dry_run": dry_run, "namespaces": entries}
-
-
-def _table(report: "PartitionReport") -> list[str]:
-    rows = [(item.name, *_room(placed), item.outcome.replace("_", " ")) for item, placed in _details(report)]
-    return columns([("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "OUTCOME"), *rows])
-
-
-def _list_table(report: "PartitionReport") -> list[str]:
-    rows = [(item.name, *_room(placed), *_taken(placed)) for item, placed in _details(report)]
-    heading = ("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL", "HOLDS", "FULL")
-    return columns([heading, *rows]) if rows else []
-
-
 def _warn(screen: Screen, report: "PartitionReport") -> None:
     for item in report.of(Outcome.FAILED):
         screen.warn(item.reason)
 
 
-def _print_doubts(screen: Screen, report: "PartitionReport") -> None:
-    """Name the namespaces whose partitioning is unknown before the creation."""
-    for item, placed in _details(report):
-        if item.outcome is Outcome.WOULD_CREATE and 1 in placed.partitions:
-            screen.say(f"{placed.namespace} may not be partitioned; if so, it refuses this")
-
-
-def _details(report: "PartitionReport") -> "Iterator[tuple[PartitionItem, PartitionedEntityState]]":
-    return ((item, item.detail) for item in report if item.detail)
-
-
-def _made(report: "PartitionReport") -> Iterator[dict[str, object]]:
-    for item, placed in _details(report):
-        outcome: dict[str, object] = {"outcome": item.outcome, "created": item.outcome is Outcome.CREATED}
-        yield {"name": item.name} | _entry(placed) | outcome | ({"reason": item.reason} if item.reason else {})
-
-
-def _found(report: "PartitionReport") -> Iterator[dict[str, object]]:
-    for item, placed in _details(report):
-        fill_ratio = None if placed.fill_ratio is None else round(placed.fill_ratio, 6)
-        yield {"name": item.name} | _entry(placed) | {"size_bytes": placed.size_bytes, "fill_ratio": fill_ratio}
-
-
-def _failed(report: "PartitionReport") -> Iterator[dict[str, object]]:
-    return ({"namespace": item.name, "reason": item.reason} for item in report.of(Outcome.FAILED))
+def _details(report: "PartitionReport") -> "list[tuple[PartitionItem, PartitionedEntityState]]":
+    return [(item, item.detail) for item in report if item.detail]
 
 
 def _entry(placed: "PartitionedEntityState") -> dict[str, object]:
     possible = placed.partitions
-    return {
-        "namespace": placed.namespace,
-        "kind": placed.kind,
-        "tier": placed.tier,
-        "partitions": possible[0] if len(possible) == 1 else None,
-        **({} if len(possible) == 1 else {"partitions_possible": list(possible)}),
-        "max_size_mb": placed.max_size_mb,
-        "effective_max_size_mb": placed.effective_max_size_mb,
-    }
+    entry = {name: value for name, value in asdict(placed).items() if name != "size_bytes"}
+    if len(possible) == 1:
+        return entry | {"partitions": possible[0]}
+    return entry | {"partitions": None, "partitions_possible": possible}
 
 
 def _room(placed: "PartitionedEntityState") -> tuple[object, ...]:
@@ -234,12 +210,6 @@ def _room(placed: "PartitionedEntityState") -> tuple[object, ...]:
     count = possible[0] if len(possible) == 1 else " or ".join(map(str, possible))
     sizes = (_gigabytes(placed.max_size_mb), _gigabytes(placed.effective_max_size_mb))
     return placed.kind, placed.namespace, count, *sizes
-
-
-def _taken(placed: "PartitionedEntityState") -> tuple[str, str]:
-    if placed.size_bytes is None or placed.fill_ratio is None:
-        return "", ""
-    return size(placed.size_bytes), f"{placed.fill_ratio:.1%}"
 
 
 def _gigabytes(megabytes: int) -> str:

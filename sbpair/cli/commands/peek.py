@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from sbpair.message_io.peek import Keep, PeekResult, PeekSource
     from sbpair.model.pair import Pair
 
-SCHEMA = "sbpair/peek/1"
 MAX_SEQUENCE = 2**63 - 1
 
 
@@ -59,7 +58,7 @@ def command(
     result, total = peeked(pair, screen, [source], limit=limit, start=start)
     namespace = pair.primary.name if source.side == "primary" else pair.secondary.name
     head = {"namespace": namespace, "side": source.side, "entity": source.path, "total": total}
-    print_peeked(screen, SCHEMA, head, result, body=body)
+    print_peeked(screen, "sbpair/peek/1", head, result, body=body)
     screen.say(shown_line(result, total, start=start))
     return 0
 

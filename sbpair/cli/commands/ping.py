@@ -13,8 +13,6 @@ from sbpair.cli.render.table import columns
 if TYPE_CHECKING:
     from sbpair.failover.pinger import PingResult
 
-SCHEMA = "sbpair/ping/1"
-
 
 def command(
     *,
@@ -39,16 +37,12 @@ def command(
     names = entity_names(entities)
     from sbpair.failover import pinger
 
-    answers = run(
-        pinger.ping_all(
-            pair.primary,
-            names,
-            seconds=seconds,
-            on_event=lambda each: screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s"),
-        )
-    )
+    def on_event(each: "PingResult") -> None:
+        screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s")
+
+    answers = run(pinger.ping_all(pair.primary, names, seconds=seconds, on_event=on_event))
     entries = [_entry(each) for each in answers]
-    screen.result(SCHEMA, {"namespace": pair.primary.name, "entities": entries}, _table(answers), entries)
+    screen.result("sbpair/ping/1", {"namespace": pair.primary.name, "entities": entries}, _table(answers), entries)
     return pinger.ping_exit_code(answers)
 
 

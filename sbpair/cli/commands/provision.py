@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sbpair.management.provision_namespace import EntityItem
     from sbpair.management.provisioning import EntityReport
 
-SCHEMA = "sbpair/provision/1"
 LISTS = (Outcome.CREATED, Outcome.EXISTING, Outcome.DRIFTED, Outcome.FAILED, Outcome.NOT_TRIED, Outcome.WOULD_CREATE)
 
 
@@ -62,7 +61,7 @@ def command(
 
     report, stopped = run_gracefully(main)
     document = queues.document(report, LISTS, _entry) | {"dry_run": dry_run}
-    screen.result(SCHEMA, document, _table(report), queues.lines(report, _entry))
+    screen.result("sbpair/provision/1", document, _table(report), queues.lines(report, _entry))
     for item in report.of(Outcome.DRIFTED):
         screen.warn(f"{_title_of(item)} differs: {item.reason}")
     for item in report.of(Outcome.FAILED):

@@ -14,7 +14,6 @@ from sbpair.model.pair import Pair
 from sbpair.model.queues import ControlEvent, QueueProvisioned
 from sbpair.model.report import Outcome
 
-SCHEMA = "sbpair/prune/1"
 LISTS = (Outcome.WOULD_REMOVE, Outcome.REMOVED, Outcome.KEPT, Outcome.GONE, Outcome.FAILED)
 
 
@@ -87,6 +86,6 @@ def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
 
 def _show(screen: Screen, report: queues.QueueReport, *, dry_run: bool) -> None:
     document = queues.document(report, LISTS, queues.entry) | {"dry_run": dry_run}
-    screen.result(SCHEMA, document, queues.table(report, counted=True), queues.lines(report, queues.entry))
+    screen.result("sbpair/prune/1", document, queues.table(report, counted=True), queues.lines(report, queues.entry))
     if not report.items:
         screen.say("nothing to delete: no backlog queue beyond --count")

@@ -11,7 +11,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options.common import Output, PairSelection, argument, flag, option, option_group
-from sbpair.cli.options.values import check_at_least, positive_seconds_of, selected_pair
+from sbpair.cli.options.values import check_at_least, check_goes_with, positive_seconds_of, selected_pair
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, ServiceRefused, UsageError
@@ -70,13 +70,13 @@ def command(
     seconds = positive_seconds_of("--wait", wait or WAIT)
     dedup = _settings(deduplication)
     with_remove = {"--yes": yes, "--wait": wait, "--store": deduplication.store, "--window": deduplication.window}
-    if not remove and (wrong := [name for name, value in with_remove.items() if value]):
-        raise UsageError(f"{wrong[0]} goes with --remove only", hint="add --remove, or leave it out")
+    check_goes_with("--remove", remove, with_remove)
     pair = selected_pair(connection, screen)
     if not remove:
         return _show(pair, screen, entity, subscription, dedup, limit)
     if not yes:
-        question = f"Remove up to {plural(limit, 'message')} from {entity} in {_sides(pair, dedup)}?"
+        sides = pair.primary.name if dedup is None else f"{pair.primary.name} and {pair.secondary.name}"
+        question = f"Remove up to {plural(limit, 'message')} from {entity} in {sides}?"
         if not (screen.can_ask and screen.asks(question)):
             raise not_confirmed("received", next_command("receive", entity, "--yes"))
     from sbpair.message_io import receive
@@ -87,7 +87,7 @@ def command(
     )
 
     def on_event(event: "ReplicationEvent") -> None:
-        for text in _warnings(event):
+        if text := _warning(event):
             screen.warn(text)
 
     with _refusals_explained(entity, subscription), printer:
@@ -149,10 +149,6 @@ def _path(entity: str, subscription: str | None) -> str:
     return entity if subscription is None else f"{entity}/Subscriptions/{subscription}"
 
 
-def _sides(pair: "Pair", dedup: "DedupSettings | None") -> str:
-    return pair.primary.name if dedup is None else f"{pair.primary.name} and {pair.secondary.name}"
-
-
 class MessagePrinter:
     """Prints each message as it arrives, so that it can be completed at once."""
 
@@ -186,14 +182,16 @@ class MessagePrinter:
     def show(self, side: "Side", message: Document) -> None:
         entry: Document = {"from": side, **message}
         if self._screen.output is Output.JSONL:
-            lines = [json.dumps({"schema": SCHEMA, **entry})]
+            self._screen.json_line(SCHEMA, entry)
         elif self._screen.output is Output.JSON:
-            lines = [f", {json.dumps(entry)}"] if self._shown else [self._head(), f"  {json.dumps(entry)}"]
+            self._write(self._head(), f"{', ' if self._shown else '  '}{json.dumps(entry)}")
         else:
-            lines = [_line(entry)] if self._shown else [_row("ENQUEUED", "FROM", "ID", "BODY"), _line(entry)]
-        for text in lines:
-            self._screen.write(text)
+            self._write(_row("ENQUEUED", "FROM", "ID", "BODY"), _line(entry))
         self._shown += 1
+
+    def _write(self, heading: str, line: str) -> None:
+        for text in [line] if self._shown else [heading, line]:
+            self._screen.write(text)
 
     def _head(self) -> str:
         return f'{{"schema": "{SCHEMA}", "entity": {json.dumps(self._entity)}, "messages": ['
@@ -220,26 +218,24 @@ def _copies(number: int) -> str:
     return f"{number} further {'copy' if number == 1 else 'copies'}"
 
 
-def _warnings(event: "ReplicationEvent") -> list[str]:
+def _warning(event: "ReplicationEvent") -> str:
     from sbpair.replication.events import NoKey, Redelivered, SideBack, SideLost
 
     match event:
         case SideLost(_entity, side, reason):
-            return [f"cannot receive from the {side}: {reason}"]
+            return f"cannot receive from the {side}: {reason}"
         case SideBack(_entity, side):
-            return [f"receiving from the {side} again"]
+            return f"receiving from the {side} again"
         case Redelivered(_entity, side, key, _number, reason):
-            return [f"{key} from the {side} may be a duplicate: {reason}"]
+            return f"{key} from the {side} may be a duplicate: {reason}"
         case NoKey(_entity, side, number, reason):
-            return [f"message {number} of the {side} has no key: {reason}"]
-    return []
+            return f"message {number} of the {side} has no key: {reason}"
+    return ""
 
 
 def _settings(deduplication: Deduplication) -> "DedupSettings | None":
     key, store, window = deduplication.key, deduplication.store, deduplication.window
-    given = [name for name, value in (("--key", key), ("--store", store), ("--window", window)) if value is not None]
-    if given and not deduplication.dedup:
-        raise UsageError(f"{given[0]} goes with --dedup only", hint="add --dedup, or leave it out")
+    check_goes_with("--dedup", deduplication.dedup, {"--key": key, "--store": store, "--window": window})
     if not deduplication.dedup:
         return None
     from sbpair.message_io.receive import DedupSettings

@@ -1,20 +1,23 @@
 """`sbpair replay`: runs jobs of `sbpair.replay` and prints their proofs."""
 
+import importlib.metadata
 import os
+import shlex
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.cli.command_loop import SIGNALS
-from sbpair.cli.commands import replay_archive, replay_plan, replay_submit
-from sbpair.cli.commands.replay_submit import PRINT_SUBMIT
+from sbpair.cli.commands import replay_archive, replay_plan
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag, option, option_group
+from sbpair.cli.options.common import COUNT, STATE, PairSelection, argument, flag, option, option_group
 from sbpair.cli.options.values import check_at_least, selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
 from sbpair.cli.render.receipt import proof_lines
-from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.screen import Screen, size
+from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ class Cluster:
     shared_archive: bool = flag("--shared-archive", "The archive directory is mounted on every worker")
     conf: list[str] | None = option("--conf KEY=VALUE", "Spark setting, never a secret; repeatable")
     package: str | None = option("--package FILE", "Zip from sbpair replay package, for bare workers")
-    print_submit: bool = PRINT_SUBMIT
+    print_submit: bool = flag("--print-submit", "Only print the spark-submit command, without secrets")
 
 
 @option_group
@@ -119,7 +122,7 @@ def run_command(
     if wanted.mode is run.ReplayMode.ARCHIVE and is_in_memory(archive):
         screen.warn(f"{archive} is in memory and is lost when this machine restarts: use a disk")
     if cluster.print_submit:
-        return replay_submit.show(screen, request)
+        return _print_submit(screen, request)
     queues = moves.backlog_paths(request.pair, queue, dead_letters=dead_letters)
     return _run(screen, lambda report: driver.start_run(request, wanted, queues, None, report))
 
@@ -154,9 +157,32 @@ def resume_command(
         raise UsageError("--all goes with neither --destination nor --where", hint="leave it out, or them")
     wanted = selection if everything or selection else None
     if cluster.print_submit:
-        return replay_submit.show(screen, request)
+        return _print_submit(screen, request)
     found_id = moves.open_archive(archive, run_id).run
     return _run(screen, lambda report: driver.resume_run(request, found_id, report, wanted))
+
+
+def package_command(
+    *, file: Path = argument("[FILE]", "The zip to write", default=Path("sbpair.zip")), screen: Screen
+) -> int:
+    """Write a zip of sbpair and its dependencies for bare Spark workers.
+
+    Pass it to sbpair replay run --package. Packages with native code are listed, not packed: workers need them only to
+    sign in with an identity. Workers always need pyspark, pyarrow, pandas and this machine's minor version of Python.
+
+    Examples:
+      sbpair replay package
+      sbpair replay package /tmp/sbpair.zip
+    """
+    from sbpair.replay import package
+
+    contents, written = package.build_package(file)
+    document = {"file": str(file), "bytes": written, "packed": contents.packed, "native": contents.native}
+    rows = [(name, version, "packed") for name, version in contents.packed.items()]
+    rows += [(name, version, "native: not packed") for name, version in contents.native.items()]
+    table = [f"{file}, {size(written)}", "", *columns([("PACKAGE", "VERSION", ""), *rows])]
+    screen.result("sbpair/replay-package/1", document, table)
+    return 0
 
 
 SUBCOMMANDS = {
@@ -168,7 +194,7 @@ SUBCOMMANDS = {
     "status": replay_archive.status_command,
     "stop": replay_archive.stop_command,
     "gc": replay_archive.gc_command,
-    "package": replay_submit.package_command,
+    "package": package_command,
 }
 
 
@@ -254,3 +280,24 @@ def _run(screen: Screen, act: Any) -> int:
     if remaining := sum(result.proof.remaining_in_queues.values()):
         screen.warn(f"{remaining} messages remain in the backlog; once they are unlocked, continue with {resume}")
     return result.exit_code
+
+
+def _print_submit(screen: Screen, request: "ReplayRequest") -> int:
+    """Print the spark-submit command of this invocation, and the names of the environment variables it needs."""
+    from sbpair.replay import spark
+
+    program = importlib.metadata.distribution("pyspark").locate_file("pyspark/bin/spark-submit")
+    job = Path(__file__).parents[1] / "spark_main.py"
+    packages = ["--py-files", request.package] if request.package else []
+    pythons = {"spark.pyspark.driver.python": sys.executable}
+    if spark.is_local_master(request.master):
+        pythons["spark.pyspark.python"] = sys.executable
+    settings = {**spark.SETTINGS, **spark.local_settings(request.master), **pythons, **request.settings}
+    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    kept = [word for word in sys.argv[1:] if word != "--print-submit"]
+    command = [str(program), "--master", request.master, *packages, *conf, str(job), *kept]
+    variables = [each for each in request.variables if each is not None]
+    screen.result("sbpair/replay-submit/1", {"command": command, "environment": variables}, [shlex.join(command)])
+    if variables:
+        screen.say(f"set {' and '.join(variables)} in its environment and in that of the workers")
+    return 0

@@ -9,8 +9,7 @@ from sbpair.cli.render.screen import Screen, plural, size
 from sbpair.cli.render.table import columns
 from sbpair.errors import StateRefused, Unsafe, UsageError
 
-SCHEMA, STATUS_SCHEMA, GC_SCHEMA = "sbpair/replay/1", "sbpair/replay-status/1", "sbpair/replay-gc/1"
-LIST_SCHEMA, STOP_SCHEMA = "sbpair/replay-list/1", "sbpair/replay-stop/1"
+SCHEMA = "sbpair/replay/1"
 
 
 def verify_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
@@ -49,7 +48,8 @@ def status_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, scr
     found = progress.run_status(place)
     shown = {name: found[name] for name in found if name not in ("pair", "queues")}
     shown["stopped"] = "yes" if found["stopped"] else "no"
-    screen.result(STATUS_SCHEMA, found, columns([(name.replace("_", " "), str(shown[name])) for name in shown]))
+    table = columns([(name.replace("_", " "), str(shown[name])) for name in shown])
+    screen.result("sbpair/replay-status/1", found, table)
     if found["stopped"] and found["phase"] not in progress.FINISHED:
         screen.say(f"continue with {next_command('replay resume', place.run)}")
     return 0
@@ -80,7 +80,7 @@ def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
             runs.append({"started": utc(found.pop("started_ms") / 1000), **found})
     rows = [[run["run"], run["started"], run["mode"], run["phase"], "yes" if run["stopped"] else "no"] for run in runs]
     table = columns([("RUN", "STARTED", "MODE", "PHASE", "STOPPED"), *rows]) if rows else []
-    screen.result(LIST_SCHEMA, {"runs": runs}, table, runs)
+    screen.result("sbpair/replay-list/1", {"runs": runs}, table, runs)
     if not rows:
         screen.say(f"no runs in {archive}")
     return 0
@@ -99,7 +99,7 @@ def stop_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, scree
     from sbpair.replay import progress
 
     requested = progress.request_stop(place)
-    screen.result(STOP_SCHEMA, {"run": place.run, "requested": requested}, [])
+    screen.result("sbpair/replay-stop/1", {"run": place.run, "requested": requested}, [])
     if not requested:
         hint = f"see its result with {next_command('replay status', place.run)}"
         raise Unsafe(f"run {place.run} has finished: nothing was stopped", hint=hint)
@@ -145,7 +145,7 @@ def gc_command(
     counts = {"files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
     kept = f"; kept, since never sent: {plural(planned.kept, 'message')}" if planned.kept else ""
     text = f"{'deleted' if deletes else 'would delete'} {what}{kept}"
-    screen.result(GC_SCHEMA, {"run": place.run, "removed": deletes, **counts}, [text])
+    screen.result("sbpair/replay-gc/1", {"run": place.run, "removed": deletes, **counts}, [text])
     if planned.files and not deletes:
         command = next_command("replay gc", place.run, "--yes", without=["dry_run"])
         if not dry_run:

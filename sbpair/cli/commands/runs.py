@@ -1,7 +1,7 @@
 """`sbpair runs list` and `sbpair runs show`: print the records of earlier runs."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,8 +45,7 @@ def list_runs(*, state: Path | None = STATE, connection: PairSelection, screen: 
     """
     from sbpair.runs.run_log import all_runs
 
-    with ExitStack() as stack:
-        kept = _kept(stack, state, connection, screen)
+    with _kept(state, connection, screen) as kept:
         found = all_runs(kept) if kept else []
     entries = [_entry(run) for run in found]
     screen.result(SCHEMA, {"runs": entries}, _table(found), entries)
@@ -71,8 +70,8 @@ def show_run(
     """
     from sbpair.runs.run_log import find_run
 
-    with ExitStack() as stack:
-        run = find_run(_kept(stack, state, connection, screen), run_id)
+    with _kept(state, connection, screen) as kept:
+        run = find_run(kept, run_id)
     found = _full(run)
     screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
     return 0
@@ -117,16 +116,9 @@ def _table(runs: "list[RunRecord]") -> list[str]:
 def _row(run: "RunRecord") -> list[object]:
     receipt = run.receipt or {}
     received, sent = ("archived", "acknowledged") if run.kind == "replay" else ("received", "sent")
+    command = run.command.removeprefix(f"{run.kind} ")
     counts = [receipt.get(received) or receipt.get("received", ""), receipt.get(sent, ""), _in_doubt(run)]
-    return [
-        run.id,
-        run.kind,
-        run.command.removeprefix(f"{run.kind} "),
-        utc(run.started_ms / 1000),
-        _took(run),
-        run.outcome,
-        *counts,
-    ]
+    return [run.id, run.kind, command, utc(run.started_ms / 1000), _took(run), run.outcome, *counts]
 
 
 def _page(run: "RunRecord") -> Iterator[str]:
@@ -145,15 +137,17 @@ def _page(run: "RunRecord") -> Iterator[str]:
         yield from wrapped(clean(f"in doubt: {name} of {doubt.queue} to {doubt.destination}"))
 
 
-def _kept(stack: ExitStack, state: Path | None, connection: PairSelection, screen: Screen) -> "RunDatabase | None":
+def _kept(
+    state: Path | None, connection: PairSelection, screen: Screen
+) -> "AbstractContextManager[RunDatabase | None]":
     from sbpair.runs.database import state_if_any
 
     found = selected_profile(connection, screen, state=state)
     kept = state_if_any(found.state_directory, found.pair)
     if kept is None:
         screen.say(f"no runs yet: {found.state_directory} has no state")
-        return None
-    return stack.enter_context(kept)
+        return nullcontext()
+    return kept
 
 
 def _took(run: "RunRecord") -> str:

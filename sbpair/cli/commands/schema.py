@@ -8,7 +8,6 @@ from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 
 PREFIX, VERSION = "sbpair/", "/1"
-SCHEMA = "sbpair/schemas/1"
 
 
 def command(
@@ -30,7 +29,7 @@ def command(
     if name is None:
         entries = [{"name": each, "description": known[each]["description"]} for each in sorted(known)]
         rows = [(entry["name"], entry["description"].partition(". ")[0]) for entry in entries]
-        screen.result(SCHEMA, {"schemas": entries}, columns([("NAME", "DESCRIPTION"), *rows]), entries)
+        screen.result("sbpair/schemas/1", {"schemas": entries}, columns([("NAME", "DESCRIPTION"), *rows]), entries)
         return 0
     full = name if name in known else f"{PREFIX}{name}{VERSION}"
     if full not in known:

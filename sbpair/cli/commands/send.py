@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from sbpair.message_io.send_lines import SendResult
-    from sbpair.model.pair import Pair
 
-SCHEMA = "sbpair/send/1"
 STDIN = "-"
 SHORT_SECONDS = 15.0
 JSON_ENDINGS = (".jsonl", ".ndjson")
@@ -68,7 +66,9 @@ def command(
 
     See also: sbpair help failover
     """
-    pair = _pair(connection, screen, failover_interval)
+    pair = selected_pair(connection, screen)
+    if failover_interval is not None:
+        pair = replace(pair, failover_interval=seconds_of("--failover-interval", failover_interval, limit=3600))
     seconds = None if timeout is None else seconds_of("--timeout", timeout, minimum=1, limit=3600)
     if seconds is not None and seconds <= SHORT_SECONDS:
         screen.warn(f"--timeout {seconds:g}s is too short for a partitioned entity to try another partition")
@@ -79,11 +79,12 @@ def command(
     from sbpair.cli.progress.line_progress import SendProgress
     from sbpair.message_io import line_reader, message_json, send_lines
 
-    parse = message_json.parse_json if _is_json(form, file) else message_json.parse_body
+    is_json = file.lower().endswith(JSON_ENDINGS) if form is None else form == "jsonl"
+    parse = message_json.parse_json if is_json else message_json.parse_body
     place = "stdin" if file == STDIN else file
 
     with _open(file) as descriptor:
-        if parse is message_json.parse_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if is_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
             line_reader.check_lines(descriptor, place, parse, skip)
         elif os.isatty(descriptor):
             screen.say("type one message a line; Ctrl-D ends")
@@ -107,7 +108,7 @@ def command(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = run_gracefully(send)
-    screen.result(SCHEMA, _document(result, entity), _table(result))
+    screen.result("sbpair/send/1", _document(result, entity), _table(result))
     _print_next_command(screen, result, entity, file)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
 
@@ -146,17 +147,6 @@ def _print_next_command(screen: Screen, result: "SendResult", entity: str, file:
         screen.say(f"continue with {next_command('send', entity, *what, *skipped)}")
 
 
-def _pair(connection: PairSelection, screen: Screen, failover_interval: str | None) -> "Pair":
-    pair = selected_pair(connection, screen)
-    if failover_interval is None:
-        return pair
-    return replace(pair, failover_interval=seconds_of("--failover-interval", failover_interval, limit=3600))
-
-
-def _is_json(form: str | None, file: str) -> bool:
-    return file.lower().endswith(JSON_ENDINGS) if form is None else form == "jsonl"
-
-
 @contextmanager
 def _open(file: str) -> Iterator[int]:
     """Yield the descriptor of a file or of stdin. Raises UsageError, or MachineLacks if it is unreadable."""
@@ -166,15 +156,13 @@ def _open(file: str) -> Iterator[int]:
         yield sys.stdin.fileno()
         return
     try:
-        descriptor = os.open(file, os.O_RDONLY)
+        opened = Path(file).open("rb", buffering=0)  # noqa: SIM115  closed below
     except FileNotFoundError:
         raise UsageError(f"{file} does not exist", hint="check the path; - is stdin") from None
+    except IsADirectoryError:
+        raise UsageError(f"{file} cannot be read: it is a directory", hint="name a file; - is stdin") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise MachineLacks(f"{file} cannot be read: {reason}", hint="check its permissions") from error
-    try:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise UsageError(f"{file} cannot be read: it is a directory", hint="name a file; - is stdin")
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with opened:
+        yield opened.fileno()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import status_findings
 from sbpair.cli.logs import utc
+from sbpair.cli.options import values
 from sbpair.cli.options.common import COUNT, Output, PairSelection, argument, flag, option
-from sbpair.cli.options.values import entity_names, positive_seconds_of, seconds_of, selected_pair
 from sbpair.cli.render import status as render
 from sbpair.cli.render.screen import Redrawing, Screen, spoken
 from sbpair.cli.render.table import wrapped
@@ -55,19 +55,17 @@ def command(
     Exit codes: 0 all are up; 6 a namespace or entity is down; 3 one is broken and none down, or a finding of
     --fail-on; 5 access denied. --watch exits 0 after Ctrl-C
     """
-    seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
+    seconds = values.seconds_of("--timeout", timeout, minimum=1, limit=600)
     for name, given, wanted in (("--interval", interval, watch), ("--fail-on", fail_on, not watch)):
         if given is not None and not wanted:
             reason = "goes with --watch only" if name == "--interval" else "and --watch exclude each other"
             raise UsageError(f"{name} {reason}", hint="leave it out")
-    every = positive_seconds_of("--interval", interval or "5s", limit=86_400)
-    from sbpair.cli.options.findings import NONE, failed_on, findings_of
-
-    pair = selected_pair(connection, screen, count=count)
-    names = entity_names(entities or ())
+    every = values.positive_seconds_of("--interval", interval or "5s", limit=86_400)
+    pair = values.selected_pair(connection, screen, count=count)
+    names = values.entity_names(entities or ())
     from sbpair import status
 
-    kinds = findings_of(fail_on or NONE, status.FINDINGS)
+    kinds = values.findings_of(fail_on or values.NONE, status.FINDINGS)
 
     async def read() -> status.Status:
         return await status.read_status(pair, names, outbox=outbox, seconds=seconds)
@@ -78,7 +76,7 @@ def command(
     screen.result(SCHEMA, render.document(found), render.table(found))
     for name, reason in found.unseen:
         screen.warn(f"skipped {name}: {reason}")
-    failed = failed_on(screen, found.found, kinds)
+    failed = values.failed_on(screen, found.found, kinds)
     if found.exit_code or failed:
         return found.exit_code or ExitCode.PARTIAL_OR_FINDINGS
     unknown = bool(kinds) and found.total.dead_letters is None

@@ -11,7 +11,7 @@ from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag, option
-from sbpair.cli.options.values import check_at_least, seconds_of, selected_profile
+from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_of, selected_profile
 from sbpair.cli.render.receipt import breakdown
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, wrapped
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sbpair.move.receipt import NamedMessage
     from sbpair.syphon import runner
     from sbpair.syphon.limits import MoveLimits
-
-SCHEMA = "sbpair/syphon/1"
 
 
 USAGE = "(--once | --watch | --dry-run) [OPTIONS]"
@@ -76,12 +74,16 @@ def command(
 
     See also: sbpair help syphon
     """
-    _check_mode({"--once": once, "--watch": watch, "--dry-run": dry_run})
+    given = [name for name, value in (("--once", once), ("--watch", watch), ("--dry-run", dry_run)) if value]
+    if len(given) != 1:
+        raise UsageError(
+            f"{' and '.join(given)} exclude each other" if given else "expected one of --once, --watch and --dry-run",
+            hint="--once moves the messages that are there now; --watch keeps moving; --dry-run only previews",
+        )
     for name, value, minimum, default in (("held", max_held, 1, 1_000), ("missing", max_missing, 0, MAX_MISSING)):
         check_at_least(f"--max-{name}", value, minimum, f"the default is {default}")
     moves.check_lease(lease, no_lease=no_lease)
-    if lease is not None and dry_run:
-        raise UsageError("--lease goes with --once and --watch only", hint="a dry run needs no lock")
+    check_goes_with("--once and --watch", not dry_run, {"--lease": lease}, "a dry run needs no lock")
     interval = seconds_of("--progress-interval", progress_interval, minimum=1, limit=86_400)
     move_limits = moves.limits_of(rate, share, ttl)
     found = selected_profile(connection, screen, count=count, state=state)
@@ -112,12 +114,19 @@ def command(
             )
 
     result = run_gracefully(move)
-    mode = "--once" if once else "--watch"
-    screen.result(SCHEMA, _document(result, mode), _table(result, mode))
+    [mode] = given
+    screen.result("sbpair/syphon/1", _document(result, mode), _table(result, mode))
     for each in result.missing:
         if each.held:
-            screen.warn(_held(each))
-    for reason, (queues, hint) in _failures(result).items():
+            dead = plural(each.dead_lettered, "message")
+            screen.warn(
+                f"{each.destination} does not exist in the primary: {dead} dead-lettered, {each.held} left in the"
+                " backlog; create it and run again, or add --allow-missing"
+            )
+    failures: dict[str, tuple[list[str], str]] = {}
+    for queue, error in result.failures:
+        failures.setdefault(error.message, ([], error.hint))[0].append(queue)
+    for reason, (queues, hint) in failures.items():
         screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
     return _exit_code_of(result, once=once)
 
@@ -170,13 +179,6 @@ def _next_commands(result: "runner.SyphonResult", mode: str) -> dict[str, str]:
     return commands
 
 
-def _held(each: "runner.MissingDestination") -> str:
-    return (
-        f"{each.destination} does not exist in the primary: {plural(each.dead_lettered, 'message')} dead-lettered,"
-        f" {each.held} left in the backlog; create it and run again, or add --allow-missing"
-    )
-
-
 def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
     """Yield one line for each reason, with the first few ids. JSON has up to a thousand."""
     by_reason: dict[str, list[str]] = {}
@@ -184,13 +186,6 @@ def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
         by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))
     for reason, ids in by_reason.items():
         yield from wrapped(clean(f"{heading}: {plural(len(ids), 'message')} ({some(ids)}): {reason}"))
-
-
-def _failures(result: "runner.SyphonResult") -> dict[str, tuple[list[str], str]]:
-    found: dict[str, tuple[list[str], str]] = {}
-    for queue, error in result.failures:
-        found.setdefault(error.message, ([], error.hint))[0].append(queue)
-    return found
 
 
 def _exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
@@ -223,12 +218,3 @@ def _preview(pair: "Pair", limits: "MoveLimits", screen: Screen, max_missing: fl
     for note in result.notes:
         screen.warn(note)
     return result.exit_code
-
-
-def _check_mode(modes: dict[str, bool]) -> None:
-    given = [name for name, value in modes.items() if value]
-    if len(given) != 1:
-        raise UsageError(
-            f"{' and '.join(given)} exclude each other" if given else "expected one of --once, --watch and --dry-run",
-            hint="--once moves the messages that are there now; --watch keeps moving; --dry-run only previews",
-        )

@@ -6,8 +6,6 @@ from sbpair import __version__
 from sbpair.cli.app import PROGRAM
 from sbpair.cli.render.screen import Screen
 
-SCHEMA = "sbpair/version/1"
-
 
 def command(*, screen: Screen) -> int:
     """Print the versions of sbpair, Python and the operating system.
@@ -18,5 +16,5 @@ def command(*, screen: Screen) -> int:
     """
     found = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
     lines = [f"{PROGRAM} {__version__}", f"Python {found['python']}", found["platform"]]
-    screen.result(SCHEMA, found, lines)
+    screen.result("sbpair/version/1", found, lines)
     return 0

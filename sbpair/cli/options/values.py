@@ -1,11 +1,11 @@
-"""Values of options: durations, the selected pair, and the management API with the place of the namespaces."""
+"""Values of options: the selected pair, durations, findings, and where the management API finds the namespaces."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sbpair import config
 from sbpair.cli.options.common import PairSelection, option, option_group
@@ -14,6 +14,11 @@ from sbpair.config.setting import Flags, Origin, Setting
 from sbpair.errors import UsageError
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
 from sbpair.model.pair import Pair, ResourceGroup
+
+if TYPE_CHECKING:
+    from sbpair.management.audit_findings import AuditFinding
+
+ALL, NONE = "all", "none"
 
 _management = partial(option, panel="Management")
 
@@ -73,6 +78,13 @@ def check_at_least(option: str, value: int, minimum: int, hint: str) -> None:
         raise UsageError(f"{option} is {value}, and must be at least {minimum}", hint=hint)
 
 
+def check_goes_with(leader: str, given: object, followers: Mapping[str, object], hint: str = "") -> None:
+    """Raise UsageError for an option that has no effect without `leader`, which is not `given`."""
+    for name, value in followers.items():
+        if value not in (None, False) and not given:
+            raise UsageError(f"{name} goes with {leader} only", hint=hint or f"add {leader}, or leave it out")
+
+
 def seconds_of(
     option: str,
     text: str,
@@ -117,22 +129,38 @@ class Management:
     )
 
 
-def group_of(management: Management, environ: Mapping[str, str] = os.environ) -> ResourceGroup | None:
+def group_of(management: Management) -> ResourceGroup | None:
     """Return where Resource Manager finds the namespaces; None for `--via atom`. Raises UsageError."""
-    given = {"--subscription": management.subscription, "--resource-group": management.resource_group}
-    if management.via == "atom":
-        for name, value in given.items():
-            if value is not None:
-                raise UsageError(f"{name} is for Azure Resource Manager", hint="add --via arm, or leave it out")
-        return None
-    subscription = _found(management.subscription, "--subscription", "AZURE_SUBSCRIPTION_ID", environ)
-    return ResourceGroup(
-        subscription, _found(management.resource_group, "--resource-group", "AZURE_RESOURCE_GROUP", environ)
-    )
+    found = []
+    for name, given, variable in (
+        ("--subscription", management.subscription, "AZURE_SUBSCRIPTION_ID"),
+        ("--resource-group", management.resource_group, "AZURE_RESOURCE_GROUP"),
+    ):
+        if management.via == "atom" and given is not None:
+            raise UsageError(f"{name} is for Azure Resource Manager", hint="add --via arm, or leave it out")
+        found.append((os.environ.get(variable) if given is None else given) or "")
+        if management.via == "arm" and not found[-1]:
+            raise UsageError(f"--via arm needs {name}", hint=f"give it, or set {variable}")
+    return ResourceGroup(*found) if management.via == "arm" else None
 
 
-def _found(flag: str | None, option: str, variable: str, environ: Mapping[str, str]) -> str:
-    found = environ.get(variable) if flag is None else flag
-    if not found:
-        raise UsageError(f"--via arm needs {option}", hint=f"give it, or set {variable}")
-    return found
+def findings_of(text: str, known: "Collection[AuditFinding]") -> "frozenset[AuditFinding]":
+    """Return the findings of a list such as `missing,extra`. Raises UsageError."""
+    names = [name.strip().lower() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in (*known, ALL, NONE)]
+    if unknown or not names:
+        what = f"--fail-on: {unknown[0]!r} is not a finding" if unknown else "--fail-on names no finding"
+        raise UsageError(what, hint=f"expected one or more of {', '.join((*known, ALL, NONE))}, separated by commas")
+    if NONE in names and len(set(names)) > 1:
+        raise UsageError(f"--fail-on {NONE} cannot be combined with others", hint="leave it out, or the others")
+    return frozenset(known) if ALL in names else frozenset(kind for kind in known if kind in names)
+
+
+def failed_on(
+    screen: Screen, found: "Mapping[AuditFinding, Collection[object]]", kinds: "Collection[AuditFinding]"
+) -> bool:
+    """Return whether a kind of --fail-on was found, and warn of all that were, with how many there are."""
+    failing = [f"{kind} ({len(each)})" for kind, each in found.items() if each and kind in kinds]
+    if failing:
+        screen.warn(f"exit code 3 for {', '.join(failing)}")
+    return bool(failing)
