@@ -76,14 +76,6 @@ def _after(incomplete: str, known: Iterable[str]) -> list[str]:
     return [before + kind for kind in (*kinds, *([] if before else ["all", "none"]))]
 
 
-class _Bash(typers.BashComplete):
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words, without the `=` that bash makes a word of its own in `--option=value`."""
-        args, incomplete = super().get_completion_args()
-        joins = ["=" if before.startswith("--") else None for before in ["", *args]]
-        return [word for word, join in zip(args, joins, strict=False) if word != join], incomplete
-
-
 class _WholeWords:
     """Shells that replace the whole word: the values of `--option=v` have the option, too."""
 
