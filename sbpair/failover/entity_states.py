@@ -92,7 +92,8 @@ def next_status(
     state = TRANSITIONS.get((status.state, event), status.state)
     pinging = status.pinging and event not in _PING_ENDS
     if state is not status.state:
-        return EntityStatus(state, _timer(state, now, delays), pinging, error or _kept_error(status, state))
+        kept = None if state is State.HEALTHY else status.error
+        return EntityStatus(state, _timer(state, now, delays), pinging, error or kept)
     if event in _PING_ENDS and state in _PINGED:
         return replace(status, timer=now + delays.ping(), pinging=False)
     if event is EntityEvent.TIME_UP and state in _PINGED:
@@ -105,10 +106,6 @@ def _timer(state: State, now: float, delays: Delays) -> float | None:
     if state is State.FAILING:
         return now + delays.failover
     return now + delays.ping() if state in _PINGED else None
-
-
-def _kept_error(status: EntityStatus, state: State) -> Exception | None:
-    return None if state is State.HEALTHY else status.error
 
 
 @dataclass(frozen=True, slots=True)

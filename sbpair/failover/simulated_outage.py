@@ -5,7 +5,6 @@ Invariant: a send to an unavailable side is refused before anything is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from azure.servicebus.exceptions import ServiceBusConnectionError
@@ -60,11 +59,9 @@ class OutageProxy:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._sender, name)
-        return self._checked(found) if callable(found) and name != "close" else found
 
-    def _checked(self, action: Callable[..., Any]) -> Callable[..., Any]:
-        def act(*arguments: Any, **options: Any) -> Any:
+        def checked(*arguments: Any, **options: Any) -> Any:
             self._outage.check(*self._where)
-            return action(*arguments, **options)
+            return found(*arguments, **options)
 
-        return act
+        return checked if callable(found) and name != "close" else found

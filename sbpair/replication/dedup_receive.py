@@ -7,7 +7,7 @@ from. A side that fails backs off while the other goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,9 @@ class DedupReceive:
         if given := self._give(limit):
             return given
         received = False
-        for receiver in self._next_turn():
+        self._turns.reverse()
+        has_room = len(self._copies.waiting) < MAX_HELD
+        for receiver in [each for each in self._turns if has_room and each.backs_off_until <= self.clock()]:
             received = True
             yield from self._receive_from(receiver, limit, deadline)
             if given := self._give(limit):
@@ -85,11 +87,6 @@ class DedupReceive:
             return None
         self._check_reachable()
         return []
-
-    def _next_turn(self) -> Iterator[SideReceiver]:
-        now, has_room = self.clock(), len(self._copies.waiting) < MAX_HELD
-        self._turns.reverse()
-        yield from [each for each in self._turns if has_room and each.backs_off_until <= now]
 
     def _receive_from(self, receiver: SideReceiver, limit: int, deadline: float) -> Steps[None]:
         seconds = min(TURN_SECONDS, max(deadline - self.clock(), 2 * MIN_WAIT_SECONDS))
@@ -136,7 +133,9 @@ class DedupReceive:
                     self._given[id(locked.message)] = locked
                     given.append(locked.message)
                     if lock_lost or verdict is Verdict.GIVE_AGAIN:
-                        self._report_redelivery(locked, verdict)
+                        lost = "the lock of the earlier copy expired"
+                        reason = verdict.value if verdict is Verdict.GIVE_AGAIN else lost
+                        self.report(Redelivered(self.entity, locked.side, locked.key or "", locked.number, reason))
         return given
 
     def _next_copy(self, now: float) -> tuple[LockedMessage, bool] | None:
@@ -147,11 +146,6 @@ class DedupReceive:
             if locked.until > now:
                 return locked, False
         return None
-
-    def _report_redelivery(self, locked: LockedMessage, verdict: Verdict) -> None:
-        lost = "the lock of the earlier copy expired"
-        reason = verdict.value if verdict is Verdict.GIVE_AGAIN else lost
-        self.report(Redelivered(self.entity, locked.side, locked.key or "", locked.number, reason))
 
     def _check_reachable(self) -> None:
         errors: dict[str, Exception] = {each.side: each.error for each in self.receivers.values() if each.error}

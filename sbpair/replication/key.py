@@ -39,14 +39,14 @@ class KeyRule:
             value = _text(bytes(value))
         if value is None or value in ("", b""):
             return None
-        key = value if isinstance(value, str) else f"{type(value).__name__}:{value!r}"
-        # Text that looks like such a key gets a prefix of its own.
-        key = f"str:{key}" if isinstance(value, str) and ":" in key else key
-        return (
-            key
-            if len(key) <= MAX_KEY_LENGTH
-            else f"sha256:{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}"
-        )
+        if not isinstance(value, str):
+            key = f"{type(value).__name__}:{value!r}"
+        else:
+            # Text that looks like such a key gets a prefix of its own.
+            key = f"str:{value}" if ":" in value else value
+        if len(key) > MAX_KEY_LENGTH:
+            key = f"sha256:{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}"
+        return key
 
 
 def _named(by: object) -> KeyOf:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.errors import MachineLacks
@@ -88,7 +87,7 @@ class RunDatabase(SqliteFile):
     def __enter__(self) -> RunDatabase:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_details: object) -> None:
         self.close()
 
     def read(self, query: str, values: Row = ()) -> list[Row]:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, KeysView, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, repeat
 from typing import TYPE_CHECKING, Any
@@ -241,10 +241,9 @@ class Journal:
         )
         [[number]] = state.read("SELECT last_insert_rowid()")
         self._numbers = count(number << 32)
-        batches = state.read("SELECT id, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
-        for batch, namespace, queue, keys in batches:
+        for batch, keys in _accepted_batches(state):
             self._earlier.add(batch)
-            self._remember(batch, [(namespace, queue, *parts) for parts in _decode_keys(keys)])
+            self._remember(batch, keys)
 
     def _remember(self, batch: int, keys: Sequence[Key]) -> None:
         before = len(self._accepted)
@@ -290,8 +289,13 @@ class Journal:
 
 def accepted_keys(state: RunDatabase) -> list[Key]:
     """Return messages accepted in earlier runs that the backlog may still hold."""
-    batches = state.read("SELECT namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
-    return [(namespace, queue, *parts) for namespace, queue, keys in batches for parts in _decode_keys(keys)]
+    return [key for _, keys in _accepted_batches(state) for key in keys]
+
+
+def _accepted_batches(state: RunDatabase) -> Iterator[tuple[int, list[Key]]]:
+    rows = state.read("SELECT id, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
+    for batch, namespace, queue, keys in rows:
+        yield batch, [(namespace, queue, *parts) for parts in _decode_keys(keys)]
 
 
 def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> list[Doubt]:

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, urlsplit
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks
@@ -63,6 +62,12 @@ class Lock:
         except OSError:
             return False
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.release()
+
     def release(self) -> None:
         os.close(self._file)
 
@@ -85,7 +90,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-class Lease:
+class Lease(Lock):
     """The right to move the messages of a pair, held from construction until `release`.
 
     Raises LeaseHeld if another process has it, MachineLacks if the directory cannot be used.
@@ -95,31 +100,21 @@ class Lease:
         self, directory: Path, run: str, name: str = FILE_NAME, *, clock_ms: Callable[[], int] = now_ms
     ) -> None:
         make_directory(directory)
-        self._path = directory / name
         content = {"pid": os.getpid(), "run": run, "started_ms": clock_ms()}
         try:
-            self._lock = Lock(self._path, json.dumps(content))
+            super().__init__(directory / name, json.dumps(content))
         except BlockingIOError:
             raise LeaseHeld(
                 f"{_holder(self._path)} is moving messages of this pair",
                 hint="wait for it or stop it; with --no-lease both run, and ordering between them is lost",
             ) from None
 
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.release()
-
     def check(self) -> None:
         """Raise LeaseLost if the file was deleted or replaced: another mover may be at work."""
-        if not self._lock.is_in_place():
+        if not self.is_in_place():
             raise LeaseLost(
                 f"the lease {self._path} was deleted or replaced", hint="do not touch that file; start again"
             )
-
-    def release(self) -> None:
-        self._lock.release()
 
 
 @contextmanager

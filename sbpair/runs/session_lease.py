@@ -225,7 +225,10 @@ class SessionLease:
             raise await self._held_by_another(client) from error
         before = await client.session_state(self.location.queue, self.location.session_id)
         if not self.acquired.done():
-            self._succeed(before)
+            if before is not None:
+                self._sure_from = self._loop.time() + VALID_SECONDS
+                whose = LeaseHolder.decode(before) or "another mover"
+                log.warning("%s did not release %s: waiting %g s", whose, self.location, VALID_SECONDS)
             await client.set_session_state(session, self._state)
         elif before != self._state:
             raise LeaseHeld(f"{LeaseHolder.decode(before) or 'another mover'} has had it")
@@ -245,12 +248,6 @@ class SessionLease:
             f"{LeaseHolder.decode(state) or 'another mover'} holds {self.location}",
             hint="wait for it or stop it; after a crash its lock expires within 5 minutes",
         )
-
-    def _succeed(self, before: bytes | None) -> None:
-        if before is not None:
-            self._sure_from = self._loop.time() + VALID_SECONDS
-            whose = LeaseHolder.decode(before) or "another mover"
-            log.warning("%s did not release %s: waiting %g s", whose, self.location, VALID_SECONDS)
 
     async def _renew(self, client: AmqpClient) -> None:
         """Renew the lock while the link lives, and release it in the end. Raises why the link was lost."""
