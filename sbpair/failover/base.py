@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
-from sbpair.failover.background_syphon import AsyncBackgroundSyphon, BackgroundSyphon
+from sbpair.failover.background import AsyncBackgroundSyphon, BackgroundSyphon
 from sbpair.failover.entity_states import EntityEvent, State
 from sbpair.failover.events import OutboxClosed, SenderEvent
 from sbpair.failover.failover_send import Delivered, FailoverSend, OnFailure, SendPolicy

@@ -8,8 +8,7 @@ import asyncio
 from typing import TYPE_CHECKING, Self
 
 from sbpair.failover import base
-from sbpair.failover.background_syphon import AsyncBackgroundSyphon, BackgroundSyphon
-from sbpair.failover.loop_thread import LoopThread
+from sbpair.failover.background import AsyncBackgroundSyphon, BackgroundSyphon, LoopThread
 from sbpair.failover.side_connections import AsyncClosable, SyncClosable
 from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
 

@@ -179,24 +179,22 @@ SenderEvent: TypeAlias = (
 _INFORMATIONAL = (QueueReturned, OutboxEmptied, OutboxClosed)
 
 
+@dataclass(frozen=True)
 class EventReporter(Generic[EventT]):
     """Writes events to a log and calls `on_event`, whose exceptions are logged and affect no message."""
 
-    def __init__(
-        self, log: logging.Logger, owner: str, informational: tuple[type, ...], on_event: Callable[[EventT], Any] | None
-    ) -> None:
-        self._log = log
-        self._owner = owner
-        self._informational = informational
-        self._on_event = on_event
+    log: logging.Logger
+    owner: str
+    informational: tuple[type, ...]
+    on_event: Callable[[EventT], Any] | None
 
     def __call__(self, event: EventT) -> None:
-        self._log.log(logging.INFO if isinstance(event, self._informational) else logging.WARNING, "%s", event)
-        if self._on_event is not None:
+        self.log.log(logging.INFO if isinstance(event, self.informational) else logging.WARNING, "%s", event)
+        if self.on_event is not None:
             try:
-                self._on_event(event)
-            except Exception:  # noqa: BLE001  it is logged
-                self._log.exception("an event listener of %s failed", self._owner)
+                self.on_event(event)
+            except Exception:
+                self.log.exception("an event listener of %s failed", self.owner)
 
 
 class EventQueue:
@@ -204,7 +202,7 @@ class EventQueue:
 
     def __init__(self, on_event: Callable[[SenderEvent], Any] | None) -> None:
         self.lock = RLock()
-        self._report = EventReporter[SenderEvent](log, "a paired client", _INFORMATIONAL, on_event)
+        self._report: EventReporter[SenderEvent] = EventReporter(log, "a paired client", _INFORMATIONAL, on_event)
         self._pending: deque[SenderEvent] = deque()
         self._depth = 0
         self._publishing = RLock()

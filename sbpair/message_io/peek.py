@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.model.queues import Retrying
     from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage
-    from sbpair.replication.key import KeyRule, Received
+    from sbpair.replication.keys import KeyRule, Received
     from sbpair.replication.sides import Side
 
     OnEvent = Callable[[Peeked | Retrying], object]

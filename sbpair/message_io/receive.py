@@ -16,7 +16,7 @@ from sbpair.azure.data_plane import open_receiver
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.message_io.render import render_message
 from sbpair.replication.events import DuplicateCompleted
-from sbpair.replication.key_store import DAY_SECONDS
+from sbpair.replication.keys import DAY_SECONDS
 from sbpair.replication.receivers import MEMORY, AsyncDedupReceiver, checked_source
 
 if TYPE_CHECKING:

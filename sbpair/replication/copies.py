@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from sbpair.replication.key_store import KeyStatus, Store
+from sbpair.replication.keys import KeyStatus, Store
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage

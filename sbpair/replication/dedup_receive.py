@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from sbpair.failover.side_connections import SdkAction
     from sbpair.replication.events import ReplicationReporter
-    from sbpair.replication.key import KeyRule
-    from sbpair.replication.key_store import Store
+    from sbpair.replication.keys import KeyRule, Store
 
 TURN_SECONDS = 0.5
 """How long to wait for one side before it is the other's turn."""

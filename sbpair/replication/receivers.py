@@ -18,8 +18,7 @@ from sbpair.failover.side_connections import AsyncClosable, SyncClosable
 from sbpair.failover.steps import Steps, awaiting, blocking, drive, drive_async
 from sbpair.replication.dedup_receive import SETTLE_SECONDS, DedupReceive
 from sbpair.replication.events import OnEvent, reporter
-from sbpair.replication.key import KeyOf, KeyRule
-from sbpair.replication.key_store import DAY_SECONDS, KEYS, KeyStore, MemoryStore, Window
+from sbpair.replication.keys import DAY_SECONDS, KEYS, KeyOf, KeyRule, KeyStore, MemoryStore, Window
 from sbpair.replication.side_receiver import OPEN_SECONDS, SideReceiver, abandon_action
 from sbpair.replication.sides import SHORTER, SIDES, BothSides, Side
 

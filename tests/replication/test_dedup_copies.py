@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbpair.replication.copies import Copies, LockedMessage, Verdict
-from sbpair.replication.key_store import MemoryStore, Window
+from sbpair.replication.keys import MemoryStore, Window
 from sbpair.replication.sides import SIDES, Side
 
 LOCK_SECONDS = 10.0

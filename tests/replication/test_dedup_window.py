@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.errors import LeaseHeld, MachineLacks, StateRefused, UsageError
-from sbpair.replication.key import KeyRule
-from sbpair.replication.key_store import KeyStatus, KeyStore, MemoryStore, Store, Window
+from sbpair.replication.keys import KeyRule, KeyStatus, KeyStore, MemoryStore, Store, Window
 
 ABOUT = {"entity": "orders"}
 WINDOWS = st.builds(
@@ -111,7 +110,7 @@ def test_the_key_store_is_private_and_for_one_receiver(tmp_path: Path) -> None:
 
 def test_marked_keys_outlive_a_kill_and_the_lock_does_not(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from sbpair.replication.key_store import *\n"
+        "import os, signal, sys; from pathlib import Path; from sbpair.replication.keys import *\n"
         f"store = KeyStore(Path({str(tmp_path / 'keys.db')!r}), Window(), {ABOUT!r})\n"
         "store.mark('done', KeyStatus.DONE, 5.0); store.mark('doubt', KeyStatus.DOUBT, 5.0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

@@ -130,7 +130,7 @@ def _show(
     duplicates: list[None] = []
     keep = None
     if dedup is not None:
-        from sbpair.replication.key import KeyRule
+        from sbpair.replication.keys import KeyRule
 
         keep = first_copies(KeyRule(dedup.key), lambda: duplicates.append(None))
     path = _path(entity, subscription)
@@ -239,7 +239,7 @@ def _settings(deduplication: Deduplication) -> "DedupSettings | None":
     if not deduplication.dedup:
         return None
     from sbpair.message_io.receive import DedupSettings
-    from sbpair.replication.key import KeyRule
+    from sbpair.replication.keys import KeyRule
 
     seconds = positive_seconds_of("--window", window or DAY)
     try:

@@ -12,7 +12,7 @@ from azure.servicebus import ServiceBusMessage
 
 from sbpair import PairedClient
 from sbpair.errors import UsageError
-from sbpair.failover import background_syphon
+from sbpair.failover import background
 from sbpair.failover.events import SyphonFaulted
 from sbpair.model.backoff import Backoff
 from sbpair.move.events import QueueOpened
@@ -43,8 +43,8 @@ class Arrivals:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_syphon, "BACKOFF", Backoff(0.05, 300.0))
-    monkeypatch.setattr(background_syphon, "LEASE_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(background, "BACKOFF", Backoff(0.05, 300.0))
+    monkeypatch.setattr(background, "LEASE_WAIT_SECONDS", 0.05)
 
 
 def syphon_of(client: Any, **options: Any) -> Any:
@@ -126,7 +126,7 @@ def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_pat
 
 
 def test_closing_releases_messages_of_a_stalled_primary(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.failover.background_syphon.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("sbpair.failover.background.CLOSE_SECONDS", 0.5)
     opened = threading.Event()
     with rig.client() as (client, _log):
         handle = syphon_of(client, on_event=lambda event: opened.set() if isinstance(event, QueueOpened) else None)

@@ -1,4 +1,4 @@
-"""A syphon inside an application, open as long as its paired client.
+"""Background work of an application: a thread with an event loop, and a syphon as long as its paired client is open.
 
 Invariant: a failure of the syphon is an event and is retried. It never reaches the application.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.errors import LeaseHeld, SbpairError
 from sbpair.failover.events import SyphonFaulted
-from sbpair.failover.loop_thread import LoopThread
 from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -32,6 +33,39 @@ HURRY_SECONDS = 10.0
 RunSyphon: TypeAlias = Callable[..., Awaitable["SyphonResult"]]
 
 log = logging.getLogger(__name__)
+
+
+class LoopThread:
+    """A thread with an event loop of its own, which runs one coroutine."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(coroutine, context=Context())
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop, unless that has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+
+    def cancel(self) -> None:
+        self.call(self._task.cancel)
+
+    def join(self, seconds: float) -> bool:
+        """Wait until the coroutine has ended, except in this thread itself. Returns False if time is over first."""
+        if threading.current_thread() is self._thread:
+            return True
+        self._thread.join(seconds)
+        return not self.running
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
+            runner.get_loop().run_until_complete(self._task)
 
 
 class SyphonSupervisor:
