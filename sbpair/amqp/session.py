@@ -75,7 +75,6 @@ class Session(ProtocolEndpoint):
         self.remote_channel: int | None = None
         self.sent: dict[int, Sent] = {}
         self.received: dict[int, Delivery] = {}
-        self.context: Any = None
         self._links: dict[int, Link] = {}
         self._remote_links: dict[int, Link] = {}
         self.numbered = 0  # the id of the next delivery

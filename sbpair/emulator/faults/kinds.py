@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.faults.fault_points import Throttle
@@ -44,16 +44,14 @@ class Fault:
         return repeat(True) if self.count is None else repeat(True, self.count)
 
 
-@dataclass(frozen=True, slots=True)
-class FaultContext:
+class FaultContext(NamedTuple):
     """The namespace of a fault, and `advance` for the emulator's clock, in ms."""
 
     namespace: Namespace
     advance: Callable[[int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class FaultKind:
+class FaultKind(NamedTuple):
     """A kind of fault, and the names of the fields it needs and takes."""
 
     act: Callable[[FaultContext, Fault], Iterator[None]]

@@ -254,20 +254,20 @@ def settle_all(
 
 def _settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Settle | None:
     """Return the settlement for this outcome, or None if it is not an outcome."""
-    if isinstance(state, Modified):
-        # `delivery_failed` is ignored: the SDK for JavaScript abandons without it.
-        settle = queue.defer if state.undeliverable_here else queue.abandon
-        return _changing(queue, state.message_annotations, settle)
-    if isinstance(state, Rejected):
-        return _dead_letterer(queue, state)
+    match state:
+        case Modified():
+            # `delivery_failed` is ignored: the SDK for JavaScript abandons without it.
+            settle = queue.defer if state.undeliverable_here else queue.abandon
+            return _changing(queue, state.message_annotations, settle)
+        case Rejected(error=Error() as error):
+            return _dead_letterer(queue, error)
+        case Rejected():
+            return queue.dead_letter
     # A delivery settled without an outcome was not processed.
     return queue.release if isinstance(state, Released) or (state is None and settled) else None
 
 
-def _dead_letterer(queue: SubQueue | HeldSession, state: Rejected) -> Settle:
-    error = state.error
-    if not isinstance(error, Error):
-        return queue.dead_letter
+def _dead_letterer(queue: SubQueue | HeldSession, error: Error) -> Settle:
     info = error.info if isinstance(error.info, Map) else Map()
     reason, description = text_at(info, REASON), text_at(info, DESCRIPTION) or error.description or None
     properties = Map((key, value) for key, value in info.pairs if key not in (REASON, DESCRIPTION))

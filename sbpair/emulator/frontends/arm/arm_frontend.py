@@ -80,8 +80,6 @@ class ArmFrontend:
         response = web.json_response({"error": {"code": code, "message": text}}, status=error.status)
         if error.status == HTTPStatus.UNAUTHORIZED:
             response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
-        if error.retry_after_seconds is not None:
-            response.headers["Retry-After"] = str(error.retry_after_seconds)
         return response
 
     def _namespace(self, request: ArmRequest) -> Namespace | None:

@@ -108,10 +108,7 @@ class AtomFrontend:
         tracker = f"TrackingId:{uuid.uuid4()}_G0, SystemTracker:{self._namespace.name}:{path}"
         sub_code = f"SubCode={error.sub_code}. " if error.sub_code else ""
         detail = f"{sub_code}{error.message} {tracker}, Timestamp:{instant(self._now_ms())}"
-        response = atom_response(xml.error_xml(error.status, detail), error.status)
-        if error.retry_after_seconds is not None:
-            response.headers["Retry-After"] = str(error.retry_after_seconds)
-        return response
+        return atom_response(xml.error_xml(error.status, detail), error.status)
 
     def _answer(self, request: AtomRequest, body: bytes) -> web.Response:
         self._namespace.fault_points.check_request(request.method, request.path)

@@ -50,12 +50,12 @@ class QuietLog(logging.LoggerAdapter[logging.Logger]):
 
 
 def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
-    atom, arm, control = AtomFrontend(namespace), ArmFrontend(emulator.namespaces), ControlFrontend(emulator)
+    atom, arm = AtomFrontend(namespace), ArmFrontend(emulator.namespaces)
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.lower().lstrip("/").replace("%24", "$")
         if path.startswith(CONTROL):
-            return await control.handle(request)
+            return await answer_control(emulator, request)
         if emulator.identity is not None and path.startswith(identity_frontend.PREFIX):
             return emulator.identity.handle(request)
         if namespace.is_down:
@@ -78,57 +78,54 @@ async def answer(frontend: AtomFrontend | ArmFrontend, request: web.BaseRequest)
     """Answer a management request. Every error becomes an error response."""
     try:
         return await frontend.answer(request)
-    except ServiceError as error:
-        return frontend.error_response(request, error)
-    except Exception as error:  # noqa: BLE001  # a bug fails its request only
-        log_bug(logger, f"{request.method} request", error)
-        return frontend.error_response(request, InternalError())
+    except ServiceError as refusal:
+        error = refusal
+    except Exception as bug:  # noqa: BLE001  # a bug fails its request only
+        log_bug(logger, f"{request.method} request", bug)
+        error = InternalError()
+    response = frontend.error_response(request, error)
+    if error.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(error.retry_after_seconds)
+    return response
 
 
-class ControlFrontend:
-    """The control API of an emulator."""
-
-    def __init__(self, emulator: Emulator) -> None:
-        self._emulator = emulator
-
-    async def handle(self, request: web.BaseRequest) -> web.Response:
-        try:
-            return await self._answer(request)
-        except ServiceError as error:
-            where = error.where if isinstance(error, BadField) else ""
-            return web.json_response({"error": {"where": where, "message": error.message}}, status=error.status)
-
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
-        parts = split_target(request)[0].strip("/").split("/")[1:]
+async def answer_control(emulator: Emulator, request: web.BaseRequest) -> web.Response:
+    """Answer a request to the control API."""
+    parts = split_target(request)[0].strip("/").split("/")[1:]
+    try:
         match request.method, parts:
             case "POST", ["faults"]:
-                identity = self._emulator.faults.begin(read_fault(await document_of(request)))
+                identity = emulator.faults.begin(read_fault(await document_of(request)))
                 return web.json_response({"id": identity}, status=201)
             case "DELETE", ["faults", identity]:
-                self._emulator.faults.end(identity)
+                emulator.faults.end(identity)
                 return web.json_response({"id": identity})
             case "POST", ["clock"]:
-                self._emulator.advance(advance_ms(await document_of(request)))
-                return web.json_response({"now_ms": self._emulator.clock.now_ms()})
+                emulator.advance(advance_ms(await document_of(request)))
+                return web.json_response({"now_ms": emulator.clock.now_ms()})
             case "GET", ["state"]:
-                return web.json_response(self._state())
+                return web.json_response(state_of(emulator))
         raise FaultUnknown("The control API has POST faults, DELETE faults/ID, POST clock and GET state.")
+    except ServiceError as error:
+        where = error.where if isinstance(error, BadField) else ""
+        return web.json_response({"error": {"where": where, "message": error.message}}, status=error.status)
 
-    def _state(self) -> dict[str, object]:
-        faults = {
-            identity: {name: value for name, value in asdict(fault).items() if value is not None}
-            for identity, fault in self._emulator.faults.active().items()
+
+def state_of(emulator: Emulator) -> dict[str, object]:
+    faults = {
+        identity: {name: value for name, value in asdict(fault).items() if value is not None}
+        for identity, fault in emulator.faults.active().items()
+    }
+    namespaces = [
+        {
+            "name": name,
+            "down": namespace.is_down,
+            "queues": [queue_state(queue) for queue in namespace.queues()],
+            "topics": [topic_state(topic) for topic in namespace.topics()],
         }
-        namespaces = [
-            {
-                "name": name,
-                "down": namespace.is_down,
-                "queues": [queue_state(queue) for queue in namespace.queues()],
-                "topics": [topic_state(topic) for topic in namespace.topics()],
-            }
-            for name, namespace in self._emulator.namespaces.items()
-        ]
-        return {"now_ms": self._emulator.clock.now_ms(), "faults": faults, "namespaces": namespaces}
+        for name, namespace in emulator.namespaces.items()
+    ]
+    return {"now_ms": emulator.clock.now_ms(), "faults": faults, "namespaces": namespaces}
 
 
 def queue_state(queue: QueueEntity) -> dict[str, object]:
