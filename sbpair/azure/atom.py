@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, cast
-from xml.etree.ElementTree import ParseError
+from urllib.parse import parse_qs, quote, urlsplit
+from xml.etree import ElementTree as ET
 
 from sbpair.azure.arm_json import with_chosen_size
-from sbpair.azure.atom_client import AtomClient, open_client
 from sbpair.azure.atom_decode import (
     bytes_of,
     counts_of,
@@ -21,9 +21,17 @@ from sbpair.azure.atom_decode import (
     read,
     sku_of,
 )
+from sbpair.azure.credentials import authorization_for
+from sbpair.azure.http_client import HttpClient
 from sbpair.azure.interfaces import Kind, NamespaceProbe, Sized
-from sbpair.azure.management_errors import missing, not_a_service_bus
-from sbpair.azure.management_route import CALL_SECONDS
+from sbpair.azure.management_errors import (
+    missing,
+    not_a_service_bus,
+    of_answer,
+    service_response,
+    translate_management_errors,
+)
+from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit
 from sbpair.errors import EntityMissing, NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
@@ -32,13 +40,15 @@ from sbpair.model.queues import Counts, QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from xml.etree.ElementTree import Element
 
     from sbpair.azure.atom_writer import AtomWriter
     from sbpair.model.entities import AnyEntity
     from sbpair.model.pair import Endpoint
 
+API_VERSION = "2021-05"
+PAGE_SIZE = 100
 MAX_PROBED_QUEUES = 100
 QUEUES = ("$Resources", "queues")
 
@@ -47,8 +57,9 @@ QUEUES = ("$Resources", "queues")
 async def open_atom(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator[AtomNamespace]:
     """Open the namespace of `endpoint`. Nothing is connected before the first call; `call_seconds` limits each."""
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(open_client(endpoint, call_seconds))
-        yield AtomNamespace(client, endpoint, call_seconds, stack)
+        http = await stack.enter_async_context(HttpClient(endpoint))
+        authorization = await stack.enter_async_context(authorization_for(endpoint))
+        yield AtomNamespace(http, authorization, endpoint, call_seconds, stack)
 
 
 class AtomNamespace:
@@ -57,8 +68,17 @@ class AtomNamespace:
     Every method raises only errors of `sbpair.errors`, and may be called by several coroutines at once.
     """
 
-    def __init__(self, client: AtomClient, endpoint: Endpoint, call_seconds: float, stack: AsyncExitStack) -> None:
-        self._client = client
+    def __init__(
+        self,
+        http: HttpClient,
+        authorization: Callable[[], Awaitable[str]],
+        endpoint: Endpoint,
+        call_seconds: float,
+        stack: AsyncExitStack,
+    ) -> None:
+        self._http = http
+        self._authorization = authorization
+        self._limit = AnswerLimit(http.netloc, call_seconds)
         self._endpoint = endpoint
         self._namespace = endpoint.name
         self._call_seconds = call_seconds
@@ -89,7 +109,7 @@ class AtomNamespace:
 
     async def _read_sku(self) -> tuple[str, int | None]:
         with self._reading("read the namespace's tier") as what:
-            sku = sku_of(await self._client.get(what, "$namespaceinfo"))
+            sku = sku_of(await self._get(what, "$namespaceinfo"))
         if sku is None:
             raise ServiceRefused(
                 f"{self._namespace} does not report its tier", hint="check the address: is it a Service Bus?"
@@ -150,7 +170,7 @@ class AtomNamespace:
 
     async def delete(self, path: str) -> None:
         """Delete a queue with its messages. Raises EntityMissing."""
-        await self._client.delete(f"delete the queue {path}", path)
+        await self._delete(f"delete the queue {path}", path)
 
     # Entities of every kind
 
@@ -199,7 +219,7 @@ class AtomNamespace:
 
     async def delete_rule(self, rule: Rule) -> None:
         with suppress(EntityMissing):
-            await self._client.delete(f"delete the rule {rule.path}", *_address(rule))
+            await self._delete(f"delete the rule {rule.path}", *_address(rule))
 
     async def _opened_writer(self) -> AtomWriter:
         async with self._writer_lock:
@@ -211,15 +231,19 @@ class AtomNamespace:
         return self._writer
 
     async def _listed(self, what: str, kind: str, *path: str) -> AsyncIterator[tuple[str, Element]]:
-        async for entry in self._client.entries(what, *path):
-            description = description_of(entry, kind)
-            if description is None:
-                raise LookupError(f"an entry does not describe a {kind}")
-            yield entry.findtext("{*}title") or "", description
+        skip, top = 0, PAGE_SIZE
+        while top:
+            feed = await self._get(what, *path, query=f"$skip={skip}&$top={top}")
+            for entry in feed.iterfind("{*}entry"):
+                description = description_of(entry, kind)
+                if description is None:
+                    raise LookupError(f"an entry does not describe a {kind}")
+                yield entry.findtext("{*}title") or "", description
+            skip, top = _next_page(feed, skip)
 
     async def _described(self, what: str, kind: str, *path: str) -> Element:
         """Read a description. Raises EntityMissing, and NameTaken by another kind."""
-        entry = await self._client.get(what, *path)
+        entry = await self._get(what, *path)
         description = description_of(entry, kind)
         if description is not None:
             return description
@@ -230,16 +254,50 @@ class AtomNamespace:
             f"{path[0]} is not a {kind} in {self._namespace}", hint="rename or delete the entity of that name"
         )
 
+    # `what` completes "cannot …" in the message of an error.
+
+    async def _get(self, what: str, *path: str, query: str = "enrich=false") -> Element:
+        # Expat limits the expansion of entities.
+        return ET.fromstring(await self._request("GET", what, path, f"{query}&"))  # noqa: S314
+
+    async def _delete(self, what: str, *path: str) -> None:
+        await self._request("DELETE", what, path)
+
+    async def _request(self, method: str, what: str, path: tuple[str, ...], query: str = "") -> bytes:
+        target = f"/{'/'.join(quote(part, safe='$') for part in path)}?{query}api-version={API_VERSION}"
+        with translate_management_errors(what, self._namespace, self._http.netloc):
+            async with asyncio.timeout(self._call_seconds):
+                headers = {"Authorization": await self._authorization()}
+            async with self._limit.one_request():
+                response = await self._http.request(method, target, headers)
+        if response.status != 200:
+            text = f"{response.reason}\n{response.body.decode(errors='replace')}"
+            answer = service_response(response.status, text, response.headers)
+            raise of_answer(answer, what, self._namespace, self._endpoint.key_source)
+        return response.body
+
     @contextmanager
     def _reading(self, what: str) -> Iterator[str]:
         """Return `what`. Raise Unreachable if the block cannot read the service's XML."""
         try:
             yield what
-        except (ParseError, ValueError, LookupError) as error:
+        except (ET.ParseError, ValueError, LookupError) as error:
             raise not_a_service_bus(what, self._namespace) from error
 
     async def _with_chosen_size(self, entity: Sized) -> Sized:
         return with_chosen_size(entity, (await self.capacity()).tier) if entity.enable_partitioning else entity
+
+
+def _next_page(feed: Element, skip: int) -> tuple[int, int]:
+    """Return $skip and $top of the next page; (0, 0) after the last one."""
+    link = feed.find("{*}link[@rel='next']")
+    if link is None:
+        return 0, 0
+    query = parse_qs(urlsplit(link.get("href", "")).query)
+    after, top = int(query["$skip"][0]), int(query["$top"][0])
+    if after <= skip:
+        raise ValueError("the next page is not after this one")
+    return after, top
 
 
 def _address(entity: AnyEntity) -> tuple[str, ...]:

@@ -85,9 +85,8 @@ class PriceStep:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """The prices of a tier. `hourly` is due in any case, and not part of an estimate."""
+    """The prices of a tier's operations; what is due by the hour is not part of an estimate."""
 
-    hourly: Decimal
     steps: tuple[PriceStep, ...]
 
     def price(self, operations: int, *, after: int = 0) -> Decimal:
@@ -119,7 +118,6 @@ PRICES = Prices(
     "USD",
     {
         "standard": Tariff(
-            Decimal("0.0135"),
             (
                 PriceStep(13_000_000, Decimal(0)),
                 PriceStep(100_000_000, Decimal("0.80")),
@@ -128,11 +126,11 @@ PRICES = Prices(
             ),
         ),
         # Messaging units are billed by the hour; operations are free.
-        "premium": Tariff(Decimal("0.928"), (PriceStep(None, Decimal(0)),)),
-        "basic": Tariff(Decimal(0), (PriceStep(None, Decimal("0.05")),)),
+        "premium": Tariff((PriceStep(None, Decimal(0)),)),
+        "basic": Tariff((PriceStep(None, Decimal("0.05")),)),
     },
 )
-"""In US dollars, without tax; Premium's hour is that of one messaging unit."""
+"""In US dollars, without tax."""
 
 
 @dataclass(frozen=True, slots=True)
