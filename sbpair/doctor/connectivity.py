@@ -67,8 +67,13 @@ async def _tls(name: str, endpoint: Endpoint) -> str | Check:
         what = f"TLS is off, and {endpoint.host} is another machine: anyone in between can read and change messages"
         return failed(name, what, "remove tls = false from the configuration file")
     context = ssl_context(endpoint.ca_file)
+    host = urlsplit(f"//{endpoint.authority}").hostname or endpoint.host
     try:
-        return await _handshake(endpoint, context)
+        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context, server_hostname=host)
+        secured = writer.get_extra_info("ssl_object")
+        certificate = secured.getpeercert() or {}
+        found = f"{secured.version()}, certificate until {certificate.get('notAfter', 'an unknown date')}"
+        await _close((reader, writer))
     except ssl.SSLCertVerificationError as error:
         hint = "set ca_file to the certificates to trust, if this is the right address"
         return failed(name, f"its certificate is not trusted: {error.verify_message}", hint, UNREACHABLE)
@@ -76,15 +81,6 @@ async def _tls(name: str, endpoint: Endpoint) -> str | Check:
         what = f"{_address(endpoint)} does not speak TLS ({getattr(error, 'reason', None) or type(error).__name__})"
         hint = "check the port; an emulator without TLS wants UseDevelopmentEmulator=true in its connection string"
         return failed(name, what, hint, UNREACHABLE)
-
-
-async def _handshake(endpoint: Endpoint, context: ssl.SSLContext) -> str:
-    host = urlsplit(f"//{endpoint.authority}").hostname or endpoint.host
-    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context, server_hostname=host)
-    secured = writer.get_extra_info("ssl_object")
-    certificate = secured.getpeercert() or {}
-    found = f"{secured.version()}, certificate until {certificate.get('notAfter', 'an unknown date')}"
-    await _close((reader, writer))
     return found
 
 

@@ -63,27 +63,18 @@ async def drill_queues(pair: Pair, tag: str, queues: int, emit: EmitPhase) -> As
     try:
         backlog_queues = f"{queues} backlog queues in {pair.secondary.name}"
         emit("provision", f"creating {entity} in {pair.primary.name}, and {backlog_queues}")
-        created[pair.primary] = await _create(pair.primary, entity)
-        created[pair.secondary] = await _provision(own)
+        async with open_atom(pair.primary) as control:
+            if not await control.create(replace(TEMPORARY, path=entity)):
+                raise NameTaken(f"{entity} exists already in {pair.primary.name}", hint="run it again: names differ")
+        created[pair.primary] = [entity]
+        report = await provisioning.provision(own)
+        created[pair.secondary] = [item.name for item in report.of(Outcome.CREATED)]
+        for item in report.of(Outcome.FAILED, Outcome.NOT_TRIED):
+            raise ServiceRefused(f"{item.name} could not be created: {item.reason}", hint="run sbpair doctor")
         yield own, entity
     finally:
         remaining = [path for endpoint, paths in created.items() for path in await _delete(endpoint, paths)]
         emit("clean", f"not deleted, delete by hand: {', '.join(remaining)}" if remaining else "its queues are deleted")
-
-
-async def _create(primary: Endpoint, entity: str) -> list[str]:
-    async with open_atom(primary) as control:
-        if not await control.create(replace(TEMPORARY, path=entity)):
-            raise NameTaken(f"{entity} exists already in {primary.name}", hint="run it again: names differ")
-    return [entity]
-
-
-async def _provision(own: Pair) -> list[str]:
-    report = await provisioning.provision(own)
-    for item in report.of(Outcome.FAILED, Outcome.NOT_TRIED):
-        await _delete(own.secondary, [each.name for each in report.of(Outcome.CREATED)])
-        raise ServiceRefused(f"{item.name} could not be created: {item.reason}", hint="run sbpair doctor")
-    return [item.name for item in report.of(Outcome.CREATED)]
 
 
 async def _delete(endpoint: Endpoint, paths: list[str]) -> list[str]:

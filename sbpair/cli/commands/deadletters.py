@@ -1,9 +1,7 @@
 """`sbpair deadletters list` and `show`: print the dead letters of the backlog queues."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
@@ -13,15 +11,11 @@ from sbpair.cli.options.common import COUNT, PairSelection, option
 from sbpair.cli.options.values import check_at_least, selected_pair
 from sbpair.cli.progress.line_progress import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
-from sbpair.cli.render.screen import Document, Screen, grouped, rounded, spoken
+from sbpair.cli.render.screen import Screen, grouped, rounded, spoken
 from sbpair.cli.render.status import LEGEND, sampled
 from sbpair.cli.render.table import limited
 
-if TYPE_CHECKING:
-    from sbpair.message_io.peek import DeadLetterCount
-
 MAX_PEEK, ROWS_SHOWN = 1_000, 100
-NO_REASON, NO_DESTINATION = "(none)", "(unknown)"
 
 
 def group() -> None:
@@ -60,13 +54,19 @@ def list_groups(
     pair = selected_pair(connection, screen, count=count)
     from sbpair.message_io.peek import count_dead_letters
 
-    queues = moves.backlog_paths(pair, queue, dead_letters=False)
+    queues = moves.backlog_paths(pair, queue)
     with PeekProgress(screen) as progress:
         groups = run(count_dead_letters(pair, queues, limit=limit, on_event=progress))
     total, exact, now = sum(each.messages for each in groups), all(each.exact for each in groups), time.time()
-    entries = [_entry(each, now) for each in groups]
-    document = {"messages": total, "exact": exact, "groups": entries}
-    screen.result("sbpair/deadletters-list/1", document, _table(groups, now), entries)
+    entries, rows = [], []
+    for each in groups:
+        age = max(0.0, now - each.oldest_ms / 1000) if each.oldest_ms > 0 else None
+        known = {name: value for name, value in asdict(each).items() if name != "oldest_ms"}
+        entries.append({**known, "oldest_seconds": rounded(age)})
+        names = (each.destination or "(unknown)", each.reason or "(none)")
+        rows.append((each.queue, sampled(each.messages, exact=each.exact), "" if age is None else spoken(age), *names))
+    table = limited([("QUEUE", "DEAD", "OLDEST", "DESTINATION", "REASON"), *rows], ROWS_SHOWN) if rows else []
+    screen.result("sbpair/deadletters-list/1", {"messages": total, "exact": exact, "groups": entries}, table, entries)
     if not exact:
         screen.say(f"{LEGEND}; --max N peeks more")
     number = f"{'' if exact else '~'}{grouped(total)} dead letter{'' if total == 1 else 's'}"
@@ -100,9 +100,7 @@ def show_messages(
     pair = selected_pair(connection, screen, count=count)
     from sbpair.message_io.peek import source_of, with_reason
 
-    sources = [
-        source_of(pair, each, dead_letters=True) for each in moves.backlog_paths(pair, queue, dead_letters=False)
-    ]
+    sources = [source_of(pair, each, dead_letters=True) for each in moves.backlog_paths(pair, queue)]
     result, total = peeked(pair, screen, sources, limit=limit, keep=None if reason is None else with_reason(reason))
     print_peeked(screen, "sbpair/deadletters-show/1", {"total": total}, result, queues=True)
     screen.say(shown_line(result, total))
@@ -116,28 +114,3 @@ SUBCOMMANDS = {"list": list_groups, "show": show_messages}
 
 def _way_back() -> str:
     return f"bring dead letters back with {next_command('replay run', '--dead-letters', '--archive', 'DIR')}"
-
-
-def _entry(group: "DeadLetterCount", now: float) -> Document:
-    entry = {**asdict(group), "oldest_seconds": rounded(_age(group, now))}
-    del entry["oldest_ms"]
-    return entry
-
-
-def _table(groups: "list[DeadLetterCount]", now: float) -> Iterator[str]:
-    rows = [
-        (
-            each.queue,
-            sampled(each.messages, exact=each.exact),
-            "" if (age := _age(each, now)) is None else spoken(age),
-            each.destination or NO_DESTINATION,
-            each.reason or NO_REASON,
-        )
-        for each in groups
-    ]
-    if rows:
-        yield from limited([("QUEUE", "DEAD", "OLDEST", "DESTINATION", "REASON"), *rows], ROWS_SHOWN)
-
-
-def _age(group: "DeadLetterCount", now: float) -> float | None:
-    return max(0.0, now - group.oldest_ms / 1000) if group.oldest_ms > 0 else None

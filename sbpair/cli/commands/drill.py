@@ -12,7 +12,7 @@ from sbpair.cli.completion import pairs
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import PairSelection, flag, option, option_group
 from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen, clean
+from sbpair.cli.render.screen import Screen, clean
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import UsageError
 
@@ -94,18 +94,15 @@ def command(
         tag, queues = uuid.uuid4().hex[:12], count or against_pair.OWN_QUEUES
         screen.confirm("--against", _plan(pair, tag, queues), next_command("drill", "--yes"), yes=target.yes)
         result = run(drill.drill_against(pair, tag, queues=queues, seed=seed, intervals=intervals, on_event=on_event))
-    screen.result("sbpair/drill/1", _document(result, pair), _table(result, stranded=pair is None))
-    return result.exit_code
-
-
-def _document(result: "drill.DrillResult", pair: "Pair | None") -> Document:
-    return {
+    document = {
         **asdict(result),
         "receipt": result.receipt.document(),
         "sending": {**asdict(result.sending), "receipt": result.sending.receipt.document()},
         "seconds": round(result.seconds, 3),
         "against": pair.name if pair else None,
     }
+    screen.result("sbpair/drill/1", document, _table(result, stranded=pair is None))
+    return result.exit_code
 
 
 def _table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[str]:

@@ -1,12 +1,11 @@
 """`sbpair ping`: runs `sbpair.failover.pinger.ping_all` and prints the answers."""
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import PairSelection, argument, option
 from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
-from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.status import answered
 from sbpair.cli.render.table import columns
 
@@ -41,18 +40,13 @@ def command(
         screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s")
 
     answers = run(pinger.ping_all(pair.primary, names, seconds=seconds, on_event=on_event))
-    entries = [_entry(each) for each in answers]
-    screen.result("sbpair/ping/1", {"namespace": pair.primary.name, "entities": entries}, _table(answers), entries)
-    return pinger.ping_exit_code(answers)
-
-
-def _entry(pinged: "PingResult") -> Document:
-    return {"name": pinged.entity, "health": str(pinged.health), **answered(pinged.seconds, pinged.error)}
-
-
-def _table(answers: "Iterable[PingResult]") -> Iterator[str]:
+    entries = [
+        {"name": each.entity, "health": str(each.health), **answered(each.seconds, each.error)} for each in answers
+    ]
     rows = [
         (each.entity, each.health, f"{each.seconds:.2f} s", each.error.message if each.error else "")
         for each in answers
     ]
-    yield from columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows])
+    table = columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows])
+    screen.result("sbpair/ping/1", {"namespace": pair.primary.name, "entities": entries}, table, entries)
+    return pinger.ping_exit_code(answers)

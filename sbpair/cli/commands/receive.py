@@ -82,9 +82,8 @@ def command(
     from sbpair.message_io import receive
 
     counted = receive.ReceiveCounts()
-    printer = MessagePrinter(
-        screen, _path(entity, subscription), counted, forgets=dedup is not None and dedup.store == MEMORY
-    )
+    forgets = dedup is not None and dedup.store == MEMORY
+    printer = MessagePrinter(screen, _path(entity, subscription), counted, forgets=forgets)
 
     def on_event(event: "ReplicationEvent") -> None:
         if text := _warning(event):
@@ -170,9 +169,14 @@ class MessagePrinter:
                 self._screen.write(self._head())
             rest = json.dumps({**asdict(self._counted), "removed": True})
             self._screen.write(f"], {rest[1:]}")
-        for text in _summary(self._counted):
-            self._screen.say(text)
-        missing = self._counted.received - self._counted.duplicates
+        counted = self._counted
+        self._screen.say(f"{plural(counted.received, 'message')} removed")
+        if counted.duplicates:
+            self._screen.say(f"{_copies(counted.duplicates)} removed")
+        if counted.not_removed:
+            kept = plural(counted.not_removed, "message")
+            self._screen.say(f"{kept} printed but not removed: they will be delivered again")
+        missing = counted.received - counted.duplicates
         if self._forgets and missing > 0:
             self._screen.say(
                 f"the next run prints copies of {plural(missing, 'message')} that arrive later, unless both runs use"
@@ -203,15 +207,6 @@ def _row(enqueued: str, side: str, message_id: str, body: str) -> str:
 
 def _line(entry: Document) -> str:
     return _row(enqueued(entry), str(entry["from"]), clean(entry["message_id"] or "-"), body_text(entry))
-
-
-def _summary(counted: "ReceiveCounts") -> list[str]:
-    lines = [f"{plural(counted.received, 'message')} removed"]
-    if counted.duplicates:
-        lines.append(f"{_copies(counted.duplicates)} removed")
-    if counted.not_removed:
-        lines.append(f"{plural(counted.not_removed, 'message')} printed but not removed: they will be delivered again")
-    return lines
 
 
 def _copies(number: int) -> str:

@@ -1,5 +1,6 @@
 """`sbpair replay plan`: previews a replay with the scan of the syphon's dry run."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,11 +102,8 @@ def _accepted(found: "config.Profile") -> "list[Key]":
     from sbpair.runs.database import state_if_any
     from sbpair.runs.journal import accepted_keys
 
-    state = state_if_any(Path(found.state_directory), found.pair)
-    if state is None:
-        return []
-    with state:
-        return accepted_keys(state)
+    with state_if_any(found.state_directory, found.pair) or nullcontext() as state:
+        return accepted_keys(state) if state else []
 
 
 def _limits(terms: "MoveLimits", tiers: "PairTiers") -> "EffectiveLimits":

@@ -11,7 +11,7 @@ from sbpair.cli.logs import utc
 from sbpair.cli.options.common import STATE, PairSelection, argument
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import breakdown, proof_lines
-from sbpair.cli.render.screen import Document, Screen, clean, spoken
+from sbpair.cli.render.screen import Screen, clean, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.move.receipt import BUCKETS
 
@@ -48,7 +48,9 @@ def list_runs(*, state: Path | None = STATE, connection: PairSelection, screen: 
     with _kept(state, connection, screen) as kept:
         found = all_runs(kept) if kept else []
     entries = [_entry(run) for run in found]
-    screen.result(SCHEMA, {"runs": entries}, _table(found), entries)
+    heading = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
+    table = columns([heading, *map(_row, found)], optional=("STARTED", "COMMAND", "KIND")) if found else []
+    screen.result(SCHEMA, {"runs": entries}, table, entries)
     return 0
 
 
@@ -72,7 +74,9 @@ def show_run(
 
     with _kept(state, connection, screen) as kept:
         run = find_run(kept, run_id)
-    found = _full(run)
+    doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
+    receipt = {key: value for key, value in (run.receipt or {}).items() if key != "archive"}
+    found = {**_entry(run), "receipt": receipt or None, "doubtful": doubtful}
     screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
     return 0
 
@@ -98,19 +102,6 @@ def _entry(run: "RunRecord") -> dict[str, object]:
 def _in_doubt(run: "RunRecord") -> int:
     """Return the messages sent without an answer, of which a replay's proof has the number."""
     return len(run.doubts) or int(str((run.receipt or {}).get("doubtful_total", 0)))
-
-
-def _full(run: "RunRecord") -> Document:
-    doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
-    receipt = None if run.receipt is None else {key: run.receipt[key] for key in run.receipt if key != "archive"}
-    return {**_entry(run), "receipt": receipt or None, "doubtful": doubtful}
-
-
-def _table(runs: "list[RunRecord]") -> list[str]:
-    if not runs:
-        return []
-    heading = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
-    return columns([heading, *(_row(run) for run in runs)], optional=("STARTED", "COMMAND", "KIND"))
 
 
 def _row(run: "RunRecord") -> list[object]:

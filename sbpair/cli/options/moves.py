@@ -51,22 +51,17 @@ def open_archive(url: str, run_id: str) -> "Archive":
     return find_archive(url, run_id)
 
 
-def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: bool) -> list[str]:
-    """Return the queues to drain: the selected backlog queues and, with `dead_letters`, their dead-letter queues."""
+def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: bool = False) -> list[str]:
+    """Return the queues to drain: the existing backlog queues or the selected ones of them.
+
+    With `dead_letters`, also returns their dead-letter queues.
+    """
+    from sbpair.azure.atom import open_atom
+    from sbpair.backlog import queue_path
+    from sbpair.move import backlog_queues
     from sbpair.move.message.dead_letters import dead_letter_path
 
-    queues = _existing(pair, selected or [])
-    return queues + list(map(dead_letter_path, queues)) if dead_letters else queues
-
-
-def _existing(pair: "Pair", selected: list[str]) -> list[str]:
-    """Return the selected ones of the existing backlog queues, or all of them."""
-    from sbpair.backlog import queue_path
-
     async def find() -> list[str]:
-        from sbpair.azure.atom import open_atom
-        from sbpair.move import backlog_queues
-
         async with open_atom(pair.secondary) as control:
             found = (await backlog_queues.find(pair, control)).queues
         if not found:
@@ -74,13 +69,16 @@ def _existing(pair: "Pair", selected: list[str]) -> list[str]:
         return list(found)
 
     there = {queue.lower(): queue for queue in run(find())}
-    paths = [queue_path(pair.primary.name, int(each)) if each.isdecimal() else each for each in selected]
-    for each, path in zip(selected, paths, strict=True):
+    paths: list[str] = []
+    for each in selected or there:
+        path = queue_path(pair.primary.name, int(each)) if each.isdecimal() else each
         if path.lower() not in there:
             names = list(there.values())
             hint = f"it has {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise UsageError(f"--queue {each}: {pair.secondary.name} has no such backlog queue", hint=hint)
-    return [there[path.lower()] for path in dict.fromkeys(paths)] or list(there.values())
+        if there[path.lower()] not in paths:
+            paths.append(there[path.lower()])
+    return paths + list(map(dead_letter_path, paths)) if dead_letters else paths
 
 
 def limits_of(rate: str | None, share: str | None, ttl: Ttl) -> "MoveLimits":
