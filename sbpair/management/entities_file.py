@@ -76,7 +76,10 @@ def parse_entities(text: str, source: str) -> EntitiesDocument:
         raise UsageError(f"{source} is nested too deeply", hint="use the levels of sbpair provision --help") from None
     # A fault in reading an entity may be the only reason for a violated limit.
     if faults := reader.faults or list(_limit_faults(document)):
-        raise _first_error(faults, source)
+        first = min(faults, key=lambda each: each.position)
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        where = f"{source}:{first.position.line}:{first.position.column}"
+        raise UsageError(f"{where}: {first.text}{more}", hint=first.hint)
     try:
         dependency_order(document.entities)
     except UsageError as error:
@@ -209,9 +212,3 @@ def _limit_faults(document: EntitiesDocument) -> Iterator[FileFault]:
         for each in violations(entity):
             position = document.positions.get((key, each.name)) or document.positions[key, ""]
             yield FileFault(position, each.message, each.hint)
-
-
-def _first_error(faults: list[FileFault], source: str) -> UsageError:
-    first = min(faults, key=lambda each: each.position)
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return UsageError(f"{source}:{first.position.line}:{first.position.column}: {first.text}{more}", hint=first.hint)

@@ -70,10 +70,8 @@ class LimitViolation:
 
 def violations(entity: Described) -> Iterator[LimitViolation]:
     """Yield each fault that every namespace would refuse."""
-    for name, text in (*_of_name(entity), *_of_durations(entity), *_of_values(entity), *_of_forwards(entity)):
-        yield LimitViolation(entity, name, text)
-    if isinstance(entity, Rule):
-        for name, text in _of_rule(entity):
+    for check in (_of_name, _of_durations, _of_values, _of_forwards, _of_rule):
+        for name, text in check(entity):
             yield LimitViolation(entity, name, text)
 
 
@@ -162,7 +160,9 @@ def _of_forwards(entity: Described) -> _Found:
         yield "forward_to", "an entity that requires sessions cannot forward"
 
 
-def _of_rule(rule: Rule) -> _Found:
+def _of_rule(rule: Described) -> _Found:
+    if not isinstance(rule, Rule):
+        return
     if rule.name == DEFAULT_RULE and (rule.filter != SqlFilter(EVERY_MESSAGE) or rule.action):
         yield "filter", f"{DEFAULT_RULE} is the service's own rule, which accepts every message: choose another name"
     if isinstance(rule.filter, SqlFilter) and not 0 < len(rule.filter.expression) <= EXPRESSION_LIMIT:

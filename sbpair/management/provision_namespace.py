@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog, errors
 from sbpair.management import partitioning
-from sbpair.management.calls import NotTried, first_error, gather_all
+from sbpair.management.calls import NotTried, gather_all
 from sbpair.management.comparison import (
     FORWARDS,
     MAX_CREATES,
@@ -119,11 +119,14 @@ class NamespaceProvision:
 
     async def read(self) -> None:
         """Read the namespace and plan it."""
-        with first_error():
-            async with asyncio.TaskGroup() as group:
-                listing = group.create_task(self._backlog_queues())
-                group.create_task(self._read_tier())
-        listed, tier = listing.result(), self._tier
+        listed: list[QueueState] = []
+
+        async def list_queues() -> None:
+            prefix = backlog.prefix(self.pair.primary.name)
+            listed.extend(await self.calls.read("list the queues", lambda: self.control.list_under(prefix)))
+
+        await gather_all([self._read_tier(), *([list_queues()] if self.queues else [])])
+        tier = self._tier
         desired = [fit_to_tier(entity, tier) for entity in self.document.entities]
         self._check_tier([*desired, *self.queues[:1]])
         actual = await self._existing(desired)
@@ -138,12 +141,6 @@ class NamespaceProvision:
                 f"{count} entities would be created in {self.namespace}, and {MAX_CREATES} is the most at once",
                 hint="make the file smaller: a namespace of Standard holds 10000 entities",
             )
-
-    async def _backlog_queues(self) -> list[QueueState]:
-        if not self.queues:
-            return []
-        prefix = backlog.prefix(self.pair.primary.name)
-        return await self.calls.read("list the queues", lambda: self.control.list_under(prefix))
 
     async def _read_tier(self) -> None:
         self._tier = (await self.calls.read("read the namespace's tier", self.control.capacity)).tier
