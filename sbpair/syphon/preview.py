@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUEUES_AT_ONCE = 8
+CLOCK_MARGIN_SECONDS = 2.0  # how far messages may be in the future, without a note about this machine's clock
 
 OnEvent = Callable[["QueuesFound | Peeked | Retrying"], object]
 
@@ -97,6 +98,11 @@ async def make_forecast(
         raise backlog_queues.none_found(pair)
     if lookup.unavailable:
         scan.notes.append(f"destinations were not checked: {lookup.unavailable}")
+    peeked = [flow for flow in scan.sums.flows() if flow.outcomes["scheduled"] < flow.messages]
+    behind_seconds = max((flow.oldest_ms or 0 for flow in peeked), default=0) / 1000 - now()
+    if behind_seconds > CLOCK_MARGIN_SECONDS:
+        clock_is = f"this machine's clock is {behind_seconds:.0f} s behind that of {pair.secondary.name}"
+        scan.notes.append(f"the age of messages is unknown: {clock_is}")
     sides = ((pair.primary, tiers.primary), (pair.secondary, tiers.secondary))
     unknown = [end.name for end, tier in sides if not tier]
     sums, (primary_tier, secondary_tier) = scan.sums, (tier or DEFAULT_TIER for _, tier in sides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -18,12 +19,13 @@ from tests.kit.stranded import put, stranded
 FATES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
 
 
-async def dry_run(*words: str, lost: int = 0, found: int = 5) -> tuple[int, str, str]:
+async def dry_run(*words: str, lost: int = 0, found: int = 5, ahead_ms: int = 0) -> tuple[int, str, str]:
     """Preview a backlog; `found` messages have a destination in the primary, `lost` ones have none."""
 
     async with Emulator() as emulator:
         emulator.namespaces["contoso"].create_queue("orders")
         backlog = emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
+        emulator.advance(ahead_ms)
         for number in range(found + lost):
             put(backlog, stranded(f"m\x1b{number}", "orders" if number < found else "nowhere"))
         process = await command.start("syphon", "--dry-run", *words, env=environment(emulator, NO_COLOR="1"))
@@ -59,6 +61,15 @@ async def test_a_note_says_how_many_messages_of_a_missing_destination_are_left(w
     _, out, err = await dry_run("--output", "json", *words, lost=3)
     note = "of each missing destination a run dead-letters 2 messages and leaves the others"
     assert (json.loads(out)["notes"], note in err) == ([f"{note}: create it, or pass --allow-missing"] * noted, noted)
+
+
+async def test_a_clock_that_is_behind_is_noted() -> None:
+    _, out, err = await dry_run("--output", "json", ahead_ms=1_200_000)
+    (note,) = json.loads(out)["notes"]
+    assert re.fullmatch(
+        r"the age of messages is unknown: this machine's clock is 1[12]\d\d s behind that of contoso-dr", note
+    )
+    assert note in err
 
 
 async def test_one_line_is_one_document() -> None:

@@ -9,6 +9,7 @@ import io
 import os
 import re
 import sys
+from collections import Counter
 from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,15 @@ from sbpair.management.audit_findings import Audit, DestinationSummary, QueueSta
 from sbpair.management.partitioning import PartitionedEntityState
 from sbpair.management.provision_namespace import EntityFinding
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.cost import Operations, estimate
 from sbpair.model.queues import Counts, QueueFinding, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.move.message.route import TimeToLive
 from sbpair.move.receipt import NamedMessage, Receipt
 from sbpair.runs.run_log import Doubt, RunOutcome, RunRecord
 from sbpair.status import DestinationStatus, SideStatus, Status
+from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast
+from sbpair.syphon.limits import EffectiveLimits, PairTiers
 from sbpair.syphon.runner import RemainingMessages, SyphonResult
 
 if TYPE_CHECKING:
@@ -171,6 +176,23 @@ MOVED = SyphonResult(
     run="261122-101500-k86c",
     remaining=RemainingMessages(980, exact=True),
 )
+NOW_MS = 1_795_000_000_000
+FORECAST = Forecast(
+    tuple(PATHS[:2]),
+    (
+        FlowStats(PATHS[0], "orders", 8_000, 1_648_000, NOW_MS - 7_260_000, NOW_MS, outcomes=Counter(sent=8_000)),
+        FlowStats(PATHS[1], LONG, 90, 18_540, NOW_MS, NOW_MS, outcomes=Counter(sent=90)),
+        FlowStats(PATHS[1], "gone", 2, 412, NOW_MS, NOW_MS, outcomes=Counter(dead_lettered=2)),
+    ),
+    (DeadLetterGroup("DestinationNotFound", GONE, 2, [NamedMessage(PATHS[1], 7, "m7", "gone", GONE)]),),
+    {},
+    EffectiveLimits(None, 500.0, 500.0),
+    16.2,
+    estimate(Operations(received=16_184, sent=8_090, delivered=16_180), secondary="Standard", primary="Standard"),
+    PairTiers("Standard", "Standard"),
+    TimeToLive.ORIGINAL,
+    NOW_MS,
+)
 DIAGNOSIS = Report(
     (
         ok("primary.dns", "10.0.0.4"),
@@ -208,6 +230,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "runs-list": (["runs", "list"], {"sbpair.runs.run_log.all_runs": lambda _state: RUNS}),
     "runs-show": (["runs", "show", "261122"], {"sbpair.runs.run_log.find_run": lambda _state, _start: RUNS[1]}),
     "syphon": (["syphon", "--once"], {"sbpair.syphon.runner.run": returning(MOVED)}),
+    "syphon-dry-run": (["syphon", "--dry-run"], {"sbpair.syphon.preview.make_forecast": returning(FORECAST)}),
     "config": (["config"], {}),
     "doctor": (["doctor"], {"sbpair.doctor.diagnose": returning(DIAGNOSIS)}),
 }

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from sbpair.cli.render.screen import clean, plural, size, some, spoken
-from sbpair.cli.render.table import columns, limited
+from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.move.peek.destination_lookup import OTHERS
 from sbpair.syphon.forecast import OUTCOMES, FlowStats, total
 
@@ -96,6 +96,11 @@ def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str
         yield ""
     counted = [(shown.replace("_", " "), whole.outcomes[fate]) for fate, shown in words.outcomes.items()]
     yield from columns([("WOULD BE", "COUNT"), ("peeked", whole.messages), *counted])
+    for line in _remarks(forecast, whole):
+        yield from wrapped(line)
+
+
+def _remarks(forecast: "Forecast", whole: FlowStats) -> Iterator[str]:
     yield from map(_doomed, forecast.dead_letters[:REASONS_SHOWN])
     if len(forecast.dead_letters) > REASONS_SHOWN:
         yield f"… and {len(forecast.dead_letters) - REASONS_SHOWN} more reasons: --output json has all of them"
