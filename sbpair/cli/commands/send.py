@@ -1,5 +1,6 @@
 """`sbpair send`: runs `sbpair.message_io.send_lines` and prints its receipt."""
 
+import io
 import os
 import stat
 import sys
@@ -156,7 +157,7 @@ def _open(file: str) -> Iterator[int]:
         yield sys.stdin.fileno()
         return
     try:
-        opened = Path(file).open("rb", buffering=0)  # noqa: SIM115  closed below
+        opened = io.FileIO(file)
     except FileNotFoundError:
         raise UsageError(f"{file} does not exist", hint="check the path; - is stdin") from None
     except IsADirectoryError:
