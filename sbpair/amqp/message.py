@@ -242,7 +242,6 @@ def batch_of(members: Sequence[bytes], envelope: bytes = b"") -> bytes:
 
 
 @lru_cache(4096)
-@lru_cache(4096)
 def member_head(size: int) -> bytes:
     """Return the bytes before a member of a batch: the head of a data section."""
     return _LONG_DATA + size.to_bytes(4)
