@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 WANTED = Path(__file__).with_name("package.json")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbpair-tests"
@@ -25,22 +27,30 @@ def node() -> str:
 
 
 def modules() -> Path:
-    """Where the packages are. Raises NotHere."""
+    """Return where the packages are, installed by the first process that asks. Raises NotHere."""
     wanted = WANTED.read_bytes()
     place = CACHE / f"node-{hashlib.sha256(wanted).hexdigest()[:12]}"
-    done = place / "installed"
-    if done.exists():
-        return place
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        # Two installations into one folder leave packages without some of their files.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            with TemporaryDirectory(dir=CACHE) as scratch:
+                _install(Path(scratch), wanted)
+                (Path(scratch) / "packages").rename(place)
+    return place
+
+
+def _install(scratch: Path, wanted: bytes) -> None:
     npm = shutil.which("npm")
     if npm is None:
         raise NotHere("there is no npm here to install the packages for Node.js with")
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "package.json").write_bytes(wanted)
+    folder = scratch / "packages"
+    folder.mkdir()
+    (folder / "package.json").write_bytes(wanted)
     install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=0"]
     try:
-        subprocess.run(install, cwd=place, check=True, capture_output=True, timeout=INSTALL_SECONDS)
+        subprocess.run(install, cwd=folder, check=True, capture_output=True, timeout=INSTALL_SECONDS)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         why = "the packages for Node.js are not in the cache, and the npm registry cannot be reached"
         raise NotHere(why) from error
-    done.touch()
-    return place
