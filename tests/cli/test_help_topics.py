@@ -72,3 +72,10 @@ def test_the_version_is_a_command_too() -> None:
 def test_the_list_has_a_line_for_each_document() -> None:
     lines = sbpair("help").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["TOPIC", *help_command.all_documents()]
+
+
+def test_help_is_one_document_of_json_on_request() -> None:
+    topics = json.loads(sbpair("help", "-o", "json").stdout)["topics"]
+    assert [each["topic"] for each in topics] == list(help_command.all_documents())
+    shown = json.loads(sbpair("help", "syphon", "-o", "json").stdout)
+    assert (shown["name"], shown["text"]) == ("syphon", sbpair("help", "syphon").stdout)

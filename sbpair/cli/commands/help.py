@@ -7,11 +7,12 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from sbpair.cli.app import COMMANDS, PROGRAM, find_command
-from sbpair.cli.options.common import argument
+from sbpair.cli.options.common import Output, argument
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 
+SCHEMA = "sbpair/help/1"
 FIRST = ("runbook", "architecture")
 
 
@@ -37,20 +38,21 @@ def command(
     """
     known = all_documents()
     if not name:
-        for line in columns([("TOPIC", "TITLE"), *((topic, title_of(document)) for topic, document in known.items())]):
-            screen.write(line)
+        titles = {topic: title_of(document) for topic, document in known.items()}
+        entries = [{"topic": topic, "title": title} for topic, title in titles.items()]
+        screen.result(SCHEMA, {"topics": entries}, columns([("TOPIC", "TITLE"), *titles.items()]), entries)
         screen.say(f"show one with {PROGRAM} help TOPIC; for options see {PROGRAM} help COMMAND")
         return 0
     wanted, found = " ".join(name), find_command(name)
     if found is None and wanted not in known:
         hint = f"list the topics with {PROGRAM} help, and the commands with {PROGRAM} --help"
         raise UsageError(f"{wanted!r} is neither a command nor a topic", hint=hint)
-    if found is not None:
-        screen.write(found.get_help(found.context_class(found, info_name=f"{PROGRAM} {wanted}")).rstrip("\n"))
-    if wanted in known:
-        if found is not None:
-            screen.write("")
-        _print(screen, known[wanted].read_text("utf-8"))
+    usage = found and found.get_help(found.context_class(found, info_name=f"{PROGRAM} {wanted}")).rstrip("\n")
+    document = known[wanted].read_text("utf-8") if wanted in known else ""
+    texts = list(filter(None, (usage, document)))
+    screen.result(SCHEMA, {"name": wanted, "text": "\n\n".join(texts)}, [usage, ""][: len(texts)] if usage else [])
+    if document and screen.output is Output.TABLE:
+        _print(screen, document)
     return 0
 
 

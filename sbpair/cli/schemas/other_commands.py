@@ -399,6 +399,15 @@ SCHEMA_LIST = document(
     schemas=records("Schemas", "One schema", **_NAME),
 )
 
+_TOPIC = fields(topic=text("Name of the topic"), title=text("Its title"))
+HELP = forms(
+    "sbpair/help/1",
+    "The topics that sbpair help lists, one in each of the JSON Lines; or the text of a command or topic.",
+    record("The list", topics=records("Topics", "One topic", **_TOPIC)),
+    record("The line of a topic", **_TOPIC),
+    record("A text", name=text("Command or topic"), text=text("Its help, and the document of that name, in Markdown")),
+)
+
 RUNNING_VERSION = document(
     "sbpair/version/1",
     "The versions that sbpair version prints.",
