@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from itertools import product, repeat
-from operator import eq, getitem, itemgetter, sub
+from itertools import product
 
 from sbpair.amqp import frames
 from sbpair.amqp.link import Delivery, ReceivingLink
@@ -29,8 +28,6 @@ _STATES = {
 }
 
 _WIDE = struct.Struct(">IxI").unpack_from
-_SIZE = struct.Struct(">I").unpack_from
-_constants_of, _id_and_tag_of = itemgetter(1, 3, 5), itemgetter(2, 4)
 _HEAD = struct.Struct(">6sBBIBI")
 _START = b"\x00\x53\x15\xc0\x14\x06"
 _ENDS = {True: b"\x41\x00\x53\x24\xc0\x01\x00\x42", False: b"\x42\x00\x53\x24\xc0\x01\x00\x42"}
@@ -131,11 +128,12 @@ def read_transfers(
 
     They end at the first frame that differs, which is left to `transfer`.
     """
+    found: list[Delivery] = []
     _, first_id, tag, message_format, settled, _, _, payload_at = decode_transfer(buffer, start, end)
     id_at = start + 6 + _HANDLE_SIZES.get(buffer[start + 6], 5)
     tag_at = id_at + 7
     if not tag or buffer[id_at : tag_at + len(tag)] != _common_id(first_id, tag) or buffer[start - 4] != _NO_EXTENSION:
-        return [], end
+        return found, end
     # The constant parts: before the delivery id, before the tag, and after it.
     before, between, behind = (
         buffer[start - 4 : id_at + 1],
@@ -145,41 +143,15 @@ def read_transfers(
     pattern = struct.Struct(f">I{len(before)}sI2s{len(tag)}s{len(behind)}s")
     unpack, head = pattern.unpack_from, pattern.size
     limit = min(max_frame, head + link.max_message_size) if link.max_message_size else max_frame
-    starts = _frame_starts(buffer, end, before)
-    if not starts:
-        return [], end
-    ends = [*starts[1:], starts[-1] + _SIZE(buffer, starts[-1])[0]]
-    sizes = list(map(sub, ends, starts))
-    if ends[-1] > len(buffer) or min(sizes) < head or max(sizes) > limit:
-        whole = [head <= size <= limit and end <= len(buffer) for size, end in zip(sizes, ends, strict=True)]
-        del starts[whole.index(False) :]
-    frames = list(map(unpack, repeat(buffer), starts))
-    same = list(map(eq, map(_constants_of, frames), repeat((before, between, behind))))
-    if not all(same):
-        del frames[same.index(False) :]
-    if not frames:
-        return [], end
-    ids, tags = zip(*map(_id_and_tag_of, frames), strict=True)
-    payloads = map(getitem, repeat(buffer), map(slice, map(head.__add__, starts), ends))
-    found = map(Delivery, repeat(link), ids, tags, repeat(message_format), repeat(settled), payloads)
-    return list(found), ends[len(frames) - 1]
-
-
-MAX_RUN = 256
-"""Limit of frames that are measured before they are compared: those behind a different one are measured again."""
-
-
-def _frame_starts(buffer: bytes, start: int, before: bytes) -> list[int]:
-    """Return where the frames from `start` begin whose size is followed by `before`. The last may be incomplete."""
-    starts: list[int] = []
-    # Hot path: local names, and no check that the caller can make for all frames.
-    add, size_of, begins = starts.append, _SIZE, buffer.startswith
-    for _ in repeat(None, MAX_RUN):
-        if not begins(before, start + 4):
+    available, constants, add = len(buffer), (before, between, behind), found.append
+    while end + head <= available:
+        size, head_part, delivery_id, middle, tag, tail = unpack(buffer, end)
+        next_one = end + size
+        if (head_part, middle, tail) != constants or not head <= size <= limit or next_one > available:
             break
-        add(start)
-        start += size_of(buffer, start)[0]
-    return starts
+        add(Delivery(link, delivery_id, tag, message_format, settled, buffer[end + head : next_one]))
+        end = next_one
+    return found, end
 
 
 def _common_id(delivery_id: int | None, tag: bytes) -> bytes:

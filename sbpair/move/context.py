@@ -38,7 +38,7 @@ class BatchLimits:
     max_unsettled: int
 
 
-DEFAULT_BATCH_LIMITS = BatchLimits(prefetch=1_000, min_round=100, min_contiguous=200, max_unsettled=800)
+DEFAULT_BATCH_LIMITS = BatchLimits(prefetch=480, min_round=50, min_contiguous=100, max_unsettled=400)
 """For a worker: larger limits cost memory and gain nothing."""
 
 

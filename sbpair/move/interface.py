@@ -42,7 +42,6 @@ get_size: Callable[[ReceivedMessage], int] = attrgetter("facts.size")
 get_ordinal: Callable[[ReceivedMessage], int] = attrgetter("ordinal")
 get_lock_until: Callable[[ReceivedMessage], float] = attrgetter("lock_until")
 get_message: Callable[[RoutedMessage], ReceivedMessage] = field_getter(RoutedMessage, "message")
-get_send: Callable[[RoutedMessage], Send] = field_getter(RoutedMessage, "send")
 get_place: Callable[[RoutedMessage], int] = field_getter(RoutedMessage, "ordinal")
 
 

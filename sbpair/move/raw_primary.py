@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain
-from operator import attrgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, encode_map, member_head
 from sbpair.amqp.types import Symbol
@@ -19,9 +16,7 @@ from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawSender
 from sbpair.errors import InDoubt, Unreachable
 from sbpair.move.destination_queue import partition_key_of
-from sbpair.move.interface import get_message, get_send
 from sbpair.move.message.envelope import PARTITION_KEY
-from sbpair.move.message.fast_decode import restored_parts, restored_sizes
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
@@ -30,7 +25,6 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
     from sbpair.move.interface import Batch, RoutedMessage, SendOutcome
     from sbpair.move.message.decode import Content
-    from sbpair.move.message.fast_decode import Parts
     from sbpair.move.message.route import Send
 
 MAX_SENDERS = 200
@@ -41,10 +35,13 @@ ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 
 Now = Callable[[], float]
 
-# A message to send has content: an undecodable payload has none, and is never sent.
-_content_of = attrgetter("content")
-
 _NOT_CONNECTED = Unreachable("not connected to the primary", hint="retry in a minute")
+
+
+class Sendable(Protocol):
+    """A received message with content. Undecodable payloads have none, and are never sent."""
+
+    content: Content
 
 
 @dataclass(slots=True)
@@ -70,23 +67,20 @@ class RawDestinationLink:
         return self.sender.credit
 
     def encode(self, routed: Sequence[RoutedMessage]) -> RawBatch:
-        room = self.sender.max_batch_size - ENVELOPE_BYTES
-        contents: list[Content] = list(map(_content_of, map(get_message, routed)))
-        sends = list(map(get_send, routed))
-        sizes = restored_sizes(contents, sends)
-        if sizes is not None:
-            # Hot path: each step is one call for all messages.
-            ends = accumulate(map(MEMBER_BYTES.__add__, sizes))
-            count = max(1, bisect_right(list(ends), room))
-            parts = restored_parts(contents[:count])
-        else:
-            sizes, parts = _restore_each(contents, sends, room, int(self._now() * 1000))
-            count = len(parts)
+        now_ms = int(self._now() * 1000)
+        pieces: list[bytes] = []
+        count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
+        for message, send, _ in cast("Sequence[tuple[Sendable, Send, int]]", routed):
+            size, parts = message.content.restore(send, now_ms)
+            left -= size + MEMBER_BYTES
+            if left < 0 and count:
+                break
+            count += 1
+            pieces.append(member_head(size))
+            pieces += parts
         if count == 1:
-            return RawBatch(1, b"".join(parts[0]))
-        members = chain.from_iterable(zip(zip(map(member_head, sizes)), parts, strict=False))
-        pieces = chain((_envelope(routed[:count]),), chain.from_iterable(members))
-        return RawBatch(count, b"".join(pieces), BATCH_FORMAT)
+            return RawBatch(1, b"".join(pieces[1:]))
+        return RawBatch(count, b"".join((_envelope(routed[:count]), *pieces)), BATCH_FORMAT)
 
     def send(self, batch: Batch) -> SendOutcome:
         mine = cast("RawBatch", batch)
@@ -98,22 +92,6 @@ class RawDestinationLink:
         except InDoubt:
             self.spent = True
             raise
-
-
-def _restore_each(
-    contents: Sequence[Content], sends: Sequence[Send], room: int, now_ms: int
-) -> tuple[list[int], list[Parts]]:
-    """Restore the first messages that fit `room` bytes, at least one. Return (size, parts) of each, by columns."""
-    sizes: list[int] = []
-    restored: list[Parts] = []
-    for content, send in zip(contents, sends, strict=True):
-        size, parts = content.restore(send, now_ms)
-        room -= size + MEMBER_BYTES
-        if room < 0 and sizes:
-            break
-        sizes.append(size)
-        restored.append(parts)
-    return sizes, restored
 
 
 def _envelope(routed: Sequence[RoutedMessage]) -> bytes:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import repeat
-from operator import add, attrgetter, eq, getitem, is_, itemgetter, sub
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from operator import attrgetter, eq, getitem, itemgetter, sub
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
@@ -78,26 +78,6 @@ class TemplateMessage(NamedTuple):
 
 Around: TypeAlias = "tuple[int, bytes, slice, bytes, slice]"
 """(bytes added, bytes before the message id, where it is, bytes up to the body, where that is)"""
-
-
-def restored_sizes(contents: Sequence[object], sends: Sequence[Send]) -> list[int] | None:
-    """Return the size of each message once restored; None unless each is like the last one restored of its kind."""
-    if set(map(type, contents)) != {TemplateMessage}:
-        return None
-    shared, payloads = zip(*cast("Sequence[TemplateMessage]", contents), strict=True)
-    last_sends, arounds = zip(*map(_get_restored, shared), strict=True)
-    if not (all(map(is_, last_sends, sends)) and all(arounds)):
-        return None
-    return list(map(add, map(len, payloads), map(_get_added, arounds)))
-
-
-def restored_parts(contents: Sequence[object]) -> list[Parts]:
-    """Return the parts of messages of which `restored_sizes` has returned the sizes."""
-    shared, payloads = zip(*cast("Sequence[TemplateMessage]", contents), strict=True)
-    _, before, ids, after, rests = zip(*map(_get_around, map(_get_restored, shared)), strict=True)
-    message_ids: Iterator[bytes] = map(getitem, payloads, ids)
-    bodies: Iterator[bytes] = map(getitem, payloads, rests)
-    return list(zip(before, message_ids, after, bodies, strict=True))
 
 
 class SharedFields:
@@ -310,9 +290,6 @@ NOT_TEMPLATED = (ProtocolError, IndexError, ValueError, struct.error)
 _REASON = "the message does not fit the template"
 _new: Callable[..., Any] = tuple.__new__
 _get_about = attrgetter("about")
-_get_restored = attrgetter("restored")
-_get_around = itemgetter(1)
-_get_added = itemgetter(0)
 _NUMBERS = (envelope.SEQUENCE_NUMBER, envelope.ENQUEUED, envelope.LOCKED_UNTIL)
 _NUMBER_CODES = (_TIME, _LONG)
 _TOKEN = 0x98
