@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbpair import __main__
@@ -330,6 +330,7 @@ cells = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=60)
 
 
 @given(st.lists(st.tuples(cells, cells, st.lists(cells, max_size=20)), max_size=20), st.integers(60, 200))
+@example([("~" + 19 * "0", "", ["~" + 19 * "0", 11 * "0"])], 60)
 def test_any_rows_fit_a_terminal_of_60_columns(rows: list[Any], width: int) -> None:
     table = [("NAME", "QUEUE", "NOTE"), *((name, queue, " ".join(map(str, note))) for name, queue, note in rows)]
     assert all(len(line) <= width for line in columns(table, layout=Layout(width)))

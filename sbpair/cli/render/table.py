@@ -5,6 +5,7 @@ are cut in the middle. Elsewhere everything is printed in full, without colours.
 """
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -189,7 +190,7 @@ def _filled(rows: Sequence[Sequence[object]]) -> list[list[object]]:
 
 def _is_number(cell: object) -> bool:
     """Return whether a cell is a count, that of a sample such as `~250`, or an unknown one."""
-    return type(cell) is int or cell == "?" or str(cell).startswith("~")
+    return type(cell) is int or cell == "?" or bool(re.fullmatch(r"~[\d ]{1,15}", str(cell)))
 
 
 def _colour_of(heading: str, cell: str) -> int | None:
