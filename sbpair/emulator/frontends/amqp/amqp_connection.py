@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
-from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, LinkSession, Sent
+from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, LinkSession
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
 from sbpair.emulator.access.sas import is_within
@@ -111,9 +111,8 @@ class AmqpConnection(asyncio.Protocol):
     # For endpoints
 
     def close_link(self, link: Link, error: ServiceError) -> None:
-        """Close a link. Its messages stay locked: the management node can settle them."""
         link.close(amqp_error(error))
-        self._release_link(link, [], peacefully=False)
+        self._release_link(link, peacefully=False)
         self.output.flush_soon()
 
     def watch_idle(self, link: Link) -> IdleLink:
@@ -189,8 +188,7 @@ class AmqpConnection(asyncio.Protocol):
                 self._to_flush[link.context] = None
 
     def _on_detached(self, event: LinkDetached) -> None:
-        # The messages of a link that is detached but not closed stay locked: the management node can settle them.
-        self._release_link(event.link, event.link.abandoned if event.closed else [], peacefully=True)
+        self._release_link(event.link, peacefully=True)
 
     def _on_closed(self, event: ConnectionClosed) -> None:
         if event.error is not None:
@@ -225,18 +223,15 @@ class AmqpConnection(asyncio.Protocol):
                 self.close_link(link, error)
         self.output.flush_soon()
 
-    def _release_link(self, link: Link, unsettled: list[Sent], *, peacefully: bool) -> None:
+    def _release_link(self, link: Link, *, peacefully: bool) -> None:
         endpoint, link.context = link.context, None
         if endpoint is not None:
             self.output.forget(endpoint)
-            endpoint.on_detached(unsettled, released=peacefully)
+            endpoint.on_detached(peacefully=peacefully)
 
     def _end_session(self, session: LinkSession, *, peacefully: bool) -> None:
-        unsettled: dict[Link, list[Sent]] = {}
-        for sent in session.sent.values():
-            unsettled.setdefault(sent.link, []).append(sent)
         for link in session.links:
-            self._release_link(link, unsettled.get(link, []), peacefully=peacefully)
+            self._release_link(link, peacefully=peacefully)
 
     # For faults
 
@@ -274,7 +269,7 @@ class AmqpConnection(asyncio.Protocol):
         self._deadline = self._loop.call_later(self._limits.close_seconds, self.output.transport.abort)
 
     def _release(self, *, peacefully: bool) -> None:
-        """Release everything held in the namespace. Messages under lock return to their queue."""
+        """Release what is held in the namespace: waiters, credit and sessions. Locks of messages outlive it."""
         if self._released:
             return
         self._released = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.performatives import Accepted, Rejected
@@ -15,7 +14,7 @@ from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from sbpair.amqp.link import Delivery, ReceivingLink, Sent
+    from sbpair.amqp.link import Delivery, ReceivingLink
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
@@ -95,7 +94,7 @@ class IncomingLink(LinkEndpoint):
         if self._link.credit <= CREDIT // 2 and self._link.is_open:
             self._link.grant(CREDIT)
 
-    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+    def on_detached(self, *, peacefully: bool) -> None:
         """Stop the idle timer: every delivery received was enqueued."""
-        del unsettled, released
+        del peacefully
         self.idle.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from sbpair.amqp.link import SERIAL, Delivery, Link, Sent, terminus_address
+from sbpair.amqp.link import SERIAL, Delivery, Link, terminus_address
 from sbpair.amqp.performatives import Error
 from sbpair.amqp.types import Map
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
@@ -48,8 +48,8 @@ class LinkEndpoint:
     def on_flow(self) -> None:
         """React to a change of the credit for sending."""
 
-    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
-        """Release everything. `released`: the peer closed the link without an error."""
+    def on_detached(self, *, peacefully: bool) -> None:
+        """Stop. `peacefully`: the peer ended the link without an error."""
 
 
 def amqp_error(error: ServiceError | ProtocolError) -> Error:

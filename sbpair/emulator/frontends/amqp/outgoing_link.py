@@ -5,7 +5,7 @@ Invariant: a message leaves its queue only if it can be sent at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -169,16 +169,11 @@ class OutgoingLink(LinkEndpoint):
         for first, last in id_ranges(deliveries):
             self._link.session.dispose(first, last, confirmed, receiver=False, settled=True)
 
-    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
+    def on_detached(self, *, peacefully: bool) -> None:
+        """Stop receiving. Locks outlive the link: the management node settles and renews them until they expire."""
+        del peacefully
         self.idle.stop()
         self._queue.remove_consumer(self)
-        give_back = self._queue.release if released else self._queue.abandon
-        for delivery in unsettled:
-            try:
-                give_back(delivery.context)
-            except ServiceError:
-                # Its lock has expired, or it was settled by way of the management node.
-                continue
 
 
 class OutgoingSessionLink(OutgoingLink):
@@ -193,12 +188,10 @@ class OutgoingSessionLink(OutgoingLink):
         self._held = held
         held.on_lock_lost = partial(connection.close_link, link)
 
-    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
-        del unsettled
-        self.idle.stop()
-        self._queue.remove_consumer(self)
+    def on_detached(self, *, peacefully: bool) -> None:
+        super().on_detached(peacefully=peacefully)
         self._held.on_lock_lost = None
-        self._held.close(failed=not released)
+        self._held.close(failed=not peacefully)
 
 
 class WaitingSessionLink(LinkEndpoint):
@@ -227,8 +220,8 @@ class WaitingSessionLink(LinkEndpoint):
     def check_open(self) -> None:
         self._target.check_receive()
 
-    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:
-        del unsettled, released
+    def on_detached(self, *, peacefully: bool) -> None:
+        del peacefully
         self.due_ms = NEVER
         if isinstance(self._target.messages, SessionMessages):
             self._target.messages.remove_waiter(self)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, Sent, terminus_address
+from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Error, Rejected
 from sbpair.amqp.types import Int, Map, Symbol, Value
@@ -168,7 +168,7 @@ class RequestLink(LinkEndpoint):
         if self._link.credit <= CREDIT // 2 and self._link.is_open:
             self._link.grant(CREDIT)
 
-    def on_detached(self, unsettled: Iterable[Sent], *, released: bool) -> None:  # noqa: ARG002  # LinkEndpoint's signature
+    def on_detached(self, *, peacefully: bool) -> None:  # noqa: ARG002  # LinkEndpoint's signature
         self._pending.clear()
 
 
