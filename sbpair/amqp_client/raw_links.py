@@ -435,7 +435,7 @@ class RawReceiver(ClientLink):
         return failures + [(delivery, lost) for delivery in taken_back]
 
     def close(self) -> None:
-        """Close the link and its session: the peer releases unsettled messages."""
+        """Close the link and its session. Unsettled messages stay locked until their lock expires."""
         super().close()
         self._link.session.end()
         self.stream.flush_soon()

@@ -22,6 +22,7 @@ from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
 from sbpair.emulator.frontends.amqp.request_links import Reply
 from tests.emulator.peer import Peer, Stage, open_stage
 from tests.kit.sas import sign
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,24 +190,28 @@ async def test_a_late_settlement_is_rejected(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("how", ["detach", "end", "close", "break"])
-async def test_messages_of_a_lost_link_return(stage: Stage, how: str) -> None:
-    """A regular close releases held messages; an abrupt one counts as a failed delivery."""
+async def test_messages_stay_locked_after_their_link_has_ended(stage: Stage, how: str) -> None:
+    """They return when the lock expires, as a failed delivery; a message released before returns at once."""
+    links = stage.namespace.fault_points
     async with stage.connect() as other:
-        await other.send(await other.attach_sender("orders"), plain())
+        await other.send(await other.attach_sender("orders"), plain("held"), plain("released"))
         waiting = await other.attach_receiver("orders")
         async with stage.connect() as peer:
             link = await peer.attach_receiver("orders")
-            await peer.take(link, 1)
-            waiting.grant(1)
-            await other.flush()
+            _, released = await peer.take(link, 2)
+            await peer.settle(released, Released())
             if how == "break":
                 peer.writer.transport.abort()
             else:
                 {"detach": link.close, "end": link.session.end, "close": peer.connection.close}[how]()
                 await peer.flush()
-            delivery = await other.wait(Delivery)
-    count = Sections.split(delivery.payload).read_header().delivery_count
-    assert count == (1 if how == "break" else 0)
+            await until(lambda: sum(each.has_link_to("orders") for each in links.connections) == 1)
+            first = await other.take(waiting, 1)
+            assert stage.queue.messages.locked_count == 2
+            stage.emulator.advance(60_000)
+            second = await other.take(waiting, 1)
+    headers = [Sections.split(each.payload).read_header() for each in (*first, *second)]
+    assert [header.delivery_count for header in headers] == [0, 1]
 
 
 async def test_a_detached_link_keeps_its_locks(stage: Stage) -> None:

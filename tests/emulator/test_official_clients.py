@@ -312,14 +312,17 @@ def test_five_thousand_messages_are_received_and_deleted(lane: Lane, official: A
     assert got == [str(number) for number in range(5000)]
 
 
-def test_what_a_closed_receiver_held_comes_at_once(lane: Lane, official: Any, running: Any) -> None:
-    lane.send("held", "not asked for")
+def test_messages_of_a_closed_receiver_stay_locked(lane: Lane, official: Any, running: Any) -> None:
+    """The client releases what it has prefetched, and nothing that it has returned."""
+    lane.send("received", "prefetched")
     with official.receiver(running.connection_string, lane.queue.path, prefetch_count=10) as receiver:
         (held,) = receiver.receive_messages(1, max_wait_time=10)
+    assert lane.queue.messages.locked_count == 1
+    running.advance(61)
     messages = lane.receive(2)
     lane.complete(*messages)
     assert messages[0].sequence_number == held.sequence_number
-    assert [message.delivery_count for message in messages] == [0, 0]
+    assert [message.delivery_count for message in messages] == [1, 0]
 
 
 # Refusals
