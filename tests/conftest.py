@@ -1,6 +1,8 @@
-"""What every test has: a place of its own for what the tool keeps on disk, and as long as an example takes."""
+"""Settings of every test: a state directory of its own, default signals, and no time limit for an example."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +16,10 @@ __all__ = ["pytest_collection_finish", "pytest_pyfunc_call"]
 # On a busy machine drawing an example may take long for no fault of the test.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
+
+# A shell ignores these signals for a command in the background, and commands that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

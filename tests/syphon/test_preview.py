@@ -137,7 +137,7 @@ async def test_it_says_what_a_run_then_does() -> None:
             w.strand(38, sections=with_property("x-ms-timetolive", Long(1)), index=index)
             w.strand(39, sections=with_property("x-ms-sessionid", Int(1)), index=index)
             w.strand(40, scheduled_at=w.emulator.clock.now_ms() + HOUR, index=index)
-            w.strand(41, ttl_ticks=SECOND_TICKS, index=index)
+            w.strand(41, ttl_ticks=600 * SECOND_TICKS, index=index)
         said = await w.look()
         done = (await runner.run(w.pair, once=True)).receipt
         whole = total(said.flows)
