@@ -1,7 +1,7 @@
 """The ports of an emulator: listening sockets, and the connections of each namespace.
 
-The first bytes of a connection select AMQP, HTTP or TLS on one shared port. A peer that sends nothing, sends too slowly
-or sends anything else loses its own connection only.
+The first bytes of a connection select AMQP, WebSocket, HTTP or TLS on one shared port. A peer that sends nothing, sends
+too slowly or sends anything else loses its own connection only.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from sbpair.errors import MachineLacks, PortInUse, UsageError
 if TYPE_CHECKING:
     from aiohttp import web
 
-WireProtocol: TypeAlias = Literal["amqp", "http", "tls"]
+WireProtocol: TypeAlias = Literal["amqp", "http", "tls", "websocket"]
 AmqpFactory: TypeAlias = Callable[[Namespace], asyncio.Protocol]
 
 STOP_SECONDS: Final = 1.0
 SILENCE_LIMIT_SECONDS: Final = 30.0
 _HTTP_OPENINGS: Final = (b"GET ", b"PUT ", b"POST", b"DELE", b"HEAD", b"PATC", b"OPTI")
 OPENINGS: Final[dict[bytes, WireProtocol]] = {b"AMQP": "amqp", **dict.fromkeys(_HTTP_OPENINGS, "http")}
+WEBSOCKET_PATHS: Final = (b"/$servicebus/websocket", b"/%24servicebus/websocket")
 TLS_HANDSHAKE: Final = b"\x16\x03"
 EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not listened on
 
@@ -73,7 +74,14 @@ class Port:
         if protocol == "http":
             self._http = self._http or self._make_http()
             return self._http()
-        return None if self._namespace.is_down else self._amqp(self._namespace)
+        if self._namespace.is_down:
+            return None
+        make_amqp = partial(self._amqp, self._namespace)
+        if protocol == "websocket":
+            from sbpair.emulator.frontends.amqp.websocket_frontend import WebSocketFrontend
+
+            return WebSocketFrontend(make_amqp)
+        return make_amqp()
 
     def break_connections(self) -> None:
         """Abort all connections but those with an HTTP request in progress: one of them may have begun the outage."""
@@ -99,13 +107,20 @@ class Port:
             await self._server.wait_closed()
 
 
-def may_be_known(first: bytes) -> bool:
-    """Return whether more bytes could still make `first` a known opening."""
-    return TLS_HANDSHAKE.startswith(first[:2]) or any(opening.startswith(first[:4]) for opening in OPENINGS)
+def is_undecided(first: bytes) -> bool:
+    """Return whether more bytes could still change the protocol that `first` selects."""
+    if len(first) < 4:
+        return TLS_HANDSHAKE.startswith(first[:2]) or any(opening.startswith(first) for opening in OPENINGS)
+    method, path = first[:4], first[4:].lower()
+    return method == b"GET " and any(len(path) < len(each) and each.startswith(path) for each in WEBSOCKET_PATHS)
 
 
 def protocol_of(first: bytes) -> WireProtocol | None:
-    return "tls" if first.startswith(TLS_HANDSHAKE) else OPENINGS.get(first[:4])
+    if first.startswith(TLS_HANDSHAKE):
+        return "tls"
+    if first.startswith(b"GET ") and first[4:40].lower().startswith(WEBSOCKET_PATHS):
+        return "websocket"
+    return OPENINGS.get(first[:4])
 
 
 class ProtocolSniffer(asyncio.Protocol):
@@ -133,7 +148,7 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._seen += data
-        if len(self._seen) < 4 and may_be_known(self._seen):
+        if is_undecided(self._seen):
             return
         self._limit.cancel()
         transport, protocol = self._transport, protocol_of(self._seen)

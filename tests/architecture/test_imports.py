@@ -53,6 +53,7 @@ DOORS = {
     "azure": {"azure", "failover", "replication", "message_io"},
     "aiohttp": {"azure", "emulator"},
     "cryptography": {"emulator"},
+    "websockets": {"emulator"},
     "lark": {"emulator"},
     "pyspark": {"replay"},
     "pyarrow": {"replay"},

@@ -21,8 +21,8 @@ RUN_SECONDS = 60
 CHECKS = re.findall(r'^  "([^"]+)": async', (HERE / "checks.mjs").read_text(), flags=re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def outcomes(node: str, modules: Path, another: Any) -> dict[str, str | None]:
+@pytest.fixture(scope="module", params=["TCP", "WebSocket"])
+def outcomes(node: str, modules: Path, another: Any, request: pytest.FixtureRequest) -> dict[str, str | None]:
     """What each check came to: nothing, or what went wrong."""
     with another(options=EmulatorOptions(tls=True)) as running:
         ready = running.emulator.ready
@@ -34,6 +34,7 @@ def outcomes(node: str, modules: Path, another: Any) -> dict[str, str | None]:
                 "NODE_EXTRA_CA_CERTS": ready.ca_file,
                 "PLAIN": ready.namespaces[0].connection_string,
                 "TLS": ready.namespaces[0].tls_connection_string,
+                "TRANSPORT": request.param,
             },
             capture_output=True,
             text=True,

@@ -101,8 +101,10 @@ async def collected(pages: AsyncItemPaged[Any]) -> list[Any]:
 class Official:
     """One of the official clients. Opens what it is asked for, and closes it again."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, **options: Any) -> None:
         self._loop = asyncio.new_event_loop() if kind == "aio" else None
+        # Without retries: the tests are about what the service answers.
+        self._options = {"retry_total": 0, **options}
 
     def close(self) -> None:
         if self._loop is not None:
@@ -150,22 +152,21 @@ class Official:
     def sessions(self, connection_string: str, queue: str) -> list[str]:
         """The ids of the sessions that the queue tells of."""
         if self._loop is None:
-            with ServiceBusClient.from_connection_string(connection_string, retry_total=0) as client:
+            with ServiceBusClient.from_connection_string(connection_string, **self._options) as client:
                 return list(client.list_queue_sessions(queue))
-        return self._loop.run_until_complete(_aio_sessions(connection_string, queue))
+        return self._loop.run_until_complete(_aio_sessions(connection_string, queue, self._options))
 
     @contextmanager
     def _open(self, connection_string: str, make: Callable[[Any], Any]) -> Iterator[Any]:
-        # Without retries: the tests are about what the service answers.
         if self._loop is None:
             with (
-                ServiceBusClient.from_connection_string(connection_string, retry_total=0) as client,
+                ServiceBusClient.from_connection_string(connection_string, **self._options) as client,
                 make(client) as opened,
             ):
                 yield opened
             return
         run = self._loop.run_until_complete
-        client = AioServiceBusClient.from_connection_string(connection_string, retry_total=0)
+        client = AioServiceBusClient.from_connection_string(connection_string, **self._options)
         opened = make(client)
         try:
             run(opened.__aenter__())
@@ -182,8 +183,8 @@ async def _aio_admin(connection_string: str, options: dict[str, Any]) -> AioAdmi
     )
 
 
-async def _aio_sessions(connection_string: str, queue: str) -> list[str]:
-    async with AioServiceBusClient.from_connection_string(connection_string, retry_total=0) as client:
+async def _aio_sessions(connection_string: str, queue: str, options: dict[str, Any]) -> list[str]:
+    async with AioServiceBusClient.from_connection_string(connection_string, **options) as client:
         return [session_id async for session_id in client.list_queue_sessions(queue)]
 
 

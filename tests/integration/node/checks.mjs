@@ -1,7 +1,8 @@
 // The official client for JavaScript against the emulator: one JSON line a check, {"check", "error"}, and nothing else.
 //
 // PLAIN is the connection string for messages, TLS the one for management, whose client knows https only; the CA file is
-// named by NODE_EXTRA_CA_CERTS. A check makes what it needs, under names of its own, so that all can run at once.
+// named by NODE_EXTRA_CA_CERTS. TRANSPORT is TCP or WebSocket, with which the client for messages uses TLS too.
+// A check makes what it needs, under names of its own, so that all can run at once.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -18,7 +19,10 @@ const forGood = () => ({ receiveMode: "receiveAndDelete" });
 const retryOptions = { maxRetries: 0, timeoutInMs: 10_000 };
 
 const admin = new ServiceBusAdministrationClient(process.env.TLS, { retryOptions: { maxRetries: 0 } });
-const bus = new ServiceBusClient(process.env.PLAIN, { retryOptions });
+const bus =
+  process.env.TRANSPORT === "WebSocket"
+    ? new ServiceBusClient(process.env.TLS, { retryOptions, webSocketOptions: { webSocket: require("ws") } })
+    : new ServiceBusClient(process.env.PLAIN, { retryOptions });
 
 let names = 0;
 

@@ -1,0 +1,167 @@
+"""AMQP over WebSocket: the handshake, and the frames between the socket and an AMQP connection.
+
+Invariant: AMQP is the stream of all payloads. It does not depend on where frames and messages begin and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from websockets.frames import CloseCode, Opcode
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from sbpair.emulator.frontends.amqp.amqp_connection import DEFAULT_LIMITS, MAX_READ, ConnectionLimits
+from sbpair.emulator.frontends.amqp.connection_output import MAX_OUTPUT
+
+if TYPE_CHECKING:
+    from websockets.frames import Frame
+    from websockets.http11 import Request
+
+logger = logging.getLogger(__name__)
+
+SUBPROTOCOL: Final = Subprotocol("AMQPWSB10")
+MAX_MESSAGE: Final = 4_194_304
+MAX_PAYLOAD: Final = 65_536
+"""Payload of one frame sent. Several clients limit the size of a message that they accept."""
+
+_quiet = logging.getLogger(f"{__name__}.frames")
+# The library logs headers and payloads, and they could hold a token or a key.
+_quiet.setLevel(logging.ERROR)
+
+
+class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
+    """The protocol of the socket's transport and, after the handshake, the transport of an AMQP connection."""
+
+    def __init__(self, make_amqp: Callable[[], asyncio.Protocol], limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
+        super().__init__()
+        self._make_amqp = make_amqp
+        self._limits = limits
+        self._frames = ServerProtocol(subprotocols=[SUBPROTOCOL], max_size=MAX_MESSAGE, logger=_quiet)
+        self._amqp: asyncio.Protocol | None = None
+
+    # Protocol of the socket's transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.max_size = MAX_READ  # type: ignore[attr-defined]
+        self._deadline = self._abort_after(self._limits.open_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        if self._amqp is None:
+            self._handshake(data)
+            return
+        was_open = self._frames.state is State.OPEN
+        self._frames.receive_data(data)
+        payloads = []
+        for frame in cast("list[Frame]", self._frames.events_received()):
+            if frame.opcode is Opcode.BINARY or frame.opcode is Opcode.CONT:
+                payloads.append(frame.data)
+            elif frame.opcode is Opcode.TEXT:
+                self._frames.fail(CloseCode.UNSUPPORTED_DATA, "AMQP needs binary frames")
+                break
+        self._flush()
+        if payloads and was_open:
+            self._amqp.data_received(b"".join(payloads))
+
+    def _handshake(self, data: bytes) -> None:
+        frames = self._frames
+        frames.receive_data(data)
+        for request in cast("list[Request]", frames.events_received()):
+            frames.send_response(frames.accept(request))
+        answer = frames.data_to_send()
+        if answer == [b""]:
+            # The library ends invalid HTTP without an answer.
+            answer.insert(0, frames.reject(HTTPStatus.BAD_REQUEST, f"{frames.handshake_exc}\n").serialize())
+        self._send(answer)
+        if frames.state is State.OPEN:
+            self._deadline.cancel()
+            self._amqp = self._make_amqp()
+            self._amqp.connection_made(self)
+            # The client may have sent frames already.
+            self.data_received(b"")
+        elif answer:
+            logger.info("Refused a WebSocket: %s.", type(frames.handshake_exc).__name__)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        if self._amqp is not None:
+            self._amqp.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        if self._amqp is not None:
+            self._amqp.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._amqp is not None:
+            self._amqp.resume_writing()
+
+    def _flush(self) -> None:
+        pieces = self._frames.data_to_send()
+        if pieces:
+            self._send(pieces)
+            if self._transport.get_write_buffer_size() > MAX_OUTPUT:
+                # A client that sends pings and reads no pongs. The AMQP connection resumes with `resume_writing`.
+                self._transport.pause_reading()
+
+    def _send(self, pieces: list[bytes]) -> None:
+        """Write pieces of output; an empty one, the last, ends the connection."""
+        self._transport.write(b"".join(pieces))
+        if pieces and not pieces[-1]:
+            self._transport.close()
+            self._limit_close()
+
+    def _limit_close(self) -> None:
+        self._deadline.cancel()
+        self._deadline = self._abort_after(self._limits.close_seconds)
+
+    def _abort_after(self, seconds: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+
+    # Transport of the connection
+
+    def write(self, data: Any) -> None:
+        if self._frames.state is State.OPEN:
+            for start in range(0, len(data), MAX_PAYLOAD):
+                self._frames.send_binary(data[start : start + MAX_PAYLOAD])
+            self._flush()
+
+    def close(self) -> None:
+        """Send a close frame; the client's ends the connection, or the time for it."""
+        if self._frames.state is State.OPEN:
+            self._frames.send_close(CloseCode.NORMAL_CLOSURE)
+            self._flush()
+            self._transport.resume_reading()
+            self._limit_close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._frames.state is not State.OPEN or self._transport.is_closing()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._amqp = cast("asyncio.Protocol", protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._amqp or self
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
