@@ -32,16 +32,19 @@ if TYPE_CHECKING:
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 """Makes the official clients connect without TLS."""
 
+CreateEntities = Callable[[Namespace], None]
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
 
 
 class RequestedNamespace(NamedTuple):
-    """A namespace to create in an emulator. Port 0 is any free one."""
+    """A namespace to create in an emulator. Port 0 is any free one. `http_port` is a second port."""
 
     name: str
     port: int
     tier: str = STANDARD.name
     partitions: int = 1
+    http_port: int | None = None
 
     def check(self) -> EmulatedTier:
         """Return the tier. Raises UsageError and NameInvalid."""
@@ -58,9 +61,17 @@ class RequestedNamespace(NamedTuple):
         if _NAME.fullmatch(self.name) is None:
             hint = "use 2 to 50 letters, digits and hyphens, a letter first"
             raise NameInvalid(f"'{self.name}' is not a valid namespace name", hint=hint)
-        if not 0 <= self.port <= 65535:
-            raise UsageError(f"{self.port} is not a port number", hint="use 1 to 65535, or 0 for any free port")
+        for port in self.ports:
+            if not 0 <= port <= 65535:
+                raise UsageError(f"{port} is not a port number", hint="use 1 to 65535, or 0 for any free port")
         return tier
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports to listen on. Each serves every protocol, so the same port need not be opened twice."""
+        return (
+            [self.port] if self.http_port is None or self.http_port == self.port != 0 else [self.port, self.http_port]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ class ReadyNamespace:
     endpoint: str
     connection_string: str
     tls_connection_string: str = ""
+    http_connection_string: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +150,8 @@ class LoopTimer:
 class Emulator:
     """Namespaces on ports of their own, for the duration of an `async with`. Port 0 chooses a free port.
 
-    `ready` has the addresses and credentials. `advance` moves the clock; `faults` injects faults.
+    `ready` has the addresses and credentials. `advance` moves the clock; `faults` injects faults. `create_entities` is
+    called with each namespace before its port opens.
 
     Raises PortInUse if a port is taken, before any port opens. Raises MachineLacks if a port cannot be opened,
     NameInvalid and UsageError for invalid names and port numbers.
@@ -152,8 +165,10 @@ class Emulator:
         clock: Clock | None = None,
         amqp_factory: AmqpFactory | None = None,
         options: EmulatorOptions = DEFAULT_OPTIONS,
+        create_entities: CreateEntities | None = None,
     ) -> None:
         self._options = options
+        self._create_entities = create_entities
         self.identity: IdentityFrontend | None = None
         self._tls: Tls | None = None
         self._requested = [RequestedNamespace(*each) for each in namespaces]
@@ -163,13 +178,16 @@ class Emulator:
         self.timers = Timers()
         self.namespaces: dict[str, Namespace] = {}
         self.faults = Faults(self.namespaces, self.advance)
+        self._http_authorities: dict[str, str] = {}
         self._timer: LoopTimer | None = None
         self._stack = AsyncExitStack()
         check_requested(self._requested)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            listening = [stack.enter_context(bind_port(self._host, each.port)) for each in self._requested]
+            listening = [
+                [stack.enter_context(bind_port(self._host, port)) for port in each.ports] for each in self._requested
+            ]
             if self._options.tls:
                 self._tls = stack.enter_context(self._start_tls())
             self._timer = LoopTimer(self.clock, self.timers)
@@ -185,7 +203,7 @@ class Emulator:
         names = [f"{name.lower()}.servicebus.windows.net" for name, *_ in self._requested]
         return tls_for([*hosts, *names], self._options.ca_file)
 
-    async def _start_ports(self, listening: Sequence[socket.socket], stack: AsyncExitStack) -> None:
+    async def _start_ports(self, listening: Sequence[Sequence[socket.socket]], stack: AsyncExitStack) -> None:
         from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
         soon = asyncio.get_running_loop().call_soon
@@ -194,7 +212,7 @@ class Emulator:
 
             self.identity = IdentityFrontend(self.clock)
         issuer = self.identity.issuer if self.identity else None
-        for requested, each in zip(self._requested, listening, strict=True):
+        for requested, sockets in zip(self._requested, listening, strict=True):
             namespace = Namespace(
                 requested.name,
                 self.clock,
@@ -203,17 +221,23 @@ class Emulator:
                 tier=requested.check(),
                 partitions=requested.partitions,
             )
-            namespace.authority = local_authority(self._host, each.getsockname()[1])
+            authorities = [local_authority(self._host, each.getsockname()[1]) for each in sockets]
+            namespace.authority = authorities[0]
+            if len(authorities) > 1:
+                self._http_authorities[requested.name] = authorities[1]
             if self._options.credits is not None:
                 points = namespace.fault_points
                 points.meters.append(CreditBudget(self._options.credits, self.clock, self.timers, points.resume))
             namespace.bearers = Bearers(issuer, accept_any=self._options.accept_any_token)
             self.namespaces[requested.name] = namespace
+            if self._create_entities is not None:
+                self._create_entities(namespace)
             tls = self._tls.context if self._tls else None
             http = partial(self._http_server, namespace)
-            port = Port(namespace, each, self._amqp or AmqpConnection, http, tls)
-            await port.start()
-            stack.push_async_callback(port.stop)
+            for each in sockets:
+                port = Port(namespace, each, self._amqp or AmqpConnection, http, tls)
+                await port.start()
+                stack.push_async_callback(port.stop)
 
     def _http_server(self, namespace: Namespace) -> web.Server:
         from sbpair.emulator.frontends.http.http_frontend import http_server
@@ -238,6 +262,7 @@ class Emulator:
                 each.endpoint,
                 each.connection_string,
                 each.connection_string.removesuffix(WITHOUT_TLS) if self._tls else "",
+                each.connection_string_at(self._http_authorities[name]) if name in self._http_authorities else "",
             )
             for name, each in self.namespaces.items()
         )
@@ -263,11 +288,12 @@ async def serve(
     ready_file: Path | None = None,
     on_ready: Callable[[Ready], None] | None = None,
     options: EmulatorOptions = DEFAULT_OPTIONS,
+    create_entities: CreateEntities | None = None,
 ) -> None:
     """Run an emulator until cancelled, then stop it. Raises as Emulator does, and MachineLacks for the ready file."""
     if ready_file is not None:
         remove_ready_file(ready_file)
-    async with Emulator(namespaces, host=host, options=options) as emulator:
+    async with Emulator(namespaces, host=host, options=options, create_entities=create_entities) as emulator:
         if ready_file is not None:
             write_ready_file(ready_file, emulator.ready)
         if on_ready is not None:

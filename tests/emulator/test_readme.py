@@ -6,12 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import sbpair.emulator
 import sbpair.testing
 from sbpair.emulator.faults.kinds import KINDS
+
+if TYPE_CHECKING:
+    from tests.kit.running import Running
 
 README = (Path(sbpair.emulator.__file__).parent / "README.md").read_text()
 
@@ -34,8 +38,22 @@ def test_the_table_of_faults_has_every_kind_with_its_fields() -> None:
         assert set(re.findall(r"`([a-z_]+)`", takes)) == set(kind.takes)
 
 
+def example_of(title: str) -> str:
+    section = README.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    [example] = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    return example
+
+
+def test_the_administration_client_needs_no_more_than_the_example(running: Running) -> None:
+    names: dict[str, Any] = {}
+    exec(example_of("In place of Azure's own emulator"), names)  # noqa: S102  # the document's own code
+    with names["administration"](running.connection_string) as admin:
+        admin.create_queue("by-example")
+        assert admin.get_queue("by-example").name == "by-example"
+
+
 def test_the_pytest_example_passes(tmp_path: Path) -> None:
-    [example] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    example = example_of("In pytest")
     path = tmp_path / "test_example.py"
     path.write_text(example)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]

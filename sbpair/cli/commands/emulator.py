@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +14,16 @@ from sbpair.errors import PortInUse, UsageError
 from sbpair.model.pair import is_loopback
 
 if TYPE_CHECKING:
-    from sbpair.emulator.server import Ready
+    from sbpair.emulator.config_file import ConfigFile
+    from sbpair.emulator.server import Ready, RequestedNamespace
 
 # The emulator accepts every subscription and resource group.
 ANY_GROUP = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "emulator"}
 DEFAULT = ("contoso=5672", "contoso-dr=5673")
 DEFAULT_TEXT = " and ".join(DEFAULT)
+AMQP_PORT, HTTP_PORT = 5672, 5300
+VENDOR_READY = "Emulator Service is Successfully Up!"
+"""The line that the testcontainers modules of the vendor's emulator wait for."""
 
 
 def command(
@@ -26,6 +32,10 @@ def command(
         "--namespace NAME=PORT[,TIER]",
         "Namespace and port; repeatable; port 0 is any free port; TIER is basic, standard, premium, premium,2"
         f" or premium,4 [default: {DEFAULT_TEXT}, standard]",
+    ),
+    config_file: Path | None = option("--config-file FILE", "Entities to create: Config.json of Azure's own emulator"),
+    http_port: int | None = option(
+        "--http-port PORT", f"Second port of the first namespace [default: none; {HTTP_PORT} with --config-file]"
     ),
     host: str = option("--host ADDRESS", "Address to listen on", default="127.0.0.1"),
     expose: bool = flag("--expose", "Allow a non-loopback --host; the key is public"),
@@ -45,8 +55,9 @@ def command(
     Examples:
       sbpair emulator
       sbpair emulator --namespace contoso=0,premium --namespace contoso-dr=0 -o json
+      sbpair emulator --config-file Config.json
 
-    Exit codes: 0 stopped by a signal; 7 a port is in use
+    Exit codes: 0 stopped by a signal; 2 a wrong file; 7 a port is in use
 
     See also: sbpair help emulator
     """
@@ -57,33 +68,63 @@ def command(
         )
     if ca_file is not None and not tls:
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
-    read = [_parsed(text) for text in namespace or DEFAULT]
     from sbpair.emulator import server
 
+    read = [server.RequestedNamespace(*_parsed(text)) for text in namespace or (() if config_file else DEFAULT)]
+    config = None
+    if config_file is not None:
+        with _all_faults_shown(screen):
+            config, read = _configured(config_file, read)
+    if http_port is not None or config:
+        read[0] = read[0]._replace(http_port=HTTP_PORT if http_port is None else http_port)
     try:
         run(
             server.serve(
-                [server.RequestedNamespace(*each) for each in read],
+                read,
                 host=host,
                 ready_file=ready_file,
-                on_ready=lambda ready: _show(screen, ready),
+                on_ready=lambda ready: _show(screen, ready, vendor=config is not None),
                 options=server.EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
+                create_entities=config.create_entities if config else None,
             )
         )
     except KeyboardInterrupt:
         screen.say("stopped")
     except PortInUse as error:
-        error.hint = f"stop what uses it, or take any free ports: {_with_any_port(read)}"
+        anywhere = " --http-port 0" if read[0].http_port else ""
+        error.hint = f"stop what uses it, or take any free ports: {_with_any_port(read)}{anywhere}"
         raise
     return 0
 
 
-def _with_any_port(namespaces: list[tuple[str, int, str, int]]) -> str:
+def _configured(path: Path, given: "list[RequestedNamespace]") -> "tuple[ConfigFile, list[RequestedNamespace]]":
+    """Return a file and its namespaces; `given` has the ports and tiers of some. Raises ConfigFileInvalid."""
+    from sbpair.emulator.config_file import load_config
+
+    config = load_config(path)
+    return config, config.requested(given, AMQP_PORT)
+
+
+@contextmanager
+def _all_faults_shown(screen: Screen) -> Iterator[None]:
+    """Print every fault of a file as an error of its own, where it has several."""
+    try:
+        yield
+    except UsageError as error:
+        faults = error.message.splitlines()
+        if len(faults) > 1:
+            for fault in faults:
+                screen.error(fault)
+            error.message = f"--config-file has {len(faults)} faults"
+        raise
+
+
+def _with_any_port(namespaces: "list[RequestedNamespace]") -> str:
     def written(name: str, tier: str, partitions: int) -> str:
         more = f",{tier}" + (f",{partitions}" if partitions > 1 else "") if tier != "standard" else ""
         return f"--namespace {shlex.quote(name)}=0{more}"
 
-    return " ".join(written(name, tier, partitions) for name, _port, tier, partitions in namespaces)
+    return " ".join(written(name, tier, partitions) for name, _port, tier, partitions, _http in namespaces)
 
 
 def _parsed(text: str) -> tuple[str, int, str, int]:
@@ -100,7 +141,9 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
-def _show(screen: Screen, ready: "Ready") -> None:
+def _show(screen: Screen, ready: "Ready", *, vendor: bool) -> None:
+    if vendor:
+        screen.say(VENDOR_READY)
     if screen.output is not Output.TABLE:
         screen.write(json.dumps({"schema": "sbpair/emulator/1", **ready.as_document()}))
         return
@@ -108,6 +151,8 @@ def _show(screen: Screen, ready: "Ready") -> None:
         screen.write(f"# {each.name}: {each.connection_string}")
         if each.tls_connection_string:
             screen.write(f"# {each.name}, by TLS: {each.tls_connection_string}")
+        if each.http_connection_string:
+            screen.write(f"# {each.name}, administration: {each.http_connection_string}")
     if ready.ca_file:
         screen.write(f"# CA file: {ready.ca_file}")
     for side, each in zip(("PRIMARY", "SECONDARY"), ready.namespaces, strict=False):

@@ -282,6 +282,7 @@ EMULATOR = document(
         endpoint=text("Host and port"),
         connection_string=text("Connection string"),
         tls_connection_string=optional(text("Connection string for TLS, with --tls")),
+        http_connection_string=optional(text("Connection string for the port of --http-port")),
     ),
     ca_file=optional(text("File with the CA, with --tls")),
     identity=optional(

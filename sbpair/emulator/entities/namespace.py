@@ -101,9 +101,13 @@ class Namespace:
 
     @property
     def connection_string(self) -> str:
+        return self.connection_string_at(self.authority)
+
+    def connection_string_at(self, authority: str) -> str:
+        """Return the connection string for a host and port."""
         rule = self.keys[0]
         return (
-            f"Endpoint={self.endpoint};SharedAccessKeyName={rule.key_name};"
+            f"Endpoint=sb://{authority};SharedAccessKeyName={rule.key_name};"
             f"SharedAccessKey={rule.primary_key};UseDevelopmentEmulator=true"
         )
 

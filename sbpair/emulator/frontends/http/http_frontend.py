@@ -1,4 +1,4 @@
-"""The HTTP frontend: it has the control API, and passes other requests to identity, Resource Manager or Atom.
+"""The HTTP frontend: it has health and control, and passes other requests to identity, Resource Manager or Atom.
 
 The control API is faults, clock and state as JSON under `/$control`. It stays reachable during outages and needs no
 token. The answer to an invalid request is 400, with the field.
@@ -56,6 +56,8 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
         path = request.raw_path.lower().lstrip("/").replace("%24", "$")
         if path.startswith(CONTROL):
             return await answer_control(emulator, request)
+        if is_health_check(request):
+            return health(namespace)
         if emulator.identity is not None and path.startswith(identity_frontend.PREFIX):
             return emulator.identity.handle(request)
         if namespace.is_down:
@@ -72,6 +74,24 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
         return response
 
     return web.Server(handle, access_log=None, logger=QuietLog(logger))
+
+
+def is_health_check(request: web.BaseRequest) -> bool:
+    """Return whether a request asks for health. One with a token is for an entity of that name."""
+    return (
+        request.method in ("GET", "HEAD")
+        and split_target(request)[0].strip("/").lower() == "health"
+        and hdrs.AUTHORIZATION not in request.headers
+    )
+
+
+def health(namespace: Namespace) -> web.Response:
+    """Return the answer that the vendor's emulator gives to GET /health."""
+    if namespace.is_down:
+        body, status = '{"status":"unhealthy","message":"Service not available. Please try after some time."}', 503
+    else:
+        body, status = '{"status":"healthy","message":"Service is healthy."}', 200
+    return web.Response(text=body, status=status, content_type="application/json")
 
 
 async def answer(frontend: AtomFrontend | ArmFrontend, request: web.BaseRequest) -> web.Response:

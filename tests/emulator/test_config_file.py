@@ -1,0 +1,474 @@
+"""The vendor emulator's Config.json: its entities and defaults, and every fault with its path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.emulator import timespan
+from sbpair.emulator.clock import NEVER, ManualClock
+from sbpair.emulator.config_file import ConfigFileInvalid, load_config, parse_config
+from sbpair.emulator.entities.description import PREMIUM
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlRuleFilter, TrueRuleFilter
+from sbpair.emulator.server import RequestedNamespace
+from sbpair.errors import MachineLacks, NameInvalid, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMPLETE = """\ufeff{
+  // As an editor wrote it.
+  "UserConfig": {
+    "Namespaces": [
+      {
+        "Name": "sbemulatorns",
+        "Queues": [
+          {"Name": "plain"},
+          {
+            "Name": "all.of/them",
+            "Properties": {
+              "DeadLetteringOnMessageExpiration": true,
+              "DefaultMessageTimeToLive": "PT30M",
+              "DuplicateDetectionHistoryTimeWindow": "PT5S", /* less than
+                                                                the service */
+              "ForwardDeadLetteredMessagesTo": "plain",
+              "ForwardTo": "",
+              "LockDuration": "PT5S",
+              "MaxDeliveryCount": 10,
+              "RequiresDuplicateDetection": true,
+              "RequiresSession": true,
+            }
+          }
+        ],
+        "Topics": [
+          {
+            "Name": "news",
+            "Properties": {"RequiresDuplicateDetection": false},
+            "Subscriptions": [
+              {"Name": "everything", "Properties": {"ForwardTo": "Plain"}},
+              {
+                "Name": "some",
+                "Rules": [
+                  {"Name": "json", "Properties": {"FilterType": "Correlation", "CorrelationFilter": {
+                    "ContentType": "application/json", "Properties": {"price": 5, "https://x": "a,] // b", "new": true}
+                  }}},
+                  {"Name": "sql", "Properties": {
+                    "FilterType": "Sql",
+                    "SqlFilter": {"SqlExpression": "sys.MessageId = '1' AND color = 'red'"},
+                    "Action": {"SqlExpression": "SET sys.To = 'Entity'"}
+                  }}
+                ]
+              },
+            ]
+          }
+        ]
+      }
+    ],
+    "Logging": {"Type": "File"}
+  }
+}
+"""
+
+
+def created(text: str, **options: Any) -> Namespace:
+    """Return a namespace with the entities of a file."""
+    config = parse_config(text, "Config.json")
+    [requested] = config.requested([], 0)
+    namespace = Namespace(requested.name, ManualClock(), **options)
+    config.create_entities(namespace)
+    return namespace
+
+
+def document(**namespace: object) -> str:
+    return json.dumps({"UserConfig": {"Namespaces": [{"Name": "sbemulatorns", **namespace}]}})
+
+
+def queue(**properties: object) -> str:
+    return document(Queues=[{"Name": "orders", "Properties": properties}])
+
+
+def rule(**properties: object) -> str:
+    rules = [{"Name": "r", "Properties": properties}]
+    return document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s", "Rules": rules}]}])
+
+
+def faults(text: str) -> list[str]:
+    with pytest.raises(ConfigFileInvalid) as caught:
+        parse_config(text, "Config.json").requested([], 0)
+    return [fault.removeprefix("Config.json: ") for fault in caught.value.faults]
+
+
+@pytest.fixture
+def complete(tmp_path: Path) -> Namespace:
+    path = tmp_path / "Config.json"
+    path.write_text(COMPLETE, encoding="utf-8")
+    config = load_config(path)
+    namespace = Namespace("sbemulatorns", ManualClock())
+    assert config.requested([], 5672) == [RequestedNamespace("sbemulatorns", 5672)]
+    config.create_entities(namespace)
+    return namespace
+
+
+def test_every_property_of_a_queue_is_taken_over(complete: Namespace) -> None:
+    found = complete.queue("all.of/them").description
+    assert (found.dead_lettering_on_message_expiration, found.requires_session) == (True, True)
+    assert (found.requires_duplicate_detection, found.duplicate_detection_window_ms) == (True, 5_000)
+    assert (found.ttl_ms, found.lock_ms, found.max_delivery_count) == (1_800_000, 5_000, 10)
+    assert (found.forward_to, found.forward_dead_lettered_messages_to) == (None, "sb://sbemulatorns/plain")
+
+
+def test_properties_left_out_are_those_of_the_vendors_schema(complete: Namespace) -> None:
+    found = complete.queue("plain").description
+    assert (found.ttl_ms, found.lock_ms, found.max_delivery_count) == (3_600_000, 60_000, 3)
+    assert (found.requires_duplicate_detection, found.duplicate_detection_window_ms) == (False, 20_000)
+    assert (found.requires_session, found.dead_lettering_on_message_expiration) == (False, False)
+    topic = complete.topic("news")
+    assert (topic.description.ttl_ms, topic.description.duplicate_detection_window_ms) == (3_600_000, 20_000)
+    subscription = topic.subscription("some").description
+    assert (subscription.ttl_ms, subscription.lock_ms, subscription.max_delivery_count) == (3_600_000, 60_000, 3)
+
+
+def test_a_subscription_has_its_rules_or_the_true_filter(complete: Namespace) -> None:
+    topic = complete.topic("news")
+    [default] = topic.subscription("everything").rules
+    assert (default.name, default.filter) == ("$Default", TrueRuleFilter())
+    by_name = {rule.name: rule for rule in topic.subscription("some").rules}
+    assert by_name.keys() == {"json", "sql"}
+    correlation = by_name["json"].filter
+    assert isinstance(correlation, CorrelationRuleFilter)
+    assert correlation.content_type == "application/json"
+    values = {name: typed.value for name, typed in correlation.properties}
+    assert values == {"price": 5, "https://x": "a,] // b", "new": True}
+    assert isinstance(by_name["sql"].filter, SqlRuleFilter)
+    assert by_name["sql"].action is not None
+
+
+def test_limits_are_wider_than_the_vendors() -> None:
+    wide = {"MaxDeliveryCount": 2_147_483_647, "DefaultMessageTimeToLive": "P10675199DT2H48M5.4775807S"}
+    more = {
+        "MaxSizeInMegabytes": 5120,
+        "EnablePartitioning": True,
+        "AutoDeleteOnIdle": "PT5M",
+        "Status": "SendDisabled",
+    }
+    found = created(queue(**wide, **more)).queue("orders").description
+    assert (found.max_delivery_count, found.ttl_ms, found.partition_count) == (2_147_483_647, NEVER, 16)
+    assert (found.max_size_in_megabytes, found.status) == (5120, "SendDisabled")
+    many = created(document(Queues=[{"Name": f"q{number}"} for number in range(500)]))
+    assert len(many.queues()) == 500
+
+
+def test_lists_and_properties_may_be_left_out() -> None:
+    assert created(document()).queues() == []
+    assert created(document(Topics=[{"Name": "news"}])).topic("news").subscriptions == []
+
+
+def test_several_namespaces_have_ports_of_their_own() -> None:
+    named = [{"Name": "contoso", "Queues": [{"Name": "a"}]}, {"Name": "contoso-dr", "Queues": [{"Name": "b"}]}]
+    config = parse_config(json.dumps({"UserConfig": {"Namespaces": named}}), "Config.json")
+    assert config.requested([], 5672) == [
+        ("contoso", 5672, "Standard", 1, None),
+        ("contoso-dr", 5673, "Standard", 1, None),
+    ]
+    given = RequestedNamespace("Contoso-DR", 0, "premium", 2)
+    second = config.requested([given], 5672)[1]
+    assert second == ("contoso-dr", 0, "premium", 2, None)
+    namespace = Namespace("contoso-dr", ManualClock(), tier=PREMIUM, partitions=2)
+    config.create_entities(namespace)
+    assert [each.path for each in namespace.queues()] == ["b"]
+
+
+def test_a_namespace_given_that_the_file_lacks_is_refused() -> None:
+    with pytest.raises(UsageError, match="namespace 'contoso' is not in Config") as caught:
+        parse_config(document(), "Config.json").requested([RequestedNamespace("contoso", 0)], 5672)
+    assert caught.value.hint == "it has sbemulatorns"
+
+
+def test_the_limits_are_those_of_the_tier_given() -> None:
+    config = parse_config(queue(RequiresSession=True), "Config.json")
+    with pytest.raises(ConfigFileInvalid, match="RequiresSession is not supported in the Basic tier"):
+        config.requested([RequestedNamespace("sbemulatorns", 0, "basic")], 5672)
+    with pytest.raises(NameInvalid):
+        config.requested([RequestedNamespace("-", 0)], 5672)
+
+
+def test_entities_that_exist_stay_as_they_are() -> None:
+    config = parse_config(COMPLETE.removeprefix("\ufeff"), "Config.json")
+    [requested] = config.requested([], 0)
+    namespace = Namespace(requested.name, ManualClock())
+    existing = namespace.create_queue("PLAIN")
+    news = namespace.create_topic("news").create_subscription("some")
+    config.create_entities(namespace)
+    assert namespace.queue("plain") is existing
+    assert [each.name for each in news.rules] == ["$Default"]
+    assert namespace.topic("news").find_subscription("everything")
+
+
+Q = "UserConfig.Namespaces[0].Queues[0]"
+T = "UserConfig.Namespaces[0].Topics[0]"
+R = f"{T}.Subscriptions[0].Rules[0]"
+VALUE = "The value of {} is not allowed: it must be {}."
+WRONG: list[tuple[str, list[str]]] = [
+    ("[]", ["expected an object, got a list"]),
+    ("{}", ["UserConfig is missing"]),
+    ('{"UserConfig": 5}', ["UserConfig: expected an object, got a whole number"]),
+    ('{"UserConfig": {}}', ["UserConfig: Namespaces is missing"]),
+    ('{"UserConfig": {"Namespaces": []}}', ["UserConfig.Namespaces: a namespace is missing"]),
+    ('{"UserConfig": {"Namespaces": {}}}', ["UserConfig.Namespaces: expected a list, got an object"]),
+    ('{"UserConfig": {"Namespaces": [{}]}}', ["UserConfig.Namespaces[0]: Name is missing"]),
+    (
+        '{"UserConfig": {"Namespaces": [{"Name": "a/b"}]}}',
+        [
+            (
+                "UserConfig.Namespaces[0].Name: 'a/b' is not a valid namespace name; "
+                "use 2 to 50 letters, digits and hyphens, a letter first"
+            )
+        ],
+    ),
+    (
+        '{"UserConfig": {"Namespaces": [{"Name": "contoso"}, {"Name": "Contoso"}]}}',
+        ["UserConfig.Namespaces[1].Name: namespace 'Contoso' is named twice"],
+    ),
+    (
+        '{"UserConfig": {"Namespaces": [{"Name": "contoso"}], "Logging": {"Type": "Syslog"}}}',
+        ["UserConfig.Logging.Type: unknown type 'Syslog'; expected one of File Console File,Console Console,File"],
+    ),
+    (
+        '{"userConfig": {"Namespaces": []}}',
+        ["userConfig: unknown property; expected UserConfig", "UserConfig is missing"],
+    ),
+    (
+        '{"UserConfig": {"Namespaces": [{"Name": "contoso", "Name": "other"}]}}',
+        ["UserConfig.Namespaces[0].Name: given more than once"],
+    ),
+    (document(Queue=[]), ["UserConfig.Namespaces[0].Queue: unknown property; expected Queues"]),
+    (document(Topics=None), ["UserConfig.Namespaces[0].Topics: expected a list, got null"]),
+    (document(Queues=["orders"]), [f"{Q}: expected an object, got text"]),
+    (document(Queues=[{"Name": 5}]), [f"{Q}.Name: expected text, got a whole number"]),
+    (
+        document(Queues=[{"Name": "a", "Subscriptions": []}]),
+        [f"{Q}.Subscriptions: unknown property; expected one of Name, Properties"],
+    ),
+    (
+        document(Queues=[{"Name": "a"}, {"Name": "A"}], Topics=[{"Name": "a"}]),
+        [
+            "UserConfig.Namespaces[0].Queues[1].Name: the name 'A' is used twice",
+            f"{T}.Name: the name 'a' is used twice",
+        ],
+    ),
+    (
+        document(Queues=[{"Name": "a b"}]),
+        [
+            (
+                f"{Q}.Name: 'a b' contains characters that are not allowed in an entity path: "
+                "use letters, digits, '.', '-', '_', and '/' between segments."
+            )
+        ],
+    ),
+    (queue(LockDuraton="PT1M"), [f"{Q}.Properties.LockDuraton: unknown property; expected LockDuration"]),
+    (queue(lockduration="PT1M"), [f"{Q}.Properties.lockduration: unknown property; expected LockDuration"]),
+    (queue(LockDuration=60), [f"{Q}.Properties.LockDuration: expected text, got a whole number"]),
+    (queue(MaxDeliveryCount="3"), [f"{Q}.Properties.MaxDeliveryCount: expected a whole number, got text"]),
+    (queue(MaxDeliveryCount=2.5), [f"{Q}.Properties.MaxDeliveryCount: expected a whole number, got a number"]),
+    (queue(MaxDeliveryCount=True), [f"{Q}.Properties.MaxDeliveryCount: expected a whole number, got true"]),
+    (queue(RequiresSession="true"), [f"{Q}.Properties.RequiresSession: expected true or false, got text"]),
+    (queue(ForwardTo=None), [f"{Q}.Properties.ForwardTo: expected text, got null"]),
+    (
+        queue(LockDuration="1m", MaxDeliveryCount=0),
+        [
+            f"{Q}.Properties.LockDuration: The value '1m' of LockDuration cannot be read as a duration such as PT1M.",
+            f"{Q}.Properties.MaxDeliveryCount: {VALUE.format('MaxDeliveryCount', 'from 1 to 2147483647')}",
+        ],
+    ),
+    (
+        queue(LockDuration="PT6M"),
+        [f"{Q}.Properties.LockDuration: {VALUE.format('LockDuration', 'more than zero and at most 5 minutes')}"],
+    ),
+    (
+        queue(DuplicateDetectionHistoryTimeWindow="PT4S"),
+        [
+            (
+                f"{Q}.Properties.DuplicateDetectionHistoryTimeWindow: "
+                f"{VALUE.format('DuplicateDetectionHistoryTimeWindow', 'from 20 seconds to 7 days')}"
+            )
+        ],
+    ),
+    (queue(ForwardTo="elsewhere"), [f"{Q}.Properties.ForwardTo: there is no queue or topic 'elsewhere'"]),
+    (
+        document(Topics=[{"Name": "news", "Properties": {"RequiresSession": True}, "Subscriptions": [{}]}]),
+        [
+            (
+                f"{T}.Properties.RequiresSession: unknown property; expected one of MaxSizeInMegabytes, "
+                "RequiresDuplicateDetection, DefaultMessageTimeToLive, DuplicateDetectionHistoryTimeWindow, "
+                "EnableBatchedOperations, Status, UserMetadata, AutoDeleteOnIdle, EnablePartitioning, EnableExpress, "
+                "MaxMessageSizeInKilobytes, FilteringMessagesBeforePublishing, SupportOrdering, "
+                "EnableSubscriptionPartitioning"
+            ),
+            f"{T}.Subscriptions[0]: Name is missing",
+        ],
+    ),
+    (
+        document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s"}, {"Name": "S"}]}]),
+        [f"{T}.Subscriptions[1].Name: the name 'S' is used twice"],
+    ),
+    (
+        document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s" * 51}]}]),
+        [f"{T}.Subscriptions[0].Name: The name of a subscription has 1 to 50 characters, not 51."],
+    ),
+    (
+        document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s", "Rules": {}}]}]),
+        [f"{T}.Subscriptions[0].Rules: expected a list, got an object"],
+    ),
+    (rule(), [f"{R}.Properties: FilterType is missing"]),
+    (
+        rule(FilterType="True"),
+        [f"{R}.Properties.FilterType: unknown filter type 'True'; expected Correlation or Sql"],
+    ),
+    (rule(FilterType="Sql"), [f"{R}.Properties: SqlFilter is missing"]),
+    (rule(FilterType="Sql", SqlFilter={}), [f"{R}.Properties.SqlFilter: SqlExpression is missing"]),
+    (
+        rule(FilterType="Sql", SqlFilter={"SqlExpression": "a = 1"}, CorrelationFilter={"Label": "x"}),
+        [f"{R}.Properties.CorrelationFilter: does not go with the FilterType Sql"],
+    ),
+    (
+        rule(FilterType="Correlation", CorrelationFilter={"Label": 5}),
+        [
+            f"{R}.Properties.CorrelationFilter.Label: expected text, got a whole number",
+            f"{R}.Properties.CorrelationFilter: A correlation filter needs at least one property to compare with.",
+        ],
+    ),
+    (
+        rule(FilterType="Correlation", CorrelationFilter={"Properties": {"a": None, "b": [], "c": 10**30}}),
+        [
+            (
+                f"{R}.Properties.CorrelationFilter.Properties.a: expected text or a whole number or a number "
+                "or true or false, got null"
+            ),
+            (
+                f"{R}.Properties.CorrelationFilter.Properties.b: expected text or a whole number or a number "
+                "or true or false, got a list"
+            ),
+            f"{R}.Properties.CorrelationFilter.Properties.c: The value '{10**30}' is not of the type long.",
+        ],
+    ),
+    (
+        rule(FilterType="Correlation", CorrelationFilter={"Subject": "x"}),
+        [
+            (
+                f"{R}.Properties.CorrelationFilter.Subject: unknown property; expected one of CorrelationId, "
+                "MessageId, To, ReplyTo, Label, SessionId, ReplyToSessionId, ContentType, Properties"
+            ),
+            f"{R}.Properties.CorrelationFilter: A correlation filter needs at least one property to compare with.",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG)
+def test_a_fault_has_its_path_and_the_expected_value(text: str, expected: list[str]) -> None:
+    assert faults(text) == expected
+
+
+@pytest.mark.parametrize("expression", ["color = ", "a = = 1", "'open", "x" * 1025])
+def test_a_wrong_expression_is_found_with_the_services_message(expression: str) -> None:
+    good = {"SqlExpression": "a = 1"}
+    [of_filter] = faults(rule(FilterType="Sql", SqlFilter={"SqlExpression": expression}))
+    assert of_filter.startswith(
+        f"{R}.Properties.SqlFilter.SqlExpression: There was an error parsing the SQL expression."
+    )
+    [of_action] = faults(rule(FilterType="Sql", SqlFilter=good, Action={"SqlExpression": expression}))
+    assert of_action.startswith(f"{R}.Properties.Action.SqlExpression: There was an error parsing the SQL expression.")
+
+
+def test_two_rules_of_one_name_and_a_wrong_rule_name_are_faults() -> None:
+    correlation = {"FilterType": "Correlation", "CorrelationFilter": {"Label": "x"}}
+    rules = [{"Name": name, "Properties": correlation} for name in ("a", "A", "b/c")]
+    found = faults(document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s", "Rules": rules}]}]))
+    assert [fault.partition(": ")[0] for fault in found] == [
+        f"{T}.Subscriptions[0].Rules[2].Name",
+        f"{T}.Subscriptions[0].Rules[1].Name",
+    ]
+
+
+def test_properties_that_exclude_each_other_are_a_fault_of_both() -> None:
+    properties = {"RequiresSession": True, "ForwardTo": "other"}
+    queues = [{"Name": "orders", "Properties": properties}, {"Name": "other"}]
+    [found] = faults(document(Queues=queues))
+    assert found == f"{Q}.Properties: {VALUE.format('ForwardTo', 'empty where sessions are required')}"
+
+
+def test_all_faults_of_a_file_are_reported_together() -> None:
+    text = json.dumps(
+        {
+            "UserConfig": {
+                "Namespaces": [
+                    {"Name": "contoso", "Queues": [{"Name": "a", "Properties": {"MaxDeliveryCount": -1}}, {}]},
+                    {"Name": "other", "Topics": [{"Name": "t", "Subscriptions": [{"Name": "?"}]}]},
+                ],
+                "Logging": {"Level": "Debug"},
+            }
+        }
+    )
+    assert [fault.partition(": ")[0] for fault in faults(text)] == [
+        "UserConfig.Logging.Level",
+        "UserConfig.Namespaces[0].Queues[0].Properties.MaxDeliveryCount",
+        "UserConfig.Namespaces[0].Queues[1]",
+        "UserConfig.Namespaces[1].Topics[0].Subscriptions[0].Name",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Config.json:1:1: not JSON: Expecting value"),
+        ("{\n  // comment\n  'a': 1\n}", "Config.json:3:3: not JSON"),
+        ('{\n "a": 1,,\n}', "Config.json:2:9: not JSON"),
+        ("{,}", "Config.json:1:2: not JSON"),
+        ("[,]", "Config.json:1:2: not JSON"),
+        ('{"a": NaN}', "Config.json: not JSON: NaN is not a number of JSON"),
+        ('{"a": 1} // end\n}', "Config.json:2:1: not JSON: Extra data"),
+        ('{"a": "// open', "Config.json:1:7: not JSON"),
+        ("{ /* open ", "Config.json:1:3: not JSON"),
+        ("[" * 100_000, "Config.json is nested too deeply"),
+        (f'{{"a": {"9" * 5000}}}', "Config.json: not JSON: Exceeds the limit"),
+    ],
+)
+def test_text_that_is_not_json_is_refused_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_config(text, "Config.json")
+    assert caught.value.message.startswith(message)
+
+
+def not_utf8(path: Path) -> None:
+    path.write_bytes(b'{"UserConfig": "\xff"}')
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda _: None, "cannot be read: No such file or directory"),
+        (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+        (not_utf8, "is not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, prepare: Callable, message: str) -> None:
+    path = tmp_path / "Config.json"
+    prepare(path)
+    with pytest.raises(UsageError) as caught:
+        load_config(path)
+    assert caught.value.message == f"--config-file: {path} {message}"
+
+
+def test_a_file_that_the_system_cannot_read_is_a_lack_of_the_machine(tmp_path: Path) -> None:
+    with pytest.raises(MachineLacks, match="cannot be read: File name too long"):
+        load_config(tmp_path / ("n" * 300))
+
+
+def test_the_schema_of_an_editor_is_ignored() -> None:
+    text = document().replace("{", '{"$schema": "https://example.org/Config-schema.json", ', 1)
+    assert created(text).name == "sbemulatorns"
+    assert timespan.parse("PT5S") == 5 * timespan.TICKS_PER_SECOND

@@ -1,0 +1,289 @@
+"""The vendor emulator's contract: two ports, the health check, its connection strings and its configuration file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import ClientSession
+from azure.servicebus import ServiceBusMessage
+
+from sbpair.emulator.server import RequestedNamespace
+from sbpair.errors import PortInUse, UsageError
+from sbpair.testing import Emulator
+from tests.kit.async_tests import InLoop
+from tests.kit.command import environment, finished, run, run_program, start, untimed
+from tests.kit.sas import sign
+
+if TYPE_CHECKING:
+    from sbpair.emulator.server import ReadyNamespace
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {
+    "UserConfig": {
+        "Namespaces": [
+            {
+                "Name": "sbemulatorns",
+                "Queues": [{"Name": "queue.1"}],
+                "Topics": [{"Name": "topic.1", "Subscriptions": [{"Name": "subscription.1"}]}],
+            }
+        ],
+        "Logging": {"Type": "File"},
+    }
+}
+AMQP = b"AMQP\x03\x01\x00\x00"
+HEALTHY = '{"status":"healthy","message":"Service is healthy."}'
+UNHEALTHY = '{"status":"unhealthy","message":"Service not available. Please try after some time."}'
+ANY = ("--namespace", "sbemulatorns=0", "--http-port", "0")
+
+
+@pytest.fixture
+def emulator() -> InLoop:
+    def two_ports() -> Emulator:
+        return Emulator([RequestedNamespace("sbemulatorns", 0, http_port=0)])
+
+    return InLoop(two_ports)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "Config.json"
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+def address(connection_string: str) -> str:
+    return connection_string.partition("sb://")[2].partition(";")[0]
+
+
+def addresses(emulator: Emulator) -> list[str]:
+    [ready] = emulator.ready.namespaces
+    return [address(ready.connection_string), address(ready.http_connection_string)]
+
+
+async def get(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    async with ClientSession(headers=headers) as session, session.request(method, url) as answer:
+        return answer.status, await answer.text()
+
+
+@asynccontextmanager
+async def amqp_connection(authority: str) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection(*authority.split(":"))
+    try:
+        writer.write(AMQP)
+        yield reader
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+# Two ports
+
+
+async def test_both_ports_serve_both_protocols(emulator: Emulator) -> None:
+    amqp, http = addresses(emulator)
+    assert amqp != http
+    for each in (amqp, http):
+        assert (await get(f"http://{each}/health"))[0] == 200
+        async with amqp_connection(each) as greeting:
+            assert await greeting.readexactly(8) == AMQP
+
+
+async def test_an_outage_breaks_the_connections_of_both_ports(emulator: Emulator) -> None:
+    amqp, http = addresses(emulator)
+    async with amqp_connection(amqp) as first, amqp_connection(http) as second:
+        for reader in (first, second):
+            await reader.readexactly(8)
+        with emulator.faults.during("namespace-down", "sbemulatorns"):
+            for reader in (first, second):
+                with suppress(ConnectionError):
+                    await reader.read()  # to the end
+
+
+async def test_a_second_port_that_is_taken_opens_no_port() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port}"):
+            await Emulator([RequestedNamespace("contoso", 0, http_port=port)]).__aenter__()
+
+
+async def test_the_first_port_may_be_named_as_the_second_one_too(unused_port: int) -> None:
+    async with Emulator([RequestedNamespace("contoso", unused_port, http_port=unused_port)]) as emulator:
+        [ready] = emulator.ready.namespaces
+        assert (ready.endpoint, ready.http_connection_string) == (f"sb://127.0.0.1:{unused_port}", "")
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_a_second_port_out_of_range_is_refused(port: int) -> None:
+    with pytest.raises(UsageError, match=f"{port} is not a port number"):
+        Emulator([RequestedNamespace("contoso", 0, http_port=port)])
+
+
+# Health
+
+
+async def test_health_follows_the_namespace(emulator: Emulator) -> None:
+    for each in addresses(emulator):
+        url = f"http://{each}/health"
+        assert await get(url) == (200, HEALTHY)
+        assert await get(f"{url}/?at=all") == (200, HEALTHY)
+        assert await get(url, "HEAD") == (200, "")
+        with emulator.faults.during("namespace-down", "sbemulatorns"):
+            assert await get(url) == (503, UNHEALTHY)
+        assert await get(url) == (200, HEALTHY)
+
+
+async def test_a_request_with_a_token_is_for_a_queue_named_health(emulator: Emulator) -> None:
+    namespace = emulator.namespaces["sbemulatorns"]
+    namespace.create_queue("health")
+    token = sign(namespace.keys[0], f"https://{namespace.authority}", emulator.clock.now_ms() // 1000 + 60)
+    status, body = await get(f"http://{namespace.authority}/health?api-version=2021-05", Authorization=token)
+    assert (status, "<QueueDescription" in body) == (200, True)
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "POST"])
+async def test_health_cannot_be_changed(emulator: Emulator, method: str) -> None:
+    status, _ = await get(f"http://{addresses(emulator)[0]}/health", method)
+    assert status in (401, 405)
+
+
+# The official clients
+
+
+def test_the_administration_client_works_on_the_second_port(official: Any, another: Any) -> None:
+    with another([RequestedNamespace("sbemulatorns", 0, http_port=0)]) as running:
+        ready: ReadyNamespace = running.ready[0]
+        with official.admin(ready.http_connection_string) as admin:
+            admin.create_queue("orders", lock_duration="PT30S")
+            assert [queue.name for queue in admin.list_queues()] == ["orders"]
+        with official.sender(ready.http_connection_string, "orders") as sender:
+            sender.send_messages(ServiceBusMessage("one"))
+        with official.receiver(ready.connection_string, "orders") as receiver:
+            assert [str(message) for message in receiver.receive_messages(max_wait_time=5)] == ["one"]
+
+
+def isolated(*words: str) -> list[str]:
+    """Return a command that runs where every port is free."""
+    return ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *words]
+
+
+@pytest.fixture(scope="module")
+def isolation() -> None:
+    if shutil.which("unshare") is None or run_program(*isolated("true")).returncode:
+        pytest.skip("this machine offers no network of their own to processes")
+
+
+@pytest.mark.usefixtures("isolation")
+def test_a_program_for_the_vendors_emulator_runs_unchanged(config: str) -> None:
+    program = Path(__file__).with_name("vendor_program.py")
+    env = environment(None, PYTHONPATH=str(ROOT))
+    done = run_program(*isolated(sys.executable, str(program), config), env=env)
+    steps = ["True", f"200 {HEALTHY}", "['queue.1']", "True", "hello", "hello"]
+    assert done.stdout.splitlines() == steps, done.stderr
+
+
+# The command
+
+
+async def test_the_command_prints_the_vendors_line_when_ready(config: str, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    words = ("emulator", "--config-file", config, *ANY, "--ready-file", str(ready))
+    process = await start(*words, env=environment(None))
+    assert process.stderr is not None
+    line = await process.stderr.readline()
+    assert line.decode().endswith("Z Emulator Service is Successfully Up!\n")
+    [found] = json.loads(ready.read_text())["namespaces"]
+    assert await get(f"http://{address(found['http_connection_string'])}/health") == (200, HEALTHY)
+    process.terminate()
+    code, out, _ = await finished(process)
+    assert code == 0
+    assert f"# sbemulatorns, administration: {found['http_connection_string']}" in out.splitlines()
+    assert "export SBPAIR_PRIMARY_NAME=sbemulatorns" in out
+
+
+def test_the_command_prints_every_fault_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "Config.json"
+    path.write_text(
+        '{"UserConfig": {"Namespaces": [{"Name": "a-b", "Queues": [{"Name": "q", "Properties": {"x": 1}}, 5]}]}}'
+    )
+    done = run("emulator", "--config-file", str(path), *ANY[2:], env=environment(None))
+    lines = done.stderr.splitlines()
+    where = "error: Config.json: UserConfig.Namespaces[0].Queues"
+    assert lines[0].startswith(f"{where}[0].Properties.x: unknown property; expected one of LockDuration")
+    assert lines[1:] == [
+        f"{where}[1]: expected an object, got a whole number",
+        "error: --config-file has 2 faults",
+        "hint: correct the file; no namespace was started",
+    ]
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["--namespace", "contoso=0"], "namespace 'contoso' is not in Config.json", "it has sbemulatorns"),
+        (
+            ["--namespace", "sbemulatorns=0", "--namespace", "SBEMULATORNS=0"],
+            "namespace 'sbemulatorns' is named twice",
+            "give every namespace a name of its own",
+        ),
+        (
+            ["--namespace", "sbemulatorns=0,basic"],
+            (
+                "Config.json: UserConfig.Namespaces[0].Topics[0].Name: Cannot operate on type Topic because the "
+                "namespace 'sbemulatorns' is using 'Basic' tier."
+            ),
+            "correct the file; no namespace was started",
+        ),
+        (["--http-port", "70000"], "70000 is not a port number", "use 1 to 65535, or 0 for any free port"),
+    ],
+)
+def test_options_that_do_not_go_with_the_file_are_refused(
+    config: str, words: list[str], message: str, hint: str
+) -> None:
+    done = run("emulator", "--config-file", config, *words, env=environment(None))
+    assert untimed(done.stderr).splitlines() == [f"error: {message}", f"hint: {hint}"]
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_taken_http_port_is_named_with_the_remedy(config: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        words = ("--config-file", config, "--namespace", "sbemulatorns=0", "--http-port", port)
+        done = run("emulator", *words, env=environment(None))
+    assert done.stderr.splitlines() == [
+        f"error: port {port} on 127.0.0.1 is in use",
+        "hint: stop what uses it, or take any free ports: --namespace sbemulatorns=0 --http-port 0",
+    ]
+    assert done.returncode == 7
+
+
+async def test_a_second_port_needs_no_configuration_file() -> None:
+    words = ("emulator", "--namespace", "contoso=0", "--http-port", "0", "-o", "json")
+    process = await start(*words, env=environment(None))
+    assert process.stdout is not None
+    [found] = json.loads(await process.stdout.readline())["namespaces"]
+    assert await get(f"http://{address(found['http_connection_string'])}/health") == (200, HEALTHY)
+    process.terminate()
+    code, _, err = await finished(process)
+    assert (code, "Emulator Service" in err) == (0, False)
