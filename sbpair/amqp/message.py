@@ -97,13 +97,18 @@ class Sections:
         found = cls()
         last = body_start = body_end = 0
         for code, start, end in parts:
-            if code <= last or last >= DATA:
+            if code == FOOTER and last < DATA and not found.footer:
+                # Some clients put it before the body, and the service accepts that.
+                found.footer = payload[start:end]
+                last = APPLICATION_PROPERTIES
+                continue
+            if code <= last or last >= DATA or code == FOOTER:
                 if code == DELIVERY_ANNOTATIONS and not found.delivery_annotations:
                     # The Python SDK puts them last, and the service accepts that.
                     found.delivery_annotations = payload[start:end]
                     last = FOOTER
                     continue
-                _check_order(code, last)
+                _check_order(code, FOOTER if code == FOOTER and found.footer else last)
             if DATA <= code <= VALUE:
                 body_start, body_end = body_start if code == last else start, end
             else:

@@ -156,8 +156,8 @@ def _of_forwards(entity: Described) -> _Found:
             yield from _of_path(name, target)
         if target.lower() == own.lower():
             yield name, "it forwards to itself"
-    if entity.requires_session and entity.forward_to:
-        yield "forward_to", "an entity that requires sessions cannot forward"
+    if isinstance(entity, Subscription) and entity.requires_session and entity.forward_to:
+        yield "forward_to", "a subscription that requires sessions cannot forward"
 
 
 def _of_rule(rule: Described) -> _Found:

@@ -109,7 +109,7 @@ def test_sections_out_of_order_or_twice_are_refused(parts: list[tuple[int, bytes
     if code not in (DATA, SEQUENCE):
         with pytest.raises(ProtocolError):
             Sections.split(b"".join(raw for _, raw in parts) + raw)
-    ordered = [(code, raw) for code, raw in parts if code != DELIVERY_ANNOTATIONS]
+    ordered = [(code, raw) for code, raw in parts if code not in (DELIVERY_ANNOTATIONS, FOOTER)]
     if len({code for code, _ in ordered}) > 1:
         with pytest.raises(ProtocolError):
             Sections.split(b"".join(raw for _, raw in reversed(ordered)))
@@ -125,6 +125,20 @@ def test_delivery_annotations_may_come_last(parts: list[tuple[int, bytes]]) -> N
     assert Sections.split(rest + annotations) == expected
     with pytest.raises(ProtocolError, match="out of order"):
         Sections.split(rest + annotations + data_body(b"more"))
+
+
+@given(messages(), st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_a_footer_may_come_before_the_body_once(parts: list[tuple[int, bytes]], with_annotations: bool) -> None:
+    before = b"".join(raw for code, raw in parts if code < DATA and code != DELIVERY_ANNOTATIONS)
+    body = b"".join(raw for code, raw in parts if DATA <= code < FOOTER)
+    last = section(DELIVERY_ANNOTATIONS, codec.encode(Map([("x", Int(1))]))) if with_annotations else b""
+    footer = section(FOOTER, codec.encode(Map([("f", Int(1))])))
+    expected = Sections.split(before + body + footer + last)
+    assert Sections.split(before + footer + body + last) == expected
+    for wrong in (before + footer + footer + body, before + footer + body + footer):
+        with pytest.raises(ProtocolError, match="out of order"):
+            Sections.split(wrong)
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations([DATA, SEQUENCE, VALUE], 2)))

@@ -70,13 +70,14 @@ async def test_untouched_sections_leave_byte_for_byte(stage: Stage) -> None:
         assert getattr(got, name) == getattr(sent, name), name
     header = got.read_header()
     assert (header.durable, header.priority, header.ttl) == (True, 7, 60_000)
-    assert (header.first_acquirer, header.delivery_count) == (None, 0)
+    assert (header.first_acquirer, header.delivery_count) == (False, 0)
     annotations = got.read_message_annotations()
     assert (annotations["x-opt-partition-key"], annotations["x-mine"]) == ("k", 1)
     assert type(annotations["x-opt-sequence-number"]) is Long
     assert type(annotations["x-opt-locked-until"]) is Timestamp
-    (token,) = [value for _, value in got.read_delivery_annotations().pairs]
-    assert token.bytes_le == delivery.tag
+    delivery_annotations = got.read_delivery_annotations()
+    assert delivery_annotations["x-opt-lock-token"].bytes_le == delivery.tag
+    assert (len(delivery_annotations), delivery_annotations["x-opt-hop"]) == (2, "mine")
 
 
 async def test_a_dead_letter_is_spliced_not_reencoded(stage: Stage) -> None:
@@ -326,10 +327,14 @@ async def test_without_a_token_every_link_is_refused(stage: Stage, address: str)
         assert error.condition == "amqp:unauthorized-access"
 
 
-async def test_a_missing_entity_is_not_found(peer: Peer) -> None:
-    for address in ("nowhere", "nowhere/$management", "orders/$deadletterqueue/further"):
-        error = await peer.refusal_of(peer.attach_receiver(address))
-        assert error.condition == "amqp:not-found"
+async def test_a_missing_entity_is_not_found_by_the_callers_name(peer: Peer) -> None:
+    peer.stage.namespace.create_topic("topic")
+    endpoint = peer.stage.namespace.endpoint
+    for address in ("Nowhere", "nowhere/$management", "orders/$deadletterqueue/further", "Topic/Subscriptions/Name"):
+        for prefix in ("", "amqps://some.host/"):
+            error = await peer.refusal_of(peer.attach_receiver(prefix + address))
+            assert error.condition == "amqp:not-found"
+            assert error.description.startswith(f"The messaging entity '{endpoint}/{address}' could not be found.")
     error = await peer.refusal_of(peer.attach_sender("orders/$deadletterqueue"))
     assert error.condition == "amqp:not-allowed"
 

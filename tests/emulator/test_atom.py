@@ -113,8 +113,9 @@ async def test_existing_and_missing_entities_have_the_services_codes(manager: Ma
     assert (status, sub_code(text)) == (409, 40900)
     status, text = await manager.put("nothing", If_Match="*")
     assert (status, sub_code(text)) == (404, 40400)
-    status, text = await manager.ask("DELETE", "nothing")
+    status, text = await manager.ask("DELETE", "Nothing")
     assert (status, sub_code(text)) == (404, 40400)
+    assert f"The messaging entity 'sb://{manager.namespace.authority}/Nothing' could not be found." in text
     status, text = await manager.ask("GET", "nothing")
     assert status == 200
     assert read(text).tag == f"{ATOM}feed"
@@ -226,6 +227,12 @@ async def test_a_forwarding_target_reads_back_as_a_whole_address(manager: Manage
     for name, given in (("bare", "target"), ("whole", whole)):
         _, text = await manager.put(name, f"<ForwardTo>{given}</ForwardTo>")
         assert elements_of(text)["ForwardTo"] == whole
+    given = "<ForwardTo>SB://LocalHost:5/A/Target</ForwardTo>"
+    given += "<ForwardDeadLetteredMessagesTo>Dead/Letters</ForwardDeadLetteredMessagesTo>"
+    _, text = await manager.put("cased", given)
+    assert elements_of(text)["ForwardTo"] == "sb://localhost:5/A/Target"
+    dead_letters = f"sb://{manager.namespace.authority}/Dead/Letters"
+    assert elements_of(text)["ForwardDeadLetteredMessagesTo"] == dead_letters
 
 
 async def test_other_methods_are_not_allowed(manager: Manager) -> None:

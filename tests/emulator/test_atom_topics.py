@@ -47,7 +47,7 @@ async def test_a_topic_has_the_services_order_of_elements(manager: Manager) -> N
     topic.subscription("s").add_rule(SubscriptionRule("like", CorrelationRuleFilter(label="l")))
     status, text = await manager.ask("GET", "a/topic")
     found = elements_of(text, "TopicDescription")
-    assert [found[f"{name}Count"] for name in ("Subscription", "SqlFilter", "CorrelationFilter")] == ["1", "1", "1"]
+    assert [found[f"{name}Count"] for name in ("Subscription", "SqlFilter", "CorrelationFilter")] == ["1", "2", "1"]
 
 
 async def test_a_subscription_is_created_with_its_first_rule(manager: Manager) -> None:

@@ -192,12 +192,12 @@ class EngineBesideModel(RuleBasedStateMachine):
             return
         if how == "complete":
             self.model.held.remove(entry)
-        elif how == "abandon":
+        elif how in ("abandon", "defer"):
+            entry.deferred = entry.deferred or how == "defer"
             self.model.fail(entry)
         elif how == "dead_letter":
             self.model.to_dead_letters(entry, None)
         else:
-            entry.deferred = entry.deferred or how == "defer"
             self.model.put_back(entry)
 
     @rule(token=consumes(dead_tokens), how=st.sampled_from(["complete", "abandon"]))
@@ -364,7 +364,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
         getattr(self.held_sessions[each.session][0], how)(each.token)
         if how == "complete":
             self.entries.remove(each)
-        each.failed += how == "abandon"
+        each.failed += how in ("abandon", "defer")
         each.deferred = each.deferred or how == "defer"
         each.token = b""
 

@@ -11,7 +11,7 @@ from sbpair.amqp.performatives import Error, Modified, Rejected
 from sbpair.amqp.types import Array
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription, validate
-from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.stored_message import DEFERRED, StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.outgoing_link import settle_all
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest
@@ -257,9 +257,48 @@ def test_the_target_reads_message_ids_to_detect_duplicates(make_queue) -> None:
     assert target.counts().active == 1
 
 
-def test_an_entity_with_sessions_does_not_forward() -> None:
+def test_a_subscription_with_sessions_does_not_forward() -> None:
+    validate(QueueDescription(requires_session=True, forward_to="x"))
     with pytest.raises(ArgumentInvalid, match="ForwardTo"):
-        validate(QueueDescription(requires_session=True, forward_to="x"))
+        validate(SubscriptionDescription(requires_session=True, forward_to="x"))
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_queue_with_sessions_forwards_each_session_in_order(make_queue, faults, partitioned: bool) -> None:
+    last = make_queue("last")
+    first = make_queue("first", requires_session=True, forward_to="last", enable_partitioning=partitioned)
+
+    def send(*sessions: str) -> None:
+        for session in sessions:
+            first.send([StoredMessage(Sections(), 1, session_id=session)])
+
+    send("a", "b", "a")
+    down = faults.entity_down("contoso", "last")
+    send("a", "c", "b", "b")
+    assert (last.counts().active, first.counts().transfer) == (3, 4)
+    faults.end(down)
+    received = last.messages.receive(10)
+    assert sorted(message.session_id for message in received) == ["a", "a", "a", "b", "b", "b", "c"]
+    for session in "abc":
+        numbers = [each.enqueued_sequence_number for each in received if each.session_id == session]
+        assert numbers == sorted(numbers)
+    assert {message.delivery_count for message in received} == {0}
+    assert first.counts().total == 0
+
+
+def test_sessions_are_forwarded_once_their_receiver_is_gone(make_queue) -> None:
+    last = make_queue("last")
+    first = make_queue("first", requires_session=True)
+    first.send([StoredMessage(Sections(), 1, session_id="held"), StoredMessage(Sections(), 1, session_id="free")])
+    held = first.messages.accept("held")
+    held.receive(1)
+    first.update(replace(first.description, forward_to="last"))
+    assert [message.session_id for message in last.messages.peek(0, 9)] == ["free"]
+    held.close()
+    assert [message.session_id for message in last.messages.peek(0, 9)] == ["free", "held"]
+    first.update(replace(first.description, forward_to=None))
+    first.send([StoredMessage(Sections(), 1, session_id="stays")])
+    assert (first.counts().active, len(last.messages)) == (1, 2)
 
 
 def test_the_transfer_dead_letters_have_an_address(namespace, make_queue) -> None:
@@ -315,7 +354,8 @@ def test_the_size_follows_modified_properties(namespace, make_queue, outcome, re
     grown = 100 + len(message.sections.application_properties)
     assert (queue.size_bytes, grown > 150) == (grown, True)
     source = queue.dead_letters if queue.dead_letters.active_count else source
-    (again,) = source.receive_deferred([1]) if message.deferred else source.receive(1)
+    deferred = message.reported_state == DEFERRED
+    (again,) = source.receive_deferred([1]) if deferred else source.receive(1)
     assert again.size == grown
     source.complete(again.lock_token)
     assert queue.size_bytes == 0

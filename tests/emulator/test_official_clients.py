@@ -253,7 +253,9 @@ def test_a_message_can_be_scheduled_by_its_own_property(lane: Lane, running: Any
     lane.send("by itself", scheduled_enqueue_time_utc=now + timedelta(minutes=1))
     assert running.do(lane.queue.counts).scheduled == 1
     running.advance(61)
-    lane.complete(*lane.receive())
+    (message,) = lane.receive()
+    assert message.state is ServiceBusMessageState.SCHEDULED
+    lane.complete(message)
 
 
 def test_a_deferred_message_is_received_by_its_number(lane: Lane) -> None:
@@ -285,14 +287,29 @@ def test_pings_are_accepted_and_never_delivered(lane: Lane) -> None:
     lane.send("", content_type="application/vnd.ms-servicebus-ping", time_to_live=timedelta(seconds=1), session_id="p")
 
 
-def test_a_settlement_does_without_its_link(lane: Lane, official: Any, running: Any) -> None:
+def test_settlements_and_renewals_do_without_their_link(lane: Lane, official: Any, running: Any) -> None:
     """The client falls back on the management node where the link is gone."""
-    lane.send("link lost")
+    lane.send(*"abcd")
     with official.receiver(running.connection_string, lane.queue.path) as receiver:
-        (message,) = receiver.receive_messages(1, max_wait_time=10)
+        messages: list[Any] = []
+        while len(messages) < 4:
+            messages += receiver.receive_messages(4 - len(messages), max_wait_time=10)
         # Nothing public takes the link away; the client's own published tests do it like this.
         receiver._handler._link.detach()
-        receiver.complete_message(message)
+        completed, abandoned, deferred, dead = messages
+        assert receiver.renew_message_lock(completed) > abandoned.locked_until_utc
+        receiver.complete_message(completed)
+        receiver.abandon_message(abandoned)
+        receiver.defer_message(deferred)
+        receiver.dead_letter_message(dead, reason="late")
+    (again,) = lane.receive()
+    (put_aside,) = lane.receiver.receive_deferred_messages(deferred.sequence_number)
+    assert [text_of(each) for each in (again, put_aside)] == ["b", "c"]
+    assert [each.delivery_count for each in (again, put_aside)] == [1, 1]
+    lane.complete(again, put_aside)
+    letter = lane.receive_dead()
+    assert (text_of(letter), letter.dead_letter_reason) == ("d", "late")
+    lane.dead.complete_message(letter)
 
 
 def test_five_thousand_messages_are_received_and_deleted(lane: Lane, official: Any, running: Any) -> None:
@@ -387,6 +404,13 @@ def test_an_entity_that_does_not_exist_is_not_found(official: Any, running: Any)
     with pytest.raises(ServiceBusAuthenticationError) as caught, official.sender(running.connection_string, "nowhere"):
         pass
     assert "Status code: 404" in str(caught.value.inner_exception)
+    endpoint = running.namespace.endpoint
+    with (
+        pytest.raises(ServiceBusAuthenticationError) as caught,
+        official.subscription_receiver(running.connection_string, "Topic", "Name"),
+    ):
+        pass
+    assert f"'{endpoint}/Topic/Subscriptions/Name' could not be found" in str(caught.value.inner_exception)
 
 
 def test_a_disabled_entity_takes_no_messages(official: Any, running: Any) -> None:

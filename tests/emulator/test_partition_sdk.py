@@ -73,6 +73,11 @@ def test_management_reads_16_times_the_size_and_keeps_partitioning(secure: Any) 
         made = client.create_queue("wide", enable_partitioning=True, max_size_in_megabytes=MEGABYTES)
         assert (made.enable_partitioning, made.max_size_in_megabytes) == (True, 16 * MEGABYTES)
         assert client.get_queue("wide").max_size_in_megabytes == 16 * MEGABYTES
+        client.update_queue(client.get_queue("wide"))
+        assert client.get_queue("wide").max_size_in_megabytes == 16 * MEGABYTES
+        made.max_size_in_megabytes = 16 * 1024
+        with pytest.raises(HttpResponseError, match="MaxSizeInMegabytes"):
+            client.update_queue(made)
         made.max_size_in_megabytes = MEGABYTES
         made.enable_partitioning = False
         with pytest.raises(HttpResponseError, match="EnablePartitioning") as refused:

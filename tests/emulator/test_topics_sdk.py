@@ -226,7 +226,7 @@ def test_every_kind_of_rule_reads_back_as_it_was_created(admin: Any, topic: str)
     action = SqlRuleAction("SET a = @text; REMOVE b", parameters=PARAMETERS)
     admin.create_rule(topic, "s", "acting", action=action)
     found = {rule.name: rule for rule in admin.list_rules(topic, "s")}
-    assert list(found) == ["$Default", "sql", "like", "true", "false", "acting"]
+    assert list(found) == ["$Default", "acting", "false", "like", "sql", "true"]
     for rules in (found, {name: admin.get_rule(topic, "S", name.upper()) for name in found}):
         assert rules["sql"].filter.sql_expression == "n > @int AND a <> @text"
         assert rules["sql"].filter.parameters == PARAMETERS

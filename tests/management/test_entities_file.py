@@ -108,7 +108,11 @@ BAD = [
     (f"[queues.a]\nuser_metadata = '{'x' * 1025}'", "2:1: user_metadata of queue a: it has 1025", ""),
     ("[queues.a]\nforward_to = 'A'", "2:1: forward_to of queue a: it forwards to itself", ""),
     ("[queues.a]\nforward_to = 'b b'", "2:1: forward_to of queue a", ""),
-    ("[queues.a]\nrequires_session = true\nforward_to = 'b'", "3:1: forward_to of queue a: an entity that", ""),
+    (
+        "[topics.t.subscriptions.s]\nrequires_session = true\nforward_to = 'b'",
+        "3:1: forward_to of subscription t/Subscriptions/s: a subscription that requires sessions cannot forward",
+        "",
+    ),
     ("[queues.'a b']", "1:9: queue a b: 'a b' is not a valid path of a queue", ""),
     ("[queues.'a~b']", "1:9: queue a~b", ""),
     ("[queues.'/a']", "1:9: queue /a", ""),

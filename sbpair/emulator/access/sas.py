@@ -94,12 +94,17 @@ def is_within(path: str, entity: str) -> bool:
     return not entity or path == entity or path.startswith((f"{entity}/$", f"{entity}/subscriptions/"))
 
 
-def scope_of(address: str) -> str:
-    """Return the path of a URL, or a bare path, in lower case without slashes at the ends."""
+def path_of(address: str) -> str:
+    """Return the path of a URL, or a bare path, without slashes at the ends."""
     _, scheme, rest = address.partition("://")
     # The SDK for JavaScript signs the whole URL of its management requests.
     path = rest.partition("?")[0].partition("/")[2] if scheme else address
-    return path.strip("/").lower()
+    return path.strip("/")
+
+
+def scope_of(address: str) -> str:
+    """Return the path of an address in lower case, as entities are looked up."""
+    return path_of(address).lower()
 
 
 def parse_token(text: str) -> SignedToken:

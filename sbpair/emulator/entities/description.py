@@ -163,7 +163,8 @@ def validate(description: QueueDescription, tier: EmulatedTier = STANDARD) -> No
     allowed = f"{low if low == high else f'from {low} to {high}'} in a {tier.name} namespace"
     _require(low <= d.max_message_size_in_kilobytes <= high, "MaxMessageSizeInKilobytes", allowed)
     _validate_tier(d, tier)
-    _require(not (d.requires_session and d.forward_to), "ForwardTo", "empty where sessions are required")
+    if isinstance(d, SubscriptionDescription):
+        _require(not (d.requires_session and d.forward_to), "ForwardTo", "empty where sessions are required")
     check_authorization_rules(d.authorization_rules)
 
 

@@ -142,6 +142,9 @@ def from_elements(
     }
     if existing is not None:
         given["partitions"] = existing.partitions
+        if given.get("max_size_in_megabytes") == existing.total_size_in_megabytes:
+            # Clients send back what they have read: the size of all partitions.
+            given["max_size_in_megabytes"] = existing.max_size_in_megabytes
         for name in schema.immutable:
             field, _ = settable[name]
             if given.setdefault(field, getattr(existing, field)) != getattr(existing, field):

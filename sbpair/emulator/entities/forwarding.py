@@ -1,7 +1,7 @@
 """Auto-forwarding: messages of one sub-queue are sent on to another entity, or to the transfer dead-letter queue.
 
-A forwarder is a consumer like any other. While its source or its target is down, messages stay where they are, in
-order, until the forwarder is started again.
+A forwarder is a consumer like any other, or locks one session after the other. While its source or its target is down,
+messages stay where they are, in order, until the forwarder is started again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sbpair.emulator.service_errors import (
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
 
@@ -44,16 +45,22 @@ class Forwarder:
 
     def wake(self) -> None:
         """Forward all there is. Call it at first, and when something that was down is up again."""
+        self._forward_all(self._messages)
+
+    def _forward_all(self, messages: SubQueue | HeldSession) -> bool:
+        """Forward all messages there; return False if the rest must wait for something that is down."""
         received: list[StoredMessage] = []
         try:
-            while received := self._messages.receive(_BATCH, self):
+            while received := messages.receive(_BATCH, self):
                 while received:
                     self._check_up(received[0])
                     self._forward(received.pop(0))
         except (EntityUnavailable, OperationTimedOut):
             self.stop()
             for message in received:
-                self._messages.release(message.lock_token)
+                messages.release(message.lock_token)
+            return False
+        return True
 
     def _check_up(self, message: StoredMessage) -> None:
         """Raise EntityUnavailable or OperationTimedOut if it must wait. Other errors show when it is sent."""
@@ -77,6 +84,30 @@ class Forwarder:
             target.send([forwarded_copy(target, message)])
         except ServiceError as error:
             self._source.add_transfer_dead_letter(message, dead_letter_reason(error), error.message)
+
+
+class SessionForwarder(Forwarder):
+    """Forwards the messages of an entity that requires sessions, in the order of each session."""
+
+    _messages: SessionMessages
+
+    def stop(self) -> None:
+        self._messages.remove_waiter(self)
+
+    def wake(self) -> None:
+        self.stop()
+        while held := self._messages.accept_next(self):
+            if not self._forward_session(held):
+                break
+
+    def on_session_locked(self, held: HeldSession) -> None:
+        if self._forward_session(held):
+            self.wake()
+
+    def _forward_session(self, held: HeldSession) -> bool:
+        done = self._forward_all(held)
+        held.close()
+        return done
 
 
 def forwarded_copy(target: QueueEntity, message: StoredMessage) -> ForwardedMessage:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.access.bearer import Bearers
-from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, parse_token, scope_of, verify_token
+from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, parse_token, path_of, scope_of, verify_token
 from sbpair.emulator.clock import Timers
 from sbpair.emulator.entities.description import (
     STANDARD,
@@ -177,7 +177,7 @@ class Namespace:
 
     def queue(self, path: str) -> QueueEntity:
         """Return the queue of this path. Raises EntityNotFound."""
-        return found(self.find_queue(path), path)
+        return found(self.find_queue(path), self.endpoint, path)
 
     def find_topic(self, path: str) -> TopicEntity | None:
         entity = self._find(path)
@@ -185,7 +185,7 @@ class Namespace:
 
     def topic(self, path: str) -> TopicEntity:
         """Return the topic of this path. Raises EntityNotFound."""
-        return found(self.find_topic(path), path)
+        return found(self.find_topic(path), self.endpoint, path)
 
     def topics(self) -> list[TopicEntity]:
         """Return all topics, in order of their paths."""
@@ -197,7 +197,7 @@ class Namespace:
 
     def entity(self, path: str) -> QueueEntity:
         """Return the queue, topic or subscription of this path. Raises EntityNotFound."""
-        return found(self._find(path) or self._find_subscription(path), path)
+        return found(self._find(path) or self._find_subscription(path), self.endpoint, path)
 
     def _find_subscription(self, path: str) -> SubscriptionEntity | None:
         head, _, name = path.strip("/").rpartition("/")
@@ -223,8 +223,7 @@ class Namespace:
 
     def find_target(self, address: str) -> QueueEntity:
         """Return the queue or topic of this address. Raises EntityNotFound."""
-        path = scope_of(address)
-        return found(self._find(path), path)
+        return found(self._find(scope_of(address)), self.endpoint, path_of(address))
 
     def resolve(self, address: str) -> AddressTarget:
         """Return the target of an address, bare or as `amqps://host:port/…`. Raises EntityNotFound.
@@ -236,9 +235,9 @@ class Namespace:
         path, management = _without(path, MANAGEMENT_SEGMENT)
         path, dead = _without(path, DEAD_LETTER_SEGMENT)
         path, transfer = _without(path, TRANSFER_SEGMENT) if dead else (path, False)
-        entity = self.entity(path)
-        if dead and isinstance(entity, TopicEntity):
-            raise entity_not_found(f"{path}/{DEAD_LETTER_SEGMENT}")
+        entity = self._find(path) or self._find_subscription(path)
+        if entity is None or (dead and isinstance(entity, TopicEntity)):
+            raise entity_not_found(self.endpoint, path_of(address))
         if transfer:
             return AddressTarget(entity, entity.transfer_dead_letters, management)
         return AddressTarget(entity, entity.dead_letters if dead else entity.messages, management)

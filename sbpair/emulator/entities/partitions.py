@@ -31,9 +31,12 @@ def partition_of(sequence: int) -> int:
 
 
 def partition_key_of(message: StoredMessage) -> str | None:
-    """Return SessionId, else PartitionKey, else MessageId (known only where duplicates are detected)."""
+    """Return SessionId, else PartitionKey, else MessageId (known only where duplicates are detected).
+
+    A PartitionKey goes before an empty SessionId.
+    """
     session, key = message.session_id, message.partition_key
-    if session is not None:
+    if session is not None and (session or key is None):
         if key is not None and key != session:
             raise NotAllowed(
                 f"InvalidOperation: the PartitionKey '{key[:128]}' of a message must be its SessionId "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
-from sbpair.emulator.entities.forwarding import Forwarder
+from sbpair.emulator.entities.forwarding import Forwarder, SessionForwarder
 from sbpair.emulator.entities.partitions import PartitionedMessages, PartitionedSessions, Partitions
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
@@ -117,7 +117,11 @@ class QueueEntity:
             forwarder.stop()
         d = self.description
         targets = ((self.messages, d.forward_to), (self.dead_letters, d.forward_dead_lettered_messages_to))
-        self._forwarders = [Forwarder(self, messages, target) for messages, target in targets if target is not None]
+        self._forwarders = [
+            (SessionForwarder if isinstance(messages, SessionMessages) else Forwarder)(self, messages, target)
+            for messages, target in targets
+            if target is not None
+        ]
         self.resume_forwarding()
 
     def resume_forwarding(self) -> None:
@@ -318,15 +322,19 @@ def check_session_ids(messages: Sequence[StoredMessage]) -> None:
             raise ArgumentInvalid(f"A SessionId has at most {MAX_SESSION_ID} characters.")
 
 
-def found(entity: T | None, path: str) -> T:
+def found(entity: T | None, endpoint: str, path: str) -> T:
     """Return the entity, or raise EntityNotFound."""
     if entity is None:
-        raise entity_not_found(path)
+        raise entity_not_found(endpoint, path)
     return entity
 
 
-def entity_not_found(path: str) -> EntityNotFound:
-    return EntityNotFound(f"The messaging entity '{path.strip('/')[:300]}' could not be found.")
+def entity_not_found(endpoint: str, path: str) -> EntityNotFound:
+    """Return the error for the entity at `path`, which is named as the client wrote it."""
+    return EntityNotFound(
+        f"The messaging entity '{endpoint}/{path.strip('/')[:300]}' could not be found. "
+        "To know more visit https://aka.ms/sbResourceMgrExceptions."
+    )
 
 
 class AutoDelete:

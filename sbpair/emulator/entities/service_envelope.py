@@ -1,7 +1,8 @@
 """The service's part of a message: the fields read from one that comes in, and the fields written around one sent out.
 
 Invariant: properties, body and footer leave as the bytes that came in; so do application properties, except that a dead
-letter has its reason added. Every message pays for `read_delivery` and `encode_delivery`: repeated parts are cached.
+letter has its reason added, and annotations, beside those of the service. Every message pays for `read_delivery` and
+`encode_delivery`: repeated parts are cached.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _FIRST_FIELD: Final = {b"\xc0": 6, b"\xd0": 12, b"\x45": 4}
 _CACHE_SIZE = 4096
 _MAX_CACHED_BYTES = 256
 
+LOCK_TOKEN: Final = Symbol("x-opt-lock-token")
+
 # Annotations that only the service sets; those of a sender are removed.
 _SERVICE_ANNOTATIONS: Final = frozenset((
     "x-opt-deadletter-source", "x-opt-enqueue-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until",
@@ -76,12 +79,15 @@ def _is_stored_whole(sections: Sections) -> bool:
 
 
 def _split_message(sections: Sections, size: int) -> StoredMessage:
-    sections.delivery_annotations = b""
     if _lacks_id(sections.properties):
         sections.properties = _with_new_id(sections.properties)
     message = StoredMessage(sections, size)
     if sections.header:
         message.ttl_ms = _ttl_of(sections.header)
+    if sections.delivery_annotations:
+        # Decoded in full, as message annotations are. A lock token of the sender's is not for receivers.
+        sections.read_delivery_annotations()
+        sections.delivery_annotations = splice.without(sections.delivery_annotations, lambda key: key == LOCK_TOKEN)
     if sections.message_annotations:
         is_short = len(sections.message_annotations) <= _MAX_CACHED_BYTES
         read = _cached_annotations if is_short else _read_annotations
@@ -182,20 +188,28 @@ def encode_delivery_parts(message: StoredMessage) -> tuple[bytes, bytes]:
     if type(content) is bytes and token and message.dead_letter is None:
         before = _plain_before(message.delivery_count, token[:8])
         return before + token[8:] + _annotations(message, b""), content
-    token_part = _token_before(token[:8]) + token[8:] if token else b""
-    return b"", _in_sections(message, token_part + _annotations(message, message.sections.message_annotations))
+    sections = message.sections
+    before = _token_before(token[:8]) + token[8:] if token else b""
+    if sections.delivery_annotations:
+        before = _with_token(sections.delivery_annotations, message.lock_uuid if token else None)
+    annotations = before + _annotations(message, sections.message_annotations)
+    return b"", b"".join((*_in_sections(message, annotations), sections.body, sections.footer))
 
 
-def encode_peeked(message: StoredMessage) -> bytes:
-    """Return the payload of a peeked message."""
-    return _in_sections(message, _general_annotations(message, message.sections.message_annotations, locked=False))
+def encode_peeked(message: StoredMessage, *, with_body: bool = True) -> bytes:
+    """Return the payload of a peeked message, or all of it but the body."""
+    sections = message.sections
+    annotations = _general_annotations(message, sections.message_annotations, locked=False)
+    body = sections.body if with_body else b""
+    return b"".join((*_in_sections(message, sections.delivery_annotations + annotations), body, sections.footer))
 
 
-def _in_sections(message: StoredMessage, annotations: bytes) -> bytes:
+def _in_sections(message: StoredMessage, annotations: bytes) -> tuple[bytes, ...]:
+    """Return the sections before the body."""
     sections = message.sections
     header = _header(sections.header, message.delivery_count)
     application = sections.application_properties if message.dead_letter is None else _with_reason(message)
-    return b"".join((header, annotations, sections.properties, application, sections.body, sections.footer))
+    return header, annotations, sections.properties, application
 
 
 @lru_cache(_CACHE_SIZE)
@@ -204,7 +218,7 @@ def _header(raw: bytes, delivery_count: int) -> bytes:
     fields: list[Value] = [None, None, None]
     if raw:
         fields = [*codec.decode_all(raw).value, *fields][:3]
-    return section(HEADER, codec.encode([*fields, None, UInt(min(delivery_count, 0xFFFFFFFF))]))
+    return section(HEADER, codec.encode([*fields, False, UInt(min(delivery_count, 0xFFFFFFFF))]))
 
 
 _TOKEN_HEAD = b"\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
@@ -215,6 +229,11 @@ def _token_before(first_half: bytes) -> bytes:
     """Return the lock token annotation up to the second half: a GUID's first half is sent in another byte order."""
     swapped = first_half[3::-1] + first_half[5:3:-1] + first_half[7:5:-1]
     return section(DELIVERY_ANNOTATIONS, _TOKEN_HEAD + swapped)
+
+
+def _with_token(raw: bytes, token: uuid.UUID | None) -> bytes:
+    """Return a sender's delivery annotations with the lock token, if there is one."""
+    return splice.with_pairs(raw, DELIVERY_ANNOTATIONS, {} if token is None else {LOCK_TOKEN: token})
 
 
 @lru_cache(_CACHE_SIZE)
@@ -244,7 +263,7 @@ _NO_ANNOTATIONS: Final = section(MESSAGE_ANNOTATIONS, b"\xc1\x01\x00")
 
 
 def _annotations(message: StoredMessage, sender_annotations: bytes) -> bytes:
-    if sender_annotations or message.deferred or message.dead_letter is not None or not message.lock_token:
+    if sender_annotations or message.reported_state or message.dead_letter is not None or not message.lock_token:
         return _general_annotations(message, sender_annotations, locked=bool(message.lock_token))
     return _PLAIN(
         _PLAIN_HEAD,

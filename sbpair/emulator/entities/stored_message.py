@@ -36,7 +36,8 @@ class StoredMessage:
     The frontend sets the arguments; `message_id` only where the entity detects duplicates, since it costs memory. The
     entity sets the rest. `enqueued_sequence_number` is the number in the entity that the message was first sent to, 0
     if this one; `hops` counts how often it was forwarded since. `delivery_count` counts failed deliveries, as the AMQP
-    header does. `lock_token` is new with every delivery: 16 opaque bytes, which clients see as a GUID.
+    header does. `lock_token` is new with every delivery: 16 opaque bytes, which clients see as a GUID. `reported_state`
+    is the state that clients see: ACTIVE, DEFERRED, or SCHEDULED for a message that ever waited for its time.
     """
 
     # Without types, since they are no slots: a message that was not forwarded has these values.
@@ -58,7 +59,7 @@ class StoredMessage:
     lock_token: bytes = field(default=b"", init=False)
     locked_until_ms: int = field(default=0, init=False)
     state: int = field(default=ACTIVE, init=False)
-    deferred: bool = field(default=False, init=False)
+    reported_state: int = field(default=ACTIVE, init=False)
     dead_letter: DeadLetterReason | None = field(default=None, init=False)
 
     @property
@@ -77,21 +78,16 @@ class StoredMessage:
         """The lock token as management requests carry it. The token's own bytes are in .NET's order."""
         return uuid.UUID(bytes_le=self.lock_token)
 
-    @property
-    def reported_state(self) -> int:
-        """The state that clients see: a locked message is reported as active or deferred."""
-        if self.state == SCHEDULED:
-            return SCHEDULED
-        return DEFERRED if self.deferred else ACTIVE
-
     def for_subscription(self) -> ForwardedMessage:
         """Return a copy for a subscription, which sets its own number and times. The sections are shared."""
-        return ForwardedMessage.copy(self, self.content, hops=self.hops)
+        copied = ForwardedMessage.copy(self, self.content, hops=self.hops)
+        copied.reported_state = self.reported_state
+        return copied
 
     def as_dead_letter(self, reason: DeadLetterReason) -> StoredMessage:
         """Return a copy for the dead-letter queue, where nothing expires. It keeps number, time and count."""
         dead_letter = copy(self)
-        dead_letter.state, dead_letter.deferred, dead_letter.scheduled_at_ms = ACTIVE, False, None
+        dead_letter.state, dead_letter.reported_state, dead_letter.scheduled_at_ms = ACTIVE, ACTIVE, None
         dead_letter.expires_at_ms, dead_letter.locked_until_ms, dead_letter.lock_token = NEVER, 0, b""
         dead_letter.dead_letter = reason
         return dead_letter

@@ -140,7 +140,7 @@ class SubQueue:
         self._on_dead_lettered(message, reason, description)
 
     def _put_on_schedule(self, message: StoredMessage, at_ms: int) -> None:
-        message.state = SCHEDULED
+        message.state = message.reported_state = SCHEDULED
         self.scheduled_count += 1
         self._schedule.add(at_ms, message.sequence_number)
         self._advance_by(at_ms)
@@ -266,10 +266,10 @@ class SubQueue:
         self._return(self._unlock(token))
 
     def defer(self, token: bytes) -> None:
-        """Set a message aside, to be received by its sequence number only."""
+        """Set a message aside, to be received by its sequence number only. It counts as a delivery."""
         message = self._unlock(token)
-        message.deferred = True
-        self._return(message)
+        message.reported_state = DEFERRED
+        self._delivery_failed(message)
 
     def dead_letter(self, token: bytes, reason: str | None = None, description: str | None = None) -> None:
         if self._on_dead_lettered is None:
@@ -315,7 +315,7 @@ class SubQueue:
     def _return(self, message: StoredMessage) -> None:
         if message.expires_at_ms <= self._clock.now_ms():
             self._expire(message)
-        elif message.deferred:
+        elif message.reported_state == DEFERRED:
             message.state = DEFERRED
         else:
             message.state = ACTIVE

@@ -17,7 +17,6 @@ from sbpair.emulator.entities.queue import QueueEntity, found
 from sbpair.emulator.entities.rules.rule import (
     CorrelationRuleFilter,
     RuleFailure,
-    SqlRuleFilter,
     SubscriptionRule,
     select_copies,
     selects_all,
@@ -74,7 +73,7 @@ class SubscriptionEntity(QueueEntity):
 
     @property
     def rules(self) -> list[SubscriptionRule]:
-        """All rules, in the order in which they were created."""
+        """All rules, in order of their names."""
         return list(self._rules.values())
 
     def find_rule(self, name: str) -> SubscriptionRule | None:
@@ -82,7 +81,7 @@ class SubscriptionEntity(QueueEntity):
 
     def rule(self, name: str) -> SubscriptionRule:
         """Return the rule of this name. Raises EntityNotFound."""
-        return found(self.find_rule(name), f"{self.path}/Rules/{name[:100]}")
+        return found(self.find_rule(name), self.namespace.endpoint, f"{self.path}/Rules/{name[:100]}")
 
     def add_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         """Add a rule and return it with its creation time. Raises EntityExists, EntityFull (too many rules)."""
@@ -101,7 +100,7 @@ class SubscriptionEntity(QueueEntity):
         self._selects_all = selects_all(self.rules)
 
     def _put_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
-        self._rules[rule.name.lower()] = rule
+        self._rules = dict(sorted({**self._rules, rule.name.lower(): rule}.items()))
         self._selects_all = selects_all(self.rules)
         return rule
 
@@ -212,7 +211,8 @@ class TopicEntity(QueueEntity):
 
     def subscription(self, name: str) -> SubscriptionEntity:
         """Return the subscription of this name, in any case. Raises EntityNotFound."""
-        return found(self.find_subscription(name), f"{self.path}/{SUBSCRIPTIONS_SEGMENT}/{name[:100]}")
+        path = f"{self.path}/{SUBSCRIPTIONS_SEGMENT}/{name[:100]}"
+        return found(self.find_subscription(name), self.namespace.endpoint, path)
 
     def create_subscription(
         self, name: str, description: SubscriptionDescription | None = None, rule: SubscriptionRule | None = None
@@ -235,9 +235,11 @@ class TopicEntity(QueueEntity):
         del self._subscriptions[subscription.name.lower()]
         subscription.close()
 
-    def count_filters(self, kinds: type[SqlRuleFilter] | type[CorrelationRuleFilter]) -> int:
-        """Return how many rules of all subscriptions have a filter of this kind."""
-        return sum(isinstance(rule.filter, kinds) for each in self._subscriptions.values() for rule in each.rules)
+    def count_filters(self) -> tuple[int, int]:
+        """Return how many rules of all subscriptions have a SQL filter, true filters too, and a correlation filter."""
+        filters = [rule.filter for each in self._subscriptions.values() for rule in each.rules]
+        correlation = sum(isinstance(each, CorrelationRuleFilter) for each in filters)
+        return len(filters) - correlation, correlation
 
     def close(self) -> None:
         """Close the topic and its subscriptions: it is deleted."""

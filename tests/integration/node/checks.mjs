@@ -211,6 +211,25 @@ const checks = {
     await receiver.completeMessage(message);
   },
 
+  "a message outlives the link of its receiver": async () => {
+    const { name, sender, receiver, dead } = await queue();
+    await sender.sendMessages([1, 2, 3, 4].map((body) => ({ body })));
+    const [completed, abandoned, deferred, refused] = await take(receiver, 4);
+    await receiver.close();
+    const other = bus.createReceiver(name);
+    assert.ok((await other.renewMessageLock(completed)) > abandoned.lockedUntilUtc);
+    await other.completeMessage(completed);
+    await other.abandonMessage(abandoned);
+    await other.deferMessage(deferred);
+    await other.deadLetterMessage(refused, { deadLetterReason: "late" });
+    const again = await one(other);
+    const [putAside] = await other.receiveDeferredMessages(deferred.sequenceNumber);
+    assert.deepEqual([again, putAside].map((each) => [each.body, each.deliveryCount]), [[2, 1], [3, 1]]);
+    await Promise.all([again, putAside].map((message) => other.completeMessage(message)));
+    assert.equal((await one(dead)).deadLetterReason, "late");
+    assert.equal((await admin.getQueueRuntimeProperties(name)).totalMessageCount, 0);
+  },
+
   "what is settled twice is refused": async () => {
     const { name, sender, receiver } = await queue();
     await sender.sendMessages({ body: "x" });

@@ -223,7 +223,7 @@ class Draft(MessageView):
     def finish(self) -> StoredMessage:
         """Return the changed copy with its new size. Raises EvaluationFailed if its keys contradict each other."""
         message = self.message
-        if self._key_changed and None not in (keys := {message.session_id, message.partition_key}) and len(keys) > 1:
+        if self._key_changed and message.session_id and message.partition_key not in (None, message.session_id):
             raise EvaluationFailed("The PartitionKey of a message must be its SessionId where both are set.")
         if self._changed:
             sections = message.sections = replace(message.sections)

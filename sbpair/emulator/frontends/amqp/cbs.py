@@ -52,7 +52,7 @@ class Claims:
         # By its value, not the declared type: the SDK for Python declares every token "jwt".
         grant = self._namespace.authenticate(token if token.startswith(SCHEME) else f"{BEARER} {token}", path)
         if path:
-            self._namespace.resolve(path)
+            self._namespace.resolve(name)
         self._grants[path] = grant
         self._schedule(grant.expires_at_ms)
 

@@ -38,7 +38,7 @@ def open_link(connection: AmqpConnection, link: Link) -> LinkEndpoint:
         return _open_to_node(connection, link, "", (), connection.claims.put_token)
     # Rights first: a client without any must not learn which entities exist.
     connection.claims.require(_ANY, path)
-    target = connection.namespace.resolve(path)
+    target = connection.namespace.resolve(address_of(link))
     connection.namespace.fault_points.check(path)
     connection.watch(target.entity)
     if target.management:

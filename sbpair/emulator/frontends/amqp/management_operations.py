@@ -105,6 +105,7 @@ DISPOSITIONS: Final[dict[str, Callable[[SubQueue | HeldSession, bytes, Map], Non
 def peek_message(target: AddressTarget, arguments: Map) -> Reply:
     first, count = _number(arguments, "from-sequence-number"), min(_number(arguments, "message-count"), MAX_PEEK)
     session_id = text_at(arguments, "session-id")
+    with_body = arguments.get("omit-message-body") is not True
     if session_id is not None and isinstance(target.messages, SessionMessages):
         found = target.messages.peek_session(session_id, first, count)
     else:
@@ -112,7 +113,7 @@ def peek_message(target: AddressTarget, arguments: Map) -> Reply:
     peeked: list[Value] = []
     size = 0
     for message in found:
-        payload = service_envelope.encode_peeked(message)
+        payload = service_envelope.encode_peeked(message, with_body=with_body)
         size += len(payload)
         if peeked and size > PEEK_BYTES:
             break

@@ -14,7 +14,6 @@ from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.description_schema import DescriptionSchema, format_value
-from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlRuleFilter
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.frontends.http.management_parts import new_key, read_rights, reported_counts, reported_times
 from sbpair.emulator.service_errors import ArgumentInvalid
@@ -132,8 +131,7 @@ def reported_elements(entity: QueueEntity) -> dict[str, str]:
     }
     if isinstance(entity, TopicEntity):
         texts["SubscriptionCount"] = str(len(entity.subscriptions))
-        texts["SqlFilterCount"] = str(entity.count_filters(SqlRuleFilter))
-        texts["CorrelationFilterCount"] = str(entity.count_filters(CorrelationRuleFilter))
+        texts["SqlFilterCount"], texts["CorrelationFilterCount"] = map(str, entity.count_filters())
     rules = "".join(access_rule_xml(rule) for rule in entity.description.authorization_rules)
     counts = "".join(element(f"d2p1:{name}", str(count)) for name, count in reported_counts(entity).items())
     return {

@@ -112,12 +112,18 @@ class EntityCollection:
     ) -> QueueDescription:
         """Return the requested description. Targets of forwarding become whole addresses within `authority`."""
         targets = {name: values[name].strip() for name in FORWARDS if values.get(name)}
-        whole = {
-            name: target if "://" in target else f"sb://{authority}/{target.strip('/')}"
-            for name, target in targets.items()
-        }
+        whole = {name: _whole_address(target, authority) for name, target in targets.items()}
         before = existing.description if existing else None
         return from_elements(self.schema, self.default, {**values, **whole}, before, rules, self.namespace.tier)
+
+
+def _whole_address(target: str, authority: str) -> str:
+    """Return an entity's address, with scheme and host in lower case and the path as it was written."""
+    scheme, separator, rest = target.partition("://")
+    if not separator:
+        return f"sb://{authority}/{target.strip('/')}"
+    host, slash, path = rest.partition("/")
+    return f"{scheme.lower()}://{host.lower()}{slash}{path}"
 
 
 def queues_of(space: Namespace) -> EntityCollection:

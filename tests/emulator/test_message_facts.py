@@ -1,0 +1,235 @@
+"""Facts about messages that the service is known for, over real sockets: annotations, sections, states and counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from sbpair.amqp.message import FOOTER, Header, Properties, Sections, data_body, encode_map
+from sbpair.amqp.performatives import Error, Modified, Rejected
+from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp
+from sbpair.emulator.entities.description import QueueDescription
+
+if TYPE_CHECKING:
+    from sbpair.amqp.link import Delivery
+    from tests.emulator.peer import Peer, Stage
+
+MINUTE = 60_000
+LOCK_TOKEN = Symbol("x-opt-lock-token")
+ABANDONED = Modified(delivery_failed=True)
+DEFERRED = Modified(undeliverable_here=True)
+DEAD = Rejected(Error("com.microsoft:dead-letter", "", Map()))
+
+
+def annotations(pairs: dict[str, Any], code: int = 0x71) -> bytes:
+    return encode_map(code, Map([(Symbol(name), value) for name, value in pairs.items()]))
+
+
+def scheduled(at_ms: int) -> bytes:
+    return annotations({"x-opt-scheduled-enqueue-time": Timestamp(at_ms)}, 0x72) + data_body(b"later")
+
+
+def sections(delivery: Delivery) -> Sections:
+    return Sections.split(delivery.payload)
+
+
+def state_and_count(delivery: Delivery) -> tuple[Any, Any]:
+    found = sections(delivery)
+    return found.read_message_annotations()["x-opt-message-state"], found.read_header().delivery_count
+
+
+async def peek(peer: Peer, entity: str, **arguments: Any) -> list[Sections]:
+    body = Map([("from-sequence-number", Long(1)), ("message-count", Int(10)), *arguments.items()])
+    reply = await peer.ask(f"{entity}/$management", "com.microsoft:peek-message", body)
+    return [Sections.split(each["message"]) for each in reply["body"]["messages"]]
+
+
+async def receive_deferred(peer: Peer, number: int) -> Map:
+    body = Map([("sequence-numbers", [Long(number)]), ("receiver-settle-mode", Int(1))])
+    reply = await peer.ask("orders/$management", "com.microsoft:receive-by-sequence-number", body)
+    (message,) = reply["body"]["messages"]
+    return message
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+async def test_a_senders_delivery_annotations_are_kept(stage: Stage, place: str) -> None:
+    mine = annotations({"mine": "a" * 300, "x-opt-lock-token": "forged", "number": Long(2**40)})
+    payload = mine + data_body(b"x") if place == "first" else data_body(b"x") + mine
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), payload)
+        (peeked,) = await peek(peer, "orders")
+        link = await peer.attach_receiver("orders")
+        (delivery,) = await peer.take(link, 1)
+        await peer.settle(delivery, DEAD)
+        (dead,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
+    kept = {"mine": "a" * 300, "number": 2**40}
+    assert dict(peeked.read_delivery_annotations().pairs) == kept
+    for each in (delivery, dead):
+        found = dict(sections(each).read_delivery_annotations().pairs)
+        assert isinstance(token := found.pop(LOCK_TOKEN), UUID)
+        assert (found, token.bytes_le) == (kept, each.tag)
+
+
+async def test_delivery_annotations_pass_topics_and_forwarding(stage: Stage) -> None:
+    stage.namespace.create_topic("t").create_subscription("s", QueueDescription(forward_to="orders"))
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("t"), annotations({"mine": "yes"}) + data_body(b"x"))
+        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    assert sections(delivery).read_delivery_annotations()["mine"] == "yes"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"\x00Sq\xc1\x02\x02\x40", b"\x00Sq\xc1\x03\x02\xa1\x09", b"\x00Sq\x45", b"\x00Sq\xc1\x04\x02\xa3\x01\xff"],
+)
+async def test_broken_delivery_annotations_are_refused(stage: Stage, broken: bytes) -> None:
+    async with stage.connect() as peer:
+        (answer,) = await peer.send(await peer.attach_sender("orders"), broken + data_body(b"x"))
+    assert isinstance(answer.state, Rejected)
+    assert stage.queue.counts().total == 0
+
+
+async def test_only_a_true_flag_leaves_the_body_of_a_peek_out(stage: Stage) -> None:
+    footer = encode_map(FOOTER, Map([(Symbol("f"), "end")]))
+    payload = Properties(message_id="m", subject="kept").encode() + data_body(b"body") + footer
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), payload)
+        (without,) = await peek(peer, "orders", **{"omit-message-body": True})
+        others = [await peek(peer, "orders", **{"omit-message-body": value}) for value in (False, None, "true", Int(1))]
+        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    assert (without.body, without.footer, without.read_properties().subject) == (b"", footer, "kept")
+    assert {whole.body for (whole,) in others} == {sections(delivery).body} == {data_body(b"body")}
+
+
+async def test_a_footer_before_the_body_is_accepted(stage: Stage) -> None:
+    footer = encode_map(FOOTER, Map([(Symbol("f"), "end")]))
+    async with stage.connect() as peer:
+        sender = await peer.attach_sender("orders")
+        await peer.send(sender, Properties(message_id="m").encode() + footer + data_body(b"x"))
+        (answer,) = await peer.send(sender, footer + footer + data_body(b"x"))
+        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    assert isinstance(answer.state, Rejected)
+    assert (sections(delivery).body, sections(delivery).footer) == (data_body(b"x"), footer)
+
+
+async def test_first_acquirer_is_false_and_never_null(stage: Stage) -> None:
+    payloads = [data_body(b"1"), Header(durable=True).encode() + data_body(b"2")]
+    payloads.append(Header(first_acquirer=True, priority=3).encode() + data_body(b"3"))
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), *payloads)
+        peeked = [each.read_header() for each in await peek(peer, "orders")]
+        received = await peer.take(await peer.attach_receiver("orders"), 3)
+    headers = [*peeked, *(sections(each).read_header() for each in received)]
+    assert [header.first_acquirer for header in headers] == [False] * 6
+    assert [(header.durable, header.priority) for header in headers] == 2 * [(None, None), (True, None), (None, 3)]
+
+
+async def test_an_empty_session_id_does_not_conflict_with_a_partition_key(stage: Stage) -> None:
+    stage.namespace.create_queue("parts", replace(QueueDescription(), enable_partitioning=True))
+    key = annotations({"x-opt-partition-key": "k"}, 0x72)
+    async with stage.connect() as peer:
+        sender = await peer.attach_sender("parts")
+        for session, accepted in (("", True), ("k", True), ("other", False)):
+            (answer,) = await peer.send(
+                sender, key + Properties(message_id="m", group_id=session).encode() + data_body(b"")
+            )
+            assert (type(answer.state).__name__ == "Accepted") is accepted, session
+        received = await peer.take(await peer.attach_receiver("parts"), 2)
+    assert {sections(each).read_properties().group_id for each in received} == {"", "k"}
+    numbers = [sections(each).read_message_annotations()["x-opt-sequence-number"] for each in received]
+    assert len({number >> 48 for number in numbers}) == 1
+
+
+async def test_a_scheduled_message_keeps_its_state_when_it_is_due(stage: Stage) -> None:
+    stage.namespace.create_topic("t").create_subscription("s")
+    now = stage.emulator.clock.now_ms()
+    async with stage.connect() as peer:
+        for entity in ("orders", "t"):
+            payloads = [scheduled(now + MINUTE), scheduled(now - MINUTE), data_body(b"now")]
+            await peer.send(await peer.attach_sender(entity), *payloads)
+        waiting = await peek(peer, "orders")
+        stage.emulator.advance(MINUTE)
+        for entity in ("orders", "t/subscriptions/s"):
+            received = await peer.take(await peer.attach_receiver(entity), 3)
+            assert sorted(state_and_count(each) for each in received) == [(0, 0), (0, 0), (2, 0)]
+            (due,) = [each for each in received if state_and_count(each) == (2, 0)]
+            await peer.settle(due, ABANDONED)
+            (again,) = await peer.take(due.link, 1)
+            assert state_and_count(again) == (2, 1)
+            await peer.settle(again, DEAD)
+            (dead,) = await peer.take(await peer.attach_receiver(f"{entity}/$deadletterqueue"), 1)
+            assert state_and_count(dead) == (0, 1)
+    states = [each.read_message_annotations()["x-opt-message-state"] for each in waiting]
+    assert sorted(states) == [0, 0, 2]
+
+
+async def test_deferring_counts_as_a_delivery(stage: Stage) -> None:
+    stage.queue.update(replace(stage.queue.description, max_delivery_count=3))
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), data_body(b"x"))
+        link = await peer.attach_receiver("orders")
+        (delivery,) = await peer.take(link, 1)
+        await peer.settle(delivery, DEFERRED)
+        counts = []
+        for status in ("abandoned", "defered"):
+            message = await receive_deferred(peer, 1)
+            counts.append(Sections.split(message["message"]).read_header().delivery_count)
+            body = Map([("disposition-status", status), ("lock-tokens", [message["lock-token"]])])
+            reply = await peer.ask("orders/$management", "com.microsoft:update-disposition", body)
+            assert reply["statusCode"] == 200
+        (dead,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
+    assert counts == [1, 2]
+    assert state_and_count(dead) == (0, 3)
+    assert sections(dead).read_application_properties()["DeadLetterReason"] == "MaxDeliveryCountExceeded"
+
+
+async def test_deliveries_of_a_dead_letter_raise_the_count_without_limit(stage: Stage) -> None:
+    stage.queue.update(replace(stage.queue.description, max_delivery_count=2))
+    counts = []
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), data_body(b"x"))
+        link = await peer.attach_receiver("orders")
+        for _ in range(2):
+            (delivery,) = await peer.take(link, 1)
+            await peer.settle(delivery, ABANDONED)
+        dead = await peer.attach_receiver("orders/$deadletterqueue")
+        for number in range(4):
+            (delivery,) = await peer.take(dead, 1)
+            counts.append(state_and_count(delivery)[1])
+            if number == 2:
+                stage.emulator.advance(MINUTE)
+            else:
+                await peer.settle(delivery, ABANDONED)
+    assert counts == [2, 3, 4, 5]
+
+
+async def test_a_locked_message_is_settled_by_its_token_after_the_connection(stage: Stage) -> None:
+    async with stage.connect() as peer:
+        await peer.send(await peer.attach_sender("orders"), *(data_body(bytes([each])) for each in range(5)))
+        held = await peer.take(await peer.attach_receiver("orders"), 5)
+        peer.connection.close()
+        await peer.flush()
+        await peer.wait_closed()
+    tokens = [UUID(bytes_le=delivery.tag) for delivery in held]
+    stage.emulator.advance(MINUTE - 5_000)
+    async with stage.connect() as peer:
+        node = "orders/$management"
+        reply = await peer.ask(node, "com.microsoft:renew-lock", Map([("lock-tokens", tokens)]))
+        assert len(reply["body"]["expirations"]) == 5
+        stage.emulator.advance(MINUTE - 5_000)
+        for token, status in zip(tokens, ("completed", "abandoned", "defered", "suspended"), strict=False):
+            body = Map([("disposition-status", status), ("lock-tokens", [token])])
+            reply = await peer.ask(node, "com.microsoft:update-disposition", body)
+            assert reply["statusCode"] == 200
+        stage.emulator.advance(5_000)
+        for operation in ("renew-lock", "update-disposition"):
+            body = Map([("disposition-status", "completed"), ("lock-tokens", [tokens[4]])])
+            reply = await peer.ask(node, f"com.microsoft:{operation}", body)
+            assert (reply["statusCode"], reply["errorCondition"]) == (410, "com.microsoft:message-lock-lost")
+        received = await peer.take(await peer.attach_receiver("orders"), 2)
+    assert [state_and_count(each) for each in received] == [(0, 1), (0, 1)]
+    counts = stage.queue.counts()
+    assert (counts.active, counts.dead_letter) == (3, 1)
