@@ -73,6 +73,10 @@ class Copies:
         self._held[copy.key] = [copy]
         return Verdict.GIVE_AGAIN if status is KeyStatus.DOUBT else Verdict.GIVE
 
+    def is_duplicate(self, key: str, now: float) -> bool:
+        """Return whether `admit` would judge any copy with this key a duplicate."""
+        return not self._held.get(key) and self._store.status(key, now) is KeyStatus.DONE
+
     def completing(self, copy: LockedMessage, now: float) -> None:
         """Record that a copy is about to be completed: without an answer, its key is in doubt."""
         if copy.key is not None and self._store.status(copy.key, now) is not KeyStatus.DONE:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from azure.servicebus.exceptions import MessageLockLostError
 
 from sbpair.azure.data_errors import is_unused
 from sbpair.failover.failures import describe_error, is_transient
-from sbpair.failover.steps import Call, Gather, Pause, Steps
+from sbpair.failover.steps import Call, Gather, Pause, Steps, Work
 from sbpair.replication.copies import Copies, LockedMessage, Verdict
 from sbpair.replication.events import DuplicateCompleted, NoKey, Redelivered, SideBack, SideLost
 from sbpair.replication.side_receiver import (
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 TURN_SECONDS = 0.5
 """How long to wait for one side before it is the other's turn."""
+
+REST_TURNS = 4
+"""A side without messages is left out for so many turns while the other one has some."""
 
 SETTLE_SECONDS = 30.0
 
@@ -61,34 +65,52 @@ class DedupReceive:
         self._duplicates: deque[LockedMessage] = deque()
         self._given: dict[int, LockedMessage] = {}
         self._turns = list(reversed(self.receivers.values()))
+        self._removed_at = float("-inf")
 
-    def poll(self, limit: int, deadline: float) -> Steps[list[ServiceBusReceivedMessage] | None]:
-        """Receive once from each side. Returns first copies, [] after the deadline, or None before it.
+    def poll(self, limit: int, since: float, seconds: float) -> Steps[list[ServiceBusReceivedMessage] | None]:
+        """Receive once from each side. Returns first copies, or None to be called again.
 
-        Raises BothFailed after the deadline if neither side can be received from, and the SDK's permanent errors.
+        Returns [] if nothing came and no duplicate was removed for `seconds`, counted from `since` of the clock. Raises
+        BothFailed instead if neither side can be received from, and the SDK's permanent errors.
         """
         yield from self._complete_duplicates()
         if given := self._give(limit):
             return given
-        received = False
-        self._turns.reverse()
-        has_room = len(self._copies.waiting) < MAX_HELD
-        for receiver in [each for each in self._turns if has_room and each.backs_off_until <= self.clock()]:
-            received = True
-            yield from self._receive_from(receiver, limit, deadline)
-            if given := self._give(limit):
-                return given
-        yield from self._complete_duplicates()
-        left = deadline - self.clock()
+        receivers = self._next_receivers()
+        for receiver in receivers:
+            if not receiver.has_more_duplicates:
+                count = yield from self._receive_from(receiver, limit, self._left(since, seconds))
+                given = self._give(limit)
+                duplicates = 0 if given else len(self._duplicates)
+                receiver.note_received(count, duplicates, self.clock() + REST_TURNS * TURN_SECONDS)
+                if given:
+                    return given
+                yield from self._complete_duplicates()
+            if receiver.expects_duplicates:
+                yield from self._remove_duplicates(receiver)
+        left = self._left(since, seconds)
         if left > 0:
-            if not received:
+            if not receivers:
                 yield Pause(min(TURN_SECONDS, left))
             return None
         self._check_reachable()
         return []
 
-    def _receive_from(self, receiver: SideReceiver, limit: int, deadline: float) -> Steps[None]:
-        seconds = min(TURN_SECONDS, max(deadline - self.clock(), 2 * MIN_WAIT_SECONDS))
+    def _left(self, since: float, seconds: float) -> float:
+        return max(since, self._removed_at) + seconds - self.clock()
+
+    def _next_receivers(self) -> list[SideReceiver]:
+        """Return the sides whose turn it is; those that rest only if all do."""
+        if len(self._copies.waiting) >= MAX_HELD:
+            return []
+        self._turns.reverse()
+        now = self.clock()
+        usable = [each for each in self._turns if each.backs_off_until <= now]
+        return [each for each in usable if each.rests_until <= now] or usable
+
+    def _receive_from(self, receiver: SideReceiver, limit: int, left: float) -> Steps[int]:
+        """Return how many messages were received."""
+        seconds = min(TURN_SECONDS, max(left, 2 * MIN_WAIT_SECONDS))
         started = self.clock()
         yield from receiver.close(self._needed())
         try:
@@ -96,14 +118,26 @@ class DedupReceive:
         except BaseException as error:
             receiver.failed(error)
             if is_unused(error):
-                return
+                return 0
             if not isinstance(error, Exception) or not is_transient(error):
                 raise
             self._back_off(receiver, error, self.clock() - started)
-            return
+            return 0
         if receiver.recover():
             self.report(SideBack(self.entity, receiver.side))
         self._received.extend(self._locked(receiver.side, each, sdk_receiver) for each in found)
+        return len(found)
+
+    def _remove_duplicates(self, receiver: SideReceiver) -> Steps[None]:
+        removed = yield Work(partial(receiver.remove_duplicates, self._duplicate_key))
+        receiver.note_removed(removed)
+        for key, number in removed.duplicates:
+            self.report(DuplicateCompleted(self.entity, receiver.side, key, number))
+            self._removed_at = self.clock()
+
+    def _duplicate_key(self, message: ServiceBusReceivedMessage) -> str | None:
+        key = self.rule.of(message)
+        return key if key is not None and self._copies.is_duplicate(key, self.now()) else None
 
     def _locked(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> LockedMessage:
         reason = "the message has no value for it"
@@ -207,6 +241,7 @@ class DedupReceive:
             locked = self._duplicates.popleft()
             done = yield from self._try_settle(locked, complete_action(locked.message))
             if done:
+                self._removed_at = self.clock()
                 self.report(DuplicateCompleted(self.entity, locked.side, locked.key or "", locked.number))
 
     def _try_settle(self, locked: LockedMessage, action: SdkAction) -> Steps[bool]:

@@ -6,7 +6,8 @@ Its docstring states the guarantees and the remaining risks.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover.side_connections import AsyncClosable, SyncClosable
 from sbpair.failover.steps import Steps, awaiting, blocking, drive, drive_async
+from sbpair.replication.bulk_removal import remove_duplicates
 from sbpair.replication.dedup_receive import SETTLE_SECONDS, DedupReceive
 from sbpair.replication.events import OnEvent, reporter
 from sbpair.replication.keys import DAY_SECONDS, KEYS, KeyOf, KeyRule, KeyStore, MemoryStore, Window
@@ -39,9 +41,9 @@ class DedupReceiverBase(BothSides):
 
     Messages are under lock (peek-lock), and are settled with this receiver, on the side that they came from. While the
     application has one, further copies are held. Once it is completed, they are completed too (event
-    `DuplicateCompleted`). If it is abandoned or dead-lettered, or loses its lock, the next copy is given instead: no
-    copy is removed before another one was completed. If a completion was not answered, or the process ended during one,
-    a further copy is given and reported by the event `Redelivered`.
+    `DuplicateCompleted`), in bulk if they are many. If it is abandoned or dead-lettered, or loses its lock, the next
+    copy is given instead: no copy is removed before another one was completed. If a completion was not answered, or the
+    process ended during one, a further copy is given and reported by the event `Redelivered`.
 
     `entity` is a queue, or a topic with its `subscription_name`. `key` identifies copies: "id", "subject",
     "property:NAME" (an application property), or a function of the message. A message without a key is given (event
@@ -97,7 +99,10 @@ class DedupReceiverBase(BothSides):
             "key": rule.name,
         }
         keys = MemoryStore(window) if store == MEMORY else KeyStore(Path(store), window, about)
-        receivers = {side: SideReceiver(side, self._receiver) for side in SIDES}
+        receivers = {
+            side: SideReceiver(side, self._receiver, partial(remove_duplicates, pair, endpoint, path))
+            for side, endpoint in zip(SIDES, (pair.primary, pair.secondary), strict=True)
+        }
         self._receive = DedupReceive(receivers, path, rule, keys, reporter(on_event), time.time, time.monotonic)
 
     def side_of(self, message: ServiceBusReceivedMessage) -> Side:
@@ -110,13 +115,13 @@ class DedupReceiverBase(BothSides):
         client = self._clients[side]
         return client.get_queue_receiver(self.entity_name, prefetch_count=0, timeout=SETTLE_SECONDS / 2)
 
-    def _deadline(self, limit: int, seconds: float | None) -> float:
-        """Return the end of a receive on the monotonic clock. Raises ValueError, as the SDK does."""
+    def _poll(self, limit: int, seconds: float | None) -> Callable[[], Steps[list[ServiceBusReceivedMessage] | None]]:
+        """Return the procedure to repeat until it has a result. Raises ValueError, as the SDK does."""
         if limit < 1:
             raise ValueError("max_message_count must be at least 1")
         self._open()
         wait = self._max_wait if seconds is None else _checked_wait(seconds)
-        return time.monotonic() + (RECEIVE_SECONDS if wait is None else wait)
+        return partial(self._receive.poll, limit, time.monotonic(), RECEIVE_SECONDS if wait is None else wait)
 
     def _complete_message(self, message: ServiceBusReceivedMessage) -> Steps[None]:
         """Complete a message and then its held copies. Raises MessageLockLostError, and the SDK's errors."""
@@ -164,12 +169,14 @@ class DedupReceiver(DedupReceiverBase, SyncClosable):
     ) -> list[ServiceBusReceivedMessage]:
         """Return first copies, up to `max_message_count`, or [] if none arrived within `max_wait_time` (60 s).
 
+        Removing duplicates counts as activity: the wait begins again.
+
         Raises BothFailed if neither side could be received from in that time, and the SDK's errors.
         """
-        deadline = self._deadline(max_message_count, max_wait_time)
+        poll = self._poll(max_message_count, max_wait_time)
         while True:
             with self._turn:
-                found = drive(self._receive.poll(max_message_count, deadline))
+                found = drive(poll())
             if found is not None:
                 return found
 
@@ -191,12 +198,14 @@ class AsyncDedupReceiver(DedupReceiverBase, AsyncClosable):
     ) -> list[ServiceBusReceivedMessage]:
         """Return first copies, up to `max_message_count`, or [] if none arrived within `max_wait_time` (60 s).
 
+        Removing duplicates counts as activity: the wait begins again.
+
         Raises BothFailed if neither side could be received from in that time, and the SDK's errors.
         """
-        deadline = self._deadline(max_message_count, max_wait_time)
+        poll = self._poll(max_message_count, max_wait_time)
         while True:
             async with self._turn:
-                found = await drive_async(self._receive.poll(max_message_count, deadline))
+                found = await drive_async(poll())
             if found is not None:
                 return found
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
 
     from sbpair.failover.side_connections import SdkAction
+    from sbpair.replication.bulk_removal import DuplicateKey, Removed
     from sbpair.replication.sides import Side
 
 OPEN_SECONDS = 10.0
@@ -29,11 +30,27 @@ MIN_WAIT_SECONDS = 0.05
 """A receive that returns nothing sooner has not waited."""
 
 
-class SideReceiver:
-    """One side's receivers: the current one, and broken ones whose messages are still to be settled."""
+MIN_STREAK, MAX_STREAK = 2, 256
+"""So many receives in a row bring nothing but duplicates, before those are removed in bulk."""
 
-    def __init__(self, side: Side, make: Callable[[Side], Any]) -> None:
+MIN_BULK = 50
+"""Fewer duplicates are not worth another connection: the next attempt comes after twice as many receives."""
+
+
+class SideReceiver:
+    """One side's receivers: the current one, and broken ones whose messages are still to be settled.
+
+    `remove_duplicates` removes those of this side in bulk; `has_more_duplicates` is whether it has not finished.
+    """
+
+    def __init__(
+        self, side: Side, make: Callable[[Side], Any], remove_duplicates: Callable[[DuplicateKey], Removed]
+    ) -> None:
         self.side = side
+        self.remove_duplicates = remove_duplicates
+        self.has_more_duplicates = False
+        self.rests_until = 0.0
+        self._streak, self._min_streak = 0, MIN_STREAK
         self._make = make
         self._receiver: Any = None
         self._broken: list[Any] = []
@@ -60,6 +77,23 @@ class SideReceiver:
                 f"receiving from the {self.side}: azure-servicebus receives nothing any more", hint=UNREADABLE_HINT
             )
         return receiver, found
+
+    @property
+    def expects_duplicates(self) -> bool:
+        """Whether duplicates are to be removed in bulk now."""
+        return self.has_more_duplicates or self._streak >= self._min_streak
+
+    def note_received(self, messages: int, duplicates: int, rests_until: float) -> None:
+        """Record a receive. Without messages, the side rests for a while."""
+        self.rests_until = 0.0 if messages else rests_until
+        if messages:
+            self._streak = self._streak + 1 if duplicates == messages else 0
+
+    def note_removed(self, removed: Removed) -> None:
+        self.has_more_duplicates = removed.more
+        self._streak = 0
+        few = len(removed.duplicates) < MIN_BULK
+        self._min_streak = min(2 * self._min_streak, MAX_STREAK) if few else MIN_STREAK
 
     def failed(self, error: BaseException, receiver: Any = None) -> None:
         """Replace a receiver that failed without an answer. Its messages are still settled with it."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partialmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +26,9 @@ from azure.servicebus.exceptions import (
 import sbpair
 from sbpair import aio
 from sbpair.azure.data_errors import from_sdk_error
-from sbpair.azure.data_plane import signed, sync_client
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, NameInvalid, StateRefused, UsageError
-from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Pair
-from sbpair.replication import dedup_receive, senders, side_receiver
 from sbpair.replication.events import (
     DuplicateCompleted,
     NoKey,
@@ -53,81 +47,12 @@ from tests.kit.failover_rig import (
     SECONDARY,
     SLOW,
     SYNC_FIRST,
-    EventLog,
-    Rig,
     a_message,
-    faced,
-    ids,
 )
 from tests.kit.fixtures import Official
-from tests.kit.running import Running
+from tests.replication.both import Both, drained, twins
 
 pytestmark = PAIRED_CLIENTS
-
-
-class Both(Rig):
-    """A queue `orders` in both namespaces, with locks that outlast each test."""
-
-    def __init__(self, running: Running) -> None:
-        super().__init__(running, queues=1)
-        self.copy = self.do(lambda: running.other.create_queue("orders"))
-
-    @contextmanager
-    def made(self, name: str, kind: str = "sync", entity: str = "orders", **options: Any) -> Iterator[Any]:
-        """Open an ActiveSender, PassiveSender or DedupReceiver of either kind, for sync use."""
-        log = EventLog()
-        options = {"on_event": log, **({} if name == "DedupReceiver" else {"retries": 0}), **options}
-        if kind == "sync":
-            made = getattr(sbpair, name)(self.pair, entity, **options)
-        else:
-            made = faced(lambda: getattr(aio, name)(self.pair, entity, **options))
-        with made as opened:
-            yield opened, log
-
-    active = partialmethod(made, "ActiveSender")
-    passive = partialmethod(made, "PassiveSender")
-    receiver = partialmethod(made, "DedupReceiver")
-
-    def put(self, side: str, *names: str, **own: Any) -> None:
-        """Put messages on one side only."""
-        endpoint = getattr(self.pair, side)
-        with (
-            sync_client(endpoint, signed(endpoint), 10) as client,  # type: ignore[arg-type]  # it is a key
-            client.get_queue_sender("orders") as sender,
-        ):
-            sender.send_messages([a_message(name, **own) for name in names])
-
-    @property
-    def held(self) -> tuple[list[Any], list[Any]]:
-        """Return the ids in the primary, and in the secondary."""
-        return ids(self.in_queue(self.orders)), ids(self.in_queue(self.copy))
-
-
-def drained(both: Both, receiver: Any, limit: int = 1000) -> list[str]:
-    """Complete messages until the limit, or until both queues are empty. Returns their ids."""
-    found: list[str] = []
-    while len(found) < limit and both.held != ([], []):
-        for message in receiver.receive_messages(10, max_wait_time=0.6):
-            receiver.complete_message(message)
-            found.append(message.message_id)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedup_receive, "TURN_SECONDS", 0.1)
-    monkeypatch.setattr(side_receiver, "BACKOFF", Backoff(0.2, 30.0))
-    monkeypatch.setattr(side_receiver, "OPEN_SECONDS", 2.0)
-    # Opening a link takes the SDK half a second at least.
-    monkeypatch.setattr(senders, "ACTIVE_SHARE", 0.4)
-
-
-@pytest.fixture
-def both() -> Iterator[Both]:
-    with Running() as running:
-        yield Both(running)
-    # What the SDK has left open is complained of here, and not in a test that has nothing to do with it.
-    gc.collect()
 
 
 @KINDS
@@ -351,11 +276,6 @@ def test_messages_of_a_failed_side_come_late_or_never(both: Both) -> None:
 def received(receiver: Any, seconds: float = 3) -> Any:
     (message,) = receiver.receive_messages(1, max_wait_time=seconds)
     return message
-
-
-def twins(both: Both, *names: str) -> None:
-    both.put("primary", *names)
-    both.put("secondary", *names)
 
 
 @pytest.mark.parametrize(
