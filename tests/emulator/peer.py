@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed as WebSocketClosed
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened
 from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached
@@ -17,6 +20,7 @@ from sbpair.amqp.session import Disposed, SessionBegun
 from sbpair.amqp.types import Map
 from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.amqp.amqp_connection import DEFAULT_LIMITS, AmqpConnection, ConnectionLimits
+from sbpair.emulator.frontends.amqp.websocket_frontend import SUBPROTOCOL
 from sbpair.emulator.server import Emulator
 
 E = TypeVar("E")
@@ -24,12 +28,39 @@ SECONDS = 10
 ROOT_SIGN_IN = SaslClient("PLAIN", f"\0{ROOT_RULE.key_name}\0{ROOT_RULE.primary_key}".encode())
 
 
+class WebSocketStream:
+    """The reader and writer of a peer, over a WebSocket."""
+
+    def __init__(self, websocket: ClientConnection) -> None:
+        self.websocket = websocket
+        self.transport = websocket.transport
+        self._unsent = b""
+
+    async def read(self, _: int) -> bytes:
+        try:
+            return cast("bytes", await self.websocket.recv())
+        except WebSocketClosed:
+            return b""
+
+    def write(self, data: bytes) -> None:
+        self._unsent += data
+
+    async def drain(self) -> None:
+        data, self._unsent = self._unsent, b""
+        if data:
+            with suppress(WebSocketClosed):
+                await self.websocket.send(data)
+
+
+async def open_websocket(authority: str) -> WebSocketStream:
+    url = f"ws://{authority}/$servicebus/websocket"
+    return WebSocketStream(await connect(url, subprotocols=[SUBPROTOCOL], ping_interval=None, proxy=None))
+
+
 class Peer:
     """A client that sends what the test decides and keeps every event."""
 
-    def __init__(
-        self, stage: Stage, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sasl: SaslClient
-    ) -> None:
+    def __init__(self, stage: Stage, reader: Any, writer: Any, sasl: SaslClient) -> None:
         self.stage = stage
         self.connection = Connection(sasl, container_id="peer", hostname="127.0.0.1")
         self.events: list[Any] = []
@@ -137,10 +168,15 @@ class Stage:
         self.queue = self.namespace.create_queue("orders")
 
     @asynccontextmanager
-    async def connect(self, *, signed_in: bool = True) -> AsyncIterator[Peer]:
+    async def connect(self, *, signed_in: bool = True, websocket: bool = False) -> AsyncIterator[Peer]:
         """Connect a peer with the namespace's key, or without rights."""
-        host, _, port = self.namespace.authority.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader: Any
+        writer: Any
+        if websocket:
+            reader = writer = await open_websocket(self.namespace.authority)
+        else:
+            host, _, port = self.namespace.authority.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
         peer = Peer(self, reader, writer, ROOT_SIGN_IN if signed_in else SaslClient())
         try:
             await peer.wait(ConnectionOpened)

@@ -163,7 +163,8 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
             linger(self._transport)
             self._transport.abort()
         else:
-            self._transport.close()
+            # Below a WebSocket, so that it sends no close frame either.
+            self._transport.get_extra_info("transport", self._transport).close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True

@@ -72,19 +72,18 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
     def _handshake(self, data: bytes) -> None:
         frames = self._frames
         frames.receive_data(data)
-        for request in cast("list[Request]", frames.events_received()):
-            frames.send_response(frames.accept(request))
-        answer = frames.data_to_send()
-        if answer == [b""]:
-            # The library ends invalid HTTP without an answer.
-            answer.insert(0, frames.reject(HTTPStatus.BAD_REQUEST, f"{frames.handshake_exc}\n").serialize())
+        events, answer = frames.events_received(), frames.data_to_send()
+        if len(events) == 1 and not answer:
+            frames.send_response(frames.accept(cast("Request", events[0])))
+            answer = frames.data_to_send()
+        elif events or answer == [b""]:
+            # Frames came before the answer, or invalid HTTP, to which the library has no answer.
+            answer = [frames.reject(HTTPStatus.BAD_REQUEST, "This is not a WebSocket handshake.\n").serialize(), b""]
         self._send(answer)
         if frames.state is State.OPEN:
             self._deadline.cancel()
             self._amqp = self._make_amqp()
             self._amqp.connection_made(self)
-            # The client may have sent frames already.
-            self.data_received(b"")
         elif answer:
             logger.info("Refused a WebSocket: %s.", type(frames.handshake_exc).__name__)
 
@@ -152,7 +151,8 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
         return self._amqp or self
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
+        """Return what is known about the connection; `transport` is the one below."""
+        return self._transport if name == "transport" else self._transport.get_extra_info(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._transport.set_write_buffer_limits(high, low)

@@ -1,0 +1,447 @@
+"""WebSocket handshakes and frames on a real port: what is accepted, what is refused, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from websockets.frames import Close, Frame, Opcode
+from websockets.protocol import Protocol, Side
+
+from sbpair.amqp.link import CreditChanged
+from sbpair.amqp.message import data_body
+from sbpair.amqp.session import Disposed
+from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
+from sbpair.emulator.frontends.amqp.connection_output import MAX_OUTPUT
+from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
+from sbpair.testing import Emulator
+from tests.emulator.test_hostile_peers import Good
+from tests.kit.async_tests import InLoop
+
+if TYPE_CHECKING:
+    from tests.emulator.peer import Stage
+
+BINARY, TEXT, CONT = Opcode.BINARY, Opcode.TEXT, Opcode.CONT
+PING, PONG, CLOSE = Opcode.PING, Opcode.PONG, Opcode.CLOSE
+SECONDS = 20
+HEADERS = {
+    "Host": "localhost",
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg==",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Protocol": "AMQPWSB10",
+    "Authorization": "secret",
+}
+PATH = "/$servicebus/websocket"
+
+
+def handshake(path: str = PATH, *, line: str = "GET {} HTTP/1.1", extra: str = "", **changes: str | None) -> bytes:
+    """Return a valid request with changed headers, where None leaves one out, and `extra` lines."""
+    headers = HEADERS | {name.replace("_", "-"): value for name, value in changes.items()}
+    lines = [line.format(path), *(f"{name}: {value}" for name, value in headers.items() if value is not None)]
+    return "\r\n".join([*lines, *extra.splitlines(), "", ""]).encode()
+
+
+def frame(opcode: Opcode, data: bytes = b"", *, fin: bool = True, mask: bool = True) -> bytes:
+    return Frame(opcode, data, fin).serialize(mask=mask)
+
+
+class RawSocket:
+    """The client's side of a socket: writes any bytes, reads the answer and frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._frames = Protocol(Side.CLIENT, max_size=None)
+        self._unread: list[Frame] = []
+
+    async def ask(self, request: bytes) -> str:
+        """Return the status line and headers of the answer."""
+        self.writer.write(request)
+        return (await self.reader.readuntil(b"\r\n\r\n")).decode()
+
+    async def frame(self) -> Frame | None:
+        """Return the next frame, None at the end of the connection."""
+        while not self._unread:
+            data = await self.reader.read(65536)
+            if not data:
+                return None
+            self._frames.receive_data(data)
+            self._unread += cast("list[Frame]", self._frames.events_received())
+        return self._unread.pop(0)
+
+    async def payload(self, size: int) -> bytes:
+        received = b""
+        while len(received) < size:
+            answer = await self.frame()
+            assert answer is not None
+            assert answer.opcode is BINARY
+            received += answer.data
+        return received
+
+    async def close_code(self) -> int | None:
+        """Read to the end of the connection; return the code of the close frame, None without one."""
+        code = None
+        try:
+            while (each := await self.frame()) is not None:
+                if each.opcode is CLOSE:
+                    code = Close.parse(each.data).code
+        except ConnectionError:
+            pass
+        return code
+
+
+@asynccontextmanager
+async def opened(emulator: Emulator, *, upgrade: bool = True) -> AsyncIterator[RawSocket]:
+    host, _, port = emulator.namespaces["contoso"].authority.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    raw = RawSocket(reader, writer)
+    try:
+        async with asyncio.timeout(SECONDS):
+            if upgrade:
+                assert (await raw.ask(handshake())).startswith("HTTP/1.1 101 ")
+            yield raw
+    finally:
+        writer.transport.abort()
+
+
+class Echo(asyncio.Protocol):
+    """Returns what it receives, in place of an AMQP connection."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def resume_writing(self) -> None:
+        self.transport.resume_reading()
+
+
+@pytest.fixture
+def echo() -> InLoop:
+    return InLoop(lambda: Emulator([("contoso", 0)], amqp_factory=lambda _: Echo()))
+
+
+# Handshakes
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        handshake(),
+        handshake("/$ServiceBus/WebSocket"),
+        handshake("/%24servicebus/websocket/"),
+        handshake(f"{PATH}?x=y"),
+        handshake(Connection="keep-alive, Upgrade", Upgrade="WebSocket"),
+        handshake(Sec_WebSocket_Protocol="amqp, AMQPWSB10"),
+        handshake(extra="Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits"),
+    ],
+)
+async def test_a_valid_handshake_selects_the_subprotocol(echo: Emulator, request_bytes: bytes) -> None:
+    async with opened(echo, upgrade=False) as raw:
+        answer = await raw.ask(request_bytes)
+        assert answer.startswith("HTTP/1.1 101 ")
+        assert "Sec-WebSocket-Protocol: AMQPWSB10\r\n" in answer
+        assert "Extensions" not in answer
+        raw.writer.write(frame(BINARY, b"hello"))
+        assert await raw.payload(5) == b"hello"
+
+
+async def test_a_handshake_may_come_byte_by_byte(echo: Emulator) -> None:
+    async with opened(echo, upgrade=False) as raw:
+        for byte in handshake()[:-1]:
+            raw.writer.write(bytes([byte]))
+            await raw.writer.drain()
+            await asyncio.sleep(0)
+        assert "101" in await raw.ask(b"\n")
+        for byte in frame(BINARY, b"slowly"):
+            raw.writer.write(bytes([byte]))
+            await raw.writer.drain()
+            await asyncio.sleep(0)
+        assert await raw.payload(6) == b"slowly"
+
+
+REFUSED = {
+    "another subprotocol": (handshake(Sec_WebSocket_Protocol="amqp"), 400),
+    "a subprotocol in another case": (handshake(Sec_WebSocket_Protocol="amqpwsb10"), 400),
+    "no subprotocol": (handshake(Sec_WebSocket_Protocol=None), 400),
+    "an empty subprotocol": (handshake(Sec_WebSocket_Protocol=""), 400),
+    "a garbled subprotocol": (handshake(Sec_WebSocket_Protocol="AMQPWSB10;;"), 400),
+    "an old version": (handshake(Sec_WebSocket_Version="8"), 400),
+    "no version": (handshake(Sec_WebSocket_Version=None), 400),
+    "no key": (handshake(Sec_WebSocket_Key=None), 400),
+    "a short key": (handshake(Sec_WebSocket_Key="c2hvcnQ="), 400),
+    "a key that is not base64": (handshake(Sec_WebSocket_Key="*" * 24), 400),
+    "two keys": (handshake(extra="Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg=="), 400),
+    "a request without upgrade": (handshake(Upgrade=None, Connection="keep-alive"), 426),
+    "an upgrade to something else": (handshake(Upgrade="h2c"), 426),
+    "a connection to close": (handshake(Connection="close"), 426),
+    "a body": (handshake(extra="Content-Length: 5"), 400),
+    "a chunked body": (handshake(extra="Transfer-Encoding: chunked"), 400),
+    "HTTP/1.0": (handshake(line="GET {} HTTP/1.0"), 505),
+    "HTTP/9": (handshake(line="GET {} HTTP/9"), 400),
+    "a request line without a protocol": (handshake(line="GET {}"), 400),
+    "a header without a colon": (handshake(extra="Authorization secret"), 400),
+    "a header with a space": (handshake(extra="Host : secret"), 400),
+    "a header of bytes": (handshake(extra="X: \x00\x01"), 400),
+    "a long path": (handshake(PATH + "/secret" * 2_000), 414),
+    "a long header": (handshake(extra=f"X: {'secret' * 2_000}"), 431),
+    "many headers": (handshake(extra="\r\n".join(f"X-{number}: secret" for number in range(500))), 431),
+    "a frame too early": (handshake() + frame(BINARY, b"x"), 400),
+    "a ping too early": (handshake() + frame(PING, b"x"), 400),
+    "a close frame too early": (handshake() + frame(CLOSE), 400),
+    "a broken frame too early": (handshake() + frame(CONT, b"x"), 400),
+    "an endless line": (f"GET {PATH}".encode() + b"x" * 100_000, 414),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_an_invalid_handshake_is_refused(stage: Stage, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    request, status = REFUSED[name]
+
+    async def attack() -> None:
+        async with opened(stage.emulator, upgrade=False) as raw:
+            assert (await raw.ask(request)).startswith(f"HTTP/1.1 {status} ")
+            await raw.reader.read()
+
+    with caplog.at_level(logging.DEBUG):
+        await Good(stage).during(attack())
+    mine = [record for record in caplog.records if record.name.startswith("sbpair")]
+    assert [record.levelname for record in mine] == ["INFO"]
+    assert "secret" not in caplog.text
+
+
+async def test_a_post_to_the_path_is_a_request(stage: Stage) -> None:
+    async with opened(stage.emulator, upgrade=False) as raw:
+        answer = await raw.ask(handshake(line="POST {} HTTP/1.1"))
+        assert answer.startswith("HTTP/1.1 4")
+
+
+async def test_an_incomplete_handshake_is_cut_off() -> None:
+    loop = asyncio.get_running_loop()
+    make = partial(WebSocketFrontend, Echo, ConnectionLimits(open_seconds=0.05))
+    async with asyncio.timeout(SECONDS), await loop.create_server(make, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(handshake()[:-2])
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_no_websocket_opens_while_the_namespace_is_down(stage: Stage) -> None:
+    stage.emulator.faults.namespace_down("contoso")
+    async with opened(stage.emulator, upgrade=False) as raw:
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await raw.ask(handshake())
+
+
+# Frames
+
+
+async def test_frames_are_parts_of_one_stream(echo: Emulator) -> None:
+    async with opened(echo) as raw:
+        pieces = [
+            frame(BINARY, b"ab"),
+            frame(BINARY),
+            frame(BINARY, b"c", fin=False) + frame(PING, b"between") + frame(CONT, b"d", fin=False) + frame(CONT, b"e"),
+            frame(PONG, b"not asked for"),
+            frame(BINARY, b"f" * 200_000),
+        ]
+        raw.writer.write(b"".join(pieces))
+        received, others = b"", []
+        while len(received) < 200_005:
+            each = await raw.frame()
+            if each.opcode is BINARY:
+                assert len(each.data) <= MAX_PAYLOAD
+                received += each.data
+            else:
+                others.append((each.opcode, bytes(each.data)))
+        assert received == b"abcde" + b"f" * 200_000
+        assert others == [(PONG, b"between")]
+
+
+BROKEN = {
+    "text": (frame(TEXT, b"AMQP"), 1003),
+    "text in two parts": (frame(TEXT, b"AM", fin=False) + frame(CONT, b"QP"), 1003),
+    "a frame without a mask": (frame(BINARY, b"x", mask=False), 1002),
+    "a compressed frame": (b"\xc2" + frame(BINARY, b"x")[1:], 1002),
+    "an unknown opcode": (b"\x83" + frame(BINARY, b"x")[1:], 1002),
+    "an unknown control frame": (b"\x8b" + frame(BINARY, b"x")[1:], 1002),
+    "a continuation of nothing": (frame(CONT, b"x"), 1002),
+    "two messages at once": (frame(BINARY, b"x", fin=False) + frame(BINARY, b"x"), 1002),
+    "a ping in two parts": (b"\x09" + frame(PING, b"x")[1:], 1002),
+    "a long ping": (b"\x89" + frame(BINARY, b"x" * 200)[1:], 1002),
+    "a close frame of one byte": (frame(CLOSE, b"x"), 1002),
+    "a close code that is none": (frame(CLOSE, b"\x00\x01"), 1002),
+    "a reason that is not UTF-8": (frame(CLOSE, b"\x03\xe8\xff\xff"), 1007),
+    "a frame of 5 MB": (b"\x82\xff" + (5 << 20).to_bytes(8), 1009),
+    "a frame of 2**63 bytes": (b"\x82\xff" + (1 << 63).to_bytes(8), 1009),
+    "garbage": (bytes(range(256)) * 20, 1002),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_a_broken_frame_costs_its_own_connection(stage: Stage, name: str) -> None:
+    sent, code = BROKEN[name]
+
+    async def attack() -> None:
+        async with opened(stage.emulator) as raw:
+            raw.writer.write(sent)
+            assert await raw.close_code() == code
+
+    await Good(stage).during(attack())
+
+
+async def test_a_message_in_parts_is_limited_too(echo: Emulator) -> None:
+    async with opened(echo) as raw:
+        parts = MAX_MESSAGE // 65_536
+        raw.writer.write(frame(BINARY, fin=False) + frame(CONT, bytes(65_536), fin=False) * parts + frame(CONT, b"x"))
+        assert await raw.close_code() == 1009
+
+
+async def test_a_close_frame_is_answered_and_ends_the_stream(echo: Emulator) -> None:
+    async with opened(echo) as raw:
+        raw.writer.write(frame(BINARY, b"before"))
+        assert await raw.payload(6) == b"before"
+        raw.writer.write(frame(CLOSE, b"\x03\xe9away") + frame(BINARY, b"after") + frame(TEXT, b"after"))
+        answer = await raw.frame()
+        assert (answer.opcode, answer.data) == (CLOSE, b"\x03\xe9away")
+        assert await raw.frame() is None
+
+
+async def test_payload_before_a_close_frame_is_processed(stage: Stage) -> None:
+    async with stage.connect(websocket=True) as peer:
+        sender = await peer.attach_sender("orders")
+        sender.send(data_body(b"last"), b"t")
+        await peer.flush()
+        await peer.writer.websocket.close()
+    async with stage.connect(websocket=True) as peer:
+        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+        assert delivery.payload.endswith(b"last")
+
+
+async def test_the_server_closes_with_a_close_frame(stage: Stage) -> None:
+    async with stage.connect(websocket=True) as peer:
+        peer.connection.close()
+        await peer.flush()
+        await peer.wait_closed()
+        assert peer.writer.websocket.close_code == 1000
+
+
+async def test_a_client_without_an_answer_to_close_is_cut_off() -> None:
+    class Closes(Echo):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.transport.close()
+
+    loop = asyncio.get_running_loop()
+    make = partial(WebSocketFrontend, Closes, ConnectionLimits(close_seconds=0.05))
+    async with asyncio.timeout(SECONDS), await loop.create_server(make, "127.0.0.1", 0) as server:
+        raw = RawSocket(*await asyncio.open_connection(*server.sockets[0].getsockname()))
+        await raw.ask(handshake())
+        raw.writer.write(frame(BINARY, b"bye"))
+        assert await raw.payload(3) == b"bye"
+        raw.writer.write(frame(BINARY, b"too late"))
+        assert await raw.close_code() == 1000
+        raw.writer.close()
+
+
+@pytest.mark.parametrize("opcode", [BINARY, PING])
+async def test_a_client_that_reads_nothing_is_not_read_from(echo: Emulator, stage: Stage, opcode: Opcode) -> None:
+    flood = frame(opcode, bytes(125)) * 10_000
+    async with opened(echo if opcode is BINARY else stage.emulator) as raw:
+        raw.writer.transport.pause_reading()
+        tracemalloc.start()
+        try:
+            written = 0
+            while written < 100_000_000:
+                raw.writer.write(flood)
+                written += len(flood)
+                try:
+                    async with asyncio.timeout(0.5):
+                        await raw.writer.drain()
+                except TimeoutError:
+                    break
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert written < 50_000_000
+        assert held < 8 * MAX_OUTPUT
+        raw.writer.transport.resume_reading()
+        # Reading goes on, so nothing that was sent is lost.
+        left = written // len(flood) * 10_000 * 125
+        while left:
+            left -= len((await raw.frame()).data)
+
+
+async def test_a_message_may_have_any_size(stage: Stage) -> None:
+    assert MAX_MESSAGE < 6_000_000
+    async with stage.connect(websocket=True) as peer:
+        sender, receiver = await peer.attach_sender("orders"), await peer.attach_receiver("orders")
+        for size in (1, 125, 126, 65_535, 65_536, 250_000):
+            await peer.send(sender, data_body(bytes(size)))
+            (delivery,) = await peer.take(receiver, 1)
+            assert len(delivery.payload) > size
+            await peer.settle(delivery)
+
+
+# Faults
+
+
+@pytest.mark.parametrize("kind", ["drop", "reset"])
+@pytest.mark.parametrize("frames", [0, 2])
+async def test_a_websocket_breaks_after_the_given_frames(stage: Stage, kind: str, frames: int) -> None:
+    async with stage.connect(websocket=True) as peer:
+        sender = await peer.attach_sender("orders")
+        await peer.wait(CreditChanged, of=sender)
+        getattr(stage.emulator.faults, kind)("contoso", frames)
+        for number in range(frames + 1):
+            sender.send(data_body(b"x"), b"%d" % number)
+            await peer.flush()
+        assert await peer.wait_closed() is None
+        # No close frame came.
+        assert peer.writer.websocket.close_code == 1006
+    assert stage.queue.counts().active == frames
+
+
+async def test_a_stalled_websocket_continues_where_it_stopped(stage: Stage) -> None:
+    async with stage.connect(websocket=True) as peer, stage.connect(websocket=True) as other:
+        stalled, unharmed = await peer.attach_sender("orders"), await other.attach_sender("orders")
+        await peer.wait(CreditChanged, of=stalled)
+        stall = stage.emulator.faults.stall("contoso", 1, count=1)
+        for number in range(3):
+            stalled.send(data_body(b"stalled"), b"%d" % number)
+        await peer.flush()
+        await peer.wait(Disposed)
+        await other.send(unharmed, data_body(b"x"))
+        assert stage.queue.counts().active == 2
+        stage.emulator.faults.end(stall)
+        assert len((await peer.wait(Disposed)).deliveries) == 2
+    assert stage.queue.counts().active == 4
+
+
+async def test_latency_delays_the_answers_of_a_websocket(stage: Stage) -> None:
+    loop = asyncio.get_running_loop()
+    async with stage.connect(websocket=True) as peer:
+        sender = await peer.attach_sender("orders")
+        with stage.emulator.faults.during("latency", "contoso", ms=100):
+            started = loop.time()
+            await peer.send(sender, data_body(b"x"))
+            assert loop.time() - started >= 0.1
+        await peer.send(sender, data_body(b"x"))
+    assert stage.namespace.fault_points.faulty == {}
+
+
+async def test_an_outage_ends_every_websocket(stage: Stage) -> None:
+    async with stage.connect(websocket=True) as peer, opened(stage.emulator) as idle:
+        await peer.attach_sender("orders")
+        stage.emulator.faults.namespace_down("contoso")
+        await peer.wait_closed()
+        await idle.close_code()
