@@ -97,12 +97,12 @@ def load_config(path: Path) -> ConfigFile:
         # Editors of the vendor's platform write a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise UsageError(f"--config-file: {path} cannot be read: {error.strerror}", hint="check the path") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="check the path") from error
     except OSError as error:
         hint = "check its permissions"
-        raise MachineLacks(f"--config-file: {path} cannot be read: {error.strerror}", hint=hint) from error
+        raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint=hint) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"--config-file: {path} is not UTF-8", hint="save it as UTF-8") from error
+        raise UsageError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
     return parse_config(text, path.name)
 
 

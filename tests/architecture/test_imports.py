@@ -45,7 +45,7 @@ SPECIAL = {
     "events": {"failover", "model", "move", "replay", "replication"},
     # It must not share this project's opinions on backlogs, or one bug would hide in both.
     "emulator": {"amqp", "errors"},
-    "testing": {"emulator"},
+    "testing": {"emulator", "errors"},
 }
 USERS_OF_CONFIG = {"cli", "__init__"}
 
@@ -61,6 +61,7 @@ DOORS = {
     "typer": {"cli"},
     "rich": {"cli"},
     "opentelemetry": {"failover"},
+    "pytest": {"testing"},
     "click": set(),
 }
 

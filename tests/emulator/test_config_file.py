@@ -460,7 +460,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, prepare: Callable
     prepare(path)
     with pytest.raises(UsageError) as caught:
         load_config(path)
-    assert caught.value.message == f"--config-file: {path} {message}"
+    assert caught.value.message == f"{path} {message}"
 
 
 def test_a_file_that_the_system_cannot_read_is_a_lack_of_the_machine(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import sbpair.emulator
 import sbpair.testing
 from sbpair.emulator.faults.kinds import KINDS
+from tests.kit.plugin import install_plugin
 
 if TYPE_CHECKING:
     from tests.kit.running import Running
@@ -52,12 +53,13 @@ def test_the_administration_client_needs_no_more_than_the_example(running: Runni
         assert admin.get_queue("by-example").name == "by-example"
 
 
-def test_the_pytest_example_passes(tmp_path: Path) -> None:
-    example = example_of("In pytest")
+@pytest.mark.parametrize("title", ["In pytest", "In an event loop"])
+def test_the_pytest_example_passes(tmp_path: Path, title: str) -> None:
     path = tmp_path / "test_example.py"
-    path.write_text(example)
+    path.write_text(example_of(title))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    env = install_plugin(tmp_path / "installed")
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
 

@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import threading
-from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.testing import Emulator
+from sbpair.testing import EmulatorThread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sbpair.emulator.access.sas import AuthorizationRule
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
 
-T = TypeVar("T")
 NAMESPACE, OTHER = "contoso", "contoso-dr"
 
 
-class Running:
+class Running(EmulatorThread):
     """An emulator whose loop runs in a thread; `do` calls what touches it there."""
 
     def __init__(self, namespaces: Iterable[Any] = ((NAMESPACE, 0), (OTHER, 0)), **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="emulator", daemon=True)
+        super().__init__(namespaces, **options)
         self._names = (f"queue-{number}" for number in itertools.count())
-        self.emulator = Emulator(namespaces, **options)
-
-    def __enter__(self) -> Running:
-        self._thread.start()
-        self._wait(self.emulator.__aenter__())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._wait(self.emulator.__aexit__(None, None, None))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
-
-    def do(self, action: Callable[[], T]) -> T:
-        async def on_loop() -> T:
-            return action()
-
-        return self._wait(on_loop())
 
     @property
     def namespace(self) -> Namespace:

@@ -1,6 +1,7 @@
-"""The emulator for tests: start it in the test's own process and event loop, inject faults, move its clock.
+"""The emulator for tests: start it in the test's process, inject faults, move its clock.
 
-The names are imported when they are first used. `sbpair help emulator` has examples.
+`Emulator` runs in the test's own event loop, and `EmulatorThread` in a thread, for programs that block. `plugin` has
+the fixtures for pytest. The names are imported when they are first used. `sbpair help emulator` has examples.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from sbpair import lazy_names
 
-# ruff: noqa: PLC0414  the alias makes a name public for type checkers
 if TYPE_CHECKING:
     from sbpair.emulator.clock import ManualClock as ManualClock
     from sbpair.emulator.clock import SystemClock as SystemClock
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sbpair.emulator.server import Emulator as Emulator
     from sbpair.emulator.server import EmulatorOptions as EmulatorOptions
     from sbpair.emulator.server import RequestedNamespace as RequestedNamespace
+    from sbpair.testing.emulator_thread import EmulatedNamespace as EmulatedNamespace
+    from sbpair.testing.emulator_thread import EmulatedPair as EmulatedPair
+    from sbpair.testing.emulator_thread import EmulatorThread as EmulatorThread
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -30,6 +33,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.emulator.faults.active": "Faults",
         "sbpair.emulator.faults.kinds": "Fault",
         "sbpair.emulator.server": "Emulator, EmulatorOptions, RequestedNamespace",
+        "sbpair.testing.emulator_thread": "EmulatedNamespace, EmulatedPair, EmulatorThread",
     },
 )
 __all__ = list(__dir__())

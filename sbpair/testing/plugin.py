@@ -1,0 +1,99 @@
+"""The pytest plugin: fixtures for emulated namespaces, whose entities the mark `service_bus` declares.
+
+Every run of pytest where sbpair is installed loads it. Invariant: it imports the emulator with the first fixture only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sbpair.errors import SbpairError, UsageError
+
+if TYPE_CHECKING:
+    from sbpair.testing.emulator_thread import EmulatedNamespace, EmulatedPair
+
+MARK = "service_bus"
+NAMES = ("contoso", "contoso-dr")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARK}(queues=[], topics={{}}, config=None): entities in the namespaces of the fixtures service_bus, "
+        "service_bus_pair, service_bus_session and service_bus_pair_session",
+    )
+
+
+@pytest.fixture
+def service_bus(request: pytest.FixtureRequest) -> Iterator[EmulatedNamespace]:
+    """Start an emulated Service Bus namespace for one test."""
+    with _namespaces(NAMES[:1], [request.node]) as [only]:
+        yield only
+
+
+@pytest.fixture
+def service_bus_pair(request: pytest.FixtureRequest) -> Iterator[EmulatedPair]:
+    """Start two emulated namespaces for one test, with the same entities."""
+    from sbpair.testing.emulator_thread import EmulatedPair
+
+    with _namespaces(NAMES, [request.node]) as both:
+        yield EmulatedPair(*both)
+
+
+@pytest.fixture(scope="session")
+def service_bus_session(request: pytest.FixtureRequest) -> Iterator[EmulatedNamespace]:
+    """Start a namespace for the whole session, with the entities of all tests that use it."""
+    with _namespaces(NAMES[:1], _users(request)) as [only]:
+        yield only
+
+
+@pytest.fixture(scope="session")
+def service_bus_pair_session(request: pytest.FixtureRequest) -> Iterator[EmulatedPair]:
+    """Start two namespaces for the whole session, with the entities of all tests that use them."""
+    from sbpair.testing.emulator_thread import EmulatedPair
+
+    with _namespaces(NAMES, _users(request)) as both:
+        yield EmulatedPair(*both)
+
+
+def _users(request: pytest.FixtureRequest) -> list[pytest.Item]:
+    """Return the tests of the session that use the requested fixture."""
+    return [item for item in request.session.items if request.fixturename in getattr(item, "fixturenames", ())]
+
+
+@contextmanager
+def _namespaces(names: Sequence[str], users: Iterable[pytest.Item]) -> Iterator[list[EmulatedNamespace]]:
+    from sbpair.testing.emulator_thread import EmulatorThread
+
+    with EmulatorThread([(name, 0) for name in names]) as thread:
+        found = [thread[name] for name in names]
+        _declare(found, users)
+        yield found
+
+
+def _declare(namespaces: Sequence[EmulatedNamespace], users: Iterable[pytest.Item]) -> None:
+    """Create the entities of the tests' marks. A wrong mark fails them, without a traceback."""
+    from sbpair.testing.declarations import read_declaration
+
+    known: dict[str, object] = {}
+    for item in users:
+        # The closest mark comes first, and its definition of an entity wins over those of a class or a module.
+        own: dict[str, object] = {}
+        for mark in item.iter_markers(MARK):
+            try:
+                if mark.args:
+                    raise UsageError("takes queues, topics and config by name")
+                declaration = read_declaration(mark.kwargs, item.path.parent)
+                for each in namespaces:
+                    each.create(declaration)
+            except SbpairError as error:
+                pytest.fail(f"@pytest.mark.{MARK} of {item.nodeid}: {error.message}", pytrace=False)
+            own = dict(declaration.parts()) | own
+        for name, definition in own.items():
+            if known.setdefault(name, definition) != definition:
+                pytest.fail(f"@pytest.mark.{MARK} of {item.nodeid}: {name} is declared otherwise above", pytrace=False)
