@@ -129,7 +129,9 @@ def read_transfers(
     They end at the first frame that differs, which is left to `transfer`.
     """
     found: list[Delivery] = []
-    _, first_id, tag, message_format, settled, _, _, payload_at = decode_transfer(buffer, start, end)
+    _, first_id, tag, message_format, settled, _, _, payload_at, state = decode_transfer(buffer, start, end)
+    if state is not None:
+        return found, end
     id_at = start + 6 + _HANDLE_SIZES.get(buffer[start + 6], 5)
     tag_at = id_at + 7
     if not tag or buffer[id_at : tag_at + len(tag)] != _common_id(first_id, tag) or buffer[start - 4] != _NO_EXTENSION:

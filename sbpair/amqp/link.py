@@ -65,6 +65,16 @@ class Delivery:
     payload: bytes = b""
     context: Any = None
 
+    def with_state(self, state: Any) -> StatefulDelivery:
+        return StatefulDelivery(self.link, self.id, self.tag, self.format, self.settled, self.payload, state=state)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class StatefulDelivery(Delivery):
+    """A delivery sent with a state, such as a transaction's. A class of its own: most deliveries have none."""
+
+    state: Any = None
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sent:
@@ -361,7 +371,7 @@ class ReceivingLink(Link):
 
     def on_transfer(self, fields: transfer.Fields, buffer: bytes, end: int) -> Delivery | None:
         """Add one frame of a delivery; return the delivery once it is complete. Raises ProtocolError."""
-        _, delivery_id, tag, message_format, settled, more, aborted, start = fields
+        _, delivery_id, tag, message_format, settled, more, aborted, start, state = fields
         if self._partial is not None or more or aborted:
             return self._on_part(fields, buffer[start:end])
         if delivery_id is None:
@@ -371,12 +381,14 @@ class ReceivingLink(Link):
             return None
         self.count()
         delivery = Delivery(self, delivery_id, tag or b"", message_format, settled, buffer[start:end])
+        if state is not None:
+            delivery = delivery.with_state(state)
         if not settled:
             self.session.received[delivery_id] = delivery
         return delivery
 
     def _on_part(self, fields: transfer.Fields, chunk: bytes) -> Delivery | None:
-        _, delivery_id, tag, message_format, settled, more, aborted, _ = fields
+        _, delivery_id, tag, message_format, settled, more, aborted, _, state = fields
         delivery = self._partial
         if delivery is None:
             if delivery_id is None:
@@ -386,6 +398,8 @@ class ReceivingLink(Link):
         elif delivery_id is not None and delivery_id != delivery.id:
             raise ProtocolError("a delivery begins before the previous one has ended", condition="amqp:not-allowed")
         delivery.settled = delivery.settled or settled
+        if state is not None:
+            delivery = self._partial = delivery.with_state(state)
         if aborted:
             self._reset()
             return None

@@ -1,7 +1,7 @@
-"""AMQP's composite types: performatives of connections, sessions, links and deliveries, outcomes, and SASL.
+"""AMQP's composite types: performatives of connections, sessions and links, outcomes, transactions and SASL.
 
 Each is a dataclass whose annotations name the AMQP type of every field; encoding and decoding follow from them. Every
-field is written, trailing nulls too: some peers index past the end of a trimmed list. AMQP 1.0, parts 2, 3 and 5.
+field is written, trailing nulls too: some peers index past the end of a trimmed list. AMQP 1.0, parts 2 to 5.
 """
 
 from __future__ import annotations
@@ -326,6 +326,39 @@ class Target(Composite):
     dynamic: Flag = False
     dynamic_node_properties: Fields = None
     capabilities: Symbols = None
+
+
+@composite(0x30, "amqp:coordinator:list")
+class Coordinator(Composite):
+    """The target of a link that declares and discharges transactions."""
+
+    capabilities: Symbols = None
+
+
+@composite(0x31, "amqp:declare:list")
+class Declare(Composite):
+    global_id: Anything = None
+
+
+@composite(0x32, "amqp:discharge:list", "txn_id")
+class Discharge(Composite):
+    """The end of a transaction: `fail` rolls it back."""
+
+    txn_id: Binary = None
+    fail: Flag = False
+
+
+@composite(0x33, "amqp:declared:list", "txn_id")
+class Declared(Composite):
+    txn_id: Binary = None
+
+
+@composite(0x34, "amqp:transactional-state:list", "txn_id")
+class TransactionalState(Composite):
+    """The state of a delivery that is sent or settled in a transaction."""
+
+    txn_id: Binary = None
+    outcome: Anything = None
 
 
 @composite(0x40, "amqp:sasl-mechanisms:list", "sasl_server_mechanisms")

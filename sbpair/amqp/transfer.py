@@ -8,12 +8,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 from sbpair.amqp.performatives import Transfer, decode_composite
 from sbpair.errors import ProtocolError
 
-Fields = tuple[int, int | None, bytes | None, int, bool, bool, bool, int]
-"""(handle, delivery id, tag, message format, settled, more, aborted, where the payload starts)"""
+Fields = tuple[int, int | None, bytes | None, int, bool, bool, bool, int, Any]
+"""(handle, delivery id, tag, message format, settled, more, aborted, where the payload starts, state)"""
 
 _U32 = struct.Struct(">I")
 _HEAD = struct.Struct(">4sBBBIBIBB")
@@ -74,7 +75,7 @@ def decode_transfer(buffer: bytes, start: int, end: int) -> Fields:
         narrow = buffer[start + 3] == 0xC0 and buffer[start + 5] == 4 + number
         if narrow and binary == 0xA0 and handle is not None and stop <= end:
             tag = buffer[position + 2 : after_tag]
-            return handle, delivery_id, tag, message_format or 0, settled, more, False, stop
+            return handle, delivery_id, tag, message_format or 0, settled, more, False, stop, None
     except (IndexError, KeyError, struct.error):
         pass
     return _decode_any(buffer, start, end)
@@ -100,7 +101,8 @@ def _decode_any(buffer: bytes, start: int, end: int) -> Fields:
         raise ProtocolError("a transfer is malformed")
     flags = bool(transfer.settled), bool(transfer.more), bool(transfer.aborted)
     message_format = transfer.message_format or 0
-    return transfer.handle, transfer.delivery_id, transfer.delivery_tag, message_format, *flags, start + length
+    fields = transfer.handle, transfer.delivery_id, transfer.delivery_tag, message_format
+    return *fields, *flags, start + length, transfer.state
 
 
 def frame_head(channel: int, handle: int, tag_size: int) -> Callable[[int, int, bytes], bytes]:

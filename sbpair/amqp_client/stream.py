@@ -71,7 +71,7 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for kind, alike in groupby(self.connection.receive(data, self._loop.time()), type):
-            if kind is Delivery:
+            if issubclass(kind, Delivery):
                 for link, deliveries in groupby(alike, _link_of):
                     if link.context is not None:
                         link.context.on_deliveries(list(deliveries))

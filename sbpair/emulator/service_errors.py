@@ -95,6 +95,14 @@ class RequestThrottled(ServiceError, condition="com.microsoft:server-busy", stat
     """Too many management requests."""
 
 
+class TransactionUnknown(ServiceError, condition="amqp:transaction:unknown-id", status=400, sub_code=40000):
+    """No such transaction was declared on this connection, or it has ended."""
+
+
+class TransactionRolledBack(ServiceError, condition="amqp:transaction:rollback", status=400, sub_code=40000):
+    """A commit failed: nothing of the transaction took effect."""
+
+
 class OperationTimedOut(ServiceError, condition="com.microsoft:timeout", status=504, sub_code=50400): ...
 
 

@@ -63,7 +63,15 @@ def generally(raw: bytes, start: int, end: int) -> Any:
     body, length = decode_composite(raw[start:end])
     assert isinstance(body, Transfer)
     flags = bool(body.settled), bool(body.more), bool(body.aborted)
-    return body.handle, body.delivery_id, body.delivery_tag, body.message_format or 0, *flags, start + length
+    return (
+        body.handle,
+        body.delivery_id,
+        body.delivery_tag,
+        body.message_format or 0,
+        *flags,
+        start + length,
+        body.state,
+    )
 
 
 @given(raw_transfers(), st.binary(max_size=20), st.binary(max_size=20))
@@ -100,7 +108,7 @@ def test_an_encoded_transfer_has_all_fields(
     assert body == Transfer(handle, delivery_id, tag, message_format, settled, more)
     assert end == len(raw)
     assert len(codec.decode_all(raw).value) == 11
-    decoded = (handle, delivery_id, tag, message_format, settled, more, False, end)
+    decoded = (handle, delivery_id, tag, message_format, settled, more, False, end, None)
     assert transfer.decode_transfer(raw, 0, len(raw)) == decoded
 
 

@@ -12,9 +12,19 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed as WebSocketClosed
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened
-from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached
-from sbpair.amqp.message import Properties, Sections, encode_map, value_body
-from sbpair.amqp.performatives import Accepted, Source, Target
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached, Sent
+from sbpair.amqp.message import VALUE, Properties, Sections, encode_map, section, value_body
+from sbpair.amqp.performatives import (
+    Accepted,
+    Composite,
+    Coordinator,
+    Declare,
+    Discharge,
+    Source,
+    Target,
+    TransactionalState,
+    Transfer,
+)
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, SessionBegun
 from sbpair.amqp.types import Map
@@ -126,6 +136,48 @@ class Peer:
             ids -= {delivery.id for delivery in answer.deliveries}
             answers.append(answer)
         return answers
+
+    async def attach_coordinator(self, *, session: Any = None) -> Any:
+        link = (session or await self.begin()).sender("transactions")
+        link.open(source=Source("peer"), target=Coordinator())
+        await self.wait(LinkAttached, of=link)
+        return link
+
+    async def control(self, link: Any, request: Composite) -> Any:
+        """Send a declare or a discharge, and return the state that answers it."""
+        answers = await self.send(link, section(VALUE, request.encode()))
+        # Settlements that a commit confirms come before its answer.
+        self.events = [answer for answer in answers if answer.deliveries[0].link is not link] + self.events
+        return answers[-1].state
+
+    async def declare(self, link: Any) -> bytes:
+        return (await self.control(link, Declare())).txn_id
+
+    async def discharge(self, link: Any, txn_id: bytes, *, fail: bool = False) -> Any:
+        return await self.control(link, Discharge(txn_id, fail))
+
+    async def post_in(self, txn_id: bytes, link: Any, payload: bytes, **fields: Any) -> None:
+        """Send a payload in a transaction."""
+        await self.queue_in(txn_id, link, payload, **fields)
+        await self.flush()
+
+    async def queue_in(self, txn_id: bytes, link: Any, payload: bytes, **fields: Any) -> None:
+        while link.credit < 1:
+            await self.wait(CreditChanged, of=link)
+        session = link.session
+        delivery_id = session.next_delivery_id()
+        link.credit -= 1
+        session.sent[delivery_id] = Sent(link, delivery_id, None)
+        transfer = Transfer(link.handle, delivery_id, b"in", state=TransactionalState(txn_id), **fields)
+        session.put_transfer(link, transfer.encode(), payload, last=True)
+
+    async def send_in(self, txn_id: bytes, link: Any, payload: bytes, **fields: Any) -> Any:
+        """Send a payload in a transaction and return the state that answers it."""
+        await self.post_in(txn_id, link, payload, **fields)
+        return (await self.wait(Disposed)).state
+
+    async def settle_in(self, txn_id: bytes, delivery: Delivery, outcome: Any = None) -> Disposed:
+        return await self.settle(delivery, TransactionalState(txn_id, outcome or Accepted()))
 
     async def take(self, link: Any, count: int) -> list[Delivery]:
         link.grant(count)

@@ -271,7 +271,7 @@ def test_a_subscription_is_found_by_its_address_in_any_case(namespace, topic) ->
 def test_a_topic_is_sent_to_and_a_subscription_received_from(topic) -> None:
     subscription = topic.create_subscription("s")
     with pytest.raises(NotAllowed):
-        topic.check_receive()
+        topic.namespace.resolve(topic.path).check_receive()
     with pytest.raises(NotAllowed):
         subscription.send([a_message()])
     assert subscription.max_message_bytes == topic.max_message_bytes

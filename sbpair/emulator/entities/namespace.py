@@ -229,14 +229,14 @@ class Namespace:
         """Return the target of an address, bare or as `amqps://host:port/…`. Raises EntityNotFound.
 
         It accepts `queue`, `queue/$deadletterqueue`, `queue/$transfer/$deadletterqueue`, each with `/$management`, and
-        the same for `topic/subscriptions/name`. A topic has no dead letters.
+        the same for `topic/subscriptions/name`. Of these, a topic has no dead letters but those of transfers.
         """
         path = scope_of(address)
         path, management = _without(path, MANAGEMENT_SEGMENT)
         path, dead = _without(path, DEAD_LETTER_SEGMENT)
         path, transfer = _without(path, TRANSFER_SEGMENT) if dead else (path, False)
         entity = self._find(path) or self._find_subscription(path)
-        if entity is None or (dead and isinstance(entity, TopicEntity)):
+        if entity is None or (dead and not transfer and isinstance(entity, TopicEntity)):
             raise entity_not_found(self.endpoint, path_of(address))
         if transfer:
             return AddressTarget(entity, entity.transfer_dead_letters, management)
@@ -264,7 +264,8 @@ class Namespace:
 
     def resume_forwarding(self) -> None:
         """Forward the messages that waited for an entity that is up again."""
-        for entity in [*self.queues(), *(each for topic in self.topics() for each in topic.subscriptions)]:
+        topics = self.topics()
+        for entity in [*self.queues(), *topics, *(each for topic in topics for each in topic.subscriptions)]:
             entity.resume_forwarding()
 
     @property

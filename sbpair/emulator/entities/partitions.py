@@ -13,6 +13,7 @@ from weakref import WeakSet
 from zlib import crc32
 
 from sbpair.emulator.entities.message_order import ReadyQueue
+from sbpair.emulator.entities.service_envelope import via_partition_key
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import NotAllowed, OperationTimedOut, partition_unavailable
@@ -31,7 +32,7 @@ def partition_of(sequence: int) -> int:
 
 
 def partition_key_of(message: StoredMessage) -> str | None:
-    """Return SessionId, else PartitionKey, else MessageId (known only where duplicates are detected).
+    """Return SessionId, PartitionKey, ViaPartitionKey, or MessageId (known only where duplicates are detected).
 
     A PartitionKey goes before an empty SessionId.
     """
@@ -43,7 +44,15 @@ def partition_key_of(message: StoredMessage) -> str | None:
                 f"'{session[:128]}' where both are set."
             )
         return session
+    if key is None:
+        key = via_partition_key(message)
     return message.message_id if key is None else key
+
+
+def transfer_key_of(message: StoredMessage) -> str | None:
+    """Return the key in an entity that a message is sent by way of: ViaPartitionKey, else SessionId or PartitionKey."""
+    via = via_partition_key(message)
+    return partition_key_of(message) if via is None else via
 
 
 class Partitions:

@@ -39,6 +39,8 @@ Watcher = Callable[[ServiceError], None]
 """Called when the entity cannot be used any more, or not in every way. It closes its links to the entity."""
 
 
+Put = Callable[[Sequence[StoredMessage]], None]
+
 T = TypeVar("T")
 
 
@@ -81,6 +83,7 @@ class QueueEntity:
         self._transfer_dead_letters: SubQueue | None = None
         self._duplicates: DuplicateDetector | None = None
         self._forwarders: list[Forwarder] = []
+        self._transfers: dict[str, tuple[SubQueue, Forwarder]] = {}
         self._auto_delete = AutoDelete(self)
         self.created_at_ms = namespace.clock.now_ms()
         self.update(description)
@@ -126,12 +129,25 @@ class QueueEntity:
 
     def resume_forwarding(self) -> None:
         """Forward the messages that waited for an entity that is up again."""
-        for forwarder in self._forwarders:
+        for forwarder in [*self._forwarders, *(forwarder for _, forwarder in self._transfers.values())]:
             forwarder.wake()
+
+    def transfers_to(self, destination: str) -> SubQueue:
+        """Return the sub-queue of messages that are sent to `destination` by way of this entity."""
+        if destination not in self._transfers:
+            messages = SubQueue(self.namespace, self.description, None, self.add_transfer_dead_letter)
+            self._transfers[destination] = messages, Forwarder(self, messages, destination)
+            self._transfers[destination][1].wake()
+        return self._transfers[destination][0]
 
     def add_transfer_dead_letter(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
         dead_letter = DeadLetterReason(reason, description, self.path)
         self.transfer_dead_letters.add_dead_letter(message.as_dead_letter(dead_letter))
+
+    @property
+    def top_level(self) -> QueueEntity:
+        """The queue or topic that this entity belongs to: a transaction has one."""
+        return self
 
     @property
     def transfer_dead_letters(self) -> SubQueue:
@@ -163,8 +179,13 @@ class QueueEntity:
 
     @property
     def size_bytes(self) -> int:
-        transfer = 0 if self._transfer_dead_letters is None else self._transfer_dead_letters.size_bytes
-        return self.messages.size_bytes + self.dead_letters.size_bytes + transfer
+        return self.messages.size_bytes + self.dead_letters.size_bytes + self.transfer_bytes
+
+    @property
+    def transfer_bytes(self) -> int:
+        """The size of messages in transfer, and of those that could not be transferred."""
+        dead = 0 if self._transfer_dead_letters is None else self._transfer_dead_letters.size_bytes
+        return dead + sum([messages.size_bytes for messages, _ in self._transfers.values()])
 
     @property
     def accessed_at_ms(self) -> int:
@@ -176,6 +197,7 @@ class QueueEntity:
         active, transfer = self.messages.active_count, 0
         if self.description.forward_to is not None:
             active, transfer = 0, active
+        transfer += sum(len(messages) for messages, _ in self._transfers.values())
         transfer_dead_letter = 0 if self._transfer_dead_letters is None else len(self._transfer_dead_letters)
         scheduled = self.messages.scheduled_count
         return EntityCounts(active, len(self.dead_letters), scheduled, transfer_dead_letter, transfer)
@@ -187,22 +209,35 @@ class QueueEntity:
 
         Raises MessageTooLarge, EntityFull, EntityDisabled, ArgumentInvalid.
         """
+        self.check_batch(messages)
+        self.store(messages)
+
+    def check_batch(self, messages: Sequence[StoredMessage], pending_bytes: int = 0) -> None:
+        """Raise the error of a `send`; `pending_bytes` are to be stored before."""
         self.check_send()
         if self.partitions is not None:
             self.partitions.check_batch(messages)
+        self.check_quota(self.check_sizes(messages) + pending_bytes)
+        if self.description.requires_session:
+            check_session_ids(messages)
+
+    def check_sizes(self, messages: Sequence[StoredMessage]) -> int:
+        """Return the size of a batch. Raises MessageTooLarge, ArgumentInvalid."""
         if len(messages) > MAX_BATCH_MESSAGES:
             raise ArgumentInvalid(f"A batch of {len(messages)} messages exceeds the limit of {MAX_BATCH_MESSAGES}.")
         size = sum([message.size for message in messages])
         limit = self.max_message_bytes if len(messages) == 1 else min(self.max_message_bytes, MAX_BATCH_BYTES)
         if size > limit:
             raise MessageTooLarge(f"The message or batch of {size} bytes exceeds the limit of {limit} bytes.")
-        self.check_quota(size)
-        if self.description.requires_session:
-            check_session_ids(messages)
+        return size
+
+    def store(self, messages: Sequence[StoredMessage], put: Put | None = None) -> None:
+        """Store checked messages, without duplicates. `put`: how, `enqueue` by default."""
+        put = put or self.messages.enqueue
         if self._duplicates is None:
-            self.messages.enqueue(messages)
+            put(messages)
         else:
-            self._duplicates.enqueue_new(messages, self.namespace.clock.now_ms(), self.messages.enqueue)
+            self._duplicates.enqueue_new(messages, self.namespace.clock.now_ms(), put)
 
     def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
         """Store messages as if `send` was called for each; return whether it did.
@@ -270,6 +305,8 @@ class QueueEntity:
         self.dead_letters.clear()
         if self._transfer_dead_letters is not None:
             self._transfer_dead_letters.clear()
+        for messages, _ in self._transfers.values():
+            messages.clear()
         self._auto_delete.stop()
         watchers, self._watchers = list(self._watchers), {}
         for watcher in watchers:

@@ -42,6 +42,7 @@ _CACHE_SIZE = 4096
 _MAX_CACHED_BYTES = 256
 
 LOCK_TOKEN: Final = Symbol("x-opt-lock-token")
+_VIA_PARTITION_KEY: Final = b"x-opt-via-partition-key"
 
 # Annotations that only the service sets; those of a sender are removed.
 _SERVICE_ANNOTATIONS: Final = frozenset((
@@ -169,6 +170,14 @@ def _read_annotations(raw: bytes) -> tuple[int | None, str | None]:
     annotations = Sections(message_annotations=raw).read_message_annotations()
     at, key = annotations.get("x-opt-scheduled-enqueue-time"), annotations.get("x-opt-partition-key")
     return int(at) if isinstance(at, int) else None, None if key is None else text_of(key)
+
+
+def via_partition_key(message: StoredMessage) -> str | None:
+    """Return the annotation x-opt-via-partition-key: the key of a transfer, and of a transaction."""
+    if isinstance(message.content, bytes) or _VIA_PARTITION_KEY not in message.content.message_annotations:
+        return None
+    key = message.content.read_message_annotations().get(_VIA_PARTITION_KEY.decode())
+    return None if key is None else text_of(key)
 
 
 _cached_annotations = lru_cache(_CACHE_SIZE)(_read_annotations)

@@ -310,6 +310,10 @@ class HeldSession:
     def state(self) -> bytes | None:
         return self.session.state
 
+    @property
+    def subqueue(self) -> SubQueue:
+        return self._messages
+
     def checked(self) -> SessionMessages:
         """Return the entity's messages, after everything due. Raises SessionLockExpired if the lock has ended."""
         self._messages.advance_if_due()
@@ -369,6 +373,7 @@ class HeldSession:
     release = _while_held(SubQueue.release)
     defer = _while_held(SubQueue.defer)
     dead_letter = _while_held(SubQueue.dead_letter)
+    check_dead_letter = _while_held(SubQueue.check_dead_letter)
 
     def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, ServiceError]:
         try:

@@ -8,7 +8,7 @@ result does not depend on when the loop runs them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
@@ -83,6 +83,11 @@ class SubQueue:
         return len(self._store)
 
     @property
+    def subqueue(self) -> SubQueue:
+        """This sub-queue, as a held session has one."""
+        return self
+
+    @property
     def size_bytes(self) -> int:
         return self._store.size_bytes
 
@@ -139,6 +144,30 @@ class SubQueue:
         assert self._on_dead_lettered is not None  # noqa: S101  # only a dead-letter queue has none
         self._on_dead_lettered(message, reason, description)
 
+    def reserve(self, messages: Iterable[StoredMessage]) -> None:
+        """Give messages the sequence numbers under which `put_scheduled` stores them later, or never."""
+        for partition, message in self._assign(messages):
+            self._last_numbers[partition] += 1
+            message.sequence_number = self._last_numbers[partition]
+
+    def _assign(self, messages: Iterable[StoredMessage]) -> Iterator[tuple[int, StoredMessage]]:
+        """Yield each message with its partition."""
+        return ((0, message) for message in messages)
+
+    def put_scheduled(self, messages: Iterable[StoredMessage]) -> None:
+        """Store messages that have reserved numbers, until they are due. Enqueue those that are due already."""
+        now = self.accessed_at_ms = self.advance_if_due()
+        due: list[StoredMessage] = []
+        for message in messages:
+            if message.scheduled_at_ms is None or message.scheduled_at_ms <= now:
+                due.append(message)
+                continue
+            message.enqueued_at_ms = now
+            self._store.add(message)
+            self._put_on_schedule(message, message.scheduled_at_ms)
+        if due:
+            self.enqueue(due)
+
     def _put_on_schedule(self, message: StoredMessage, at_ms: int) -> None:
         message.state = message.reported_state = SCHEDULED
         self.scheduled_count += 1
@@ -147,11 +176,15 @@ class SubQueue:
 
     def cancel_scheduled(self, sequences: Sequence[int]) -> None:
         """Remove all of these scheduled messages, or raise MessageNotFound and remove none."""
-        self.advance_if_due()
-        for message in self._numbered(sequences, SCHEDULED):
+        for message in self.scheduled(sequences):
             self._remove(message)
             self.scheduled_count -= 1
             self._schedule.add_void()
+
+    def scheduled(self, sequences: Sequence[int]) -> list[StoredMessage]:
+        """Return the scheduled messages with these numbers, or raise MessageNotFound."""
+        self.advance_if_due()
+        return self._numbered(sequences, SCHEDULED)
 
     def _numbered(self, sequences: Sequence[int], state: int) -> list[StoredMessage]:
         """Return the messages with these numbers, each once. Raises MessageNotFound if one is not in this state."""
@@ -272,11 +305,16 @@ class SubQueue:
         self._delivery_failed(message)
 
     def dead_letter(self, token: bytes, reason: str | None = None, description: str | None = None) -> None:
-        if self._on_dead_lettered is None:
-            raise NotAllowed("A message of a dead-letter queue cannot be dead-lettered again.")
+        self.check_dead_letter()
+        assert self._on_dead_lettered is not None  # noqa: S101  # checked
         message = self._unlock(token)
         self._remove(message)
         self._on_dead_lettered(message, reason, description)
+
+    def check_dead_letter(self) -> None:
+        """Raise NotAllowed if messages cannot be dead-lettered here."""
+        if self._on_dead_lettered is None:
+            raise NotAllowed("A message of a dead-letter queue cannot be dead-lettered again.")
 
     def renew(self, token: bytes) -> StoredMessage:
         """Lock a message for a whole LockDuration from now, and return it."""
@@ -348,6 +386,14 @@ class SubQueue:
                 self._expire(message)
         self._end_locks(now_ms)
         self._activate_scheduled(now_ms)
+        self._advance_by(self.next_deadline_ms())
+
+    def pause(self) -> None:
+        """Do everything due, and nothing more until `unpause`: locks that are valid now stay valid."""
+        self.advance_if_due()
+        self.due_ms = NEVER
+
+    def unpause(self) -> None:
         self._advance_by(self.next_deadline_ms())
 
     def next_deadline_ms(self) -> int:

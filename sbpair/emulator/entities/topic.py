@@ -69,6 +69,10 @@ class SubscriptionEntity(QueueEntity):
     def check_send(self) -> None:
         raise NotAllowed(f"Nothing can be sent to the subscription '{self.path}': send to its topic.")
 
+    @property
+    def top_level(self) -> QueueEntity:
+        return self.topic
+
     # Rules
 
     @property
@@ -172,7 +176,7 @@ class TopicEntity(QueueEntity):
         make = TopicMessages if self.partitions is None else PartitionedTopicMessages
         return make(self, self._publish)
 
-    def check_receive(self) -> None:
+    def check_not_forwarding(self) -> None:
         raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")
 
     @property
@@ -182,8 +186,9 @@ class TopicEntity(QueueEntity):
 
     @property
     def size_bytes(self) -> int:
-        """The size of all copies in all subscriptions, and of scheduled messages."""
-        return self.messages.size_bytes + sum(each.size_bytes for each in self._subscriptions.values())
+        """The size of all copies in all subscriptions, and of scheduled and transferred messages."""
+        own = self.messages.size_bytes + self.transfer_bytes
+        return own + sum(each.size_bytes for each in self._subscriptions.values())
 
     def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
         """Refuse: only the rules decide how much a message adds to the size."""

@@ -207,6 +207,8 @@ class FaultPoints:
 
     def take_down(self, entity: str) -> None:
         self._down.append(entity)
+        for connection in self.connections:
+            connection.transactions.doom(entity, unavailable(entity).message)
         self.detach(entity, unavailable(entity))
 
     def bring_up(self, entity: str) -> None:

@@ -16,13 +16,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
-from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, LinkSession
+from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, LinkSession, StatefulDelivery
+from sbpair.amqp.performatives import TransactionalState
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
 from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.entities.idle import IdleLink
 from sbpair.emulator.frontends.amqp.cbs import Claims
 from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput
+from sbpair.emulator.frontends.amqp.coordinator_link import Transactions
 from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, amqp_error
 from sbpair.emulator.frontends.amqp.link_opening import open_link
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
@@ -57,6 +59,7 @@ class AmqpConnection(asyncio.Protocol):
         self.namespace = namespace
         self._limits = limits
         self.claims = Claims(namespace, self._close_forbidden_links)
+        self.transactions = Transactions(namespace)
         self._entities: set[QueueEntity] = set()
         self._to_flush: dict[LinkEndpoint, None] = {}
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -109,6 +112,13 @@ class AmqpConnection(asyncio.Protocol):
         self.output.resume_reading()
 
     # For endpoints
+
+    def flush_endpoints(self) -> None:
+        """Do now what waits for the end of a read, so that it comes before a transaction's end."""
+        endpoints = list(self._to_flush)
+        self._to_flush.clear()
+        for endpoint in endpoints:
+            endpoint.flush()
 
     def close_link(self, link: Link, error: ServiceError) -> None:
         link.close(amqp_error(error))
@@ -181,11 +191,27 @@ class AmqpConnection(asyncio.Protocol):
             if not link.IS_RECEIVER and link.context is not None:
                 link.context.pull()
 
+    def _on_stateful(self, delivery: StatefulDelivery) -> None:
+        endpoint = delivery.link.context
+        if endpoint is None:
+            return
+        if isinstance(delivery.state, TransactionalState):
+            try:
+                transaction = self.transactions.find(delivery.state.txn_id)
+            except ServiceError as error:
+                self.close_link(delivery.link, error)
+                return
+            endpoint.receive_in(transaction, delivery)
+        else:
+            endpoint.receive(delivery)
+        self._to_flush[endpoint] = None
+
     def _on_disposed(self, event: Disposed) -> None:
         for link, deliveries in groupby(event.deliveries, attrgetter("link")):
             if isinstance(link.context, OutgoingLink):
-                link.context.settle(list(deliveries), event.state, settled=event.settled)
+                # First: a settlement may close the link.
                 self._to_flush[link.context] = None
+                link.context.settle(list(deliveries), event.state, settled=event.settled)
 
     def _on_detached(self, event: LinkDetached) -> None:
         self._release_link(event.link, peacefully=True)
@@ -232,6 +258,7 @@ class AmqpConnection(asyncio.Protocol):
     def _end_session(self, session: LinkSession, *, peacefully: bool) -> None:
         for link in session.links:
             self._release_link(link, peacefully=peacefully)
+        self.transactions.groups.pop(session, None)
 
     # For faults
 
@@ -291,6 +318,7 @@ _HANDLERS: Final[dict[type, Callable[[AmqpConnection, Any], None]]] = {
     CreditChanged: AmqpConnection._on_credit,
     WindowOpened: lambda self, event: self._pull(event.session),
     Disposed: AmqpConnection._on_disposed,
+    StatefulDelivery: AmqpConnection._on_stateful,
     LinkDetached: AmqpConnection._on_detached,
     SessionEnded: lambda self, event: self._end_session(event.session, peacefully=event.error is None),
     ConnectionClosed: AmqpConnection._on_closed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.performatives import Accepted, Rejected
@@ -9,13 +11,16 @@ from sbpair.amqp.types import Symbol, ULong
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, LinkEndpoint, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, LinkEndpoint, accepted_in, amqp_error, id_ranges
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery, ReceivingLink
-    from sbpair.emulator.entities.namespace import AddressTarget
+    from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.entities.stored_message import StoredMessage
+    from sbpair.emulator.entities.transaction import SendTarget, Transaction
+    from sbpair.emulator.entities.transfer import Transfer
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 SEND: Final = (AccessRight.SEND,)
@@ -30,14 +35,22 @@ class IncomingLink(LinkEndpoint):
 
     _link: ReceivingLink
 
-    def __init__(self, connection: AmqpConnection, link: ReceivingLink, target: AddressTarget, path: str) -> None:
+    def __init__(
+        self,
+        connection: AmqpConnection,
+        link: ReceivingLink,
+        target: SendTarget,
+        path: str,
+        properties: dict[Symbol, str] | None = None,
+    ) -> None:
         super().__init__(connection, link, path, SEND)
-        self._queue = target.entity
-        self._with_id = target.entity.description.requires_duplicate_detection
+        self._queue = target
+        self._with_id = target.description.requires_duplicate_detection
         self._received: list[Delivery] = []
         self._accepted: list[Delivery] = []
-        limit = target.entity.max_message_bytes
-        link.accept(max_message_size=limit, properties={_BATCH_SIZE: ULong(min(limit, MAX_BATCH_BYTES))})
+        limit = target.max_message_bytes
+        properties_of = {_BATCH_SIZE: ULong(min(limit, MAX_BATCH_BYTES)), **(properties or {})}
+        link.accept(max_message_size=limit, properties=properties_of)
         link.max_message_size = OVERSIZE_FACTOR * limit
         self.idle = connection.watch_idle(link)
         link.grant(CREDIT)
@@ -67,19 +80,35 @@ class IncomingLink(LinkEndpoint):
         return True
 
     def _enqueue_one(self, delivery: Delivery) -> None:
+        if self._store(delivery, self._queue.send) is None and not delivery.settled:
+            self._accepted.append(delivery)
+
+    def receive_in(self, transaction: Transaction, delivery: Delivery) -> None:
+        """Keep the messages for the commit. A failure that the client does not wait for makes the commit fail."""
+        error = self._store(delivery, partial(transaction.send, self._queue))
+        if delivery.settled:
+            if error is not None:
+                transaction.doom(error.message)
+        elif error is None and self._fault_points.acknowledged(self.path, [delivery]):
+            state = accepted_in(transaction)
+            self._link.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
+
+    def _store(
+        self, delivery: Delivery, send: Callable[[list[StoredMessage]], None]
+    ) -> ServiceError | ProtocolError | None:
+        """Pass the messages of a delivery to `send`; if that fails, reject the delivery and return the error."""
         try:
             messages = service_envelope.read_delivery(delivery.payload, delivery.format, with_id=self._with_id)
             if messages:
                 if self._fault_points.meters:
                     self._fault_points.spend(len(messages) * self._queue.credits_per_message, self.path)
-                self._queue.send(messages)
+                send(messages)
         except (ServiceError, ProtocolError) as error:
             if not delivery.settled:
                 state = Rejected(amqp_error(error))
                 self._link.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
-        else:
-            if not delivery.settled:
-                self._accepted.append(delivery)
+            return error
+        return None
 
     def flush(self) -> None:
         """Enqueue everything received since the last call and accept it in ranges."""
@@ -98,3 +127,26 @@ class IncomingLink(LinkEndpoint):
         """Stop the idle timer: every delivery received was enqueued."""
         del peacefully
         self.idle.stop()
+
+
+class TransferLink(IncomingLink):
+    """A link into an entity by way of another. It needs the right to send to both; `other` is the one not in `path`."""
+
+    def __init__(
+        self,
+        connection: AmqpConnection,
+        link: ReceivingLink,
+        transfer: Transfer,
+        path: str,
+        other: QueueEntity,
+        properties: dict[Symbol, str] | None = None,
+    ) -> None:
+        self._other = other.path.lower()
+        connection.watch(other)
+        connection.claims.require(SEND, self._other)
+        super().__init__(connection, link, transfer, path, properties)
+
+    def check_open(self) -> None:
+        super().check_open()
+        self._connection.claims.require(SEND, self._other)
+        self._connection.namespace.resolve(self._other)

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.amqp.link import SERIAL, Delivery, Link, terminus_address
-from sbpair.amqp.performatives import Error
+from sbpair.amqp.performatives import Accepted, Error, TransactionalState
 from sbpair.amqp.types import Map
 from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AccessRight
+    from sbpair.emulator.entities.transaction import Transaction
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
     from sbpair.errors import ProtocolError
 
@@ -39,6 +40,11 @@ class LinkEndpoint:
     def receive(self, delivery: Delivery) -> None:
         """Take a delivery that the peer sent."""
 
+    def receive_in(self, transaction: Transaction, delivery: Delivery) -> None:
+        """Take a delivery that the peer sent as part of a transaction."""
+        delivery.context = transaction
+        self.receive(delivery)
+
     def flush(self) -> None:
         """Send the dispositions of everything received in one read."""
 
@@ -54,6 +60,11 @@ class LinkEndpoint:
 
 def amqp_error(error: ServiceError | ProtocolError) -> Error:
     return Error(error.condition, error.message, Map())
+
+
+def accepted_in(transaction: Transaction | None) -> Accepted | TransactionalState:
+    """Return the answer to a delivery that was accepted, as part of a transaction or of none."""
+    return Accepted() if transaction is None else TransactionalState(transaction.id, Accepted())
 
 
 def id_ranges(deliveries: Iterable[Any]) -> Iterable[tuple[int, int]]:

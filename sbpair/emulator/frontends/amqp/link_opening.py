@@ -10,29 +10,36 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from sbpair.amqp.link import Link, LinkSession, ReceivingLink, SendingLink
-from sbpair.amqp.performatives import Source
-from sbpair.amqp.types import Described, Map
+from sbpair.amqp.performatives import Coordinator, Source
+from sbpair.amqp.types import Described, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.sessions import SessionMessages
+from sbpair.emulator.entities.transfer import Transfer
 from sbpair.emulator.frontends.amqp import cbs, management_operations, outgoing_link
-from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink
+from sbpair.emulator.frontends.amqp.coordinator_link import CoordinatorLink, TransactionGroup
+from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink, TransferLink
 from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, address_of
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Answer, Reply, ReplyLink, RequestLink, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, ServiceError
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import AddressTarget
+    from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 TIMEOUT: Final = "com.microsoft:timeout"
 DEFAULT_TIMEOUT_MS: Final = 65_000
 """How long a link waits for a session if its properties give no time."""
 
+TRANSFER_DESTINATION: Final = "com.microsoft:transfer-destination-address"
+
 _ANY: Final = (AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE)
 
 
 def open_link(connection: AmqpConnection, link: Link) -> LinkEndpoint:
     """Accept a link and return its endpoint. Raises ServiceError."""
+    if isinstance(link.remote.target, Coordinator):
+        return _open_coordinator(connection, link)
     path = scope_of(address_of(link))
     if path == cbs.NODE:
         return _open_to_node(connection, link, "", (), connection.claims.put_token)
@@ -44,6 +51,17 @@ def open_link(connection: AmqpConnection, link: Link) -> LinkEndpoint:
     if target.management:
         return _open_to_node(connection, link, path, _ANY, partial(_manage, connection, link.session, target, path))
     return _open_to_messages(connection, link, path, target)
+
+
+def _open_coordinator(connection: AmqpConnection, link: Link) -> LinkEndpoint:
+    if not isinstance(link, ReceivingLink):
+        raise NotAllowed("Nothing can be received from a coordinator.")
+    if not connection.namespace.tier.has_all_features:
+        raise NotAllowed(f"Transactions are not supported in the {connection.namespace.tier.name} tier.")
+    to_entities = (IncomingLink, outgoing_link.OutgoingLink, outgoing_link.WaitingSessionLink)
+    if not any(isinstance(other.context, to_entities) for other in link.session.links):
+        connection.transactions.groups.setdefault(link.session, TransactionGroup())
+    return CoordinatorLink(connection, link)
 
 
 def _open_to_node(
@@ -79,15 +97,41 @@ def _open_to_messages(connection: AmqpConnection, link: Link, path: str, target:
         if target.is_dead_letters:
             raise NotAllowed("Nothing can be sent to a dead-letter queue.")
         target.entity.check_send()
-        return IncomingLink(connection, link, target, path)
+        return _open_to_send(connection, link, path, target.entity)
     connection.claims.require(outgoing_link.LISTEN, path)
     target.check_receive()
-    sending = cast("SendingLink", link)
+    group = connection.transactions.groups.get(link.session)
+    if group is not None:
+        group.check_receive(target.entity)
+    endpoint = _open_to_receive(connection, cast("SendingLink", link), path, target)
+    if group is not None:
+        group.join(target.entity)
+    return endpoint
+
+
+def _open_to_receive(
+    connection: AmqpConnection, link: SendingLink, path: str, target: AddressTarget
+) -> outgoing_link.OutgoingLink | outgoing_link.WaitingSessionLink:
     source = link.remote.source
     filters = source.filter if isinstance(source, Source) and isinstance(source.filter, Map) else Map()
     if isinstance(target.messages, SessionMessages) or outgoing_link.SESSION_FILTER in filters:
-        return _open_to_session(connection, sending, target, path, filters)
-    return outgoing_link.OutgoingLink(connection, sending, target, path, target.messages)
+        return _open_to_session(connection, link, target, path, filters)
+    return outgoing_link.OutgoingLink(connection, link, target, path, target.messages)
+
+
+def _open_to_send(connection: AmqpConnection, link: ReceivingLink, path: str, entity: QueueEntity) -> IncomingLink:
+    """Return the endpoint of a link for sending: to the entity, or by way of it or of its session's first entity."""
+    properties = link.remote.properties
+    destination = text_at(properties, TRANSFER_DESTINATION) if isinstance(properties, Map) else None
+    if destination is not None:
+        to = connection.namespace.find_target(destination)
+        echo = {Symbol(TRANSFER_DESTINATION): destination}
+        return TransferLink(connection, link, Transfer(entity, to), path, to, echo)
+    group = connection.transactions.groups.get(link.session)
+    via = group.join(entity) if group is not None else entity
+    if via is not entity:
+        return TransferLink(connection, link, Transfer(via, entity), path, via)
+    return IncomingLink(connection, link, entity, path)
 
 
 def _open_to_session(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
+    from sbpair.emulator.entities.transaction import Settleable, Settlement, Transaction
 
 MAX_PEEK: Final = 250
 MAX_DELETE: Final = 4_000
@@ -39,8 +40,11 @@ _ARRAY_OF_STRINGS = 0xB1
 
 
 class Operation(NamedTuple):
+    """An operation. `run_in` keeps it for the commit of a transaction; without it, it runs at once there too."""
+
     right: AccessRight
     run: Callable[[AddressTarget, Map], Reply]
+    run_in: Callable[[Transaction, AddressTarget, Map], Reply] | None = None
 
 
 def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[AccessRight], None]) -> Reply:
@@ -53,6 +57,8 @@ def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[Acce
         require(operation.right)
         if not isinstance(request.body, Map):
             raise ArgumentInvalid("The body of a management request is a map.")
+        if request.transaction is not None and operation.run_in is not None:
+            return operation.run_in(request.transaction, target, request.body)
         return operation.run(target, request.body)
     except ServiceError as error:
         return Reply.for_error(error)
@@ -72,26 +78,41 @@ def renew_lock(target: AddressTarget, arguments: Map) -> Reply:
 
 def update_disposition(target: AddressTarget, arguments: Map) -> Reply:
     """Settle as a receiving link would; also for locks whose link is closed."""
+    settlement = _settlement(arguments)
+    tokens, messages = _tokens(arguments), _messages_of(target, arguments)
+    for token in tokens:
+        messages.get_locked(token)
+    for token in tokens:
+        settlement(messages, token)
+    return Reply()
+
+
+def update_disposition_in(transaction: Transaction, target: AddressTarget, arguments: Map) -> Reply:
+    settlement = _settlement(arguments)
+    transaction.settle(target.entity, _messages_of(target, arguments), _tokens(arguments), settlement)
+    return Reply()
+
+
+def _settlement(arguments: Map) -> Settlement:
     status = text_at(arguments, "disposition-status") or ""
     settle = DISPOSITIONS.get(status)
     if settle is None:
         raise ArgumentInvalid(f"The disposition-status '{status[:100]}' is not known.")
-    tokens, messages = _tokens(arguments), _messages_of(target, arguments)
-    for token in tokens:
-        messages.get_locked(token)
     properties = arguments.get("properties-to-modify")
-    for token in tokens:
+
+    def modify_and_settle(queue: Settleable, token: bytes) -> None:
         if isinstance(properties, Map) and properties:
-            messages.modify(token, lambda message: service_envelope.modify_properties(message, properties))
-        settle(messages, token, arguments)
-    return Reply()
+            queue.modify(token, lambda message: service_envelope.modify_properties(message, properties))
+        settle(queue, token, arguments)
+
+    return modify_and_settle
 
 
-def _suspend(queue: SubQueue | HeldSession, token: bytes, arguments: Map) -> None:
+def _suspend(queue: Settleable, token: bytes, arguments: Map) -> None:
     queue.dead_letter(token, text_at(arguments, "deadletter-reason"), text_at(arguments, "deadletter-description"))
 
 
-DISPOSITIONS: Final[dict[str, Callable[[SubQueue | HeldSession, bytes, Map], None]]] = {
+DISPOSITIONS: Final[dict[str, Callable[[Settleable, bytes, Map], None]]] = {
     "completed": lambda queue, token, _: queue.complete(token),
     "abandoned": lambda queue, token, _: queue.abandon(token),
     "defered": lambda queue, token, _: queue.defer(token),
@@ -157,14 +178,27 @@ def batch_delete_messages(target: AddressTarget, arguments: Map) -> Reply:
 
 
 def schedule_message(target: AddressTarget, arguments: Map) -> Reply:
+    return _scheduled_reply(target.entity.schedule(_to_schedule(target, arguments)))
+
+
+def schedule_message_in(transaction: Transaction, target: AddressTarget, arguments: Map) -> Reply:
+    """Keep messages for the commit; the sequence numbers are known before it."""
+    return _scheduled_reply(transaction.schedule(target.entity, _to_schedule(target, arguments)))
+
+
+def _scheduled_reply(numbers: list[int]) -> Reply:
+    array = Array([Long(number) for number in numbers], code=_ARRAY_OF_LONGS)
+    return Reply(body=Map([("sequence-numbers", array)]))
+
+
+def _to_schedule(target: AddressTarget, arguments: Map) -> list[StoredMessage]:
     if target.is_dead_letters:
         raise ArgumentInvalid("Nothing can be sent to a dead-letter queue.")
     entries = arguments.get("messages")
     messages = [_scheduled(target, entry) for entry in entries] if isinstance(entries, list) else []
     if not messages:
         raise ArgumentInvalid("There are no 'messages' to schedule.")
-    numbers = [Long(number) for number in target.entity.schedule(messages)]
-    return Reply(body=Map([("sequence-numbers", Array(numbers, code=_ARRAY_OF_LONGS))]))
+    return messages
 
 
 def _scheduled(target: AddressTarget, entry: Value) -> StoredMessage:
@@ -184,6 +218,11 @@ def cancel_scheduled_message(target: AddressTarget, arguments: Map) -> Reply:
     return Reply()
 
 
+def cancel_scheduled_message_in(transaction: Transaction, target: AddressTarget, arguments: Map) -> Reply:
+    transaction.cancel_scheduled(target.entity, _numbers(arguments, "sequence-numbers"))
+    return Reply()
+
+
 # Sessions
 
 
@@ -196,15 +235,24 @@ def get_session_state(target: AddressTarget, arguments: Map) -> Reply:
 
 
 def set_session_state(target: AddressTarget, arguments: Map) -> Reply:
+    held, state = _held_by(target, arguments), _new_state(arguments)
+    target.entity.check_quota(len(state or b"") - len(held.state or b""))
+    held.set_state(state)
+    return Reply()
+
+
+def set_session_state_in(transaction: Transaction, target: AddressTarget, arguments: Map) -> Reply:
+    transaction.set_state(target.entity, _held_by(target, arguments), _new_state(arguments))
+    return Reply()
+
+
+def _new_state(arguments: Map) -> bytes | None:
     state = arguments.get("session-state")
     if state is not None and not isinstance(state, bytes):
         raise ArgumentInvalid("A 'session-state' is binary, or null to clear it.")
     if len(state or b"") > STATE_BYTES:
         raise ArgumentInvalid(f"A session state has at most {STATE_BYTES} bytes.")
-    held = _held_by(target, arguments)
-    target.entity.check_quota(len(state or b"") - len(held.state or b""))
-    held.set_state(state)
-    return Reply()
+    return state
 
 
 def get_message_sessions(target: AddressTarget, arguments: Map) -> Reply:
@@ -233,15 +281,17 @@ def _held_by(target: AddressTarget, arguments: Map) -> HeldSession:
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "com.microsoft:renew-lock": Operation(AccessRight.LISTEN, renew_lock),
-    "com.microsoft:update-disposition": Operation(AccessRight.LISTEN, update_disposition),
+    "com.microsoft:update-disposition": Operation(AccessRight.LISTEN, update_disposition, update_disposition_in),
     "com.microsoft:peek-message": Operation(AccessRight.LISTEN, peek_message),
     "com.microsoft:receive-by-sequence-number": Operation(AccessRight.LISTEN, receive_by_sequence_number),
     "com.microsoft:batch-delete-messages": Operation(AccessRight.LISTEN, batch_delete_messages),
-    "com.microsoft:schedule-message": Operation(AccessRight.SEND, schedule_message),
-    "com.microsoft:cancel-scheduled-message": Operation(AccessRight.SEND, cancel_scheduled_message),
+    "com.microsoft:schedule-message": Operation(AccessRight.SEND, schedule_message, schedule_message_in),
+    "com.microsoft:cancel-scheduled-message": Operation(
+        AccessRight.SEND, cancel_scheduled_message, cancel_scheduled_message_in
+    ),
     "com.microsoft:renew-session-lock": Operation(AccessRight.LISTEN, renew_session_lock),
     "com.microsoft:get-session-state": Operation(AccessRight.LISTEN, get_session_state),
-    "com.microsoft:set-session-state": Operation(AccessRight.LISTEN, set_session_state),
+    "com.microsoft:set-session-state": Operation(AccessRight.LISTEN, set_session_state, set_session_state_in),
     "com.microsoft:get-message-sessions": Operation(AccessRight.LISTEN, get_message_sessions),
     # Not Manage: a receiver of a subscription may change its rules.
     "com.microsoft:add-rule": Operation(AccessRight.LISTEN, rule_requests.add_rule),

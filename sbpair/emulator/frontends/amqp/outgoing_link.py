@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released
+from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, TransactionalState
 from sbpair.amqp.types import Long, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.clock import NEVER, Timers
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
+    from sbpair.emulator.entities.transaction import Settleable, Transaction
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 LISTEN: Final = (AccessRight.LISTEN,)
@@ -145,6 +146,8 @@ class OutgoingLink(LinkEndpoint):
         """Apply an outcome to deliveries of this link and confirm it, unless the peer has settled them itself."""
         tokens = [delivery.context for delivery in deliveries]
         failed = settle_all(self._queue, tokens, state, settled=settled)
+        if failed is None and isinstance(state, TransactionalState):
+            self._settle_in(deliveries, state, settled=settled)
         if settled or failed is None:
             return
         done = deliveries if not failed else [each for each in deliveries if each.context not in failed]
@@ -157,6 +160,40 @@ class OutgoingLink(LinkEndpoint):
                 rejected = Rejected(amqp_error(failed[delivery.context]))
                 self._link.session.dispose(delivery.id, delivery.id, rejected, receiver=False, settled=True)
 
+    def _settle_in(self, deliveries: list[Sent], state: TransactionalState, *, settled: bool) -> None:
+        """Keep an outcome for the commit of a transaction. Until then, deliveries that the peer keeps stay open."""
+        try:
+            transaction = self._connection.transactions.find(state.txn_id)
+        except ServiceError as error:
+            self._connection.close_link(self._link, error)
+            return
+        outcome = state.outcome
+        if not isinstance(outcome, (Accepted, Modified, Rejected, Released)):
+            return
+        for delivery in deliveries:
+            settlement = partial(settle_one, outcome)
+            try:
+                transaction.settle(self._target.entity, self._queue, [delivery.context], settlement)
+            except ServiceError as error:
+                self._refuse_in(transaction, delivery, error, settled=settled)
+            else:
+                if not settled:
+                    state = TransactionalState(transaction.id, _confirmed(outcome))
+                    self._link.session.dispose(delivery.id, delivery.id, state, receiver=False, settled=False)
+                    transaction.on_committed.append(partial(self._on_committed, delivery, outcome))
+
+    def _refuse_in(self, transaction: Transaction, delivery: Sent, error: ServiceError, *, settled: bool) -> None:
+        if settled:
+            # The peer does not wait for an answer.
+            transaction.doom(error.message)
+        else:
+            rejected = Rejected(amqp_error(error))
+            self._link.session.dispose(delivery.id, delivery.id, rejected, receiver=False, settled=True)
+
+    def _on_committed(self, delivery: Sent, outcome: Outcome) -> None:
+        if self._link.session.sent.get(delivery.id) is delivery:
+            self._confirm([delivery], outcome)
+
     def flush(self) -> None:
         """Confirm completed deliveries in ranges: many clients complete each message by itself."""
         self.idle.touch()
@@ -164,10 +201,8 @@ class OutgoingLink(LinkEndpoint):
         self._completed = []
 
     def _confirm(self, deliveries: list[Sent], state: Outcome) -> None:
-        # A rejected with an error would mean that the settlement itself has failed.
-        confirmed = Rejected() if isinstance(state, Rejected) else state
         for first, last in id_ranges(deliveries):
-            self._link.session.dispose(first, last, confirmed, receiver=False, settled=True)
+            self._link.session.dispose(first, last, _confirmed(state), receiver=False, settled=True)
 
     def on_detached(self, *, peacefully: bool) -> None:
         """Stop receiving. Locks outlive the link: the management node settles and renews them until they expire."""
@@ -245,9 +280,23 @@ def settle_all(
     return failed
 
 
-def _settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Settle | None:
+def _confirmed(outcome: Outcome) -> Outcome:
+    """Return the outcome to confirm: a rejected with an error would mean that the settlement itself has failed."""
+    return Rejected() if isinstance(outcome, Rejected) else outcome
+
+
+def settle_one(outcome: Outcome, queue: Settleable, token: bytes) -> None:
+    """Apply an outcome to a locked message."""
+    settle = _settler(queue, outcome, settled=False)
+    if settle is not None:
+        settle(token)
+
+
+def _settler(queue: Settleable, state: Any, *, settled: bool) -> Settle | None:
     """Return the settlement for this outcome, or None if it is not an outcome."""
     match state:
+        case Accepted():
+            return queue.complete
         case Modified():
             # `delivery_failed` is ignored: the SDK for JavaScript abandons without it.
             settle = queue.defer if state.undeliverable_here else queue.abandon
@@ -260,14 +309,14 @@ def _settler(queue: SubQueue | HeldSession, state: Any, *, settled: bool) -> Set
     return queue.release if isinstance(state, Released) or (state is None and settled) else None
 
 
-def _dead_letterer(queue: SubQueue | HeldSession, error: Error) -> Settle:
+def _dead_letterer(queue: Settleable, error: Error) -> Settle:
     info = error.info if isinstance(error.info, Map) else Map()
     reason, description = text_at(info, REASON), text_at(info, DESCRIPTION) or error.description or None
     properties = Map((key, value) for key, value in info.pairs if key not in (REASON, DESCRIPTION))
     return _changing(queue, properties, lambda token: queue.dead_letter(token, reason, description))
 
 
-def _changing(queue: SubQueue | HeldSession, properties: object, settle: Settle) -> Settle:
+def _changing(queue: Settleable, properties: object, settle: Settle) -> Settle:
     """Return `settle`, preceded by a change of the message's application properties, if there is one."""
     if not isinstance(properties, Map) or not properties:
         return settle

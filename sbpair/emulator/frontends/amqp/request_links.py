@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
-from sbpair.amqp.performatives import Accepted, Error, Rejected
+from sbpair.amqp.performatives import Error, Rejected
 from sbpair.amqp.types import Int, Map, Symbol, Value
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkEndpoint, amqp_error
+from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkEndpoint, accepted_in, amqp_error
 from sbpair.emulator.service_errors import InternalError, ServiceError, log_bug
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AccessRight
+    from sbpair.emulator.entities.transaction import Transaction
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class AmqpRequest:
     operation: str
     properties: Map
     body: Value = field(repr=False)
+    transaction: Transaction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Reply:
 Answer: TypeAlias = Callable[[AmqpRequest], Reply]
 
 
-def read_request(payload: bytes) -> AmqpRequest:
+def read_request(payload: bytes, transaction: Transaction | None = None) -> AmqpRequest:
     """Decode a request. Raises ProtocolError if it is not a message."""
     sections = Sections.split(payload)
     properties = sections.read_properties()
@@ -71,7 +73,9 @@ def read_request(payload: bytes) -> AmqpRequest:
     bodies = [value for code, value in sections.read_body() if code == VALUE]
     operation = text_at(application, "operation") or ""
     reply_to = properties.reply_to if isinstance(properties.reply_to, str) else None
-    return AmqpRequest(properties.message_id, reply_to, operation, application, bodies[0] if bodies else None)
+    return AmqpRequest(
+        properties.message_id, reply_to, operation, application, bodies[0] if bodies else None, transaction
+    )
 
 
 def text_at(values: Map, key: str) -> str | None:
@@ -142,13 +146,13 @@ class RequestLink(LinkEndpoint):
     def _answer_one(self, delivery: Delivery) -> None:
         session = self._link.session
         try:
-            request = read_request(delivery.payload)
+            request = read_request(delivery.payload, delivery.context)
         except ProtocolError as error:
             state = Rejected(amqp_error(error))
             session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
             return
         if not delivery.settled:
-            session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
+            session.dispose(delivery.id, delivery.id, accepted_in(delivery.context), receiver=True, settled=True)
         replies = self._replies_to(request)
         payload = reply_to(request, self._answer, MANAGEMENT_KEYS if self.path else CBS_KEYS)
         if replies is not None:

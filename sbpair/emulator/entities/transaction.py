@@ -1,0 +1,288 @@
+"""A transaction: operations on one entity and partition that take effect together when it is committed, or not at all.
+
+Invariant: an operation is checked when it is requested, and once more by the commit, which applies all of them once all
+checks have passed. No lock expires in between. Until then nobody can receive a message that is sent, and a message that
+is settled stays locked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from sbpair.emulator.access.sas import is_within
+from sbpair.emulator.clock import NEVER
+from sbpair.emulator.entities.message_order import message_lock_lost
+from sbpair.emulator.entities.partitions import partition_key_of, partition_of, transfer_key_of
+from sbpair.emulator.entities.queue import QueueEntity, entity_not_found
+from sbpair.emulator.entities.transfer import Transfer
+from sbpair.emulator.service_errors import (
+    EntityFull,
+    MessageNotFound,
+    NotAllowed,
+    ServiceError,
+    TransactionRolledBack,
+)
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.sessions import HeldSession
+    from sbpair.emulator.entities.stored_message import StoredMessage
+    from sbpair.emulator.entities.subqueue import SubQueue
+
+MAX_MESSAGES: Final = 100
+TIMEOUT_MS: Final = 120_000
+_SPANS_ENTITIES: Final = "Local transactions cannot span multiple entities or partitions."
+
+SendTarget: TypeAlias = QueueEntity | Transfer
+
+
+class Trial:
+    """A sub-queue or a held session, for settlements that raise their errors and change nothing."""
+
+    def __init__(self, messages: SubQueue | HeldSession) -> None:
+        self._messages = messages
+
+    def modify(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
+        change(copy(self._messages.get_locked(token)))
+
+    def complete(self, token: bytes) -> None:
+        self._messages.get_locked(token)
+
+    abandon = release = defer = complete
+
+    def dead_letter(self, token: bytes, reason: str | None = None, description: str | None = None) -> None:
+        del reason, description
+        self._messages.get_locked(token)
+        self._messages.check_dead_letter()
+
+
+Settleable: TypeAlias = "SubQueue | HeldSession | Trial"
+Settlement: TypeAlias = "Callable[[Settleable, bytes], None]"
+
+
+class Place(NamedTuple):
+    """The queue or topic, and its partition, that all operations of a transaction have in common."""
+
+    entity: QueueEntity
+    partition: int | None
+
+
+class Operation(NamedTuple):
+    """A requested operation on `messages` of an entity. `check` raises if `apply` would."""
+
+    entity: QueueEntity
+    messages: SubQueue
+    check: Callable[[], object]
+    apply: Callable[[], object]
+
+
+class Send(NamedTuple):
+    """Requested messages. `store` stores them, once they are checked."""
+
+    target: SendTarget
+    messages: Sequence[StoredMessage]
+    store: Callable[[], object]
+
+    @property
+    def entity(self) -> QueueEntity:
+        """The entity that has the messages first."""
+        return self.target.via if isinstance(self.target, Transfer) else self.target
+
+    @property
+    def size(self) -> int:
+        return sum([message.size for message in self.messages])
+
+
+class Transaction:
+    """One transaction of a client. It is rolled back TIMEOUT_MS after its first operation, if it has not ended."""
+
+    def __init__(self, namespace: Namespace, txn_id: bytes) -> None:
+        self.id = txn_id
+        self.due_ms = NEVER
+        self.on_committed: list[Callable[[], None]] = []
+        self._namespace = namespace
+        self._place: Place | None = None
+        self._key: str | None = None
+        self._failure: str | None = None
+        self._is_over = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._operations: dict[object, Operation] = {}  # by the message or session that they change
+        self._sends: list[Send] = []
+        self._pending_bytes: Counter[QueueEntity] = Counter()
+
+    # Sends
+
+    def send(self, target: SendTarget, messages: Sequence[StoredMessage]) -> None:
+        """Check messages and keep them for the commit. Raises the errors of `target.send`, EntityFull, NotAllowed."""
+        self._add_send(Send(target, messages, partial(target.store, messages)))
+
+    def schedule(self, entity: QueueEntity, messages: Sequence[StoredMessage]) -> list[int]:
+        """Keep messages with a scheduled_at_ms for the commit; return the sequence numbers that will cancel them."""
+        self._add_send(Send(entity, messages, partial(entity.store, messages, entity.messages.put_scheduled)))
+        entity.messages.reserve(messages)
+        return [message.sequence_number for message in messages]
+
+    def _add_send(self, send: Send) -> None:
+        entity, (place, key) = send.entity, self._place_of(send)
+        if sum([len(each.messages) for each in [*self._sends, send]]) > MAX_MESSAGES:
+            raise EntityFull(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
+        send.target.check_batch(send.messages, self._pending_bytes[entity])
+        self._begin(place)
+        self._key = key
+        self._pending_bytes[entity] += send.size
+        self._sends.append(send)
+
+    # Other operations
+
+    def settle(
+        self, entity: QueueEntity, messages: SubQueue | HeldSession, tokens: Sequence[bytes], settlement: Settlement
+    ) -> None:
+        """Check that all of these messages can be settled, and keep that for the commit."""
+        place = self._place
+        for token in tokens:
+            if token in self._operations:
+                raise message_lock_lost()
+            number = messages.get_locked(token).sequence_number
+            settlement(Trial(messages), token)
+            place = self._joined(entity, number)
+        self._begin(place)
+        for token in tokens:
+            check = partial(settlement, Trial(messages), token)
+            apply = partial(settlement, messages, token)
+            self._operations[token] = Operation(entity, messages.subqueue, check, apply)
+
+    def cancel_scheduled(self, entity: QueueEntity, sequences: Sequence[int]) -> None:
+        """Check that all of these scheduled messages exist, and cancel them with the commit."""
+        messages, place = entity.messages, self._place
+        found = messages.scheduled(sequences)
+        for message in found:
+            place = self._joined(entity, message.sequence_number)
+            if message in self._operations:
+                raise MessageNotFound(f"Message {message.sequence_number} is cancelled in this transaction.")
+        self._begin(place)
+        for message in found:
+            number = (message.sequence_number,)
+            check, apply = partial(messages.scheduled, number), partial(messages.cancel_scheduled, number)
+            self._operations[message] = Operation(entity, messages, check, apply)
+
+    def set_state(self, entity: QueueEntity, held: HeldSession, state: bytes | None) -> None:
+        """Set the state of a session with the commit."""
+        partition = None if entity.partitions is None else entity.partitions.for_key(held.id)
+        place = self._at(Place(entity.top_level, partition))
+        entity.check_quota(len(state or b"") - len(held.state or b""))
+        self._begin(place)
+        self._operations[held] = Operation(entity, held.subqueue, held.checked, partial(held.set_state, state))
+
+    # The place
+
+    def _place_of(self, send: Send) -> tuple[Place, str | None]:
+        """Return the place and the partition key of messages. Raises NotAllowed if they do not belong here."""
+        partitions = send.entity.partitions
+        if partitions is None:
+            return self._at(Place(send.entity.top_level, None)), self._key
+        key_of = transfer_key_of if isinstance(send.target, Transfer) else partition_key_of
+        key, *others = {key_of(message) for message in send.messages}
+        if key is None or others:
+            raise NotAllowed("InvalidOperation: all messages of a transaction must have the same partition key.")
+        if self._key is not None and key != self._key:
+            raise NotAllowed(_SPANS_ENTITIES)
+        return self._at(Place(send.entity.top_level, partitions.for_key(key))), key
+
+    def _joined(self, entity: QueueEntity, sequence: int) -> Place:
+        """Return the place of a stored message. Raises NotAllowed if it does not belong here."""
+        partition = None if entity.partitions is None else partition_of(sequence)
+        return self._at(Place(entity.top_level, partition))
+
+    def _at(self, place: Place) -> Place:
+        if self.is_over:
+            raise NotAllowed(
+                f"No active Transaction was found for ID '{self.id.decode()}'. The Transaction may have timed out or "
+                "attempted to span multiple top-level entities such as Queue or Topic. "
+                "The server Transaction timeout is: 00:02:00."
+            )
+        if self._place not in (None, place):
+            raise NotAllowed(_SPANS_ENTITIES)
+        return place
+
+    def _begin(self, place: Place | None) -> None:
+        """Start the timer with the first operation."""
+        if self._place is None and place is not None:
+            self._place = place
+            self.due_ms = self._namespace.clock.now_ms() + TIMEOUT_MS
+            self._namespace.timers.schedule(self.due_ms, self)
+
+    # The end
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was committed or rolled back, or its time has run out."""
+        if self.due_ms <= self._namespace.clock.now_ms():
+            self.roll_back()
+        return self._is_over
+
+    def advance(self, now_ms: int) -> None:
+        """Roll back: the time has run out."""
+        del now_ms
+        self.roll_back()
+
+    def doom(self, reason: str) -> None:
+        """Let the commit fail with this reason."""
+        self._failure = reason
+
+    def doom_within(self, path: str, reason: str) -> None:
+        """Let the commit fail if there is an operation on an entity within `path`."""
+        entities = [each.entity for each in self._operations.values()] + [each.entity for each in self._sends]
+        if any(is_within(entity.path.lower(), path) for entity in entities):
+            self.doom(reason)
+
+    def roll_back(self) -> None:
+        """Drop all operations. Messages that were to be settled stay locked."""
+        self.due_ms = NEVER
+        self._is_over = True
+        self._clear()
+
+    def commit(self) -> None:
+        """Apply all operations. If one has become impossible, apply none and raise TransactionRolledBack."""
+        operations, sends = list(self._operations.values()), self._sends
+        paused = {each.messages for each in operations}
+        for messages in paused:
+            messages.pause()
+        try:
+            self._check(operations, sends)
+            for operation in operations:
+                operation.apply()
+        finally:
+            for messages in paused:
+                messages.unpause()
+            self.roll_back()
+        for send in sends:
+            send.store()
+        for callback in self.on_committed:
+            callback()
+
+    def _check(self, operations: list[Operation], sends: list[Send]) -> None:
+        if self._failure is not None:
+            raise TransactionRolledBack(f"The transaction has been rolled back: {self._failure}")
+        try:
+            for entity in [*(each.entity for each in operations), *(each.entity for each in sends)]:
+                self._check_entity(entity)
+            for operation in operations:
+                operation.check()
+            pending: Counter[QueueEntity] = Counter()
+            for send in sends:
+                send.target.check_batch(send.messages, pending[send.entity])
+                pending[send.entity] += send.size
+        except ServiceError as error:
+            raise TransactionRolledBack(f"The transaction has been rolled back: {error.message}") from error
+
+    def _check_entity(self, entity: QueueEntity) -> None:
+        """Raise an error if the entity was deleted, or is down."""
+        if self._namespace.entity(entity.path) is not entity:
+            raise entity_not_found(self._namespace.endpoint, entity.path)
+        self._namespace.fault_points.check(entity.path.lower())

@@ -1,0 +1,554 @@
+"""Transactions on the engine: what is visible when, the rules of entities and partitions, and failing commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.amqp.message import Sections, data_body, encode_map
+from sbpair.amqp.types import Map, Symbol
+from sbpair.emulator.entities.description import MEGABYTE
+from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.transaction import MAX_MESSAGES, TIMEOUT_MS, Transaction
+from sbpair.emulator.entities.transfer import Transfer
+from sbpair.emulator.service_errors import (
+    EntityDisabled,
+    EntityFull,
+    MessageLockExpired,
+    MessageNotFound,
+    NotAllowed,
+    SessionLockExpired,
+    TransactionRolledBack,
+)
+
+if TYPE_CHECKING:
+    from sbpair.emulator.clock import ManualClock
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.subqueue import SubQueue
+    from sbpair.emulator.faults.active import Faults
+
+MINUTE = 60_000
+MakeQueue = Callable[..., QueueEntity]
+
+
+def a_message(size: int = 100, *, via: str | None = None, **fields: Any) -> StoredMessage:
+    annotations = encode_map(0x72, Map([(Symbol("x-opt-via-partition-key"), via)])) if via else b""
+    return StoredMessage(Sections(message_annotations=annotations, body=data_body(b"x")), size, **fields)
+
+
+def completing(messages: Any, token: bytes) -> None:
+    messages.complete(token)
+
+
+@pytest.fixture
+def begin(namespace: Namespace) -> Callable[[], Transaction]:
+    return partial(Transaction, namespace, b"txn-1")
+
+
+@pytest.fixture
+def transaction(begin: Callable[[], Transaction]) -> Transaction:
+    return begin()
+
+
+def complete_in(transaction: Transaction, entity: QueueEntity, *received: StoredMessage) -> None:
+    transaction.settle(entity, entity.messages, [each.lock_token for each in received], completing)
+
+
+def numbers(messages: SubQueue) -> list[int]:
+    return [each.sequence_number for each in messages.receive(100)]
+
+
+# What is visible
+
+
+def test_nothing_is_visible_before_the_commit(queue, put, transaction) -> None:
+    put(1)
+    (held,) = queue.messages.receive(1)
+    transaction.send(queue, [a_message(), a_message()])
+    complete_in(transaction, queue, held)
+    assert (len(queue.messages), queue.messages.locked_count, queue.messages.receive(9)) == (1, 1, [])
+    transaction.commit()
+    assert numbers(queue.messages) == [2, 3]
+    with pytest.raises(MessageLockExpired):
+        queue.messages.complete(held.lock_token)
+
+
+def test_after_a_rollback_sends_are_gone_and_locks_are_there(queue, put, transaction) -> None:
+    put(1)
+    (held,) = queue.messages.receive(1)
+    transaction.send(queue, [a_message()])
+    complete_in(transaction, queue, held)
+    transaction.roll_back()
+    assert (len(queue.messages), queue.messages.locked_count) == (1, 1)
+    queue.messages.complete(held.lock_token)
+    assert len(queue.messages) == 0
+
+
+@pytest.mark.parametrize(
+    ("settlement", "counts", "delivery_count"),
+    [
+        (completing, (0, 0), None),
+        (lambda messages, token: messages.abandon(token), (1, 0), 1),
+        (lambda messages, token: messages.release(token), (1, 0), 0),
+        (lambda messages, token: messages.dead_letter(token, "r", "d"), (0, 1), None),
+    ],
+    ids=["complete", "abandon", "release", "dead-letter"],
+)
+def test_each_settlement_happens_with_the_commit(queue, put, transaction, settlement, counts, delivery_count) -> None:
+    put(1)
+    (held,) = queue.messages.receive(1)
+    transaction.settle(queue, queue.messages, [held.lock_token], settlement)
+    assert queue.messages.locked_count == 1
+    assert held.delivery_count == 0
+    transaction.commit()
+    assert (len(queue.messages), len(queue.dead_letters), queue.messages.locked_count) == (*counts, 0)
+    assert delivery_count is None or queue.messages.receive(1)[0].delivery_count == delivery_count
+
+
+def test_deferring_in_a_transaction(queue, put, transaction) -> None:
+    put(1)
+    (held,) = queue.messages.receive(1)
+    transaction.settle(queue, queue.messages, [held.lock_token], lambda messages, token: messages.defer(token))
+    with pytest.raises(MessageNotFound):
+        queue.messages.receive_deferred([1])
+    transaction.commit()
+    assert len(queue.messages.receive_deferred([1])) == 1
+
+
+def test_dead_letters_are_settled_in_the_transaction_of_their_queue(queue, put, transaction) -> None:
+    put(2)
+    first, second = queue.messages.receive(2)
+    queue.messages.dead_letter(first.lock_token)
+    (dead,) = queue.dead_letters.receive(1)
+    with pytest.raises(NotAllowed):
+        transaction.settle(queue, queue.dead_letters, [dead.lock_token], lambda on, token: on.dead_letter(token))
+    transaction.settle(queue, queue.dead_letters, [dead.lock_token], completing)
+    transaction.settle(queue, queue.messages, [second.lock_token], lambda on, token: on.dead_letter(token))
+    transaction.commit()
+    assert (len(queue.messages), len(queue.dead_letters)) == (0, 1)
+
+
+def test_a_transaction_without_operations_commits(transaction, advance) -> None:
+    advance(2 * TIMEOUT_MS)
+    transaction.commit()
+    assert transaction.is_over
+
+
+# Duplicates, forwarding, expiry, schedules
+
+
+def test_a_rolled_back_message_id_is_not_a_duplicate(namespace, make_queue, begin) -> None:
+    queue = make_queue("q", requires_duplicate_detection=True)
+    rolled_back = begin()
+    rolled_back.send(queue, [a_message(message_id="a")])
+    rolled_back.roll_back()
+    transaction = begin()
+    transaction.send(queue, [a_message(message_id="a"), a_message(message_id="b")])
+    transaction.send(queue, [a_message(message_id="b")])
+    queue.send([a_message(message_id="a")])
+    transaction.commit()
+    assert numbers(queue.messages) == [1, 2]
+
+
+def test_sent_messages_are_forwarded_after_the_commit(make_queue, transaction) -> None:
+    target = make_queue("target")
+    source = make_queue("source", forward_to="target")
+    transaction.send(source, [a_message()])
+    assert len(target.messages) == 0
+    transaction.commit()
+    assert (len(source.messages), len(target.messages)) == (0, 1)
+
+
+def test_time_to_live_begins_with_the_commit(queue, transaction, advance) -> None:
+    transaction.send(queue, [a_message(ttl_ms=MINUTE)])
+    advance(MINUTE - 1)
+    transaction.commit()
+    advance(MINUTE - 1)
+    assert len(queue.messages) == 1
+    advance(1)
+    assert len(queue.messages) == 0
+
+
+def test_scheduled_messages_get_their_numbers_before_the_commit(queue, clock, transaction, begin, advance) -> None:
+    due = clock.now_ms() + MINUTE
+    rolled_back = begin()
+    assert rolled_back.schedule(queue, [a_message(scheduled_at_ms=due)]) == [1]
+    rolled_back.roll_back()
+    assert transaction.schedule(queue, [a_message(scheduled_at_ms=due), a_message(scheduled_at_ms=due)]) == [2, 3]
+    assert queue.counts().scheduled == 0
+    transaction.commit()
+    assert queue.counts().scheduled == 2
+    queue.cancel_scheduled([2])
+    advance(MINUTE)
+    assert numbers(queue.messages) == [4]
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_schedule_that_is_due_at_the_commit_is_sent(make_queue, clock, transaction, advance, partitioned) -> None:
+    queue = make_queue("q", enable_partitioning=partitioned)
+    transaction.schedule(queue, [a_message(scheduled_at_ms=clock.now_ms() + 1, partition_key="k")])
+    advance(MINUTE)
+    transaction.commit()
+    assert len(queue.messages.receive(2)) == 1
+
+
+def test_cancelling_happens_with_the_commit(queue, clock, transaction, begin) -> None:
+    queue.schedule([a_message(scheduled_at_ms=clock.now_ms() + MINUTE)])
+    rolled_back = begin()
+    rolled_back.cancel_scheduled(queue, [1])
+    rolled_back.roll_back()
+    transaction.cancel_scheduled(queue, [1])
+    with pytest.raises(MessageNotFound):
+        transaction.cancel_scheduled(queue, [1])
+    assert queue.counts().scheduled == 1
+    transaction.commit()
+    assert queue.counts().scheduled == 0
+
+
+def test_a_schedule_that_became_due_fails_the_commit_of_its_cancelling(queue, clock, transaction, advance) -> None:
+    queue.schedule([a_message(scheduled_at_ms=clock.now_ms() + MINUTE)])
+    transaction.cancel_scheduled(queue, [1])
+    transaction.send(queue, [a_message()])
+    advance(MINUTE)
+    with pytest.raises(TransactionRolledBack):
+        transaction.commit()
+    assert numbers(queue.messages) == [2]
+
+
+def test_the_state_of_a_session_is_set_with_the_commit(make_queue, transaction) -> None:
+    queue = make_queue("q", requires_session=True)
+    queue.send([a_message(session_id="s")])
+    held = queue.messages.accept("s")
+    (message,) = held.receive(1)
+    transaction.set_state(queue, held, b"one")
+    transaction.set_state(queue, held, b"two")
+    transaction.settle(queue, held, [message.lock_token], completing)
+    assert held.state is None
+    transaction.commit()
+    assert (held.state, len(queue.messages)) == (b"two", 0)
+
+
+# Failing commits
+
+
+def test_a_lock_that_ran_out_fails_the_whole_commit(queue, put, transaction, advance) -> None:
+    put(1)
+    (lost,) = queue.messages.receive(1)
+    advance(queue.description.lock_ms // 2)
+    put(1)
+    (held,) = queue.messages.receive(1)
+    complete_in(transaction, queue, held)
+    complete_in(transaction, queue, lost)
+    transaction.send(queue, [a_message()])
+    advance(queue.description.lock_ms // 2)
+    with pytest.raises(TransactionRolledBack, match="lock"):
+        transaction.commit()
+    assert (len(queue.messages), queue.messages.locked_count) == (2, 1)
+    queue.messages.complete(held.lock_token)
+
+
+def test_a_session_that_is_lost_fails_the_commit(make_queue, transaction, advance) -> None:
+    queue = make_queue("q", requires_session=True)
+    queue.send([a_message(session_id="s")])
+    held = queue.messages.accept("s")
+    (message,) = held.receive(1)
+    transaction.settle(queue, held, [message.lock_token], completing)
+    advance(queue.description.lock_ms)
+    with pytest.raises(TransactionRolledBack):
+        transaction.commit()
+    with pytest.raises(SessionLockExpired):
+        held.checked()
+    assert len(queue.messages) == 1
+
+
+def test_a_message_settled_otherwise_fails_the_commit(queue, put, transaction) -> None:
+    put(2)
+    first, second = queue.messages.receive(2)
+    complete_in(transaction, queue, first, second)
+    queue.messages.abandon(second.lock_token)
+    with pytest.raises(TransactionRolledBack):
+        transaction.commit()
+    queue.messages.complete(first.lock_token)
+
+
+def test_a_message_is_settled_once_in_a_transaction(queue, put, transaction) -> None:
+    put(1)
+    (held,) = queue.messages.receive(1)
+    complete_in(transaction, queue, held)
+    with pytest.raises(MessageLockExpired):
+        complete_in(transaction, queue, held)
+    transaction.commit()
+    assert len(queue.messages) == 0
+
+
+def test_a_failed_settlement_of_several_keeps_none(queue, put, transaction, advance) -> None:
+    put(2)
+    first, second = queue.messages.receive(2)
+    queue.messages.complete(second.lock_token)
+    with pytest.raises(MessageLockExpired):
+        complete_in(transaction, queue, first, second)
+    transaction.commit()
+    assert queue.messages.locked_count == 1
+
+
+def test_an_entity_that_was_disabled_or_deleted_fails_the_commit(namespace, queue, make_queue, begin) -> None:
+    first, second = begin(), begin()
+    first.send(queue, [a_message()])
+    queue.update(replace(queue.description, status="SendDisabled"))
+    with pytest.raises(EntityDisabled):
+        second.send(queue, [a_message()])
+    with pytest.raises(TransactionRolledBack, match="disabled"):
+        first.commit()
+    gone = make_queue("gone")
+    second.send(gone, [a_message()])
+    namespace.delete_queue("gone")
+    again = make_queue("gone")
+    with pytest.raises(TransactionRolledBack, match="not be found"):
+        second.commit()
+    assert len(again.messages) == len(gone.messages) == 0
+
+
+def test_a_quota_counts_what_the_transaction_has(make_queue, transaction, begin) -> None:
+    queue = make_queue("small", max_size_in_megabytes=1)
+    queue.update(replace(queue.description, max_message_size_in_kilobytes=1024))
+    transaction.send(queue, [a_message(MEGABYTE // 2)])
+    with pytest.raises(EntityFull):
+        transaction.send(queue, [a_message(MEGABYTE // 2 + 1)])
+    other = begin()
+    other.send(queue, [a_message(MEGABYTE // 4)])
+    transaction.send(queue, [a_message(MEGABYTE // 2)])
+    other.commit()
+    with pytest.raises(TransactionRolledBack, match="size"):
+        transaction.commit()
+    assert len(queue.messages) == 1
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_entity_that_went_down_fails_the_commit(queue, faults: Faults, transaction, ends) -> None:
+    transaction.send(queue, [a_message()])
+    fault = faults.entity_down("contoso", "orders")
+    if ends:
+        transaction.doom_within("orders", "it was down")
+        faults.end(fault)
+    with pytest.raises(TransactionRolledBack):
+        transaction.commit()
+    assert len(queue.messages) == 0
+
+
+def test_a_partition_that_went_down_fails_the_commit(make_queue, faults: Faults, transaction) -> None:
+    queue = make_queue("q", enable_partitioning=True)
+    transaction.send(queue, [a_message(partition_key="k")])
+    assert queue.partitions is not None
+    faults.partition_down("contoso", queue.partitions.for_key("k"))
+    with pytest.raises(TransactionRolledBack):
+        transaction.commit()
+    assert len(queue.messages) == 0
+
+
+# Time
+
+
+def test_a_transaction_is_rolled_back_two_minutes_after_its_first_operation(
+    queue, put, transaction, clock: ManualClock, advance
+) -> None:
+    clock.advance(TIMEOUT_MS)
+    transaction.send(queue, [a_message()])
+    advance(TIMEOUT_MS - 1)
+    transaction.send(queue, [a_message()])
+    assert not transaction.is_over
+    advance(1)
+    assert transaction.is_over
+    with pytest.raises(NotAllowed, match="No active Transaction was found for ID 'txn-1'.*00:02:00"):
+        transaction.send(queue, [a_message()])
+    assert len(queue.messages) == 0
+
+
+def test_its_time_is_over_before_its_timer_runs(queue, transaction, clock: ManualClock) -> None:
+    transaction.send(queue, [a_message()])
+    clock.advance(TIMEOUT_MS)
+    assert transaction.is_over
+
+
+def test_a_hundred_messages_may_be_sent(queue, transaction) -> None:
+    transaction.send(queue, [a_message() for _ in range(MAX_MESSAGES - 1)])
+    text = "^Cannot send more than 100 messages in a single transaction.$"
+    with pytest.raises(EntityFull, match=text):
+        transaction.send(queue, [a_message(), a_message()])
+    transaction.send(queue, [a_message()])
+    with pytest.raises(EntityFull, match=text):
+        transaction.send(queue, [a_message()])
+    transaction.commit()
+    assert len(queue.messages) == MAX_MESSAGES
+
+
+# One entity and one partition
+
+
+def test_a_transaction_has_one_queue_or_topic(namespace, make_queue, queue, put, transaction) -> None:
+    other = make_queue("other")
+    put(1, other)
+    (held,) = other.messages.receive(1)
+    transaction.send(queue, [a_message()])
+    for refused in (
+        lambda: transaction.send(other, [a_message()]),
+        lambda: complete_in(transaction, other, held),
+        lambda: transaction.schedule(other, [a_message(scheduled_at_ms=1)]),
+    ):
+        with pytest.raises(NotAllowed, match="Local transactions cannot span multiple entities or partitions"):
+            refused()
+    transaction.commit()
+    assert (len(queue.messages), len(other.messages)) == (1, 1)
+
+
+def test_a_topic_and_its_subscriptions_are_one(namespace, transaction) -> None:
+    topic = namespace.create_topic("t")
+    subscriptions = [topic.create_subscription("a"), topic.create_subscription("b")]
+    topic.send([a_message()])
+    for subscription in subscriptions:
+        (held,) = subscription.messages.receive(1)
+        complete_in(transaction, subscription, held)
+    transaction.send(topic, [a_message()])
+    transaction.commit()
+    assert [numbers(each.messages) for each in subscriptions] == [[2], [2]]
+
+
+def test_the_first_refused_operation_does_not_choose_the_entity(make_queue, queue, transaction) -> None:
+    other = make_queue("other", requires_session=True)
+    with pytest.raises(NotAllowed):
+        transaction.send(other, [a_message()])
+    transaction.send(queue, [a_message()])
+
+
+@pytest.fixture
+def partitioned(make_queue: MakeQueue) -> QueueEntity:
+    return make_queue("partitioned", enable_partitioning=True)
+
+
+def test_partitioned_entities_need_a_key_in_a_transaction(partitioned, transaction) -> None:
+    with pytest.raises(NotAllowed, match="InvalidOperation"):
+        transaction.send(partitioned, [a_message()])
+    with pytest.raises(NotAllowed, match="InvalidOperation"):
+        transaction.send(partitioned, [a_message(partition_key="a", session_id="b")])
+    with pytest.raises(NotAllowed, match="InvalidOperation"):
+        transaction.send(partitioned, [a_message(partition_key="a"), a_message(partition_key="b")])
+    transaction.send(partitioned, [a_message(partition_key="a", session_id="a"), a_message(session_id="a")])
+    transaction.send(partitioned, [a_message(partition_key="a"), a_message(via="a")])
+    with pytest.raises(NotAllowed, match="cannot span"):
+        transaction.send(partitioned, [a_message(partition_key="b")])
+    with pytest.raises(NotAllowed, match="cannot span"):
+        transaction.send(partitioned, [a_message(session_id="b")])
+    transaction.commit()
+    assert len({each.sequence_number >> 48 for each in partitioned.messages.receive(9)}) == 1
+
+
+def test_the_message_id_is_a_key_where_duplicates_are_detected(make_queue, transaction) -> None:
+    queue = make_queue("q", enable_partitioning=True, requires_duplicate_detection=True)
+    transaction.send(queue, [a_message(message_id="a")])
+    with pytest.raises(NotAllowed):
+        transaction.send(queue, [a_message(message_id="b")])
+
+
+def test_settlements_of_different_partitions_are_refused(partitioned, transaction) -> None:
+    assert partitioned.partitions is not None
+    keys = {partitioned.partitions.for_key(str(n)): str(n) for n in range(100)}
+    for key in list(keys.values())[:2]:
+        partitioned.send([a_message(partition_key=key)])
+    first, second = partitioned.messages.receive(2)
+    complete_in(transaction, partitioned, first)
+    with pytest.raises(NotAllowed, match="cannot span"):
+        complete_in(transaction, partitioned, second)
+    with pytest.raises(NotAllowed, match="cannot span"):
+        transaction.send(partitioned, [a_message(partition_key=second.partition_key)])
+    transaction.send(partitioned, [a_message(partition_key=first.partition_key)])
+    transaction.commit()
+    assert len(partitioned.messages) == 2
+
+
+def test_a_plain_send_uses_the_key_of_transfers_without_another(partitioned) -> None:
+    sent = [a_message(via="k"), a_message(partition_key="k"), a_message(session_id="k", via="other")]
+    for message in sent:
+        partitioned.send([message])
+    assert len({each.sequence_number >> 48 for each in sent}) == 1
+
+
+# Transfers
+
+
+@pytest.fixture
+def destination(make_queue: MakeQueue) -> QueueEntity:
+    return make_queue("destination")
+
+
+def test_a_transfer_belongs_to_the_entity_it_goes_through(queue, put, destination, transaction) -> None:
+    put(1)
+    (held,) = queue.messages.receive(1)
+    complete_in(transaction, queue, held)
+    transaction.send(Transfer(queue, destination), [a_message(), a_message()])
+    assert len(destination.messages) == 0
+    transaction.commit()
+    assert (len(queue.messages), numbers(destination.messages)) == (0, [1, 2])
+
+
+def test_a_transfer_outside_a_transaction_arrives_at_once(queue, destination) -> None:
+    Transfer(queue, destination).send([a_message()])
+    assert (len(queue.messages), len(destination.messages)) == (0, 1)
+    (arrived,) = destination.messages.receive(1)
+    assert arrived.hops == 1
+
+
+def test_a_destination_that_refuses_fills_the_transfer_dead_letters(queue, destination, transaction, namespace) -> None:
+    transaction.send(Transfer(queue, destination), [a_message()])
+    destination.update(replace(destination.description, status="Disabled"))
+    transaction.commit()
+    assert (queue.counts().transfer_dead_letter, queue.counts().transfer) == (1, 0)
+    (dead,) = queue.transfer_dead_letters.receive(1)
+    assert dead.dead_letter is not None
+    assert (dead.dead_letter.reason, dead.dead_letter.source) == ("EntityDisabled", "orders")
+
+
+def test_a_destination_that_is_down_is_waited_for(queue, destination, faults: Faults, namespace) -> None:
+    fault = faults.entity_down("contoso", "destination")
+    Transfer(queue, destination).send([a_message()])
+    assert (queue.counts().transfer, queue.counts().active, queue.size_bytes) == (1, 0, 100)
+    faults.end(fault)
+    assert (queue.counts().transfer, len(destination.messages)) == (0, 1)
+
+
+def test_transfers_through_a_topic(namespace, faults: Faults) -> None:
+    via, destination = namespace.create_topic("via"), namespace.create_topic("to")
+    subscription = destination.create_subscription("s")
+    via.create_subscription("s")
+    fault = faults.entity_down("contoso", "to")
+    Transfer(via, destination).send([a_message()])
+    assert (via.size_bytes, via.subscriptions[0].messages.receive(1)) == (100, [])
+    faults.end(fault)
+    assert (via.size_bytes, len(subscription.messages)) == (0, 1)
+    namespace.delete_topic("to")
+    Transfer(via, destination).send([a_message()])
+    target = namespace.resolve("via/$Transfer/$DeadLetterQueue")
+    target.check_receive()
+    assert len(target.messages.receive(1)) == 1
+
+
+def test_transfers_through_partitions_need_the_same_key(partitioned, destination, transaction, faults: Faults) -> None:
+    transfer = Transfer(partitioned, destination)
+    transaction.send(transfer, [a_message(via="k", partition_key="other")])
+    transaction.send(partitioned, [a_message(partition_key="k")])
+    with pytest.raises(NotAllowed):
+        transaction.send(transfer, [a_message(via="l", partition_key="k")])
+    with pytest.raises(NotAllowed):
+        transaction.send(transfer, [a_message()])
+    transaction.commit()
+    assert (len(partitioned.messages), len(destination.messages)) == (1, 1)
+
+
+def test_an_entity_that_is_deleted_takes_its_transfers_along(namespace, queue, destination, faults: Faults) -> None:
+    faults.entity_down("contoso", "destination")
+    Transfer(queue, destination).send([a_message()])
+    namespace.delete_queue("orders")
+    assert queue.size_bytes == 0
