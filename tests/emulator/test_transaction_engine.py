@@ -142,7 +142,7 @@ def test_a_transaction_without_operations_commits(transaction, advance) -> None:
 # Duplicates, forwarding, expiry, schedules
 
 
-def test_a_rolled_back_message_id_is_not_a_duplicate(namespace, make_queue, begin) -> None:
+def test_a_rolled_back_message_id_is_not_a_duplicate(make_queue, begin) -> None:
     queue = make_queue("q", requires_duplicate_detection=True)
     rolled_back = begin()
     rolled_back.send(queue, [a_message(message_id="a")])
@@ -286,7 +286,7 @@ def test_a_message_is_settled_once_in_a_transaction(queue, put, transaction) -> 
     assert len(queue.messages) == 0
 
 
-def test_a_failed_settlement_of_several_keeps_none(queue, put, transaction, advance) -> None:
+def test_a_failed_settlement_of_several_keeps_none(queue, put, transaction) -> None:
     put(2)
     first, second = queue.messages.receive(2)
     queue.messages.complete(second.lock_token)
@@ -353,8 +353,8 @@ def test_a_partition_that_went_down_fails_the_commit(make_queue, faults: Faults,
 # Time
 
 
-def test_a_transaction_is_rolled_back_two_minutes_after_its_first_operation(
-    queue, put, transaction, clock: ManualClock, advance
+def test_two_minutes_after_its_first_operation_it_is_rolled_back(
+    queue, transaction, clock: ManualClock, advance
 ) -> None:
     clock.advance(TIMEOUT_MS)
     transaction.send(queue, [a_message()])
@@ -363,7 +363,7 @@ def test_a_transaction_is_rolled_back_two_minutes_after_its_first_operation(
     assert not transaction.is_over
     advance(1)
     assert transaction.is_over
-    with pytest.raises(NotAllowed, match="No active Transaction was found for ID 'txn-1'.*00:02:00"):
+    with pytest.raises(NotAllowed, match=r"No active Transaction was found for ID 'txn-1'.*00:02:00"):
         transaction.send(queue, [a_message()])
     assert len(queue.messages) == 0
 
@@ -389,7 +389,7 @@ def test_a_hundred_messages_may_be_sent(queue, transaction) -> None:
 # One entity and one partition
 
 
-def test_a_transaction_has_one_queue_or_topic(namespace, make_queue, queue, put, transaction) -> None:
+def test_a_transaction_has_one_queue_or_topic(make_queue, queue, put, transaction) -> None:
     other = make_queue("other")
     put(1, other)
     (held,) = other.messages.receive(1)
@@ -501,7 +501,7 @@ def test_a_transfer_outside_a_transaction_arrives_at_once(queue, destination) ->
     assert arrived.hops == 1
 
 
-def test_a_destination_that_refuses_fills_the_transfer_dead_letters(queue, destination, transaction, namespace) -> None:
+def test_a_destination_that_refuses_fills_the_transfer_dead_letters(queue, destination, transaction) -> None:
     transaction.send(Transfer(queue, destination), [a_message()])
     destination.update(replace(destination.description, status="Disabled"))
     transaction.commit()
@@ -511,7 +511,7 @@ def test_a_destination_that_refuses_fills_the_transfer_dead_letters(queue, desti
     assert (dead.dead_letter.reason, dead.dead_letter.source) == ("EntityDisabled", "orders")
 
 
-def test_a_destination_that_is_down_is_waited_for(queue, destination, faults: Faults, namespace) -> None:
+def test_a_destination_that_is_down_is_waited_for(queue, destination, faults: Faults) -> None:
     fault = faults.entity_down("contoso", "destination")
     Transfer(queue, destination).send([a_message()])
     assert (queue.counts().transfer, queue.counts().active, queue.size_bytes) == (1, 0, 100)
@@ -535,7 +535,7 @@ def test_transfers_through_a_topic(namespace, faults: Faults) -> None:
     assert len(target.messages.receive(1)) == 1
 
 
-def test_transfers_through_partitions_need_the_same_key(partitioned, destination, transaction, faults: Faults) -> None:
+def test_transfers_through_partitions_need_the_same_key(partitioned, destination, transaction) -> None:
     transfer = Transfer(partitioned, destination)
     transaction.send(transfer, [a_message(via="k", partition_key="other")])
     transaction.send(partitioned, [a_message(partition_key="k")])
