@@ -13,9 +13,9 @@ from sbpair.amqp.message import Sections, data_body, encode_map
 from sbpair.amqp.types import Map, Symbol
 from sbpair.emulator.entities.description import MEGABYTE
 from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.transaction import MAX_MESSAGES, TIMEOUT_MS, Transaction
-from sbpair.emulator.entities.transfer import Transfer
 from sbpair.emulator.service_errors import (
     EntityDisabled,
     EntityFull,
@@ -488,21 +488,21 @@ def test_a_transfer_belongs_to_the_entity_it_goes_through(queue, put, destinatio
     put(1)
     (held,) = queue.messages.receive(1)
     complete_in(transaction, queue, held)
-    transaction.send(Transfer(queue, destination), [a_message(), a_message()])
+    transaction.send(SendVia(queue, destination), [a_message(), a_message()])
     assert len(destination.messages) == 0
     transaction.commit()
     assert (len(queue.messages), numbers(destination.messages)) == (0, [1, 2])
 
 
 def test_a_transfer_outside_a_transaction_arrives_at_once(queue, destination) -> None:
-    Transfer(queue, destination).send([a_message()])
+    SendVia(queue, destination).send([a_message()])
     assert (len(queue.messages), len(destination.messages)) == (0, 1)
     (arrived,) = destination.messages.receive(1)
     assert arrived.hops == 1
 
 
 def test_a_destination_that_refuses_fills_the_transfer_dead_letters(queue, destination, transaction) -> None:
-    transaction.send(Transfer(queue, destination), [a_message()])
+    transaction.send(SendVia(queue, destination), [a_message()])
     destination.update(replace(destination.description, status="Disabled"))
     transaction.commit()
     assert (queue.counts().transfer_dead_letter, queue.counts().transfer) == (1, 0)
@@ -513,7 +513,7 @@ def test_a_destination_that_refuses_fills_the_transfer_dead_letters(queue, desti
 
 def test_a_destination_that_is_down_is_waited_for(queue, destination, faults: Faults) -> None:
     fault = faults.entity_down("contoso", "destination")
-    Transfer(queue, destination).send([a_message()])
+    SendVia(queue, destination).send([a_message()])
     assert (queue.counts().transfer, queue.counts().active, queue.size_bytes) == (1, 0, 100)
     faults.end(fault)
     assert (queue.counts().transfer, len(destination.messages)) == (0, 1)
@@ -524,19 +524,19 @@ def test_transfers_through_a_topic(namespace, faults: Faults) -> None:
     subscription = destination.create_subscription("s")
     via.create_subscription("s")
     fault = faults.entity_down("contoso", "to")
-    Transfer(via, destination).send([a_message()])
+    SendVia(via, destination).send([a_message()])
     assert (via.size_bytes, via.subscriptions[0].messages.receive(1)) == (100, [])
     faults.end(fault)
     assert (via.size_bytes, len(subscription.messages)) == (0, 1)
     namespace.delete_topic("to")
-    Transfer(via, destination).send([a_message()])
-    target = namespace.resolve("via/$Transfer/$DeadLetterQueue")
+    SendVia(via, destination).send([a_message()])
+    target = namespace.resolve("via/$SendVia/$DeadLetterQueue")
     target.check_receive()
     assert len(target.messages.receive(1)) == 1
 
 
 def test_transfers_through_partitions_need_the_same_key(partitioned, destination, transaction) -> None:
-    transfer = Transfer(partitioned, destination)
+    transfer = SendVia(partitioned, destination)
     transaction.send(transfer, [a_message(via="k", partition_key="other")])
     transaction.send(partitioned, [a_message(partition_key="k")])
     with pytest.raises(NotAllowed):
@@ -549,6 +549,6 @@ def test_transfers_through_partitions_need_the_same_key(partitioned, destination
 
 def test_an_entity_that_is_deleted_takes_its_transfers_along(namespace, queue, destination, faults: Faults) -> None:
     faults.entity_down("contoso", "destination")
-    Transfer(queue, destination).send([a_message()])
+    SendVia(queue, destination).send([a_message()])
     namespace.delete_queue("orders")
     assert queue.size_bytes == 0

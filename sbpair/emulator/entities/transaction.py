@@ -18,7 +18,7 @@ from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.message_order import message_lock_lost
 from sbpair.emulator.entities.partitions import partition_key_of, partition_of, transfer_key_of
 from sbpair.emulator.entities.queue import QueueEntity, entity_not_found
-from sbpair.emulator.entities.transfer import Transfer
+from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.service_errors import (
     EntityFull,
     MessageNotFound,
@@ -37,7 +37,7 @@ MAX_MESSAGES: Final = 100
 TIMEOUT_MS: Final = 120_000
 _SPANS_ENTITIES: Final = "Local transactions cannot span multiple entities or partitions."
 
-SendTarget: TypeAlias = QueueEntity | Transfer
+SendTarget: TypeAlias = QueueEntity | SendVia
 
 
 class Trial:
@@ -71,7 +71,7 @@ class Place(NamedTuple):
     partition: int | None
 
 
-class Operation(NamedTuple):
+class PendingOperation(NamedTuple):
     """A requested operation on `messages` of an entity. `check` raises if `apply` would."""
 
     entity: QueueEntity
@@ -80,7 +80,7 @@ class Operation(NamedTuple):
     apply: Callable[[], object]
 
 
-class Send(NamedTuple):
+class PendingSend(NamedTuple):
     """Requested messages. `store` stores them, once they are checked."""
 
     target: SendTarget
@@ -90,7 +90,7 @@ class Send(NamedTuple):
     @property
     def entity(self) -> QueueEntity:
         """The entity that has the messages first."""
-        return self.target.via if isinstance(self.target, Transfer) else self.target
+        return self.target.via if isinstance(self.target, SendVia) else self.target
 
     @property
     def size(self) -> int:
@@ -112,23 +112,23 @@ class Transaction:
         self._clear()
 
     def _clear(self) -> None:
-        self._operations: dict[object, Operation] = {}  # by the message or session that they change
-        self._sends: list[Send] = []
+        self._operations: dict[object, PendingOperation] = {}  # by the message or session that they change
+        self._sends: list[PendingSend] = []
         self._pending_bytes: Counter[QueueEntity] = Counter()
 
     # Sends
 
     def send(self, target: SendTarget, messages: Sequence[StoredMessage]) -> None:
         """Check messages and keep them for the commit. Raises the errors of `target.send`, EntityFull, NotAllowed."""
-        self._add_send(Send(target, messages, partial(target.store, messages)))
+        self._add_send(PendingSend(target, messages, partial(target.store, messages)))
 
     def schedule(self, entity: QueueEntity, messages: Sequence[StoredMessage]) -> list[int]:
         """Keep messages with a scheduled_at_ms for the commit; return the sequence numbers that will cancel them."""
-        self._add_send(Send(entity, messages, partial(entity.store, messages, entity.messages.put_scheduled)))
+        self._add_send(PendingSend(entity, messages, partial(entity.store, messages, entity.messages.put_scheduled)))
         entity.messages.reserve(messages)
         return [message.sequence_number for message in messages]
 
-    def _add_send(self, send: Send) -> None:
+    def _add_send(self, send: PendingSend) -> None:
         entity, (place, key) = send.entity, self._place_of(send)
         if sum([len(each.messages) for each in [*self._sends, send]]) > MAX_MESSAGES:
             raise EntityFull(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
@@ -155,7 +155,7 @@ class Transaction:
         for token in tokens:
             check = partial(settlement, Trial(messages), token)
             apply = partial(settlement, messages, token)
-            self._operations[token] = Operation(entity, messages.subqueue, check, apply)
+            self._operations[token] = PendingOperation(entity, messages.subqueue, check, apply)
 
     def cancel_scheduled(self, entity: QueueEntity, sequences: Sequence[int]) -> None:
         """Check that all of these scheduled messages exist, and cancel them with the commit."""
@@ -169,7 +169,7 @@ class Transaction:
         for message in found:
             number = (message.sequence_number,)
             check, apply = partial(messages.scheduled, number), partial(messages.cancel_scheduled, number)
-            self._operations[message] = Operation(entity, messages, check, apply)
+            self._operations[message] = PendingOperation(entity, messages, check, apply)
 
     def set_state(self, entity: QueueEntity, held: HeldSession, state: bytes | None) -> None:
         """Set the state of a session with the commit."""
@@ -177,16 +177,16 @@ class Transaction:
         place = self._at(Place(entity.top_level, partition))
         entity.check_quota(len(state or b"") - len(held.state or b""))
         self._begin(place)
-        self._operations[held] = Operation(entity, held.subqueue, held.checked, partial(held.set_state, state))
+        self._operations[held] = PendingOperation(entity, held.subqueue, held.checked, partial(held.set_state, state))
 
     # The place
 
-    def _place_of(self, send: Send) -> tuple[Place, str | None]:
+    def _place_of(self, send: PendingSend) -> tuple[Place, str | None]:
         """Return the place and the partition key of messages. Raises NotAllowed if they do not belong here."""
         partitions = send.entity.partitions
         if partitions is None:
             return self._at(Place(send.entity.top_level, None)), self._key
-        key_of = transfer_key_of if isinstance(send.target, Transfer) else partition_key_of
+        key_of = transfer_key_of if isinstance(send.target, SendVia) else partition_key_of
         key, *others = {key_of(message) for message in send.messages}
         if key is None or others:
             raise NotAllowed("InvalidOperation: all messages of a transaction must have the same partition key.")
@@ -266,7 +266,7 @@ class Transaction:
         for callback in self.on_committed:
             callback()
 
-    def _check(self, operations: list[Operation], sends: list[Send]) -> None:
+    def _check(self, operations: list[PendingOperation], sends: list[PendingSend]) -> None:
         if self._failure is not None:
             raise TransactionRolledBack(f"The transaction has been rolled back: {self._failure}")
         try:

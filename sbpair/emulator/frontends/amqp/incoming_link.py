@@ -18,9 +18,9 @@ from sbpair.errors import ProtocolError
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery, ReceivingLink
     from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.entities.send_via import SendVia
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.transaction import SendTarget, Transaction
-    from sbpair.emulator.entities.transfer import Transfer
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 SEND: Final = (AccessRight.SEND,)
@@ -129,14 +129,14 @@ class IncomingLink(LinkEndpoint):
         self.idle.stop()
 
 
-class TransferLink(IncomingLink):
+class SendViaLink(IncomingLink):
     """A link into an entity by way of another. It needs the right to send to both; `other` is the one not in `path`."""
 
     def __init__(
         self,
         connection: AmqpConnection,
         link: ReceivingLink,
-        transfer: Transfer,
+        route: SendVia,
         path: str,
         other: QueueEntity,
         properties: dict[Symbol, str] | None = None,
@@ -144,7 +144,7 @@ class TransferLink(IncomingLink):
         self._other = other.path.lower()
         connection.watch(other)
         connection.claims.require(SEND, self._other)
-        super().__init__(connection, link, transfer, path, properties)
+        super().__init__(connection, link, route, path, properties)
 
     def check_open(self) -> None:
         super().check_open()

@@ -13,11 +13,11 @@ from sbpair.amqp.link import Link, LinkSession, ReceivingLink, SendingLink
 from sbpair.amqp.performatives import Coordinator, Source
 from sbpair.amqp.types import Described, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight, scope_of
+from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.entities.transfer import Transfer
 from sbpair.emulator.frontends.amqp import cbs, management_operations, outgoing_link
 from sbpair.emulator.frontends.amqp.coordinator_link import CoordinatorLink, TransactionGroup
-from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink, TransferLink
+from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink, SendViaLink
 from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, address_of
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Answer, Reply, ReplyLink, RequestLink, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, ServiceError
@@ -126,11 +126,11 @@ def _open_to_send(connection: AmqpConnection, link: ReceivingLink, path: str, en
     if destination is not None:
         to = connection.namespace.find_target(destination)
         echo = {Symbol(TRANSFER_DESTINATION): destination}
-        return TransferLink(connection, link, Transfer(entity, to), path, to, echo)
+        return SendViaLink(connection, link, SendVia(entity, to), path, to, echo)
     group = connection.transactions.groups.get(link.session)
     via = group.join(entity) if group is not None else entity
     if via is not entity:
-        return TransferLink(connection, link, Transfer(via, entity), path, via)
+        return SendViaLink(connection, link, SendVia(via, entity), path, via)
     return IncomingLink(connection, link, entity, path)
 
 

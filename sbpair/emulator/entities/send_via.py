@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.stored_message import StoredMessage
 
 
-class Transfer:
+class SendVia:
     """The way to `destination` through `via`, which stores messages unseen and forwards them at once.
 
     Messages that `destination` refuses go to the transfer dead-letter queue of `via`.
