@@ -422,8 +422,12 @@ async def test_a_stalled_websocket_continues_where_it_stopped(stage: Stage) -> N
         await peer.wait(Disposed)
         await other.send(unharmed, data_body(b"x"))
         assert stage.queue.counts().active == 2
+        pong = await peer.writer.websocket.ping()
+        await (await other.writer.websocket.ping())
+        assert not pong.done()
         stage.emulator.faults.end(stall)
         assert len((await peer.wait(Disposed)).deliveries) == 2
+        await pong
     assert stage.queue.counts().active == 4
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.faults.fault_points import FaultPoints
     from sbpair.emulator.faults.kinds import Fault
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+    from sbpair.emulator.frontends.amqp.websocket_frontend import WebSocketFrontend
 
 _HEADER: Final = b"AMQP"
 _EMPTY_FRAME = 8
@@ -89,6 +90,7 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
     def __init__(self, inner: AmqpConnection, points: FaultPoints) -> None:
         super().__init__()
         self._transport = inner.output.transport
+        self._websocket: WebSocketFrontend | None = self._transport.get_extra_info("websocket")
         self._inner = inner
         self._points = points
         self._loop = asyncio.get_running_loop()
@@ -117,6 +119,8 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
             self._send(piece)
         for data in stall.received:
             self.data_received(data)
+        if self._websocket is not None and self._stall is None:
+            self._websocket.release()
 
     def unwrap(self) -> bool:
         """Remove the wrapper and return True, unless data is still held back."""
@@ -157,14 +161,17 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
             self._stall = _Stall(fault, [rest])
             # These frames are counted again when they are passed on.
             self._counter = FrameCounter(self._inner.unread)
+            if self._websocket is not None:
+                self._websocket.hold()
             return
         self._ended = True
         if fault.action == "reset":
             linger(self._transport)
             self._transport.abort()
+        elif self._websocket is not None:
+            self._websocket.drop()
         else:
-            # Below a WebSocket, so that it sends no close frame either.
-            self._transport.get_extra_info("transport", self._transport).close()
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True

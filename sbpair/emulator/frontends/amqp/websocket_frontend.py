@@ -44,6 +44,7 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
         self._limits = limits
         self._frames = ServerProtocol(subprotocols=[SUBPROTOCOL], max_size=MAX_MESSAGE, logger=_quiet)
         self._amqp: asyncio.Protocol | None = None
+        self._held: list[bytes] | None = None
 
     # Protocol of the socket's transport
 
@@ -55,6 +56,9 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._amqp is None:
             self._handshake(data)
+            return
+        if self._held is not None:
+            self._held.append(data)
             return
         was_open = self._frames.state is State.OPEN
         self._frames.receive_data(data)
@@ -85,7 +89,7 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
             self._amqp = self._make_amqp()
             self._amqp.connection_made(self)
         elif answer:
-            logger.info("Refused a WebSocket: %s.", type(frames.handshake_exc).__name__)
+            logger.info("Refused a WebSocket with status %s.", answer[0].split(b" ", 2)[1].decode())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
@@ -126,8 +130,10 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
 
     def write(self, data: Any) -> None:
         if self._frames.state is State.OPEN:
-            for start in range(0, len(data), MAX_PAYLOAD):
-                self._frames.send_binary(data[start : start + MAX_PAYLOAD])
+            rest = memoryview(data)
+            while rest:
+                self._frames.send_binary(rest[:MAX_PAYLOAD])
+                rest = rest[MAX_PAYLOAD:]
             self._flush()
 
     def close(self) -> None:
@@ -151,8 +157,8 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
         return self._amqp or self
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what is known about the connection; `transport` is the one below."""
-        return self._transport if name == "transport" else self._transport.get_extra_info(name, default)
+        """Return what is known about the connection; `websocket` is this layer of it."""
+        return self if name == "websocket" else self._transport.get_extra_info(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._transport.set_write_buffer_limits(high, low)
@@ -165,3 +171,17 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
 
     def resume_reading(self) -> None:
         self._transport.resume_reading()
+
+    # For faults
+
+    def drop(self) -> None:
+        """Close without a close frame."""
+        self._transport.close()
+
+    def hold(self) -> None:
+        """Stop answering, pings too, until `release`."""
+        self._held = []
+
+    def release(self) -> None:
+        held, self._held = self._held, None
+        self.data_received(b"".join(held or []))
