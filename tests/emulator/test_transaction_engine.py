@@ -530,7 +530,7 @@ def test_transfers_through_a_topic(namespace, faults: Faults) -> None:
     assert (via.size_bytes, len(subscription.messages)) == (0, 1)
     namespace.delete_topic("to")
     SendVia(via, destination).send([a_message()])
-    target = namespace.resolve("via/$SendVia/$DeadLetterQueue")
+    target = namespace.resolve("via/$Transfer/$DeadLetterQueue")
     target.check_receive()
     assert len(target.messages.receive(1)) == 1
 
