@@ -395,10 +395,11 @@ def test_two_rules_of_one_name_and_a_wrong_rule_name_are_faults() -> None:
 
 
 def test_properties_that_exclude_each_other_are_a_fault_of_both() -> None:
-    properties = {"RequiresSession": True, "ForwardTo": "other"}
-    queues = [{"Name": "orders", "Properties": properties}, {"Name": "other"}]
-    [found] = faults(document(Queues=queues))
-    assert found == f"{Q}.Properties: {VALUE.format('ForwardTo', 'empty where sessions are required')}"
+    subscription = {"Name": "s", "Properties": {"RequiresSession": True, "ForwardTo": "other"}}
+    topics = [{"Name": "news", "Subscriptions": [subscription]}, {"Name": "other"}]
+    [found] = faults(document(Topics=topics))
+    place = f"{T}.Subscriptions[0].Properties"
+    assert found == f"{place}: {VALUE.format('ForwardTo', 'empty where sessions are required')}"
 
 
 def test_all_faults_of_a_file_are_reported_together() -> None:
