@@ -195,8 +195,9 @@ def isolation() -> None:
 def test_a_program_for_the_vendors_emulator_runs_unchanged(config: str) -> None:
     program = Path(__file__).with_name("vendor_program.py")
     env = environment(None, PYTHONPATH=str(ROOT))
-    done = run_program(*isolated(sys.executable, str(program), config), env=env)
-    steps = ["True", f"200 {HEALTHY}", "['queue.1']", "True", "hello", "hello"]
+    command = (sys.executable, "-m", "sbpair", "emulator", "--config-file", config)
+    done = run_program(*isolated(sys.executable, str(program), *command), env=env)
+    steps = ["True", f"200 {HEALTHY}", "['queue.1']", "True", "hello", "hello", "0"]
     assert done.stdout.splitlines() == steps, done.stderr
 
 

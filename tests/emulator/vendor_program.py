@@ -1,10 +1,13 @@
 """A program written for the vendor's emulator: its ports, its connection strings and its health check, unchanged.
 
-It prints a line for each step. Run it where the ports 5672 and 5300 are free: it starts the emulator with its argument.
+Its arguments are a command that starts the emulator, where the ports 5672 and EMULATOR_HTTP_PORT [5300] are free. It
+prints a line for each step. HEALTH_CHECK may be the words of a health check, as JSON.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +16,8 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 KEY = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
+HTTP_PORT = os.environ.get("EMULATOR_HTTP_PORT", "5300")
+HEALTH_CHECK = json.loads(os.environ.get("HEALTH_CHECK", "[]"))
 READY = "Emulator Service is Successfully Up!"
 
 
@@ -21,9 +26,9 @@ def note(step: object) -> None:
 
 
 def administer() -> None:
-    with ServiceBusAdministrationClient.from_connection_string(f"Endpoint=sb://localhost:5300;{KEY}") as admin:
+    with ServiceBusAdministrationClient.from_connection_string(f"Endpoint=sb://localhost:{HTTP_PORT};{KEY}") as admin:
         # As the vendor's sample does it: this client always uses HTTPS.
-        admin._impl._client._base_url = "http://localhost:5300"
+        admin._impl._client._base_url = f"http://localhost:{HTTP_PORT}"
         note(sorted(queue.name for queue in admin.list_queues()))
         admin.create_queue("made", forward_to="queue.1")
         note(admin.get_queue("made").forward_to.endswith("/queue.1"))
@@ -40,19 +45,19 @@ def exchange(*, queue: str) -> None:
                 break
 
 
-with subprocess.Popen(
-    [sys.executable, "-m", "sbpair", "emulator", "--config-file", sys.argv[1]],
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    text=True,
-) as emulator:
+command = sys.argv[1:]
+with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as emulator:
     assert emulator.stderr is not None
     try:
         note(any(READY in line for line in emulator.stderr))
-        with urllib.request.urlopen("http://localhost:5300/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://localhost:{HTTP_PORT}/health", timeout=5) as answer:
             note(f"{answer.status} {answer.read().decode()}")
         administer()
         exchange(queue="queue.1")
         exchange(queue="made")
+        if HEALTH_CHECK:
+            note(subprocess.run(HEALTH_CHECK, check=False, capture_output=True).returncode)
     finally:
         emulator.terminate()
+        emulator.communicate()
+note(emulator.returncode)

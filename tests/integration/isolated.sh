@@ -1,0 +1,27 @@
+#!/bin/sh
+# Runs a command in a root file system of its own: FOLDER, with everything of this machine that FOLDER lacks. /tmp is its own.
+# Usage: unshare --map-root-user --mount [--net] isolated.sh FOLDER COMMAND...
+set -eu
+
+root=$1
+shift
+mkdir -p "$root/opt/.own" "$root/.machine"
+mount --rbind "$root" "$root"
+for from in /* /opt/*; do
+  to=$root$from
+  if [ -L "$to" ] || [ -n "$(ls -A "$to" 2>/dev/null)" ]; then
+    continue # of the folder itself
+  elif [ -L "$from" ]; then
+    cp -P "$from" "$to"
+  elif [ -d "$from" ]; then
+    mkdir -p "$to"
+    mount --rbind "$from" "$to"
+  fi
+done
+mount -t tmpfs tmpfs "$root/tmp"
+cd "$root"
+pivot_root . .machine
+umount -l .machine
+# In a network of its own, loopback has to be started.
+ip link set lo up 2>/dev/null || true
+exec "$@"
