@@ -12,6 +12,10 @@ from typing import ClassVar, Final
 
 from sbpair.errors import SbpairError
 
+MANAGEMENT_HELP: Final = "To know more visit https://aka.ms/sbResourceMgrExceptions."
+MESSAGING_HELP: Final = "For more information please see https://aka.ms/ServiceBusExceptions ."
+"""Links that the service adds to the texts of its errors."""
+
 
 class ServiceError(SbpairError):
     """The root. `condition` is the AMQP error condition; `status` and `sub_code` are those of HTTP, 0 for none."""
@@ -49,6 +53,9 @@ class EntityDisabled(ServiceError, condition="com.microsoft:entity-disabled", st
 
 
 class EntityNotFound(ServiceError, condition="amqp:not-found", status=404, sub_code=40400): ...
+
+
+class ForwardTargetMissing(ArgumentInvalid, condition="com.microsoft:argument-error", status=400, sub_code=40400): ...
 
 
 class MessageNotFound(ServiceError, condition="com.microsoft:message-not-found", status=404, sub_code=40401): ...

@@ -117,7 +117,7 @@ async def test_unsupported_requests_have_a_code(
         ("queues/x", {"properties": {"lockDuration": "PT6M"}}, 400, "SubCode=40000. The value of LockDuration"),
         ("queues/x", {"properties": {"maxSizeInMegabytes": 81920}}, 400, "MaxSizeInMegabytes"),
         ("queues/x", {"properties": {"messageCount": 7, "countDetails": None, "lockDuration": None}}, 200, ""),
-        ("queues/x+y", {}, 400, "not allowed in an entity path"),
+        ("queues/x+y", {}, 400, "contains character(s) that is not allowed"),
         ("queues/t~1", {}, 409, "already exists"),
         ("topics/x", {"properties": {"lockDuration": "PT1M"}}, 400, "'lockDuration'"),
         ("topics/t~1/subscriptions/s", {"properties": {"isClientAffine": True}}, 400, "JMS"),

@@ -88,6 +88,7 @@ async def test_a_queue_is_made_read_changed_and_deleted_by_its_name_with_a_tilde
         assert read["properties"]["lockDuration"] == "PT30S"
         assert read["properties"]["defaultMessageTimeToLive"] == "P10675199DT2H48M5.4775807S"
         assert (read.count_details.active_message_count, read.size_in_bytes, read.message_count) == (0, 0, 0)
+        emulator.namespaces["contoso"].create_queue("a/b")
         changed = {"properties": {"maxDeliveryCount": 3, "forwardTo": "a/b"}}
         again = await queues.create_or_update(*PLACE, name, changed, **PLAIN)
         assert (again.max_delivery_count, again.forward_to, again.enable_partitioning) == (3, "a/b", True)

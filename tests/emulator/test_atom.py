@@ -224,6 +224,8 @@ async def test_an_entitys_rules_are_kept_and_sign_tokens() -> None:
 
 async def test_a_forwarding_target_reads_back_as_a_whole_address(manager: Manager) -> None:
     whole = f"sb://{manager.namespace.authority}/target"
+    for path in ("target", "a/target", "dead/letters"):
+        manager.namespace.create_queue(path)
     for name, given in (("bare", "target"), ("whole", whole)):
         _, text = await manager.put(name, f"<ForwardTo>{given}</ForwardTo>")
         assert elements_of(text)["ForwardTo"] == whole

@@ -264,8 +264,9 @@ WRONG: list[tuple[str, list[str]]] = [
         document(Queues=[{"Name": "a b"}]),
         [
             (
-                f"{Q}.Name: 'a b' contains characters that are not allowed in an entity path: "
-                "use letters, digits, '.', '-', '_', and '/' between segments."
+                f"{Q}.Name: 'a b' contains character(s) that is not allowed by Service Bus. Entity segments can "
+                "contain only letters, numbers, periods (.), hyphens (-), and underscores (_). "
+                "To know more visit https://aka.ms/sbResourceMgrExceptions."
             )
         ],
     ),

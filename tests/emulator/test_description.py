@@ -78,7 +78,6 @@ def test_a_value_is_written_as_the_service_writes_it(name, text, shown) -> None:
         ("Status", "Deleting"),
         ("Status", ""),
         ("UserMetadata", "x" * 1025),
-        ("MaxMessageSizeInKilobytes", "1024"),
     ],
 )
 def test_a_value_outside_the_services_limits_is_refused_by_name(name, text) -> None:
@@ -86,6 +85,12 @@ def test_a_value_outside_the_services_limits_is_refused_by_name(name, text) -> N
         read(**{name: text})
     assert (refused.value.status, refused.value.sub_code) == (400, 40000)
     assert len(refused.value.message) < 300
+
+
+def test_standard_refuses_a_message_size_without_a_reason() -> None:
+    with pytest.raises(ArgumentInvalid, match="Bad Request") as refused:
+        read(MaxMessageSizeInKilobytes="1024")
+    assert (refused.value.status, refused.value.sub_code) == (400, 40000)
 
 
 @pytest.mark.parametrize("name", ["RequiresSession", "RequiresDuplicateDetection", "EnablePartitioning"])

@@ -243,7 +243,7 @@ def test_forwarding_can_begin_and_end_later(make_queue) -> None:
     queue.update(replace(queue.description, forward_to="target"))
     assert (queue.counts().total, target.counts().active, len(errors)) == (0, 1, 1)
     with pytest.raises(NotAllowed):
-        queue.check_not_forwarding()
+        queue.check_not_forwarding("receiver")
     queue.update(replace(queue.description, forward_to=None))
     queue.send(named(None))
     assert (queue.counts().active, target.counts().active) == (1, 1)

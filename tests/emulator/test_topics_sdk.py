@@ -151,11 +151,11 @@ def test_a_subscription_reads_back_as_it_was_created(admin: Any, topic: str) -> 
         "user_metadata": "text",
         "auto_delete_on_idle": timedelta(minutes=10),
     }
-    created = admin.create_subscription(topic, "First", forward_dead_lettered_messages_to="elsewhere", **asked)
+    created = admin.create_subscription(topic, "First", forward_dead_lettered_messages_to=topic, **asked)
     for found in (created, admin.get_subscription(topic, "First"), *admin.list_subscriptions(topic)):
         assert {key: getattr(found, key) for key in asked} == asked
         assert found.name == "First"
-        assert found.forward_dead_lettered_messages_to.endswith("/elsewhere")
+        assert found.forward_dead_lettered_messages_to.endswith(f"/{topic}")
     found.max_delivery_count = 4
     admin.update_subscription(topic, found)
     assert admin.get_subscription(topic, "first").max_delivery_count == 4

@@ -82,7 +82,7 @@ async def test_a_session_whose_lock_ran_out_is_lost_by_its_link_and_by_a_renewal
 async def test_a_queue_without_sessions_gives_none() -> None:
     async with world() as made, connect(made.pair.secondary) as wire:
         made.secondary.create_queue("plain")
-        with pytest.raises(ServiceRefused, match="has no sessions"):
+        with pytest.raises(ServiceRefused, match="does not require sessions"):
             await wire.session("plain", "s")
         assert wire.error is None
 

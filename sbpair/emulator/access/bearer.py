@@ -15,7 +15,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sbpair.emulator.access.sas import ALL_RIGHTS, Grant, malformed
+from sbpair.emulator.access.sas import ALL_RIGHTS, Grant, expired_token, malformed, wrong_audience
 from sbpair.emulator.service_errors import Unauthenticated
 
 AUDIENCE: Final = "https://servicebus.azure.net"
@@ -105,7 +105,7 @@ class Bearers:
                 "Use a shared access key, or start the emulator with --identity or --accept-any-token."
             )
         if now_ms >= token.expires_at_ms:
-            raise Unauthenticated("ExpiredToken: The token has expired.")
+            raise expired_token(token.expires_at_ms)
         if ours and str(token.claims.get("aud")).rstrip("/") not in audiences:
-            raise Unauthenticated("InvalidAudience: The authorization token is for another resource.")
+            raise wrong_audience()
         return Grant("", ALL_RIGHTS, "", token.expires_at_ms)

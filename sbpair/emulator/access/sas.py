@@ -10,6 +10,7 @@ import binascii
 import hashlib
 import hmac
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, unquote_plus
@@ -62,7 +63,7 @@ class Grant:
     def require(self, right: AccessRight, path: str, now_ms: int) -> None:
         """Raise Unauthenticated if the token has expired, Unauthorized if it does not grant `right` on `path`."""
         if now_ms >= self.expires_at_ms:
-            raise Unauthenticated("ExpiredToken: The token has expired.")
+            raise expired_token(self.expires_at_ms)
         if right not in self.rights or not covers(self.scope, path):
             raise Unauthorized(f"Unauthorized access. '{right}' claim(s) are required to perform this operation.")
 
@@ -128,6 +129,15 @@ def malformed() -> Unauthenticated:
     return Unauthenticated("MalformedToken: The credentials contained in the authorization header are not valid.")
 
 
+def expired_token(at_ms: int) -> Unauthenticated:
+    expiry = f"{datetime.fromtimestamp(at_ms // 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
+    return Unauthenticated(f"ExpiredToken: The token is expired. Expiration time: '{expiry}'.")
+
+
+def wrong_audience() -> Unauthenticated:
+    return Unauthenticated("InvalidAudience: The authorization header contains a token with a wrong audience.")
+
+
 def signature(key: str, signed: str, expiry: str) -> bytes:
     return hmac.digest(key.encode(), f"{signed}\n{expiry}".encode(), hashlib.sha256)
 
@@ -141,9 +151,9 @@ def verify_token(token: SignedToken, rules: Iterable[AuthorizationRule], path: s
     if signer is None:
         raise Unauthenticated("InvalidSignature: The token has an invalid signature.")
     if now_ms >= expires_at_ms:
-        raise Unauthenticated("ExpiredToken: The token has expired.")
+        raise expired_token(expires_at_ms)
     if not covers(token.scope, path):
-        raise Unauthenticated("InvalidAudience: The authorization token is for another resource.")
+        raise wrong_audience()
     return Grant(signer.key_name, signer.rights, token.scope, expires_at_ms)
 
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.emulator.service_errors import MANAGEMENT_HELP, ArgumentInvalid
 from sbpair.emulator.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_MINUTE, TICKS_PER_MS, TICKS_PER_SECOND
 
 MEGABYTE: Final = 1024 * 1024
@@ -142,15 +142,17 @@ _SUBSCRIPTION_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_SUBSCRIPTION_NAME: Final = 50
 
 
-def validate(description: QueueDescription, tier: EmulatedTier = STANDARD) -> None:
+def validate(description: QueueDescription, tier: EmulatedTier = STANDARD, namespace: str = "") -> None:
     """Raise ArgumentInvalid, with the property's name, for a value outside the limits of the tier."""
     d = description
     week = 7 * TICKS_PER_DAY
     window = d.duplicate_detection_history_time_window
     _require(0 < d.lock_duration <= 5 * TICKS_PER_MINUTE, "LockDuration", "more than zero and at most 5 minutes")
-    *sizes, largest = tier.sizes_in_megabytes
-    allowed = f"{', '.join(map(str, sizes))} or {largest}"
-    _require(d.max_size_in_megabytes in tier.sizes_in_megabytes, "MaxSizeInMegabytes", allowed)
+    if d.max_size_in_megabytes not in tier.sizes_in_megabytes:
+        raise ArgumentInvalid(
+            f"The specified value {d.max_size_in_megabytes} is invalid. The property MaxSizeInMegabytes, must be one "
+            f"of the following values: {';'.join(map(str, tier.sizes_in_megabytes))}. {MANAGEMENT_HELP}"
+        )
     _require(d.default_message_time_to_live >= TICKS_PER_SECOND, "DefaultMessageTimeToLive", "at least 1 second")
     _require(
         20 * TICKS_PER_SECOND <= window <= week, "DuplicateDetectionHistoryTimeWindow", "from 20 seconds to 7 days"
@@ -160,8 +162,13 @@ def validate(description: QueueDescription, tier: EmulatedTier = STANDARD) -> No
     _require(len(d.user_metadata or "") <= 1024, "UserMetadata", "at most 1024 characters")
     _require(d.auto_delete_on_idle >= 5 * TICKS_PER_MINUTE, "AutoDeleteOnIdle", "at least 5 minutes")
     low, high = tier.default_message_kilobytes, tier.max_message_kilobytes
-    allowed = f"{low if low == high else f'from {low} to {high}'} in a {tier.name} namespace"
-    _require(low <= d.max_message_size_in_kilobytes <= high, "MaxMessageSizeInKilobytes", allowed)
+    if low == high != d.max_message_size_in_kilobytes:
+        raise ArgumentInvalid(f"Bad Request. {MANAGEMENT_HELP}")
+    if not low <= d.max_message_size_in_kilobytes <= high:
+        raise ArgumentInvalid(
+            f"The property value for 'MaxMessageSizeInKilobytes' must be between {low} and {high} when the namespace "
+            f"'{namespace}' is using '{tier.name}' tier."
+        )
     _validate_tier(d, tier)
     if isinstance(d, SubscriptionDescription):
         _require(not (d.requires_session and d.forward_to), "ForwardTo", "empty where sessions are required")
@@ -203,7 +210,7 @@ def check_path(path: str) -> None:
     """Raise ArgumentInvalid for an invalid entity path."""
     if len(path) > _MAX_PATH:
         raise ArgumentInvalid(f"The entity path is {len(path)} characters long, the maximum is {_MAX_PATH}.")
-    _check_form(_PATH, path, "an entity path", "letters, digits, '.', '-', '_', and '/' between segments")
+    _check_form(_PATH, path)
 
 
 def check_subscription_name(name: str) -> None:
@@ -212,9 +219,12 @@ def check_subscription_name(name: str) -> None:
         raise ArgumentInvalid(
             f"The name of a subscription has 1 to {_MAX_SUBSCRIPTION_NAME} characters, not {len(name)}."
         )
-    _check_form(_SUBSCRIPTION_NAME, name, "the name of a subscription", "letters, digits, '.', '-' and '_'")
+    _check_form(_SUBSCRIPTION_NAME, name)
 
 
-def _check_form(form: re.Pattern[str], name: str, kind: str, allowed: str) -> None:
+def _check_form(form: re.Pattern[str], name: str) -> None:
     if form.fullmatch(name) is None:
-        raise ArgumentInvalid(f"'{name}' contains characters that are not allowed in {kind}: use {allowed}.")
+        raise ArgumentInvalid(
+            f"'{name}' contains character(s) that is not allowed by Service Bus. Entity segments can contain only "
+            f"letters, numbers, periods (.), hyphens (-), and underscores (_). {MANAGEMENT_HELP}"
+        )

@@ -131,6 +131,7 @@ def from_elements(
     existing: D | None,
     rules: tuple[AuthorizationRule, ...] = (),
     tier: EmulatedTier = STANDARD,
+    namespace: str = "",
 ) -> D:
     """Return the requested description. Omitted elements are the default, immutable ones keep their value.
 
@@ -153,7 +154,7 @@ def from_elements(
                 )
     # read_value returns the field's type
     description = replace(default_of(default, tier), authorization_rules=rules, **given)  # type: ignore[arg-type]
-    validate(description, tier)
+    validate(description, tier, namespace)
     return description
 
 

@@ -21,9 +21,14 @@ LINK_IDLE_MS: Final = 600_000
 class IdleLink:
     """Detaches a link after ten minutes without a transfer; credit alone does not count as use."""
 
-    __slots__ = ("_clock", "_detach", "_timers", "_used_ms", "due_ms")
+    __slots__ = ("_clock", "_detach", "_name", "_role", "_timers", "_used_ms", "due_ms")
 
-    def __init__(self, clock: Clock, timers: Timers, detach: Callable[[ServiceError], None]) -> None:
+    def __init__(
+        self, clock: Clock, timers: Timers, detach: Callable[[ServiceError], None], name: str, *, publishes: bool
+    ) -> None:
+        """Begin to watch the link of this name, on which the client publishes or consumes messages."""
+        self._name = name
+        self._role = "Publisher" if publishes else "Consumer"
         self._clock = clock
         self._timers = timers
         self._detach = detach
@@ -44,7 +49,12 @@ class IdleLink:
             return
         detach = self._detach
         self.stop()
-        detach(LinkIdle("The link is force detached. Details: IdleTimerExpired: Idle timeout: 00:10:00."))
+        detach(
+            LinkIdle(
+                f"The link '{self._name}' is force detached. Code: {self._role.lower()}. "
+                f"Details: AmqpMessage{self._role}.IdleTimerExpired: Idle timeout: 00:10:00."
+            )
+        )
 
     def _wait_until(self, at_ms: int) -> None:
         self.due_ms = at_ms

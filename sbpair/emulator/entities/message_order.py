@@ -251,5 +251,6 @@ class Locks:
 
 def message_lock_lost() -> MessageLockExpired:
     return MessageLockExpired(
-        "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue."
+        "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the "
+        "queue, or was received by a different receiver instance."
     )

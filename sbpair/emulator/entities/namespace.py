@@ -59,7 +59,12 @@ class AddressTarget:
         """Raise EntityDisabled, or NotAllowed, if nothing can be received from here."""
         self.entity.check_receive()
         if not self.is_dead_letters:
-            self.entity.check_not_forwarding()
+            self.entity.check_not_forwarding("receiver")
+
+    def check_browse(self) -> None:
+        """Raise NotAllowed if the messages here cannot be peeked, nor messages be scheduled."""
+        if not self.is_dead_letters:
+            self.entity.check_not_forwarding("browser")
 
 
 class Namespace:

@@ -15,6 +15,7 @@ from zlib import crc32
 from sbpair.emulator.entities.message_order import ReadyQueue
 from sbpair.emulator.entities.service_envelope import via_partition_key
 from sbpair.emulator.entities.sessions import SessionMessages
+from sbpair.emulator.entities.stored_message import DEFERRED
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import NotAllowed, OperationTimedOut, partition_unavailable
 
@@ -217,6 +218,11 @@ class PartitionedMessages(SubQueue):
         return super().renew(token)
 
     def _numbered(self, sequences: Sequence[int], state: int) -> list[StoredMessage]:
+        if state == DEFERRED and len({partition_of(sequence) for sequence in sequences}) > 1:
+            raise NotAllowed(
+                "ReceiveBatch of sequence numbers from different partitions is not supported for an entity with "
+                "partitioning enabled."
+            )
         for sequence in sequences:
             self._partitions.check(partition_of(sequence))
         return super()._numbered(sequences, state)

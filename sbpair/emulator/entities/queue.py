@@ -18,6 +18,8 @@ from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import (
+    MANAGEMENT_HELP,
+    MESSAGING_HELP,
     ArgumentInvalid,
     EntityDisabled,
     EntityFull,
@@ -71,6 +73,8 @@ _MESSAGE_KINDS: Final[Mapping[tuple[bool, bool], type[SubQueue]]] = {
 class QueueEntity:
     """A queue. `path` is written as it was created; lookups compare paths in lower case."""
 
+    kind = "Queue"
+
     def __init__(self, namespace: Namespace, path: str, description: QueueDescription) -> None:
         self.namespace = namespace
         self.path = path
@@ -111,7 +115,7 @@ class QueueEntity:
         self._auto_delete.arm()
         if description.status != "Active" or description.forward_to is not None:
             for watcher in list(self._watchers):
-                watcher(EntityDisabled(f"Messaging entity '{self.path}' is currently disabled."))
+                watcher(self._disabled())
 
     # Forwarding and deletion
 
@@ -166,6 +170,11 @@ class QueueEntity:
         return (has_consumers and not self._forwarders) or self.messages.scheduled_count > 0
 
     # Limits and counts
+
+    @property
+    def full_name(self) -> str:
+        """The name in errors of the service's inner parts."""
+        return f"{self.namespace.name}:{self.kind}:{self.path}"
 
     @property
     def max_message_bytes(self) -> int:
@@ -267,11 +276,21 @@ class QueueEntity:
     def check_quota(self, more_bytes: int) -> None:
         """Raise EntityFull if the entity has no room for `more_bytes`."""
         if more_bytes > 0 and self.size_bytes + more_bytes > self._max_bytes:
-            raise EntityFull(f"The maximum entity size of '{self.path}' has been reached: {self._max_bytes} bytes.")
+            raise EntityFull(
+                f"The maximum entity size has been reached or exceeded for {self.kind}: '{self.full_name}'. "
+                f"Size of entity in bytes:{self.size_bytes}, Max entity size in bytes:{self._max_bytes}. "
+                f"{MESSAGING_HELP} QuotaType: EntitySize"
+            )
 
     def check_send(self) -> None:
-        if self.description.status in ("Disabled", "SendDisabled"):
-            raise EntityDisabled(f"Messaging entity '{self.path}' is currently disabled for sending.")
+        if self.description.status == "SendDisabled":
+            raise EntityDisabled(f"Messaging entity '{self.full_name}' is currently disabled for Send operations.")
+        if self.description.status == "Disabled":
+            raise self._disabled()
+
+    def _disabled(self) -> EntityDisabled:
+        name = f"{self.namespace.endpoint}/{self.path}"
+        return EntityDisabled(f"Messaging entity '{name}' is currently disabled. {MESSAGING_HELP}")
 
     def check_all_partitions(self) -> None:
         """Raise OperationTimedOut while a partition is down: management requests need all of them."""
@@ -280,12 +299,12 @@ class QueueEntity:
 
     def check_receive(self) -> None:
         if self.description.status in ("Disabled", "ReceiveDisabled"):
-            raise EntityDisabled(f"Messaging entity '{self.path}' is currently disabled for receiving.")
+            raise self._disabled()
 
-    def check_not_forwarding(self) -> None:
-        """Raise NotAllowed if messages are forwarded and cannot be received here."""
+    def check_not_forwarding(self, reader: str) -> None:
+        """Raise NotAllowed if messages are forwarded, so that a `reader` has nothing to do here."""
         if self.description.forward_to is not None:
-            raise NotAllowed(f"Nothing can be received from '{self.path}': it forwards its messages.")
+            raise NotAllowed(f"Cannot create a message {reader} on an entity with auto-forwarding enabled.")
 
     def _dead_letter(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
         dead_letter = DeadLetterReason(reason, description, self.path)
@@ -354,7 +373,10 @@ def check_session_ids(messages: Sequence[StoredMessage]) -> None:
     """Raise an error for a message without session id, or with one that is too long."""
     for message in messages:
         if message.session_id is None:
-            raise NotAllowed("The SessionId was not set on a message, and the entity requires sessions.")
+            raise NotAllowed(
+                "The SessionId was not set on a message, and it cannot be sent to the entity. Entities that have "
+                "session support enabled can only receive messages that have the SessionId set to a valid value."
+            )
         if len(message.session_id) > MAX_SESSION_ID:
             raise ArgumentInvalid(f"A SessionId has at most {MAX_SESSION_ID} characters.")
 
@@ -369,8 +391,7 @@ def found(entity: T | None, endpoint: str, path: str) -> T:
 def entity_not_found(endpoint: str, path: str) -> EntityNotFound:
     """Return the error for the entity at `path`, which is named as the client wrote it."""
     return EntityNotFound(
-        f"The messaging entity '{endpoint}/{path.strip('/')[:300]}' could not be found. "
-        "To know more visit https://aka.ms/sbResourceMgrExceptions."
+        f"The messaging entity '{endpoint}/{path.strip('/')[:300]}' could not be found. {MANAGEMENT_HELP}"
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sbpair.emulator.entities.message_order import Deadlines, ReadyQueue
 from sbpair.emulator.entities.stored_message import DEFERRED
-from sbpair.emulator.entities.subqueue import SubQueue
+from sbpair.emulator.entities.subqueue import NOT_DEFERRED, SubQueue
 from sbpair.emulator.service_errors import (
     MessageNotFound,
     NotAllowed,
@@ -120,7 +120,9 @@ class SessionMessages(SubQueue):
         self.advance_if_due()
         session = self._sessions.session(session_id)
         if session.holder is not None:
-            raise SessionCannotBeLocked(f"The requested session '{session_id}' cannot be accepted: it is locked.")
+            raise SessionCannotBeLocked(
+                f"The requested session '{session_id}' cannot be accepted. It may be locked by another receiver."
+            )
         return self._hold(session)
 
     def accept_next(self, waiter: SessionWaiter) -> HeldSession | None:
@@ -173,7 +175,7 @@ class SessionMessages(SubQueue):
         self.advance_if_due()
         session = self._sessions.sessions.get(session_id)
         if session is None or session.holder is None:
-            raise session_lock_lost(session_id)
+            raise session_lock_lost()
         return session.holder
 
     def end_hold(self, held: HeldSession, *, failed: bool) -> None:
@@ -276,8 +278,8 @@ class SessionMessages(SubQueue):
         super().clear()
 
 
-def session_lock_lost(session_id: str) -> SessionLockExpired:
-    return SessionLockExpired(f"The lock on the session '{session_id}' has expired, or is not held. Accept it again.")
+def session_lock_lost() -> SessionLockExpired:
+    return SessionLockExpired("The session lock has expired on the MessageSession. Accept a new MessageSession.")
 
 
 def _while_held(operation: Callable[Concatenate[SubQueue, P], R]) -> Callable[Concatenate[HeldSession, P], R]:
@@ -318,7 +320,7 @@ class HeldSession:
         """Return the entity's messages, after everything due. Raises SessionLockExpired if the lock has ended."""
         self._messages.advance_if_due()
         if self.session.holder is not self:
-            raise session_lock_lost(self.id)
+            raise session_lock_lost()
         return self._messages
 
     def receive(self, max_messages: int, consumer: Consumer | None = None) -> list[StoredMessage]:
@@ -334,7 +336,7 @@ class HeldSession:
         found = messages._numbered(sequences, DEFERRED)
         for message in found:
             if message.session_id != self.id:
-                raise MessageNotFound(f"Message {message.sequence_number} is not in session '{self.id}'.")
+                raise MessageNotFound(NOT_DEFERRED)
         messages.lock_for(self, found)
         return found
 
@@ -359,7 +361,7 @@ class HeldSession:
         """End the lock: the deliveries under it have failed."""
         self.close(failed=True)
         if self.on_lock_lost is not None:
-            self.on_lock_lost(session_lock_lost(self.id))
+            self.on_lock_lost(session_lock_lost())
 
     def close(self, *, failed: bool = False) -> None:
         """Release the session, if it is still held."""

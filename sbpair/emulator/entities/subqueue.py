@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 OnDeadLettered = Callable[[StoredMessage, str | None, str | None], None]
 """Takes over a message that has left for the dead letters, with the reason and its description."""
 
-_STATE_NAMES: Final = {DEFERRED: "deferred", SCHEDULED: "scheduled"}
+NOT_DEFERRED: Final = (
+    "Failed to lock one or more specified messages. Either the message is already locked or does not exist."
+)
 
 
 class Consumer(Protocol):
@@ -192,7 +194,9 @@ class SubQueue:
         for sequence in dict.fromkeys(sequences):
             message = self._store.get(sequence)
             if message is None or message.state != state:
-                raise MessageNotFound(f"No {_STATE_NAMES[state]} message has the sequence number {sequence}.")
+                if state == DEFERRED:
+                    raise MessageNotFound(NOT_DEFERRED)
+                raise MessageNotFound(f"No scheduled message has the sequence number {sequence}.")
             messages.append(message)
         return messages
 

@@ -43,6 +43,7 @@ class SubscriptionEntity(QueueEntity):
     """A subscription. `name` is written as it was created. A change of its rules affects later messages only."""
 
     description: SubscriptionDescription
+    kind = "Topic"
 
     def __init__(
         self, topic: TopicEntity, name: str, description: SubscriptionDescription, rule: SubscriptionRule
@@ -55,6 +56,10 @@ class SubscriptionEntity(QueueEntity):
 
     def _make_partitions(self) -> Partitions | None:
         return self.topic.partitions
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.topic.full_name}|{self.name}"
 
     @property
     def max_message_bytes(self) -> int:
@@ -90,7 +95,7 @@ class SubscriptionEntity(QueueEntity):
     def add_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         """Add a rule and return it with its creation time. Raises EntityExists, EntityFull (too many rules)."""
         if rule.name.lower() in self._rules:
-            raise EntityExists(f"The messaging entity '{self.path}/Rules/{rule.name}' already exists.")
+            raise EntityExists(f"The messaging entity '{self.full_name}|{rule.name}' already exists.")
         if len(self._rules) >= MAX_RULES:
             raise EntityFull(f"'{self.path}' already has {MAX_RULES} rules.")
         return self._put_rule(replace(rule, created_at_ms=self.namespace.clock.now_ms()))
@@ -166,6 +171,8 @@ class PartitionedTopicMessages(PartitionedMessages, TopicMessages):
 class TopicEntity(QueueEntity):
     """A topic. A topic without subscriptions accepts messages and stores none."""
 
+    kind = "Topic"
+
     description: TopicDescription
 
     def __init__(self, namespace: Namespace, path: str, description: TopicDescription) -> None:
@@ -176,8 +183,9 @@ class TopicEntity(QueueEntity):
         make = TopicMessages if self.partitions is None else PartitionedTopicMessages
         return make(self, self._publish)
 
-    def check_not_forwarding(self) -> None:
-        raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")
+    def check_not_forwarding(self, reader: str) -> None:
+        if reader == "receiver":
+            raise NotAllowed(f"Nothing can be received from the topic '{self.path}': receive from a subscription.")
 
     @property
     def credits_per_message(self) -> int:

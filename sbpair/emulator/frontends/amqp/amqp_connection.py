@@ -126,7 +126,8 @@ class AmqpConnection(asyncio.Protocol):
         self.output.flush_soon()
 
     def watch_idle(self, link: Link) -> IdleLink:
-        return IdleLink(self.namespace.clock, self.namespace.timers, partial(self.close_link, link))
+        detach = partial(self.close_link, link)
+        return IdleLink(self.namespace.clock, self.namespace.timers, detach, link.name, publishes=link.IS_RECEIVER)
 
     # Time
 

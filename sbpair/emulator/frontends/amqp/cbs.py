@@ -59,7 +59,8 @@ class Claims:
     def require(self, rights: tuple[AccessRight, ...], path: str) -> None:
         """Raise Unauthenticated or Unauthorized unless one of `rights` is granted on `path`."""
         failure: ServiceError = Unauthorized(
-            f"Unauthorized access. '{rights[0]}' claim(s) are required to perform this operation. Resource: '{path}'."
+            f"Unauthorized access. '{rights[0]}' claim(s) are required to perform this operation. "
+            f"Resource: '{self._namespace.endpoint}/{path}'."
         )
         now = self._namespace.clock.now_ms()
         for granted, grant in self._grants.items():
@@ -68,6 +69,9 @@ class Claims:
             for right in rights:
                 try:
                     grant.require(right, path, now)
+                except Unauthorized:
+                    # The text above names the resource.
+                    continue
                 except ServiceError as error:
                     failure = error
                 else:

@@ -140,9 +140,14 @@ def _open_to_session(
     """Return the endpoint of a link to an entity with sessions. Raises NotAllowed, SessionCannotBeLocked."""
     messages = target.messages
     if not isinstance(messages, SessionMessages):
-        raise NotAllowed("A session filter was given, and the entity has no sessions.")
+        raise NotAllowed(
+            "A sessionful message receiver cannot be created on an entity that does not require sessions. Ensure "
+            "RequiresSession is set to true when creating a Queue or Subscription to enable sessionful behavior."
+        )
     if outgoing_link.SESSION_FILTER not in filters:
-        raise NotAllowed("The entity requires sessions, and the receiver does not ask for one.")
+        raise NotAllowed(
+            "It is not possible for an entity that requires sessions to create a non-sessionful message receiver."
+        )
     wanted = filters.get(outgoing_link.SESSION_FILTER)
     session_id = wanted.value if isinstance(wanted, Described) else wanted
     if session_id is not None and not isinstance(session_id, str):

@@ -124,6 +124,7 @@ DISPOSITIONS: Final[dict[str, Callable[[Settleable, bytes, Map], None]]] = {
 
 
 def peek_message(target: AddressTarget, arguments: Map) -> Reply:
+    target.check_browse()
     first, count = _number(arguments, "from-sequence-number"), min(_number(arguments, "message-count"), MAX_PEEK)
     session_id = text_at(arguments, "session-id")
     with_body = arguments.get("omit-message-body") is not True
@@ -194,6 +195,7 @@ def _scheduled_reply(numbers: list[int]) -> Reply:
 def _to_schedule(target: AddressTarget, arguments: Map) -> list[StoredMessage]:
     if target.is_dead_letters:
         raise ArgumentInvalid("Nothing can be sent to a dead-letter queue.")
+    target.check_browse()
     entries = arguments.get("messages")
     messages = [_scheduled(target, entry) for entry in entries] if isinstance(entries, list) else []
     if not messages:

@@ -92,6 +92,7 @@ class Entities:
         # A description keeps the authorization rules: they are resources of their own.
         keys = existing.description.authorization_rules if existing else ()
         wanted = self._collection.describe(values, existing, keys, authority)
+        self._collection.check_forwards(wanted, existing)
         if existing is None:
             return self._collection.create(self._path(name), wanted)
         update(existing, wanted)

@@ -34,7 +34,13 @@ from sbpair.emulator.frontends.http.management_parts import (
     topics_of,
     update,
 )
-from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError, Unauthenticated
+from sbpair.emulator.service_errors import (
+    MANAGEMENT_HELP,
+    ArgumentInvalid,
+    EntityExists,
+    ServiceError,
+    Unauthenticated,
+)
 from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
@@ -45,6 +51,10 @@ API_VERSIONS: Final = ("2017-04", "2021-05", "2024-05")
 _PATH: Final = re.compile(
     r"(?P<topic>.+)/(?P<list>subscriptions)(?:/(?P<subscription>[^/]+)(?P<rules>/rules(?:/(?P<rule>[^/]+))?)?)?",
     re.IGNORECASE,
+)
+
+CONFLICT: Final = (
+    f"Conflict. You're requesting an operation that isn't allowed in the resource's current state. {MANAGEMENT_HELP} ."
 )
 
 T = TypeVar("T")
@@ -107,7 +117,8 @@ class AtomFrontend:
         path = AtomRequest(request).path
         tracker = f"TrackingId:{uuid.uuid4()}_G0, SystemTracker:{self._namespace.name}:{path}"
         sub_code = f"SubCode={error.sub_code}. " if error.sub_code else ""
-        detail = f"{sub_code}{error.message} {tracker}, Timestamp:{instant(self._now_ms())}"
+        text = CONFLICT if isinstance(error, EntityExists) else error.message
+        detail = f"{sub_code}{text} {tracker}, Timestamp:{instant(self._now_ms())}"
         return atom_response(xml.error_xml(error.status, detail), error.status)
 
     def _answer(self, request: AtomRequest, body: bytes) -> web.Response:
@@ -173,6 +184,7 @@ class AtomFrontend:
         created_ms = {rule.key_name: rule.created_at_ms for rule in before}
         kept = tuple(replace(rule, created_at_ms=created_ms.get(rule.key_name, now)) for rule in rules)
         wanted = entities.describe(values, existing, kept, request.host)
+        entities.check_forwards(wanted, existing)
         if existing is not None:
             update(existing, wanted)
             return atom_response(self._entry(request, entities, existing))

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, path_of
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
-from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION, TOPIC, DescriptionSchema, from_elements
-from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
+from sbpair.emulator.entities.description_schema import (
+    QUEUE,
+    SUBSCRIPTION,
+    TOPIC,
+    DescriptionSchema,
+    format_value,
+    from_elements,
+)
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, ForwardTargetMissing, ServiceError
 from sbpair.emulator.timespan import instant
 
 if TYPE_CHECKING:
@@ -114,7 +121,21 @@ class EntityCollection:
         targets = {name: values[name].strip() for name in FORWARDS if values.get(name)}
         whole = {name: _whole_address(target, authority) for name, target in targets.items()}
         before = existing.description if existing else None
-        return from_elements(self.schema, self.default, {**values, **whole}, before, rules, self.namespace.tier)
+        space = self.namespace
+        return from_elements(self.schema, self.default, {**values, **whole}, before, rules, space.tier, space.name)
+
+    def check_forwards(self, wanted: QueueDescription, existing: QueueEntity | None) -> None:
+        """Raise ForwardTargetMissing for a new target of forwarding that does not exist."""
+        for name in FORWARDS:
+            target = format_value(wanted, name)
+            if target is None or (existing is not None and target == format_value(existing.description, name)):
+                continue
+            try:
+                self.namespace.find_target(target)
+            except EntityNotFound as error:
+                path = path_of(target)[:300]
+                text = f"The auto forwarding destination entity '{path}' does not exist."
+                raise ForwardTargetMissing(text) from error
 
 
 def _whole_address(target: str, authority: str) -> str:
