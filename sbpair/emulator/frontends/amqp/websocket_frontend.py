@@ -134,7 +134,7 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
             while rest:
                 self._frames.send_binary(rest[:MAX_PAYLOAD])
                 rest = rest[MAX_PAYLOAD:]
-            self._flush()
+                self._flush()
 
     def close(self) -> None:
         """Send a close frame; the client's ends the connection, or the time for it."""
