@@ -192,13 +192,15 @@ def isolation() -> None:
 
 
 @pytest.mark.usefixtures("isolation")
-def test_a_program_for_the_vendors_emulator_runs_unchanged(config: str) -> None:
+def test_programs_for_the_vendors_emulator_run_unchanged(config: str, node: str, modules: Path) -> None:
     program = Path(__file__).with_name("vendor_program.py")
-    env = environment(None, PYTHONPATH=str(ROOT))
+    beside = [node, str(ROOT / "tests/integration/node/vendor.mjs")]
+    env = environment(None, PYTHONPATH=str(ROOT), BESIDE=json.dumps(beside), MODULES=f"{modules}/")
     command = (sys.executable, "-m", "sbpair", "emulator", "--config-file", config)
     done = run_program(*isolated(sys.executable, str(program), *command), env=env)
-    steps = ["True", f"200 {HEALTHY}", "['queue.1']", "True", "hello", "hello", "0"]
-    assert done.stdout.splitlines() == steps, done.stderr
+    of_python = ["True", f"200 {HEALTHY}", "['queue.1']", "True", "hello", "hello"]
+    of_node = ["from-node", "hello from Node", "0"]
+    assert done.stdout.splitlines() == [*of_python, *of_node, "0"], done.stderr
 
 
 # The command

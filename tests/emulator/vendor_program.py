@@ -1,7 +1,7 @@
 """A program written for the vendor's emulator: its ports, its connection strings and its health check, unchanged.
 
 Its arguments are a command that starts the emulator, where the ports 5672 and EMULATOR_HTTP_PORT [5300] are free. It
-prints a line for each step. HEALTH_CHECK may be the words of a health check, as JSON.
+prints a line for each step. BESIDE may be the words of another program to run beside it, as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 KEY = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
 HTTP_PORT = os.environ.get("EMULATOR_HTTP_PORT", "5300")
-HEALTH_CHECK = json.loads(os.environ.get("HEALTH_CHECK", "[]"))
+BESIDE = json.loads(os.environ.get("BESIDE", "[]"))
 READY = "Emulator Service is Successfully Up!"
 
 
@@ -55,8 +55,9 @@ with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         administer()
         exchange(queue="queue.1")
         exchange(queue="made")
-        if HEALTH_CHECK:
-            note(subprocess.run(HEALTH_CHECK, check=False, capture_output=True).returncode)
+        if BESIDE:
+            done = subprocess.run(BESIDE, check=False, capture_output=True, text=True)
+            note(f"{done.stdout}{done.returncode}")
     finally:
         emulator.terminate()
         emulator.communicate()

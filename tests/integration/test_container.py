@@ -121,7 +121,7 @@ def exchanged(root: Path, **variables: str) -> list[str]:
     user = ["unshare", "--user", f"--map-user={USER}", f"--map-group={USER}"]
     program = (sys.executable, str(ROOT / "tests/emulator/vendor_program.py"), *user, *step("ENTRYPOINT").words)
     check = json.dumps(step("HEALTHCHECK").words)
-    env = environment(**VENDORS, **variables, HEALTH_CHECK=check)
+    env = environment(**VENDORS, **variables, BESIDE=check)
     done = run_program(*isolated(root, *program, network=False), env=env)
     assert VENDORS["MSSQL_SA_PASSWORD"] not in done.stdout + done.stderr
     return done.stdout.splitlines() or [done.stderr]
