@@ -12,7 +12,6 @@ import ssl
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
 
 from sbpair.amqp.conditions import lost_error
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
@@ -22,7 +21,7 @@ from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, WindowOpened
 from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
-from sbpair.model.pair import authority_of
+from sbpair.model.pair import Transport
 from sbpair.model.reachability import CONNECT_SECONDS, REACH_HINT, unreachable
 
 if TYPE_CHECKING:
@@ -47,10 +46,10 @@ class Stream(asyncio.Protocol):
 
     def __init__(self, endpoint: Endpoint, container_id: str) -> None:
         self._loop = asyncio.get_running_loop()
-        host = _host(endpoint)
-        self.connection = Connection(SaslClient(), container_id=container_id, hostname=host, now=self._loop.time())
+        name = endpoint.tls_name
+        self.connection = Connection(SaslClient(), container_id=container_id, hostname=name, now=self._loop.time())
         self.address = endpoint.authority
-        self.peer = authority_of(endpoint.host, endpoint.port)
+        self.peer = endpoint.amqp_address
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.error: SbpairError | None = None
         self.lost = asyncio.Event()
@@ -223,39 +222,40 @@ def _notify(link: Link, event: Any) -> None:
 
 
 async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
-    """Connect, and wait until both sides have opened. Raises Unavailable; UsageError for an unreadable CA file."""
-    context = _tls(endpoint)
-    address = authority_of(endpoint.host, endpoint.port)
+    """Connect, and wait until both sides have opened.
+
+    Raises Unavailable; UsageError for an unreadable CA file or a malformed proxy, and AccessError of a proxy.
+    """
+    context, stream = _tls(endpoint), Stream(endpoint, container_id)
     try:
         async with asyncio.timeout(seconds):
-            return await _opened(endpoint, container_id, context)
+            await _connect(endpoint, stream, context)
+            try:
+                await stream.opened
+            except BaseException:
+                await stream.close(0)
+                raise
     except TimeoutError:
-        raise unreachable(endpoint.name, address, seconds) from None
+        raise unreachable(endpoint.name, stream.peer, seconds) from None
     except (OSError, UnicodeError) as error:
-        raise unreachable(endpoint.name, address, error) from error
+        raise unreachable(endpoint.name, stream.peer, error) from error
     except Unavailable as error:
-        error.hint = REACH_HINT
-        raise
-
-
-async def _opened(endpoint: Endpoint, container_id: str, context: ssl.SSLContext | None) -> Stream:
-    _, stream = await asyncio.get_running_loop().create_connection(
-        lambda: Stream(endpoint, container_id),
-        endpoint.host,
-        endpoint.port,
-        ssl=context,
-        server_hostname=_host(endpoint) if context else None,
-    )
-    try:
-        await stream.opened
-    except BaseException:
-        await stream.close(0)
+        if error is stream.error:
+            error.hint = REACH_HINT
         raise
     return stream
 
 
-def _host(endpoint: Endpoint) -> str:
-    return urlsplit(f"//{endpoint.authority}").hostname or endpoint.host
+async def _connect(endpoint: Endpoint, stream: Stream, context: ssl.SSLContext | None) -> None:
+    name = endpoint.tls_name if context else None
+    if endpoint.transport is Transport.TCP:
+        connect = asyncio.get_running_loop().create_connection
+        await connect(lambda: stream, endpoint.host, endpoint.port, ssl=context, server_hostname=name)
+        return
+    # Its library takes longer to load than the rest of the client.
+    from sbpair.amqp_client.websocket import open_websocket
+
+    await open_websocket(endpoint, stream, context, name)
 
 
 def _tls(endpoint: Endpoint) -> ssl.SSLContext | None:

@@ -7,22 +7,20 @@ Invariant: a response is read whole, or its connection is closed. At most MAX_BO
 from __future__ import annotations
 
 import asyncio
-import base64
-import os
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import h11
 
 from sbpair.azure.management_route import http_route, ssl_context
+from sbpair.http_tunnel import open_connection
+from sbpair.model.proxy import proxy_for
 from sbpair.model.reachability import CONNECT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from ssl import SSLContext
 
     from sbpair.model.pair import Endpoint
 
@@ -55,12 +53,6 @@ class _Connection:
         self.writer = writer
         self._reader = reader
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-
-    @classmethod
-    async def open(
-        cls, host: str | None, port: int, context: SSLContext | None = None, server_hostname: str | None = None
-    ) -> Self:
-        return cls(*await asyncio.open_connection(host, port, ssl=context, server_hostname=server_hostname))
 
     @property
     def usable(self) -> bool:
@@ -105,10 +97,6 @@ class _Connection:
             return True
         return False
 
-    def restarted(self) -> _Connection:
-        """Return the same stream with a new conversation, as begins behind a tunnel."""
-        return _Connection(self._reader, self.writer)
-
     def close(self) -> None:
         self.writer.transport.abort()
 
@@ -117,14 +105,13 @@ class HttpClient:
     """Connections to the management side of one namespace, which coroutines may share. Connects when first used.
 
     Each request raises OSError (ssl.SSLError among them), TimeoutError if nothing accepts the connection, NotHttp, and
-    MachineLacks for an unreadable CA file. A proxy of the environment is used with TLS: it leads out of this network,
-    not to an emulator on this machine.
+    MachineLacks for an unreadable CA file; for a proxy UsageError, Unreachable, NotAuthenticated, NotAuthorized.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._route = http_route(endpoint)
         self._address = urlsplit(f"{self._route.scheme}://{self._route.netloc}")
-        self._ca_file = endpoint.ca_file
+        self._endpoint = endpoint
         self._idle: list[_Connection] = []
 
     @property
@@ -162,53 +149,10 @@ class HttpClient:
 
     async def _connect(self) -> _Connection:
         host, port = self._address.hostname or "", self._address.port or _PORTS[self._address.scheme]
+        context = ssl_context(self._endpoint.ca_file) if self._address.scheme == "https" else None
+        proxy, name = proxy_for(self._endpoint), self._route.server_hostname
         async with asyncio.timeout(CONNECT_SECONDS):
-            if self._address.scheme == "http":
-                return await _Connection.open(host, port)
-            context = ssl_context(self._ca_file)
-            name = self._route.server_hostname
-            proxy = _proxy_of(host)
-            if proxy is None:
-                return await _Connection.open(host, port, context, name)
-            connection = await _tunnel(proxy, f"{host}:{port}")
-            try:
-                await connection.writer.start_tls(context, server_hostname=name)
-            except BaseException:
-                connection.close()
-                raise
-            return connection.restarted()
-
-
-async def _tunnel(proxy: SplitResult, address: str) -> _Connection:
-    """Connect through a proxy. Raises OSError; NotHttp."""
-    secured = ssl_context(None) if proxy.scheme == "https" else None
-    connection = await _Connection.open(proxy.hostname, proxy.port or _PORTS.get(proxy.scheme, 80), secured)
-    headers = [("Host", address)]
-    if proxy.username is not None:
-        user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-        headers.append(("Proxy-Authorization", f"Basic {base64.b64encode(user.encode()).decode()}"))
-    status = 0
-    try:
-        status = (await connection.send(h11.Request(method="CONNECT", target=address, headers=headers))).status_code
-    finally:
-        if status != 200:
-            connection.close()
-    if status != 200:
-        raise ConnectionRefusedError(f"the proxy {proxy.hostname} answered {status}")
-    return connection
-
-
-def _proxy_of(host: str) -> SplitResult | None:
-    """Return the proxy for HTTPS to `host`, from the environment or, on Windows and macOS, the system's settings."""
-    if sys.platform == "linux" and not any(name.lower() == "https_proxy" for name in os.environ):
-        return None
-    # It takes as long to load as all of this.
-    from urllib.request import getproxies, proxy_bypass
-
-    address = getproxies().get("https", "")
-    if not address or proxy_bypass(host):
-        return None
-    return urlsplit(address if "://" in address else f"http://{address}")
+            return _Connection(*await open_connection(host, port, proxy, context, name))
 
 
 def _headers(head: h11.Response) -> dict[str, str]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from sbpair.client_tls import client_context
 from sbpair.errors import MachineLacks
-from sbpair.model.pair import AMQPS_PORT, Endpoint, authority_of, is_loopback
+from sbpair.model.pair import Endpoint, authority_of, is_loopback
 from sbpair.model.reachability import CONNECT_SECONDS, FIRST_ANSWER_SECONDS, REPORT_SECONDS, FirstAnswerTimeout
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ class HttpRoute:
 
 def http_route(endpoint: Endpoint) -> HttpRoute:
     """Return the route to a namespace: the HTTPS port beside AMQPS, else the one port that serves both."""
-    shares_port = endpoint.emulator or endpoint.port != AMQPS_PORT
-    port = endpoint.port if shares_port else None
+    port = endpoint.port if endpoint.shares_port else None
     scheme = "https" if endpoint.tls else "http"
     return HttpRoute(scheme, authority_of(endpoint.host, port), endpoint.authority)
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from enum import StrEnum
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from sbpair.errors import NameInvalid, UsageError
 
+if TYPE_CHECKING:
+    from sbpair.model.proxy import Proxy
+
 AMQP_PORT = 5672
 AMQPS_PORT = 5671
+HTTP_PORT = 80
+HTTPS_PORT = 443
 
 MAX_BACKLOG_QUEUES = 10_000
 """The limit of entities in a namespace of the Standard tier."""
@@ -38,6 +46,13 @@ class Identity:
 Credential = SasKey | SasToken | Identity
 
 
+class Transport(StrEnum):
+    """The carrier of AMQP."""
+
+    TCP = "tcp"
+    WEBSOCKET = "websocket"
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One namespace of a pair, and its connection details.
@@ -46,6 +61,8 @@ class Endpoint:
     connection string has one; tokens are issued for it. `host` and `port` are the address to connect to, which differs
     behind a proxy or a private link. `ca_file` holds the certificates to trust instead of the machine's. `key_source`
     names the variable that the key or the signature came from.
+
+    `transport` carries AMQP. HTTPS and WebSockets go through `proxy`, else through the environment's, if any.
     """
 
     name: str
@@ -57,6 +74,29 @@ class Endpoint:
     ca_file: str | None = None
     emulator: bool = False
     key_source: str = field(default="", compare=False)
+    transport: Transport = Transport.TCP
+    proxy: Proxy | None = None
+
+    @property
+    def shares_port(self) -> bool:
+        """Whether one port serves AMQP, HTTP and WebSockets, as an emulator's does."""
+        return self.emulator or self.port != AMQPS_PORT
+
+    @property
+    def web_port(self) -> int:
+        """The port of HTTP and WebSockets: the standard one beside AMQPS."""
+        return self.port if self.shares_port else HTTPS_PORT if self.tls else HTTP_PORT
+
+    @property
+    def amqp_address(self) -> str:
+        """The `host:port` that AMQP connects to, over its transport."""
+        port = self.web_port if self.transport is Transport.WEBSOCKET else self.port
+        return authority_of(self.host, port)
+
+    @property
+    def tls_name(self) -> str:
+        """The host of the certificate, and the one that AMQP opens."""
+        return urlsplit(f"//{self.authority}").hostname or self.host
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from sbpair.errors import Silent, Unreachable
 CONNECT_SECONDS = 7.0
 """Time limit of DNS, TCP, TLS and the opening of AMQP. A gateway that is up answers each at once."""
 
+TUNNEL_SECONDS = 6.0
+"""Time limit of a connection through a proxy: shorter, so that the error names the proxy."""
+
 REPORT_SECONDS = 8.0
 """How long a first request waits in silence before a warning."""
 

@@ -1,0 +1,116 @@
+"""TCP connections of clients, with or without TLS: direct ones, and tunnels through an HTTP proxy (CONNECT).
+
+The errors of a proxy are complete: they name the proxy and its setting, and never its credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import TYPE_CHECKING, TypeAlias
+
+from sbpair.client_tls import client_context
+from sbpair.errors import NotAuthenticated, NotAuthorized, SbpairError, Silent, Unreachable
+from sbpair.model.pair import authority_of
+from sbpair.model.reachability import DOCTOR_HINT, TUNNEL_SECONDS, cause_of
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from sbpair.model.proxy import Proxy
+
+MAX_HEAD_BYTES = 64 * 1024
+
+Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def open_connection(
+    host: str,
+    port: int,
+    proxy: Proxy | None = None,
+    context: SSLContext | None = None,
+    server_hostname: str | None = None,
+) -> Streams:
+    """Connect. Raises OSError; for the proxy Unreachable, NotAuthenticated, NotAuthorized."""
+    if proxy is None:
+        return await asyncio.open_connection(host, port, ssl=context, server_hostname=server_hostname)
+    reader, writer = await _open_tunnel(proxy, authority_of(host, port))
+    if context is not None:
+        try:
+            await writer.start_tls(context, server_hostname=server_hostname)
+        except BaseException:
+            writer.transport.abort()
+            raise
+    return reader, writer
+
+
+def refused_by_proxy(proxy: Proxy, target: str, status: int) -> SbpairError:
+    """Return the error for the status with which a proxy answers instead of connecting."""
+    known = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
+    what = f"the proxy {proxy.address} refuses connections to {target}: {status} {known}".rstrip()
+    setting = proxy.source or "HTTPS_PROXY"
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        form = "http://USER:PASSWORD@HOST:PORT, with @ in a password as %40"
+        hint = f"give user and password in {setting}" if proxy.user is None else f"check user and password in {setting}"
+        return NotAuthenticated(what, hint=f"{hint}: {form}")
+    if status == HTTPStatus.FORBIDDEN:
+        return NotAuthorized(what, hint=f"ask for access to {target} where the proxy is run{DOCTOR_HINT}")
+    if status in _NO_TUNNELS:
+        return Unreachable(what, hint=f"{_check(proxy)} that has the method CONNECT{DOCTOR_HINT}")
+    return Unreachable(what, hint=f"retry in a minute; if it remains, check the namespace's address{DOCTOR_HINT}")
+
+
+async def _open_tunnel(proxy: Proxy, target: str) -> Streams:
+    try:
+        async with asyncio.timeout(TUNNEL_SECONDS):
+            context = client_context(None) if proxy.scheme == "https" else None
+            reader, writer = await asyncio.open_connection(proxy.host, proxy.port, ssl=context)
+            status = 0
+            try:
+                status = await _request_tunnel(reader, writer, proxy, target)
+            finally:
+                if status not in _SUCCESS:
+                    writer.transport.abort()
+    except TimeoutError:
+        what = f"the proxy {proxy.address} opened no connection to {target} within {TUNNEL_SECONDS:g} s"
+        raise Silent(what, hint=f"{_check(proxy)}, and that it lets {target} through{DOCTOR_HINT}") from None
+    except (OSError, UnicodeError) as error:
+        what = f"the proxy {proxy.address} cannot be reached: {cause_of(error)}"
+        raise Unreachable(what, hint=f"{_check(proxy)}{DOCTOR_HINT}") from error
+    if status not in _SUCCESS:
+        raise refused_by_proxy(proxy, target, status)
+    return reader, writer
+
+
+async def _request_tunnel(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, proxy: Proxy, target: str
+) -> int:
+    """Request a tunnel, and return the status of the response. Raises OSError; Unreachable if it is not HTTP."""
+    # Most users have no proxy.
+    import h11
+
+    http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+    headers = {"Host": target, "User-Agent": "sbpair"}
+    if proxy.authorization is not None:
+        headers["Proxy-Authorization"] = proxy.authorization
+    request = h11.Request(method="CONNECT", target=target, headers=list(headers.items()))
+    writer.write((http.send(request) or b"") + (http.send(h11.EndOfMessage()) or b""))
+    try:
+        while not isinstance(event := http.next_event(), h11.Response):
+            if event is h11.NEED_DATA:
+                data = await reader.read(MAX_HEAD_BYTES)
+                if not data:
+                    raise ConnectionResetError("it closed the connection without an answer")
+                http.receive_data(data)
+    except h11.RemoteProtocolError:
+        what = f"the server at {proxy.address} is not an HTTP proxy"
+        raise Unreachable(what, hint=_check(proxy)) from None
+    return event.status_code
+
+
+def _check(proxy: Proxy) -> str:
+    return f"check that {proxy.source or 'HTTPS_PROXY'} has the address of an HTTP proxy"
+
+
+_SUCCESS = range(200, 300)
+_NO_TUNNELS = (400, 404, 405, 501)
