@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sbpair.client_tls import client_context
 from sbpair.errors import NotAuthenticated, NotAuthorized, SbpairError, Silent, Unreachable
 from sbpair.model.pair import authority_of
+from sbpair.model.proxy import ESCAPES
 from sbpair.model.reachability import DOCTOR_HINT, TUNNEL_SECONDS, cause_of
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def refused_by_proxy(proxy: Proxy, target: str, status: int) -> SbpairError:
     what = f"the proxy {proxy.address} refuses connections to {target}: {status} {known}".rstrip()
     setting = proxy.source or "HTTPS_PROXY"
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-        form = "http://USER:PASSWORD@HOST:PORT, with @ in a password as %40"
-        hint = f"give user and password in {setting}" if proxy.user is None else f"check user and password in {setting}"
-        return NotAuthenticated(what, hint=f"{hint}: {form}")
+        if proxy.user is None:
+            return NotAuthenticated(what, hint=f"give user and password in {setting}: http://USER:PASSWORD@HOST:PORT")
+        return NotAuthenticated(what, hint=f"check user and password in {setting}; {ESCAPES}")
     if status == HTTPStatus.FORBIDDEN:
         return NotAuthorized(what, hint=f"ask for access to {target} where the proxy is run{DOCTOR_HINT}")
     if status in _NO_TUNNELS:
@@ -82,9 +83,7 @@ async def _open_tunnel(proxy: Proxy, target: str) -> Streams:
     return reader, writer
 
 
-async def _request_tunnel(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, proxy: Proxy, target: str
-) -> int:
+async def _request_tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, proxy: Proxy, target: str) -> int:
     """Request a tunnel, and return the status of the response. Raises OSError; Unreachable if it is not HTTP."""
     # Most users have no proxy.
     import h11

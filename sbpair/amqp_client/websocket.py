@@ -46,7 +46,7 @@ async def open_websocket(endpoint: Endpoint, stream: Stream, context: SSLContext
     """
     proxy = proxy_for(endpoint)
     _, writer = await open_connection(endpoint.host, endpoint.web_port, proxy, context, name)
-    socket = WebSocket(endpoint, stream)
+    socket = WebSocket(endpoint, stream, writer)
     try:
         # The server sends nothing before the handshake: the reader holds no bytes.
         writer.transport.set_protocol(socket)
@@ -60,13 +60,14 @@ async def open_websocket(endpoint: Endpoint, stream: Stream, context: SSLContext
 class WebSocket(asyncio.Transport, asyncio.Protocol):
     """The protocol of the socket's transport and, after the handshake, the transport of a stream."""
 
-    def __init__(self, endpoint: Endpoint, stream: Stream) -> None:
+    def __init__(self, endpoint: Endpoint, stream: Stream, writer: asyncio.StreamWriter) -> None:
         super().__init__()
         scheme = "wss" if endpoint.tls else "ws"
         uri = parse_uri(f"{scheme}://{endpoint.authority}{PATH}")
         self._frames = ClientProtocol(uri, subprotocols=[SUBPROTOCOL], max_size=MAX_MESSAGE, logger=_quiet)
         self._address = endpoint.amqp_address
         self._stream = stream
+        self._writer = writer  # it closes the transport when it is deleted
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # Protocol of the socket's transport

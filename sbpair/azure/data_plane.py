@@ -19,8 +19,9 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 from sbpair.azure.credentials import identity_credential
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
 from sbpair.azure.management_route import silence_reported, ssl_context
-from sbpair.errors import InDoubt, NotAuthenticated, SbpairError, TimedOut, UnreadableMessage
-from sbpair.model.pair import AMQPS_PORT, SasKey, SasToken, authority_of
+from sbpair.errors import InDoubt, NotAuthenticated, SbpairError, TimedOut, UnreadableMessage, UsageError
+from sbpair.model.pair import SasKey, SasToken, Transport
+from sbpair.model.proxy import Proxy, proxy_for
 from sbpair.model.reachability import key_hint, unreachable
 
 if TYPE_CHECKING:
@@ -58,20 +59,42 @@ def signed(endpoint: Endpoint) -> Signed | None:
 
 def sync_client(endpoint: Endpoint, credential: Signed | TokenCredential, seconds: float | None) -> ServiceBusClient:
     """Create a client for one thread. `seconds` limits an attempt without a limit of its own. Raises MachineLacks."""
-    return ServiceBusClient(endpoint.authority, credential, **_options(endpoint, seconds))
+    proxy = _proxy(endpoint)
+    if proxy is not None and proxy.scheme != "http":
+        raise UsageError(
+            f"{proxy.source}: sync clients of azure-servicebus cannot use a proxy over TLS",
+            hint="use an http:// address of the proxy, or the aio client",
+        )
+    host = proxy.host if proxy else ""
+    return ServiceBusClient(endpoint.authority, credential, **_options(endpoint, seconds, proxy, host))
 
 
 def aio_client(endpoint: Endpoint, credential: Signed | AsyncTokenCredential, seconds: float | None) -> AioClient:
     """Create a client for one coroutine."""
-    return AioClient(endpoint.authority, credential, **_options(endpoint, seconds))
+    proxy = _proxy(endpoint)
+    # It makes a URL of the host and the port.
+    host = proxy.url.rpartition(":")[0] if proxy else ""
+    return AioClient(endpoint.authority, credential, **_options(endpoint, seconds, proxy, host))
 
 
-def _options(endpoint: Endpoint, seconds: float | None) -> dict[str, Any]:
+def _proxy(endpoint: Endpoint) -> Proxy | None:
+    return proxy_for(endpoint) if endpoint.transport is Transport.WEBSOCKET else None
+
+
+def _options(endpoint: Endpoint, seconds: float | None, proxy: Proxy | None, proxy_host: str) -> dict[str, Any]:
+    over_websocket = endpoint.transport is Transport.WEBSOCKET
+    through = proxy and {
+        "proxy_hostname": proxy_host,
+        "proxy_port": proxy.port,
+        "username": proxy.user,
+        "password": proxy.password or "",
+    }
     return {
         "retry_total": 0,
         "try_timeout": seconds,
         "use_tls": endpoint.tls,
-        "transport_type": TransportType.Amqp,
+        "transport_type": TransportType.AmqpOverWebsocket if over_websocket else TransportType.Amqp,
+        "http_proxy": through,
         "custom_endpoint_address": _custom_address(endpoint),
         "ssl_context": ssl_context(endpoint.ca_file) if endpoint.tls and endpoint.ca_file else None,
     }
@@ -79,13 +102,13 @@ def _options(endpoint: Endpoint, seconds: float | None) -> dict[str, Any]:
 
 def _custom_address(endpoint: Endpoint) -> str | None:
     """Return the address to connect to, unless the authority names it. Over TLS the SDK knows one port only."""
-    if endpoint.tls and endpoint.port == AMQPS_PORT:
+    if endpoint.tls and not endpoint.shares_port:
         known = endpoint.host.lower() == (urlsplit(f"//{endpoint.authority}").hostname or "")
     else:
-        known = not endpoint.tls and authority_of(endpoint.host, endpoint.port).lower() == endpoint.authority.lower()
-    if known:
-        return None
-    return f"sb://{authority_of(endpoint.host, endpoint.port)}"
+        # Over WebSocket it knows port 443 only.
+        tcp = endpoint.transport is Transport.TCP and not endpoint.tls
+        known = tcp and endpoint.amqp_address.lower() == endpoint.authority.lower()
+    return None if known else f"sb://{endpoint.amqp_address}"
 
 
 @asynccontextmanager
@@ -180,7 +203,7 @@ class SdkSender:
 
 
 async def _opened(handler: ServiceBusReceiver | ServiceBusSender, endpoint: Endpoint, doing: str) -> None:
-    address = authority_of(endpoint.host, endpoint.port)
+    address = endpoint.amqp_address
     try:
         with silence_reported(address, OPEN_SECONDS):
             async with asyncio.timeout(OPEN_SECONDS):

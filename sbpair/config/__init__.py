@@ -29,12 +29,14 @@ from sbpair.config.setting import (
     merged,
 )
 from sbpair.errors import SbpairError, UsageError
-from sbpair.model.pair import Endpoint, SasKey, SasToken, authority_of
+from sbpair.model.pair import Endpoint, SasKey, SasToken
+from sbpair.model.proxy import proxy_for
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
 
-ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT")
+ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT", "TRANSPORT", "PROXY")
+SECRET_KEYS = ("CONNECTION_STRING", "PROXY")
 VARIABLES = (
     "SBPAIR_CONFIG",
     "SBPAIR_PAIR",
@@ -100,8 +102,11 @@ def survey(flags: Flags, environ: Environment) -> Survey:
         return Survey(None, endpoints, (error,))
 
 
-def effective(profile: Profile) -> dict[str, Setting]:
-    """Return every value of a profile by its key: set, derived and default ones. Of a secret, not even the length."""
+def effective(profile: Profile, environ: Environment) -> dict[str, Setting]:
+    """Return every value of a profile by its key: set, derived and default ones. Of a secret, not even the length.
+
+    A proxy that only the environment names is one of them. Raises UsageError if it is malformed.
+    """
     pair, settings = profile.pair, profile.settings
     found = {key: settings[key] for key in ("pair", "config", "state")}
     found |= {key: replace(settings.get(key, UNSET), value=getattr(pair, key)) for key in PAIR_KEYS}
@@ -111,14 +116,27 @@ def effective(profile: Profile) -> dict[str, Setting]:
         found[f"{side}.sign_in"] = replace(address, value=sign_in(endpoint))
         values: dict[str, str | bool] = {
             "name": endpoint.name,
-            "endpoint": authority_of(endpoint.host, endpoint.port),
+            "endpoint": endpoint.amqp_address,
             "tls": endpoint.tls,
             "ca_file": endpoint.ca_file or "",
         }
         for name, value in values.items():
             default = UNSET if value == "" else Setting("", f"{side}.namespace", Origin.DERIVED)
             found[f"{side}.{name}"] = replace(settings.get(f"{side}.{name}", default), value=value)
+        implied = Setting("", f"{side}.proxy", Origin.DERIVED) if endpoint.proxy else UNSET
+        found[f"{side}.transport"] = replace(settings.get(f"{side}.transport", implied), value=str(endpoint.transport))
+        found[f"{side}.proxy"] = _proxy_setting(settings.get(f"{side}.proxy", UNSET), endpoint, environ)
     return found
+
+
+def _proxy_setting(setting: Setting, endpoint: Endpoint, environ: Environment) -> Setting:
+    proxy = proxy_for(endpoint, environ)
+    if proxy is None:
+        return UNSET
+    shown = proxy.url if proxy.user is None else proxy.url.replace("://", f"://{MASK}@", 1)
+    if endpoint.proxy is None:
+        setting = Setting("", proxy.source, Origin.ENVIRONMENT)
+    return replace(setting, value=shown)
 
 
 def sign_in(endpoint: Endpoint) -> str:
@@ -142,13 +160,14 @@ def flag_layer(flags: Flags) -> Layer:
     given: dict[str, tuple[str | int | None, str]] = {
         "primary.address": (flags.primary, "--primary"),
         "secondary.address": (flags.secondary, "--secondary"),
+        **{f"{side}.transport": (flags.transport, "--transport") for side in SIDES},
         "backlog_queues": (flags.backlog_queues, "--count"),
     }
     return {key: Setting(value, source, Origin.FLAG) for key, (value, source) in given.items() if value is not None}
 
 
 def environment_layer(environ: Environment) -> Layer:
-    """Return the settings of SBPAIR_PRIMARY_… and SBPAIR_SECONDARY_…: CONNECTION_STRING, NAMESPACE, NAME, ENDPOINT."""
+    """Return the settings of SBPAIR_PRIMARY_… and SBPAIR_SECONDARY_…, each with one of ENVIRONMENT_KEYS."""
     layer: dict[str, Setting] = {}
     for side in SIDES:
         variables = {key: f"SBPAIR_{side.upper()}_{key}" for key in ENVIRONMENT_KEYS}
@@ -156,7 +175,7 @@ def environment_layer(environ: Environment) -> Layer:
         if "CONNECTION_STRING" in given and "NAMESPACE" in given:
             raise conflict(variables["CONNECTION_STRING"], variables["NAMESPACE"], "the environment")
         for key, text in given.items():
-            value = Secret(text) if key == "CONNECTION_STRING" else text
+            value = Secret(text) if key in SECRET_KEYS else text
             short = "address" if key in ("CONNECTION_STRING", "NAMESPACE") else key.lower()
             layer[f"{side}.{short}"] = Setting(value, variables[key], Origin.ENVIRONMENT)
     return layer

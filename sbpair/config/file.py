@@ -11,12 +11,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sbpair.config.setting import SIDES, Environment, Flags, Layer, Origin, Secret, Setting, base_directory, conflict
+from sbpair.config.setting import (
+    ONE_PROXY,
+    SIDES,
+    Environment,
+    Flags,
+    Layer,
+    Origin,
+    Secret,
+    Setting,
+    base_directory,
+    conflict,
+)
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 from sbpair.model.connection_string import looks_like_connection_string
 
 PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval")
-SIDE_KEYS = ("name", "namespace", "connection_string_env", "endpoint", "tls", "ca_file")
+SIDE_KEYS = (
+    *("name", "namespace", "connection_string_env", "endpoint", "tls", "ca_file"),
+    *("transport", "proxy", "proxy_env"),
+)
+VARIABLE_KEYS = {"connection_string_env": "address", "proxy_env": "proxy"}
+"""Keys that name an environment variable with a secret, and the setting that it has."""
+
+_EXAMPLES = {"connection_string_env": "Endpoint=sb://…", "proxy_env": "http://USER:PASSWORD@HOST:PORT"}
 
 
 def file_setting(flags: Flags, environ: Environment) -> Setting:
@@ -47,13 +65,13 @@ def pair_names(flags: Flags, environ: Environment) -> list[str]:
 
 
 def named_variables(path: Path) -> set[object]:
-    """Return the variables of connection strings that any pair of the file names; none if it is unreadable."""
+    """Return the variables of secrets that any pair of the file names; none if it is unreadable."""
     try:
         tables = [table for table in read_pairs(path).values() if isinstance(table, dict)]
     except SbpairError:
         return set()
     sides = [table.get(side) for table in tables for side in SIDES]
-    return {side.get("connection_string_env") for side in sides if isinstance(side, dict)}
+    return {side.get(key) for side in sides if isinstance(side, dict) for key in VARIABLE_KEYS}
 
 
 def create_file(path: Path, text: str) -> None:
@@ -113,17 +131,21 @@ def _side_layer(side: str, table: object, place: str, environ: Environment) -> L
     values = {key: _scalar(value, key, place) for key, value in entries.items()}
     if "namespace" in values and "connection_string_env" in values:
         raise conflict("namespace", "connection_string_env", place)
-    variable = str(values.pop("connection_string_env", ""))
+    if "proxy" in values and "proxy_env" in values:
+        raise conflict("proxy", "proxy_env", place, ONE_PROXY)
     layer = {
         f"{side}.{'address' if key == 'namespace' else key}": Setting(value, place, Origin.FILE)
         for key, value in values.items()
+        if key not in VARIABLE_KEYS
     }
-    if "connection_string_env" in entries:
-        if not environ.get(variable):
-            raise UsageError(
-                f"{place}: the variable {variable} is not set", hint=f"export {variable}='Endpoint=sb://…'"
-            )
-        layer[f"{side}.address"] = Setting(Secret(environ[variable]), variable, Origin.ENVIRONMENT)
+    for key, setting in VARIABLE_KEYS.items():
+        if key in values:
+            variable = str(values[key])
+            if not environ.get(variable):
+                raise UsageError(
+                    f"{place}: the variable {variable} is not set", hint=f"export {variable}='{_EXAMPLES[key]}'"
+                )
+            layer[f"{side}.{setting}"] = Setting(Secret(environ[variable]), variable, Origin.ENVIRONMENT)
     return layer
 
 

@@ -10,7 +10,8 @@ from sbpair.config.setting import Secret, Setting
 from sbpair.errors import UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
-from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, first_label, is_address
+from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, Transport, first_label, is_address
+from sbpair.model.proxy import Proxy, parse_proxy
 
 PUBLIC_SUFFIX = ".servicebus.windows.net"
 
@@ -68,7 +69,8 @@ def _endpoint_at(address: Setting) -> Endpoint:
     host = (text if "." in text or is_address(text) else text + PUBLIC_SUFFIX).lower()
     if _host_port(f"{host}:1") is None:
         raise UsageError(
-            f"{address.source}: expected a namespace, got {text!r}", hint=f"write contoso or contoso{PUBLIC_SUFFIX}"
+            f"{address.source}: expected a namespace, got {_shown(text)}",
+            hint=f"write contoso or contoso{PUBLIC_SUFFIX}",
         )
     return Endpoint(first_label(host), host, host, AMQPS_PORT, tls=True, credential=Identity())
 
@@ -78,14 +80,44 @@ def _with_overrides(endpoint: Endpoint, side: str, settings: Mapping[str, Settin
         found = _host_port(str(setting.value))
         if found is None:
             raise UsageError(
-                f"{setting.source}: expected host:port, got {setting.value!r}", hint="write 127.0.0.1:5672"
+                f"{setting.source}: expected host:port, got {_shown(setting.value)}", hint="write 127.0.0.1:5672"
             )
         endpoint = replace(endpoint, host=found[0], port=found[1])
     if setting := settings.get(f"{side}.tls"):
         endpoint = replace(endpoint, tls=bool(setting.value))
     if setting := settings.get(f"{side}.ca_file"):
         endpoint = replace(endpoint, ca_file=str(setting.value))
+    if setting := settings.get(f"{side}.proxy"):
+        endpoint = replace(endpoint, proxy=_proxy(setting, endpoint), transport=Transport.WEBSOCKET)
+    if setting := settings.get(f"{side}.transport"):
+        if setting.value not in set(Transport):
+            raise UsageError(
+                f"{setting.source}: expected {' or '.join(Transport)}, got {_shown(setting.value)}",
+                hint="tcp uses port 5671; websocket uses port 443, also through a proxy",
+            )
+        endpoint = replace(endpoint, transport=Transport(str(setting.value)))
     return endpoint
+
+
+def _proxy(setting: Setting, endpoint: Endpoint) -> Proxy:
+    text = setting.value.text if isinstance(setting.value, Secret) else str(setting.value)
+    proxy = parse_proxy(text, setting.source)
+    if proxy.user is not None and not isinstance(setting.value, Secret):
+        raise UsageError(
+            f"{setting.source}: proxy has a user or a password, which are secrets",
+            hint='export the whole URL, and write the variable\'s name there: proxy_env = "CORPORATE_PROXY"',
+        )
+    if not endpoint.tls:
+        raise UsageError(
+            f"{setting.source}: a proxy needs TLS, and the {endpoint.name} namespace is configured without it",
+            hint="remove the proxy, or tls = false; an emulator with --tls prints a connection string with TLS",
+        )
+    return proxy
+
+
+def _shown(value: object) -> str:
+    """Return a wrong value for an error, unless it may hold a password."""
+    return "a URL with a user" if "@" in str(value) else repr(value)
 
 
 def _host_port(text: str) -> tuple[str, int] | None:

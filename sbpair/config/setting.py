@@ -17,7 +17,7 @@ SIDES = ("primary", "secondary")
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A connection string, hidden from every repr and message."""
+    """A connection string, or a proxy with its credentials, hidden from every repr and message."""
 
     text: str = field(repr=False)
 
@@ -58,6 +58,7 @@ class Flags:
     state: Path | None = None
     primary: str | None = None
     secondary: str | None = None
+    transport: str | None = None
     backlog_queues: int | None = None
 
 
@@ -84,9 +85,10 @@ def base_directory(variable: str, fallback: str, environ: Environment) -> Settin
     return Setting(str(Path(environ.get("HOME") or Path.home()) / fallback), "", Origin.DEFAULT)
 
 
-def conflict(one: str, other: str, place: str) -> UsageError:
-    """Return the error for two credentials in one place."""
-    return UsageError(
-        f"{place} has both {one} and {other}",
-        hint="keep one: the connection string of a key, or the namespace for an identity",
-    )
+ONE_ADDRESS = "keep one: the connection string of a key, or the namespace for an identity"
+ONE_PROXY = "keep one: proxy_env names the variable of a proxy with user and password"
+
+
+def conflict(one: str, other: str, place: str, hint: str = ONE_ADDRESS) -> UsageError:
+    """Return the error for two values of one setting in one place."""
+    return UsageError(f"{place} has both {one} and {other}", hint=hint)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 VARIABLES = ("https_proxy", "HTTPS_PROXY")
 EXPECTED = "expected a proxy such as http://proxy.example.com:3128"
+ESCAPES = "in a user or password, write : as %3A, @ as %40, / as %2F and # as %23"
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -62,7 +63,7 @@ def parse_proxy(text: str, source: str) -> Proxy:
     if not host or port == 0 or any(each.isspace() or not each.isprintable() for each in text):
         raise _malformed(source, "its host or port is malformed")
     if url.path not in ("", "/") or url.query or url.fragment:
-        raise _malformed(source, "something follows its port; in a password, write / as %2F, ? as %3F and # as %23")
+        raise _malformed(source, "something follows its port")
     user = None if url.username is None else unquote(url.username)
     password = None if url.password is None else unquote(url.password)
     return Proxy(host, port or _PORTS[url.scheme], url.scheme, user, password, source)
@@ -95,4 +96,4 @@ def environment_proxy(host: str, environ: Mapping[str, str]) -> Proxy | None:
 
 
 def _malformed(source: str, problem: str) -> UsageError:
-    return UsageError(f"{source}: {EXPECTED}, and {problem}", hint=f"correct {source}")
+    return UsageError(f"{source}: {EXPECTED}, and {problem}", hint=f"correct {source}; {ESCAPES}")

@@ -17,6 +17,9 @@ from sbpair.errors import MachineLacks, UsageError
 
 NAME = "sbpair"
 NATIVE = (".so", ".pyd", ".dylib")
+WITHOUT_NATIVE = ("websockets",)
+"""Packages that replace a missing native part with Python."""
+
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -66,6 +69,8 @@ def _collect() -> tuple[Contents, dict[str, Path]]:
     contents = Contents({NAME: sbpair.__version__}, {})
     for name, found in sorted(_dependencies().items()):
         listed = [(str(path), Path(str(found.locate_file(path)))) for path in found.files or []]
+        if name in WITHOUT_NATIVE:
+            listed = [(each, path) for each, path in listed if not each.endswith(NATIVE)]
         if any(each.endswith(NATIVE) for each, _ in listed):
             contents.native[name] = found.version
             continue

@@ -13,6 +13,7 @@ from typing import Any
 from sbpair.errors import NameInvalid, StateRefused, Unsafe, UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair
+from sbpair.model.proxy import parse_proxy
 from sbpair.move.message import dead_letters
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay.archive import Archive
@@ -170,32 +171,49 @@ def _names(value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceAccess:
-    """How tasks on other machines reach a namespace: with the key from an environment variable there."""
+    """How tasks on other machines reach a namespace: with secrets from environment variables there.
 
-    bare: Endpoint  # with an identity instead of a key
-    variable: str | None  # None for an identity, which each machine has itself
+    `variable` has the key; None for an identity, which each machine has itself. `proxy_variable` has a proxy with its
+    password, if any. `bare` is without both.
+    """
+
+    bare: Endpoint
+    variable: str | None
+    proxy_variable: str | None = None
 
     @classmethod
     def from_endpoint(cls, endpoint: Endpoint, variable: str | None) -> NamespaceAccess:
-        """Return the access. Raises UsageError for a key that is in no environment variable."""
-        if variable is None and not isinstance(endpoint.credential, Identity):
+        """Return the access. Raises UsageError for a secret that is in no environment variable."""
+        proxy = endpoint.proxy if endpoint.proxy and endpoint.proxy.user is not None else None
+        keyless = variable is None and not isinstance(endpoint.credential, Identity)
+        if keyless or (proxy and not proxy.source):
             raise UsageError(
-                f"the key of {endpoint.name} is in no environment variable",
+                f"the {'key' if keyless else 'proxy password'} of {endpoint.name} is in no environment variable",
                 hint="a replay passes the variable's name to its tasks: set one, or sign in with an identity",
             )
-        return cls(replace(endpoint, credential=Identity()), variable)
+        bare = replace(endpoint, credential=Identity(), proxy=None if proxy else endpoint.proxy)
+        return cls(bare, variable, proxy.source if proxy else None)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables with secrets."""
+        return tuple(each for each in (self.variable, self.proxy_variable) if each is not None)
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> Endpoint:
-        """Return the endpoint with its credential. Raises UsageError if the variable is not set here."""
-        if self.variable is None:
-            return self.bare
-        text = environ.get(self.variable)
-        if not text:
-            raise UsageError(
-                f"the environment of this worker has no {self.variable}",
-                hint=f"start Spark's workers with {self.variable}, or sign in with an identity",
-            )
-        return replace(self.bare, credential=endpoint_from_connection_string(text).credential)
+        """Return the endpoint with its credential. Raises UsageError if a variable is not set here."""
+        endpoint, texts = self.bare, {name: environ.get(name, "") for name in self.variables}
+        for name, text in texts.items():
+            if not text:
+                raise UsageError(
+                    f"the environment of this worker has no {name}",
+                    hint=f"start Spark's workers with {name}, or sign in with an identity",
+                )
+        if self.variable is not None:
+            credential = endpoint_from_connection_string(texts[self.variable]).credential
+            endpoint = replace(endpoint, credential=credential)
+        if self.proxy_variable is not None:
+            endpoint = replace(endpoint, proxy=parse_proxy(texts[self.proxy_variable], self.proxy_variable))
+        return endpoint
 
 
 @dataclass(frozen=True)

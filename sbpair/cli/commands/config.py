@@ -29,6 +29,8 @@ namespace = "contoso.servicebus.windows.net"      # signs in as az login did, or
 # endpoint = "10.0.0.4:5671"                      # to connect to, if not the namespace: a proxy, a private link
 # tls = true                                      # false for an emulator
 # ca_file = "/etc/ssl/private-link.pem"           # certificates to trust instead of the machine's
+# transport = "websocket"                         # AMQP over port 443, where 5671 is blocked [default: tcp]
+# proxy = "http://proxy.example.com:3128"         # an HTTP proxy; proxy_env names the variable of one with a password
 
 [pairs.orders.secondary]
 connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=sb://contoso-dr…'
@@ -69,7 +71,7 @@ def command(
         return 0
     warn_of_unknown_variables(flags, screen)
     _require_some(flags, file)
-    found = config.effective(config.load(flags, os.environ))
+    found = config.effective(config.load(flags, os.environ), os.environ)
     entries = [
         {"key": key, "value": setting.value, "source": setting.source, "origin": str(setting.origin)}
         for key, setting in found.items()

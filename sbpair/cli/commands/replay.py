@@ -296,7 +296,7 @@ def _print_submit(screen: Screen, request: "ReplayRequest") -> int:
     conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     kept = [word for word in sys.argv[1:] if word != "--print-submit"]
     command = [str(program), "--master", request.master, *packages, *conf, str(job), *kept]
-    variables = [each for each in request.variables if each is not None]
+    variables = [variable for access in request.access() for variable in access.variables]
     screen.result("sbpair/replay-submit/1", {"command": command, "environment": variables}, [shlex.join(command)])
     if variables:
         screen.say(f"set {' and '.join(variables)} in its environment and in that of the workers")

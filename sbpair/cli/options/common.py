@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 import typer
 
@@ -60,7 +60,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-_VARIABLES = "NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT"
+_VARIABLES = "NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT, _TRANSPORT, _PROXY"
 _connection = partial(option, panel="Pair")
 _display = partial(option, panel="Output")
 
@@ -74,6 +74,9 @@ class PairSelection:
     primary: str | None = _connection("--primary NAMESPACE", f"Primary namespace [env: SBPAIR_PRIMARY_{_VARIABLES}]")
     secondary: str | None = _connection(
         "--secondary NAMESPACE", f"Secondary namespace [env: SBPAIR_SECONDARY_{_VARIABLES}]"
+    )
+    transport: Literal["tcp", "websocket"] | None = _connection(
+        "--transport NAME", "AMQP over tcp, or over websocket on port 443 [default: the file's, or tcp]"
     )
 
 

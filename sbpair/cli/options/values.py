@@ -36,7 +36,7 @@ def selected_profile(
     warn_of_unknown_variables(flags, screen)
     found = config.load(flags, os.environ)
     if screen.detailed:
-        for key, setting in config.effective(found).items():
+        for key, setting in config.effective(found, os.environ).items():
             value, source = in_words(setting)
             if value:
                 screen.say(f"{key}: {value} ({source})")
