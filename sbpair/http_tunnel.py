@@ -45,19 +45,18 @@ async def open_connection(
     return reader, writer
 
 
-def refused_by_proxy(proxy: Proxy, target: str, status: int) -> SbpairError:
-    """Return the error for the status with which a proxy answers instead of connecting."""
+def refused_by_proxy(what: str, status: int, proxy: Proxy | None = None) -> SbpairError:
+    """Return the error for the status with which a proxy, unknown where None, answers instead of connecting."""
     known = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
-    what = f"the proxy {proxy.address} refuses connections to {target}: {status} {known}".rstrip()
-    setting = proxy.source or "HTTPS_PROXY"
+    what, setting = f"{what}: {status} {known}".rstrip(), _setting(proxy)
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-        if proxy.user is None:
+        if proxy is not None and proxy.user is None:
             return NotAuthenticated(what, hint=f"give user and password in {setting}: http://USER:PASSWORD@HOST:PORT")
         return NotAuthenticated(what, hint=f"check user and password in {setting}; {ESCAPES}")
     if status == HTTPStatus.FORBIDDEN:
-        return NotAuthorized(what, hint=f"ask for access to {target} where the proxy is run{DOCTOR_HINT}")
+        return NotAuthorized(what, hint=f"ask those who run the proxy for access to that address{DOCTOR_HINT}")
     if status in _NO_TUNNELS:
-        return Unreachable(what, hint=f"{_check(proxy)} that has the method CONNECT{DOCTOR_HINT}")
+        return Unreachable(what, hint=f"check that {setting} has an HTTP proxy with the method CONNECT{DOCTOR_HINT}")
     return Unreachable(what, hint=f"retry in a minute; if it remains, check the namespace's address{DOCTOR_HINT}")
 
 
@@ -79,7 +78,7 @@ async def _open_tunnel(proxy: Proxy, target: str) -> Streams:
         what = f"the proxy {proxy.address} cannot be reached: {cause_of(error)}"
         raise Unreachable(what, hint=f"{_check(proxy)}{DOCTOR_HINT}") from error
     if status not in _SUCCESS:
-        raise refused_by_proxy(proxy, target, status)
+        raise refused_by_proxy(f"the proxy {proxy.address} refuses connections to {target}", status, proxy)
     return reader, writer
 
 
@@ -108,7 +107,11 @@ async def _request_tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWr
 
 
 def _check(proxy: Proxy) -> str:
-    return f"check that {proxy.source or 'HTTPS_PROXY'} has the address of an HTTP proxy"
+    return f"check that {_setting(proxy)} has the address of an HTTP proxy"
+
+
+def _setting(proxy: Proxy | None) -> str:
+    return proxy.source if proxy and proxy.source else "HTTPS_PROXY, or in the proxy of that side"
 
 
 _SUCCESS = range(200, 300)

@@ -45,7 +45,7 @@ async def open_websocket(endpoint: Endpoint, stream: Stream, context: SSLContext
     Raises OSError, Unreachable; UsageError, NotAuthenticated and NotAuthorized of a proxy.
     """
     proxy = proxy_for(endpoint)
-    _, writer = await open_connection(endpoint.host, endpoint.web_port, proxy, context, name)
+    _, writer = await open_connection(endpoint.host, endpoint.amqp_port, proxy, context, name)
     socket = WebSocket(endpoint, stream, writer)
     try:
         # The server sends nothing before the handshake: the reader holds no bytes.

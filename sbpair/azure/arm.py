@@ -64,7 +64,7 @@ async def open_arm(
             # The client sends tokens over https only; the route leads to an emulator's plain HTTP.
             base_url=f"https://{route.authority}",
             credential_scopes=scopes,
-            transport=RoutedTransport(route, session, call_seconds),
+            transport=RoutedTransport(route, session, call_seconds, proxy=endpoint.proxy),
             retry_total=0,
         ) as client,
     ):

@@ -60,7 +60,7 @@ async def open_writer(endpoint: Endpoint, call_seconds: float) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         # Coroutines may share the client, which keeps no state per request: its session is created for it.
         session = await stack.enter_async_context(session_for(endpoint))
-        transport = RoutedTransport(http_route(endpoint), session, call_seconds)
+        transport = RoutedTransport(http_route(endpoint), session, call_seconds, proxy=endpoint.proxy)
         if isinstance(endpoint.credential, Identity):
             credential = await stack.enter_async_context(identity_credential())
             client = ServiceBusAdministrationClient(endpoint.authority, credential, transport=transport, retry_total=0)

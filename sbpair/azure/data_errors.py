@@ -14,7 +14,8 @@ from azure.servicebus import exceptions as azure
 
 from sbpair import errors
 from sbpair.amqp.conditions import CLAIM_HINT, MISSING_HINT, REFUSED_HINT, RETRY_HINT, TRANSIENT, redacted
-from sbpair.azure.management_errors import SIGN_IN_HINT
+from sbpair.azure.management_errors import SIGN_IN_HINT, proxy_status
+from sbpair.http_tunnel import refused_by_proxy
 
 UNREADABLE_HINT = "receive the message with another client, which can decode it"
 
@@ -51,6 +52,8 @@ def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
     """Return the SbpairError for one of the SDK's."""
     inner, condition, text = error.inner_exception, condition_of(error), _text_of(error)
     message = f"{doing}: {text}"
+    if status := proxy_status(error):
+        return refused_by_proxy(f"{doing}: the proxy refuses the connection", status)
     if isinstance(error, ClientAuthenticationError) or isinstance(inner, ClientAuthenticationError):
         # Of azure-identity, whose text lists all it has tried.
         return errors.NotAuthenticated(

@@ -18,8 +18,10 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair.azure.credentials import identity_credential
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
+from sbpair.azure.log_redaction import redact_proxy_credentials
 from sbpair.azure.management_route import silence_reported, ssl_context
-from sbpair.errors import InDoubt, NotAuthenticated, SbpairError, TimedOut, UnreadableMessage, UsageError
+from sbpair.errors import InDoubt, NotAuthenticated, SbpairError, TimedOut, Unavailable, UnreadableMessage, UsageError
+from sbpair.http_tunnel import open_connection
 from sbpair.model.pair import SasKey, SasToken, Transport
 from sbpair.model.proxy import Proxy, proxy_for
 from sbpair.model.reachability import key_hint, unreachable
@@ -78,7 +80,10 @@ def aio_client(endpoint: Endpoint, credential: Signed | AsyncTokenCredential, se
 
 
 def _proxy(endpoint: Endpoint) -> Proxy | None:
-    return proxy_for(endpoint) if endpoint.transport is Transport.WEBSOCKET else None
+    proxy = proxy_for(endpoint) if endpoint.transport is Transport.WEBSOCKET else None
+    if proxy is not None and proxy.user is not None:
+        redact_proxy_credentials()
+    return proxy
 
 
 def _options(endpoint: Endpoint, seconds: float | None, proxy: Proxy | None, proxy_host: str) -> dict[str, Any]:
@@ -210,11 +215,23 @@ async def _opened(handler: ServiceBusReceiver | ServiceBusSender, endpoint: Endp
                 with translate_data_errors(doing):
                     await handler.__aenter__()
     except TimeoutError as error:
+        await _check_proxy(endpoint)
         raise unreachable(endpoint.name, address, OPEN_SECONDS, doing=doing) from error
+    except Unavailable:
+        await _check_proxy(endpoint)
+        raise
     except NotAuthenticated as error:
         if endpoint.key_source:
             error.hint = key_hint(endpoint.key_source)
         raise
+
+
+async def _check_proxy(endpoint: Endpoint) -> None:
+    """Raise the complete error of a proxy, of which the SDK's says little, if that is in the way."""
+    proxy = _proxy(endpoint)
+    if proxy is not None:
+        _, writer = await open_connection(endpoint.host, endpoint.web_port, proxy)
+        writer.transport.abort()
 
 
 async def _closed(handler: ServiceBusReceiver | ServiceBusSender | AioClient) -> None:

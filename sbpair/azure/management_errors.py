@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sbpair import errors
 from sbpair.azure.http_client import NotHttp
+from sbpair.http_tunnel import refused_by_proxy
 from sbpair.model.pair import authority_of
 from sbpair.model.reachability import REACH_HINT, FirstAnswerTimeout, key_hint, unreachable
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SUB_CODE = re.compile(r"SubCode=(\d{3,6})")
 _DETAIL = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
 _NAMESPACE = re.compile(r"namespaces/[^/']+'")
+_SYNC_PROXY_STATUS = re.compile(r"failed CONNECT via proxy status: (\d{3})")
 _TRACKING = re.compile(r"\s*(?:TrackingId:|CorrelationId:|To know more visit).*", re.DOTALL)
 MAX_DETAIL_CHARACTERS = 200
 MAX_RETRY_AFTER_DIGITS = 8
@@ -95,6 +97,16 @@ def translate_management_errors(
         raise of_azure(error, what, namespace, sign_in) from error
 
 
+def proxy_status(error: AzureError) -> int:
+    """Return the HTTP status with which a proxy refused a connection of Azure's clients; else 0."""
+    inner = error.inner_exception
+    # Of aiohttp.
+    if type(inner).__name__ == "ClientHttpProxyError":
+        return int(getattr(inner, "status", 0))
+    found = _SYNC_PROXY_STATUS.search(str(error))
+    return int(found[1]) if found else 0
+
+
 def of_azure(error: AzureError, what: str, namespace: str, sign_in: str = SIGN_IN_HINT) -> errors.SbpairError:
     """Return the SbpairError for one of azure-core's."""
     from azure.core import exceptions as azure
@@ -103,6 +115,8 @@ def of_azure(error: AzureError, what: str, namespace: str, sign_in: str = SIGN_I
         return missing(what, namespace)
     if isinstance(error, (azure.DecodeError, azure.DeserializationError)):
         return not_a_service_bus(what, namespace)
+    if status := proxy_status(error):
+        return refused_by_proxy(f"cannot {what}: the proxy refuses connections to {namespace}", status)
     if isinstance(error, azure.HttpResponseError) and error.status_code:
         return of_answer(answer_of(error), what, namespace)
     if isinstance(error, (azure.ServiceRequestTimeoutError, azure.ServiceResponseTimeoutError)):

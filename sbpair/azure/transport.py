@@ -11,6 +11,7 @@ import aiohttp
 from azure.core.exceptions import ServiceRequestTimeoutError
 from azure.core.pipeline.transport import AioHttpTransport
 
+from sbpair.azure.log_redaction import redact_proxy_credentials
 from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit, HttpRoute, ssl_context
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.reachability import CONNECT_SECONDS, FirstAnswerTimeout
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from azure.core.rest import HttpRequest
 
     from sbpair.model.pair import Endpoint
+    from sbpair.model.proxy import Proxy
 
 # The SDK parses durations into a timedelta, whose six decimals round the maximum up, beyond itself.
 ROUNDED_TIMESPAN_MAX = "P10675199DT2H48M5.477581S"
@@ -28,8 +30,16 @@ _BEARER_OF_SIGNATURE = "Bearer SharedAccessSignature "
 class RoutedTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core loads it lazily
     """The SDK's transport along a route. One session serves concurrent requests."""
 
-    def __init__(self, route: HttpRoute, session: aiohttp.ClientSession, call_seconds: float = CALL_SECONDS) -> None:
+    def __init__(
+        self,
+        route: HttpRoute,
+        session: aiohttp.ClientSession,
+        call_seconds: float = CALL_SECONDS,
+        *,
+        proxy: Proxy | None = None,
+    ) -> None:
         super().__init__(session=session, connection_timeout=CONNECT_SECONDS)
+        self._proxy = _proxy_options(proxy)
         self._route = route
         self._limit = AnswerLimit(route.netloc, call_seconds)
 
@@ -41,11 +51,22 @@ class RoutedTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core loa
         _correct(request)
         try:
             async with self._limit.one_request():
-                return await super().send(request, server_hostname=self._route.server_hostname, **options)
+                return await super().send(
+                    request, server_hostname=self._route.server_hostname, **self._proxy, **options
+                )
         except ServiceRequestTimeoutError as error:
             raise FirstAnswerTimeout(self._route.netloc, CONNECT_SECONDS) from error
         finally:
             request.url = original
+
+
+def _proxy_options(proxy: Proxy | None) -> dict[str, Any]:
+    """Return aiohttp's options of a request for a configured proxy; the session finds the environment's."""
+    if proxy is None:
+        return {}
+    if proxy.authorization is None:
+        return {"proxy": proxy.url}
+    return {"proxy": proxy.url, "proxy_headers": {"Proxy-Authorization": proxy.authorization}}
 
 
 def _correct(request: HttpRequest) -> None:
@@ -61,6 +82,8 @@ def _correct(request: HttpRequest) -> None:
 
 def session_for(endpoint: Endpoint) -> aiohttp.ClientSession:
     """Create an HTTP session that trusts the endpoint's CA file, if any. Call it inside a running loop."""
+    # A proxy may have credentials.
+    redact_proxy_credentials()
     connector = aiohttp.TCPConnector(ssl=ssl_context(endpoint.ca_file)) if endpoint.ca_file else aiohttp.TCPConnector()
     return aiohttp.ClientSession(
         connector=connector,

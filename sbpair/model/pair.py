@@ -88,10 +88,13 @@ class Endpoint:
         return self.port if self.shares_port else HTTPS_PORT if self.tls else HTTP_PORT
 
     @property
+    def amqp_port(self) -> int:
+        """The port that AMQP connects to, over its transport."""
+        return self.web_port if self.transport is Transport.WEBSOCKET else self.port
+
+    @property
     def amqp_address(self) -> str:
-        """The `host:port` that AMQP connects to, over its transport."""
-        port = self.web_port if self.transport is Transport.WEBSOCKET else self.port
-        return authority_of(self.host, port)
+        return authority_of(self.host, self.amqp_port)
 
     @property
     def tls_name(self) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 VARIABLES = ("https_proxy", "HTTPS_PROXY")
 EXPECTED = "expected a proxy such as http://proxy.example.com:3128"
-ESCAPES = "in a user or password, write : as %3A, @ as %40, / as %2F and # as %23"
+ESCAPES = "in a password, write @ as %40, : as %3A, / as %2F and # as %23"
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -66,6 +66,8 @@ def parse_proxy(text: str, source: str) -> Proxy:
         raise _malformed(source, "something follows its port")
     user = None if url.username is None else unquote(url.username)
     password = None if url.password is None else unquote(url.password)
+    if user is not None and ":" in user:
+        raise _malformed(source, "its user has a colon, which HTTP does not allow")
     return Proxy(host, port or _PORTS[url.scheme], url.scheme, user, password, source)
 
 

@@ -1,0 +1,120 @@
+"""An HTTP proxy with the method CONNECT, with and without authentication, and the ways in which proxies fail."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+USER, PASSWORD = "o'neill", "p@ss:w/rd#%-nobody-may-see"
+
+
+@dataclass
+class Proxy:
+    """A running proxy. `answer` replaces its own answers: bytes to send, b"" to close at once, None for silence."""
+
+    login: bool = False
+    answer: bytes | None = b"connect"
+    targets: list[str] = field(default_factory=list)
+    headers: list[str] = field(default_factory=list)
+    port: int = 0
+    scheme: str = "http"
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The address as users configure it, with the credentials that it wants, if any."""
+        login = f"{quote(USER, safe='')}:{quote(PASSWORD, safe='')}@" if self.login else ""
+        return f"{self.scheme}://{login}{self.address}"
+
+    @property
+    def open_tunnels(self) -> int:
+        return len(self._writers) // 2
+
+    def break_tunnels(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await self._serve(reader, writer)
+        writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.headers.append(head)
+        method, target, _ = head.split(None, 2)
+        self.targets.append(target)
+        if self.answer is None:
+            await reader.read()
+        elif self.answer != b"connect":
+            writer.write(self.answer)
+        elif method != "CONNECT":
+            writer.write(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n")
+        elif self.login and f"Proxy-Authorization: {expected()}\r\n" not in head:
+            challenge = b'Proxy-Authenticate: Basic realm="proxy"\r\nContent-Length: 0\r\n\r\n'
+            writer.write(b"HTTP/1.1 407 Whatever\r\n" + challenge)
+        else:
+            await self._tunnel(target, reader, writer)
+
+    async def _tunnel(self, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = target.rpartition(":")
+        try:
+            back, forth = await asyncio.open_connection(host.strip("[]"), int(port))
+        except OSError:
+            writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+            return
+        writer.write(b"HTTP/1.1 200 Connection established\r\nVia: 1.1 kit\r\n\r\n")
+        both = {writer, forth}
+        self._writers |= both
+        try:
+            await asyncio.gather(_pipe(reader, forth), _pipe(back, writer))
+        finally:
+            self._writers -= both
+            forth.close()
+
+
+def expected() -> str:
+    """Return the value of the header with the right user and password."""
+    return f"Basic {base64.b64encode(f'{USER}:{PASSWORD}'.encode()).decode()}"
+
+
+@asynccontextmanager
+async def running_proxy(
+    *, login: bool = False, answer: bytes | None = b"connect", context: ssl.SSLContext | None = None
+) -> AsyncIterator[Proxy]:
+    """Run a proxy on a port of its own. `context` puts TLS in front of it."""
+    proxy = Proxy(login, answer, scheme="https" if context else "http")
+    tasks: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(proxy.serve(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
