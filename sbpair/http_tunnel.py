@@ -54,10 +54,10 @@ def refused_by_proxy(what: str, status: int, proxy: Proxy | None = None) -> Sbpa
             return NotAuthenticated(what, hint=f"give user and password in {setting}: http://USER:PASSWORD@HOST:PORT")
         return NotAuthenticated(what, hint=f"check user and password in {setting}; {ESCAPES}")
     if status == HTTPStatus.FORBIDDEN:
-        return NotAuthorized(what, hint=f"ask those who run the proxy for access to that address{DOCTOR_HINT}")
+        return NotAuthorized(what, hint=f"ask those who run the proxy for access; it comes from {setting}{DOCTOR_HINT}")
     if status in _NO_TUNNELS:
         return Unreachable(what, hint=f"check that {setting} has an HTTP proxy with the method CONNECT{DOCTOR_HINT}")
-    return Unreachable(what, hint=f"retry in a minute; if it remains, check the namespace's address{DOCTOR_HINT}")
+    return Unreachable(what, hint=f"retry in a minute; then check the namespace's address, and {setting}{DOCTOR_HINT}")
 
 
 async def _open_tunnel(proxy: Proxy, target: str) -> Streams:
@@ -93,11 +93,13 @@ async def _request_tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWr
         headers["Proxy-Authorization"] = proxy.authorization
     request = h11.Request(method="CONNECT", target=target, headers=list(headers.items()))
     writer.write((http.send(request) or b"") + (http.send(h11.EndOfMessage()) or b""))
+    answered = False
     try:
         while not isinstance(event := http.next_event(), h11.Response):
             if event is h11.NEED_DATA:
                 data = await reader.read(MAX_HEAD_BYTES)
-                if not data:
+                answered = answered or bool(data)
+                if not answered:
                     raise ConnectionResetError("it closed the connection without an answer")
                 http.receive_data(data)
     except h11.RemoteProtocolError:

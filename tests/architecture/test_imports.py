@@ -27,6 +27,7 @@ LEVELS: list[set[str]] = [
     {"amqp_client", "azure"},
     {"backlog"},
     {"amqp"},
+    {"http_tunnel"},
     {"client_tls", "model"},
     {"errors"},
 ]
@@ -53,7 +54,7 @@ DOORS = {
     "azure": {"azure", "failover", "replication", "message_io"},
     "aiohttp": {"azure", "emulator"},
     "cryptography": {"emulator"},
-    "websockets": {"emulator"},
+    "websockets": {"amqp_client", "emulator"},
     "lark": {"emulator"},
     "pyspark": {"replay"},
     "pyarrow": {"replay"},

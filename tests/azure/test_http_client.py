@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,15 +12,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from sbpair import http_tunnel
 from sbpair.azure import http_client
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import RENEW_SECONDS, BearerTokens
 from sbpair.azure.http_client import HttpClient, NotHttp
 from sbpair.client_tls import client_context
-from sbpair.errors import Unreachable
+from sbpair.emulator.tls import tls_for
+from sbpair.errors import NotAuthenticated
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.proxy import running_proxy
 from tests.kit.waiting import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -136,34 +138,30 @@ async def test_a_cancelled_request_gives_its_connection_up() -> None:
     assert peer.connections == 2
 
 
-@pytest.mark.parametrize("status", [200, 407])
-async def test_a_proxy_of_the_environment_is_used_with_tls(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
-        writer.write(f"HTTP/1.1 {status} Whatever\r\n\r\n".encode())
-        if status == 200:
-            host, _, port = asked[-1].split()[1].partition(":")
-            there, back = await asyncio.open_connection(host, int(port))
-            await asyncio.gather(_piped(reader, back), _piped(there, writer))
-        writer.close()
-
-    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+@pytest.mark.parametrize("secured", [False, True])
+@pytest.mark.parametrize("login", ["right", "wrong", ""])
+async def test_a_proxy_of_the_environment_is_used_with_tls(
+    login: str, secured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("no_proxy", "NO_PROXY", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HTTPS_PROXY", f"http://me:se%40cret@127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    async with server, Emulator(options=EmulatorOptions(tls=True)) as emulator:
+    async with Emulator(options=EmulatorOptions(tls=True)) as emulator:
         found = endpoint_from_connection_string(emulator.ready.namespaces[0].tls_connection_string)
         endpoint = replace(found, ca_file=emulator.ready.ca_file)
-        async with open_atom(endpoint) as namespace:
-            if status == 200:
-                assert await namespace.list_under("") == []
-            else:
-                with pytest.raises(Unreachable, match="answered 407"):
-                    await namespace.list_under("")
-    user = base64.b64encode(b"me:se@cret").decode()
-    assert f"Proxy-Authorization: Basic {user}" in asked[0].splitlines()
+        with tls_for([]) as own:
+            trusted = client_context(str(own.ca_file))
+            monkeypatch.setattr(http_tunnel, "client_context", lambda _ca_file: trusted)
+            context = own.context if secured else None
+            async with running_proxy(login=True, context=context) as proxy, open_atom(endpoint) as namespace:
+                given = {"right": proxy.url, "wrong": proxy.url.replace("nobody", "anybody")}
+                monkeypatch.setenv("HTTPS_PROXY", given.get(login, f"{proxy.scheme}://{proxy.address}"))
+                if login == "right":
+                    assert await namespace.list_under("") == []
+                else:
+                    with pytest.raises(NotAuthenticated, match="407 Proxy Authentication Required") as refused:
+                        await namespace.list_under("")
+                    assert "HTTPS_PROXY" in refused.value.hint
+                assert proxy.targets == [endpoint.authority]
 
 
 async def test_one_tls_context_serves_until_its_file_changes(tmp_path: Path) -> None:
@@ -173,12 +171,6 @@ async def test_one_tls_context_serves_until_its_file_changes(tmp_path: Path) -> 
         assert client_context(trusted) is first
         os.utime(trusted, ns=(0, 0))
         assert client_context(trusted) is not first
-
-
-async def _piped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-    writer.close()
 
 
 async def test_a_bearer_token_is_requested_again_shortly_before_it_expires() -> None:

@@ -24,7 +24,8 @@ from tests.integration.node import install
 
 HERE = Path(__file__).parent
 RELAYS = {"relay": "streams", "relay_protocol": "protocol"}
-ENGINES = ("wire", "sdk_loop", "node", *RELAYS)
+TRANSPORTS = {"wire": "tcp", "wire_websocket": "websocket"}
+ENGINES = ("wire", "wire_websocket", "sdk_loop", "node", *RELAYS)
 SIDES = ("PRIMARY", "SECONDARY")
 
 MAX_SECONDS_PER_MESSAGE = 0.01
@@ -47,8 +48,9 @@ def measure(engine: str, count: int, *, round_trip_ms: float = 0.0) -> Run:
 
 def command(engine: str) -> tuple[list[str], dict[str, str]]:
     """Return the command of an engine, and the variables that it needs. Raises NotHere."""
-    if engine == "wire":
-        return [sys.executable, "-m", "sbpair", "syphon", "--once", "--credits", "none", "--output", "json"], {}
+    if engine in TRANSPORTS:
+        words = [sys.executable, "-m", "sbpair", "syphon", "--once", "--credits", "none", "--output", "json"]
+        return [*words, "--transport", TRANSPORTS[engine]], {}
     if engine == "sdk_loop":
         return [sys.executable, str(HERE / "sdk_loop.py"), *backlog_queues()], {}
     try:

@@ -41,7 +41,8 @@ def document(sizes: list[int], engines: list[str], number: int, round_trip_ms: f
 
 
 def _ratios(rounds: dict[str, Rounds]) -> Iterable[tuple[str, dict[str, float] | None]]:
-    for many, few in (("sdk_loop", "wire"), ("node", "wire"), ("wire", "relay"), ("wire", "relay_protocol")):
+    compared = (("sdk_loop", "wire"), ("node", "wire"), ("wire", "relay"), ("wire", "relay_protocol"))
+    for many, few in (("wire_websocket", "wire"), *compared):
         with suppress(KeyError):
             yield f"{many}_to_{few}", ratio(rounds[many], rounds[few])
 

@@ -10,17 +10,22 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+CLOSE_SECONDS = 2.0
 USER, PASSWORD = "o'neill", "p@ss:w/rd#%-nobody-may-see"
 
 
 @dataclass
 class Proxy:
-    """A running proxy. `answer` replaces its own answers: bytes to send, b"" to close at once, None for silence."""
+    """A running proxy. `answer` replaces its own answers: bytes to send, b"" to close at once, None for silence.
+
+    `routes` are the ports on this machine of targets that only the proxy knows, as in a network without DNS.
+    """
 
     login: bool = False
     answer: bytes | None = b"connect"
     targets: list[str] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
+    routes: dict[str, int] = field(default_factory=dict)
     port: int = 0
     scheme: str = "http"
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -44,9 +49,11 @@ class Proxy:
             writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            await self._serve(reader, writer)
-        writer.close()
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await self._serve(reader, writer)
+        finally:
+            await _closed(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -66,7 +73,9 @@ class Proxy:
             await self._tunnel(target, reader, writer)
 
     async def _tunnel(self, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = target.rpartition(":")
+        host, _, port = (
+            f"127.0.0.1:{self.routes[target]}".rpartition(":") if target in self.routes else target.rpartition(":")
+        )
         try:
             back, forth = await asyncio.open_connection(host.strip("[]"), int(port))
         except OSError:
@@ -79,7 +88,7 @@ class Proxy:
             await asyncio.gather(_pipe(reader, forth), _pipe(back, writer))
         finally:
             self._writers -= both
-            forth.close()
+            await _closed(forth)
 
 
 def expected() -> str:
@@ -110,6 +119,15 @@ async def running_proxy(
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await server.wait_closed()
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await writer.wait_closed()
+    writer.transport.abort()
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
