@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.config import Profile, load, load_pair
+from sbpair.config import Profile, effective, load, load_pair
 from sbpair.config.setting import Flags, Layer, Origin, Setting, merged
 from sbpair.errors import MachineLacks, SbpairError, UsageError
-from sbpair.model.pair import Identity, SasKey
+from sbpair.model.pair import Endpoint, Identity, SasKey, Transport
 
 KEY = "c2VjcmV0a2V5"
 FILE = """
@@ -254,3 +254,73 @@ def test_an_empty_configuration_has_a_hint(home: Path) -> None:
 
 def test_no_repr_shows_a_secret(home: Path) -> None:
     assert KEY not in repr(loaded(home, **EMULATORS))
+
+
+PROXY = "http://me:nobody%2Fmay%40see@proxy.example.com:3128"
+
+
+def test_the_transport_of_a_side_comes_from_flag_environment_or_file(home: Path) -> None:
+    write(home, FILE.replace('namespace = "contoso"', 'namespace = "contoso"\ntransport = "websocket"'))
+    assert [each.transport for each in sides(loaded(home))] == [Transport.WEBSOCKET, Transport.TCP]
+    by_environment = {"SBPAIR_PRIMARY_TRANSPORT": "tcp", "SBPAIR_SECONDARY_TRANSPORT": "websocket"}
+    assert [each.transport for each in sides(loaded(home, **by_environment))] == [Transport.TCP, Transport.WEBSOCKET]
+    flags = Flags(transport="websocket")
+    assert [each.transport for each in sides(loaded(home, flags, **by_environment))] == [Transport.WEBSOCKET] * 2
+    assert [each.amqp_address for each in sides(loaded(home, flags))] == [
+        "contoso.servicebus.windows.net:443",
+        "10.0.0.4:443",
+    ]
+
+
+def sides(profile: Profile) -> tuple[Endpoint, Endpoint]:
+    return profile.pair.primary, profile.pair.secondary
+
+
+def test_a_proxy_with_its_password_comes_from_a_variable(home: Path) -> None:
+    write(home, FILE.replace('endpoint = "10.0.0.4:5671"', 'proxy_env = "P"'))
+    profile = loaded(home, P=PROXY)
+    proxy = profile.pair.secondary.proxy
+    assert proxy is not None
+    assert (proxy.address, proxy.user, proxy.password, proxy.source) == (
+        "proxy.example.com:3128",
+        "me",
+        "nobody/may@see",
+        "P",
+    )
+    assert profile.pair.secondary.transport is Transport.WEBSOCKET
+    shown = effective(profile, {})
+    assert (shown["secondary.proxy"].value, shown["secondary.proxy"].source) == (
+        "http://***@proxy.example.com:3128",
+        "P",
+    )
+    assert "nobody" not in repr(profile) + repr(shown)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "expected"),
+    [
+        (f'proxy = "{PROXY}"', {}, "proxy has a user or a password, which are secrets"),
+        ('proxy = "http://a:1"\nproxy_env = "P"', {"P": PROXY}, "has both proxy and proxy_env"),
+        ('proxy_env = "P"', {}, "the variable P is not set"),
+        ('proxy_env = "P"', {"P": "ftp://me:nobody@p:1"}, "P: expected a proxy such as"),
+        ("proxy = 3128", {}, "proxy must be text in quotes"),
+        ('proxy = "http://a:99999"', {}, "its host or port is malformed"),
+        ('proxy = "http://:3128"', {}, "its host or port is malformed"),
+        ('proxy = "http://a b:3128"', {}, "its host or port is malformed"),
+        ('proxy = "http://a:3128/path"', {}, "something follows its port"),
+        ('proxy = "http://a:3128"\ntls = false', {}, "a proxy needs TLS"),
+        ('transport = "amqp"', {}, "expected tcp or websocket, got 'amqp'"),
+        ("transport = true", {}, "transport must be text in quotes"),
+        (f'transport = "{PROXY}"', {}, "expected tcp or websocket, got a URL with a user"),
+    ],
+)
+def test_a_wrong_proxy_or_transport_is_named(home: Path, line: str, environ: dict[str, str], expected: str) -> None:
+    text = FILE.replace('endpoint = "10.0.0.4:5671"', line)
+    error = refused(home, text, **environ)
+    assert expected in error.message
+    assert "nobody" not in error.message + error.hint
+
+
+def test_an_emulator_keeps_its_port_for_websockets(home: Path) -> None:
+    pair = loaded(home, Flags(transport="websocket"), **EMULATORS).pair
+    assert (pair.primary.amqp_address, pair.primary.tls) == ("127.0.0.1:5672", False)

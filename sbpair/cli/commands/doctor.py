@@ -44,8 +44,8 @@ def command(
     """Find problems with the configuration, this machine and access.
 
     Checks names, ports, TLS, AMQP, HTTPS, clock, sign-in, claims and tiers of both namespaces, with a hint for each
-    failure. Sends, receives and changes nothing. --live creates three queues called sbpair-doctor-… in each namespace
-    and deletes them afterwards.
+    failure. Where port 5671 is blocked, tries WebSockets on port 443. Sends, receives and changes nothing. --live
+    creates three queues called sbpair-doctor-… in each namespace and deletes them afterwards.
 
     Examples:
       sbpair doctor

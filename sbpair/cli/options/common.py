@@ -60,7 +60,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-_VARIABLES = "NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT, _TRANSPORT, _PROXY"
+_VARIABLES = "NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT"
 _connection = partial(option, panel="Pair")
 _display = partial(option, panel="Output")
 
@@ -76,7 +76,7 @@ class PairSelection:
         "--secondary NAMESPACE", f"Secondary namespace [env: SBPAIR_SECONDARY_{_VARIABLES}]"
     )
     transport: Literal["tcp", "websocket"] | None = _connection(
-        "--transport NAME", "AMQP over tcp, or over websocket on port 443 [default: the file's, or tcp]"
+        "--transport NAME", "AMQP over tcp, or websocket on port 443 [default: tcp]"
     )
 
 
