@@ -98,11 +98,16 @@ def part(code: int, name: str, value: object, style: str) -> bytes:
     return section(code, wide(encoded) if style == "wide" else encoded)
 
 
-def backlog_copy(own, annotations, header, properties, body, footer, aliases, style="usual") -> Sections:
+def backlog_copy(own, annotations, header, properties, body, footer, aliases, style="usual", delivery=()) -> Sections:
     """A message as the service gives it out of a backlog queue."""
     return Sections(
         header=header.encode() if header else b"",
-        delivery_annotations=section(DELIVERY_ANNOTATIONS, codec.encode(Map([(Symbol("x-opt-lock-token"), b"t")]))),
+        delivery_annotations=part(
+            DELIVERY_ANNOTATIONS,
+            "amqp:delivery-annotations:map",
+            Map([*delivery, (Symbol("x-opt-lock-token"), b"t")]),
+            style,
+        ),
         message_annotations=part(
             MESSAGE_ANNOTATIONS, "amqp:message-annotations:map", Map([*annotations, *SERVICE]), style
         ),
@@ -153,14 +158,22 @@ def flaw_of(payload: bytes) -> str:
     footer=st.just(b"") | OWN.map(lambda pairs: section(FOOTER, codec.encode(Map(pairs)))),
     aliases=ALIASES,
     style=st.sampled_from(["usual", "wide", "symbolic"]),
+    delivery=OWN,
 )
-def test_a_move_keeps_what_it_promises(own, annotations, header, properties, body, footer, aliases, style):
-    before = backlog_copy(own, annotations, header, properties, body, footer, aliases, style)
+def test_a_move_keeps_what_it_promises(own, annotations, header, properties, body, footer, aliases, style, delivery):
+    before = backlog_copy(own, annotations, header, properties, body, footer, aliases, style, delivery)
     after = moved(before.join())
 
     assert after.body == before.body
     assert after.footer == before.footer
-    assert after.delivery_annotations == b""
+
+    # Delivery annotations: less the lock token, and the rest as it was.
+    if delivery:
+        pairs = b"".join(codec.encode(key) + codec.encode(value) for key, value in delivery)
+        assert after.delivery_annotations.endswith(pairs)
+        assert same(after.read_delivery_annotations(), Map(delivery))
+    else:
+        assert after.delivery_annotations == b""
 
     # Application properties: less the aliases, and the encoded pairs of the rest as they were.
     if own:

@@ -68,7 +68,13 @@ def numbers(sequence: int, enqueued: int, locked: int) -> list[tuple[Symbol, obj
 
 
 def backlog_copy(
-    sequence: int, properties: Properties, aliases: Aliases, own: object, extra: str | None, body: bytes = BODY
+    sequence: int,
+    properties: Properties,
+    aliases: Aliases,
+    own: object,
+    extra: str | None,
+    body: bytes = BODY,
+    delivery: object = (),
 ) -> Sections:
     annotations = numbers(1_000 + sequence, NOW + sequence, NOW + 60_000 + sequence)
     if extra is not None:
@@ -77,7 +83,7 @@ def backlog_copy(
     return Sections(
         header=Header(delivery_count=0).encode(),
         delivery_annotations=section(
-            DELIVERY_ANNOTATIONS, codec.encode(Map([(Symbol("x-opt-lock-token"), uuid.UUID(int=sequence))]))
+            DELIVERY_ANNOTATIONS, codec.encode(Map([*delivery, (Symbol("x-opt-lock-token"), uuid.UUID(int=sequence))]))
         ),
         message_annotations=section(MESSAGE_ANNOTATIONS, codec.encode(Map(annotations))),
         properties=properties.encode(),
@@ -94,6 +100,7 @@ MESSAGES = st.builds(
     OWN,
     st.none() | st.sampled_from(["key", "another"]),
     BODIES,
+    st.sampled_from([(), (), ((Symbol("x-opt-own"), uuid.UUID(int=1)),), ((Symbol("x-opt-own"), uuid.UUID(int=2)),)]),
 )
 
 

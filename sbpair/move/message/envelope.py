@@ -18,7 +18,7 @@ from sbpair.move.message.route import MAX_TTL_HEADER_MS, Facts, Send
 T = TypeVar("T")
 
 SEQUENCE_NUMBER, ENQUEUED = "x-opt-sequence-number", "x-opt-enqueued-time"
-LOCKED_UNTIL, MESSAGE_STATE = "x-opt-locked-until", "x-opt-message-state"
+LOCKED_UNTIL, MESSAGE_STATE, LOCK_TOKEN = "x-opt-locked-until", "x-opt-message-state", "x-opt-lock-token"
 SCHEDULE = Symbol("x-opt-scheduled-enqueue-time")
 PARTITION_KEY = "x-opt-partition-key"
 ACTIVE, DEFERRED, SCHEDULED = range(3)
@@ -26,7 +26,10 @@ ACTIVE, DEFERRED, SCHEDULED = range(3)
 SERVICE_ANNOTATIONS = frozenset(
     (ENQUEUED, SEQUENCE_NUMBER, "x-opt-enqueue-sequence-number", LOCKED_UNTIL, MESSAGE_STATE, "x-opt-deadletter-source")
 )
-"""Annotations that the service writes: they describe where a message has been, not the message."""
+"""Annotations that the service writes: they describe where a message has been, not the message.
+
+Of the delivery annotations, only LOCK_TOKEN is the service's; it keeps a sender's own.
+"""
 
 # Positions in the properties section.
 _ABSOLUTE_EXPIRY, _CREATION, _GROUP_ID = 8, 9, 10
@@ -64,6 +67,7 @@ def restore(sections: Sections, send: Send, now_ms: int) -> bytes:
     """Return the message as it was before it entered the backlog, encoded."""
     return Sections(
         header=header_of(sections.header, send.ttl_ms),
+        delivery_annotations=delivery_annotations_of(sections),
         message_annotations=annotations_of(sections, send),
         properties=properties_of(sections, send, now_ms),
         application_properties=splice.without(sections.application_properties, is_one_of(ALIASES)),
@@ -148,6 +152,14 @@ def header_of(raw: bytes, ttl_ms: int | None) -> bytes:
     if original.durable is None and original.priority is None and ttl is None:
         return b""
     return Header(durable=original.durable, priority=original.priority, ttl=ttl).encode()
+
+
+def delivery_annotations_of(sections: Sections) -> bytes:
+    """Return the sender's delivery annotations; b"" for unreadable ones."""
+    try:
+        return splice.without(sections.delivery_annotations, lambda key: isinstance(key, str) and key == LOCK_TOKEN)
+    except ProtocolError:
+        return b""
 
 
 def annotations_of(sections: Sections, send: Send) -> bytes:

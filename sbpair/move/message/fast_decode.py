@@ -146,7 +146,7 @@ def _before_properties(template: EnvelopeTemplate, send: Send) -> bytes:
             annotations = _SCHEDULE + send.scheduled_at.to_bytes(8, signed=True)
         else:
             annotations = envelope.annotations_of(Sections(message_annotations=annotations), send)
-    return _header(template.header, send.ttl_ms) + annotations
+    return _header(template.header, send.ttl_ms) + template.delivery_annotations + annotations
 
 
 def _with_group_id(count: int, tail: bytes, group_id: bytes) -> tuple[bytes, int]:
@@ -167,7 +167,8 @@ _header = lru_cache(REMEMBERED)(envelope.header_of)
 class EnvelopeTemplate:
     """The fixed bytes of a message up to its properties, and the positions of its numbers.
 
-    `header`, `annotations` and `partition_key` are kept by a move, and equal for all messages of the template.
+    `header`, both kinds of annotations and `partition_key` are kept by a move, and equal for all messages of the
+    template.
     `layouts` are the continuations, by the bytes between `size`, where the properties begin, and `id_at`.
     """
 
@@ -179,6 +180,7 @@ class EnvelopeTemplate:
         self.size = len(self.before)
         self.id_at = self.size + _BEFORE_ID
         self.header = sections.header
+        self.delivery_annotations = envelope.delivery_annotations_of(sections)
         self.annotations = splice.without(
             sections.message_annotations, envelope.is_one_of(envelope.SERVICE_ANNOTATIONS)
         )
@@ -218,8 +220,8 @@ class EnvelopeTemplate:
         if not payload.startswith(header + delivery + sections.message_annotations + sections.properties):
             return None
         gaps: list[tuple[int, str]] = []
-        for _, at, code in _values(delivery):
-            if code == _TOKEN:
+        for name, at, code in _values(delivery):
+            if name == envelope.LOCK_TOKEN and code == _TOKEN:
                 gaps.append((len(header) + at, "16x"))
         names = []
         for name, at, code in _values(sections.message_annotations):
