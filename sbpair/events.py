@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sbpair.move.events import DestinationProgress as DestinationProgress
     from sbpair.move.events import DestinationRecovered as DestinationRecovered
     from sbpair.move.events import LimitChanged as LimitChanged
+    from sbpair.move.events import MessagesLocked as MessagesLocked
     from sbpair.move.events import QueueBlocked as QueueBlocked
     from sbpair.move.events import QueueDepths as QueueDepths
     from sbpair.move.events import QueueDone as QueueDone
@@ -65,7 +66,8 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.model.queues": "Listed, QueueProvisioned, Retrying",
         "sbpair.move.events": (
             "DeadLettered, DestinationBackingOff, DestinationProgress, DestinationRecovered, LimitChanged, "
-            "QueueBlocked, QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, QueuesFound, SyphonEvent"
+            "MessagesLocked, QueueBlocked, QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, "
+            "QueuesFound, SyphonEvent"
         ),
         "sbpair.move.peek.peeker": "Peeked",
         "sbpair.replay.progress": "Expected, PhaseProgress, ReplayPhase",

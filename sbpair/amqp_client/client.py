@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
 from sbpair.amqp.conditions import status_error
-from sbpair.amqp.performatives import Source
+from sbpair.amqp.performatives import Accepted, Outcome, Rejected, Source
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Value
 from sbpair.amqp_client.raw_links import RawReceiver, RawSender
 from sbpair.amqp_client.request_client import RequestClient, Response
@@ -181,9 +181,29 @@ class AmqpClient:
         _check_status(answer, f"renewing locks in {entity!r}", 200)
         return [int(moment) for moment in answer.body.get("expirations", ())]
 
-    async def peek(self, entity: str, from_sequence: int, count: int) -> list[bytes]:
-        """Return up to `count` encoded messages from a sequence number on; [] if there are none. Locks nothing."""
-        body = {"from-sequence-number": Long(from_sequence), "message-count": Int(count)}
+    async def settle_locked(self, entity: str, lock_tokens: Sequence[uuid.UUID], outcome: Outcome) -> None:
+        """Settle locked messages alike, without the link that they came from. RELEASED abandons, as there is no better.
+
+        Raises MessageLockLost if it was too late for one of them; none of them may be settled then.
+        """
+        body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, code=0x98), "disposition-status": "abandoned"}
+        if isinstance(outcome, Accepted):
+            body["disposition-status"] = "completed"
+        elif isinstance(outcome, Rejected):
+            info = (outcome.error and outcome.error.info) or Map()
+            body |= {"disposition-status": "suspended", "deadletter-reason": info.get("DeadLetterReason")}
+            body["deadletter-description"] = info.get("DeadLetterErrorDescription")
+        answer = await self.request(entity, "update-disposition", body)
+        _check_status(answer, f"settling in {entity!r}", 200)
+
+    async def peek(self, entity: str, from_sequence: int, count: int, *, bodies: bool = True) -> list[bytes]:
+        """Return up to `count` encoded messages from a sequence number on; [] if there are none. Locks nothing.
+
+        Without `bodies`, the service may leave those out.
+        """
+        body: dict[str, Value] = {"from-sequence-number": Long(from_sequence), "message-count": Int(count)}
+        if not bodies:
+            body["omit-message-body"] = True
         answer = await self.request(entity, "peek-message", body)
         if answer.status == 204:
             return []

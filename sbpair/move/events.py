@@ -70,6 +70,21 @@ class QueueBlocked:
 
 
 @dataclass(frozen=True, slots=True)
+class MessagesLocked:
+    """So many messages of a queue are locked by another receiver, or were left locked by one that was killed.
+
+    `until_ms` is when they are free at the latest, in ms since 1970, unless their locks are renewed. `waiting` is
+    whether the run waits for them. `overdue`: some should have been free by now.
+    """
+
+    queue: str
+    locked: int
+    until_ms: int
+    waiting: bool
+    overdue: bool
+
+
+@dataclass(frozen=True, slots=True)
 class QueueDone:
     queue: str
 
@@ -129,6 +144,7 @@ SyphonEvent: TypeAlias = (
     | QueueDepths
     | DestinationProgress
     | QueueBlocked
+    | MessagesLocked
     | QueueDone
     | QueueFailed
     | DestinationBackingOff

@@ -46,10 +46,14 @@ get_place: Callable[[RoutedMessage], int] = field_getter(RoutedMessage, "ordinal
 
 
 class PeekedHeader(NamedTuple):
-    """A peeked message. `enqueued_at` is in ms since 1970; a `deferred` one is never received."""
+    """A peeked message. `enqueued_at` is in ms since 1970.
+
+    An `active` one is received once it is not locked, a `deferred` one never; the third state is scheduled.
+    """
 
     sequence_number: int
     enqueued_at: int
+    active: bool
     deferred: bool
 
 

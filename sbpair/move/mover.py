@@ -22,6 +22,7 @@ from sbpair.move.settlement import Settlement
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from sbpair.errors import SbpairError, Unavailable
     from sbpair.move.context import MoveContext
@@ -111,9 +112,21 @@ class Mover:
         idle = self._idle()
         self._intake.forget_redeliveries()
         await self._settlement.release(idle)
+        await self._settlement.release_refused()
+
+    async def release_held(self) -> None:
+        """Complete accepted messages and release all others, without a wait for pending sends: after a cancellation."""
+        await self._source.stop()
+        self._intake.abandon_redeliveries()
+        await self._settlement.end_held()
+
+    @property
+    def unsettled(self) -> Sequence[ReceivedMessage]:
+        """Deliveries that are perhaps still locked, for the next connection. Complete after `abandon_all`."""
+        return self._settlement.unsettled
 
     def abandon_all(self) -> None:
-        """End everything held after the source has gone: every lock went with it, and the messages are back."""
+        """End everything held after the source has gone: the messages are in the backlog, and still locked."""
         self._intake.abandon_redeliveries()
         self._settlement.return_all()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import AmqpClient, lock_token
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, dead_letter
-from sbpair.errors import SbpairError
+from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.model.message_key import NO_KEY
 from sbpair.move.interface import PeekedHeader
 from sbpair.move.message import envelope
@@ -151,10 +151,7 @@ class RawSource:
             self._receiver.grant(limit)
 
     async def reopen(self) -> bool:
-        """Open the link again if the service closed it as unused; the locks of unsettled messages went with it.
-
-        Return False if it was closed for another reason.
-        """
+        """Open the link again if the service closed it as unused. Return False if it was closed for another reason."""
         if not self._receiver.detached_idle:
             return False
         self._receiver.close()
@@ -203,12 +200,50 @@ class RawSource:
     def peek_pages(self) -> AsyncIterator[list[PeekedHeader]]:
         return peek_queue(self._wire, self.queue)
 
+    async def peek(self, start: int, count: int = _PAGE) -> list[PeekedHeader]:
+        """Peek messages from a sequence number on; [] if there are none."""
+        return await peek_headers(self._wire, self.queue, start, count)
+
+    async def settle_by_token(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
+        """Settle messages whose link has ended, also one of an earlier connection, while they are locked.
+
+        The service has no released here: RELEASED abandons. Returns failures as `complete` does.
+        """
+        failures: Failures = []
+        for start in range(0, len(messages), _MAX_RENEW):
+            failures += await self._settle_tokens(messages[start : start + _MAX_RENEW], outcome)
+        return failures
+
+    async def _settle_tokens(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
+        tokens = [lock_token(message.delivery.tag) for message in cast("Sequence[RawReceivedMessage]", messages)]
+        try:
+            await self._wire.settle_locked(self.queue, tokens, outcome)
+        except MessageLockLost as error:
+            # One lost lock refuses all: halves find it.
+            half = len(messages) // 2
+            if not half:
+                return [(messages[0], error)]
+            return await self._settle_tokens(messages[:half], outcome) + await self._settle_tokens(
+                messages[half:], outcome
+            )
+        except SbpairError as error:
+            return [(message, error) for message in messages]
+        return []
+
     async def _settle(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
         mine = cast("Sequence[RawReceivedMessage]", messages)
         # In delivery order: one disposition settles a contiguous range.
         deliveries = sorted(map(_delivery_of, mine), key=_id_of)
         failures = await self._receiver.settle_each(deliveries, outcome)
-        by_delivery = {message.delivery.id: message for message in mine} if failures else {}
+        if not failures:
+            return []
+        by_delivery = {message.delivery.id: message for message in mine}
+        if self._receiver.error is not None and self._wire.error is None:
+            # Locks outlive their link.
+            left = [by_delivery[delivery.id] for delivery, error in failures if isinstance(error, Unavailable)]
+            unsettled = await self.settle_by_token(left, outcome)
+            lost = [(each, error) for each, error in failures if not isinstance(error, Unavailable)]
+            return unsettled + [(by_delivery[delivery.id], error) for delivery, error in lost]
         return [(by_delivery[delivery.id], error) for delivery, error in failures]
 
     def _messages(self, deliveries: list[Delivery]) -> list[RawReceivedMessage]:
@@ -234,13 +269,24 @@ class RawSource:
 async def peek_queue(wire: AmqpClient, queue: str) -> AsyncIterator[list[PeekedHeader]]:
     """Peek all messages of a queue, locked ones included, page by page."""
     start = 0
-    while payloads := await wire.peek(queue, start, _PAGE):
-        page = [_header_of(Sections.split(payload)) for payload in payloads]
+    while page := await peek_headers(wire, queue, start):
         yield page
-        start = page[-1].sequence_number + 1
+        highest = max(each.sequence_number for each in page)
+        if highest < start:
+            return  # an unreadable message hides the ones after it
+        start = highest + 1
+
+
+async def peek_headers(wire: AmqpClient, queue: str, start: int, count: int = _PAGE) -> list[PeekedHeader]:
+    """Peek messages from a sequence number on, without their bodies; [] if there are none."""
+    return [_header_of(Sections.split(payload)) for payload in await wire.peek(queue, start, count, bodies=False)]
 
 
 def _header_of(sections: Sections) -> PeekedHeader:
+    state = envelope.message_state(sections)
     return PeekedHeader(
-        envelope.sequence_number(sections), envelope.enqueued_at(sections), envelope.is_deferred(sections)
+        envelope.sequence_number(sections),
+        envelope.enqueued_at(sections),
+        active=state not in (envelope.DEFERRED, envelope.SCHEDULED),
+        deferred=state == envelope.DEFERRED,
     )

@@ -53,6 +53,7 @@ class Receipt:
     dead_lettered: int = 0
     released: int = 0
     in_doubt: int = 0
+    locked: int = 0
     distinct: int = 0
     bytes_sent: int = 0
     queues: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Receipt:
         """0 if every received message has arrived; 3 if some need attention; 1 if the counts do not add up."""
         if not self.balanced:
             return ExitCode.BUG
-        findings = self.expired or self.dead_lettered or self.remaining > 0
+        findings = self.expired or self.dead_lettered or self.locked or self.remaining > 0
         return ExitCode.PARTIAL_OR_FINDINGS if findings else ExitCode.DONE
 
     def document(self) -> dict[str, object]:
@@ -95,6 +96,7 @@ class Tally:
         self._destinations: Counter[str] = Counter()
         self._dead_letters: list[NamedMessage] = []
         self._doubtful: list[NamedMessage] = []
+        self._locked: dict[str, int] = {}
         self._repeats = 0
         self._bytes_sent = 0
         self._spent: Counter[str] = Counter()
@@ -128,6 +130,10 @@ class Tally:
         """Count billable operations of a kind in SPENT."""
         self._spent[what] += operations
 
+    def locked(self, queue: str, count: int) -> None:
+        """Set how many messages of a queue are left locked."""
+        self._locked[queue] = count
+
     def count(self, queue: str, bucket: str) -> int:
         return self._queues.get(queue, Counter())[bucket]
 
@@ -144,6 +150,7 @@ class Tally:
         total: Counter[str] = sum(self._queues.values(), Counter())
         return Receipt(
             **{name: total[name] for name in ("received", *BUCKETS)},
+            locked=sum(self._locked.values()),
             distinct=total["received"] - self._repeats,
             bytes_sent=self._bytes_sent,
             queues={

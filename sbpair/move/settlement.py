@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 DEAD_LETTER_TRIES = 3
 """How often the backlog may refuse to dead-letter a message before it counts as unsettleable."""
 
+MAX_UNSETTLED = 10_000
+"""Limit of remembered deliveries that ended without a confirmation. The locks of others expire by themselves."""
 
 MAX_SHARE = 0.8
 """Share of the held messages that are accepted, from which nothing waits any more."""
@@ -39,7 +41,8 @@ MAX_SHARE = 0.8
 class Settlement:
     """Held messages, and each way in which a delivery ends.
 
-    `error` is why the backlog may not know the end of some messages.
+    `error` is why the backlog may not know the end of some messages. `unsettled` are deliveries that ended without a
+    confirmation, and are perhaps still locked; `refused`, those that could not be dead-lettered.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class Settlement:
     ) -> None:
         self.held = HeldMessages()
         self.error: Unavailable | None = None
+        self.unsettled: deque[ReceivedMessage] = deque(maxlen=MAX_UNSETTLED)
+        self.refused: deque[ReceivedMessage] = deque(maxlen=MAX_UNSETTLED)
         self._source = source
         self._tasks = tasks
         self._context = context
@@ -58,10 +63,10 @@ class Settlement:
         self.settle_soon = self._accepted.settle_soon
         self.flush = self._accepted.flush
 
-    def unsettleable(self, times: int = DEAD_LETTER_TRIES) -> list[str]:
-        """Return why messages of the queue could not be dead-lettered: a reason for each one refused so often."""
+    def unsettleable(self, times: int = DEAD_LETTER_TRIES) -> dict[int, str]:
+        """Return why messages of the queue could not be dead-lettered so often, by sequence number."""
         queue, refusals = self._source.queue.lower(), self._context.dead_letter_refusals.items()
-        return [why for key, (count, why) in refusals if key[1] == queue and count >= times]
+        return {key[2]: why for key, (count, why) in refusals if key[1] == queue and count >= times}
 
     def spend(self, operation: str, messages: Sequence[ReceivedMessage]) -> None:
         """Count billable operations. Costs nothing per message while none has been large."""
@@ -119,11 +124,17 @@ class Settlement:
         self._spawn(self._dead_letter(message, decision), message)
 
     async def release(self, messages: list[ReceivedMessage]) -> None:
-        """Unlock messages. If that fails, their locks expire: they are back in the backlog either way."""
+        """Unlock messages. If that fails, they are back in the backlog once their locks expire."""
         self.spend("received", messages)
         self._log_failures("released", await self._source.release(messages))
         for message in messages:
             self.count_returned(message)
+
+    async def release_refused(self) -> None:
+        """Unlock messages that could not be dead-lettered, and whose delivery has ended."""
+        if self.refused:
+            await self._source.release(self.refused)
+            self.refused.clear()
 
     def count_returned(self, message: ReceivedMessage) -> None:
         """End a delivery that is back in the backlog: as released, or in doubt. No-op if it ended before."""
@@ -145,8 +156,17 @@ class Settlement:
                 self._in_doubt.add(id(message))
                 self._context.tally.doubtful(_named(message, why))
 
+    async def end_held(self) -> None:
+        """Complete messages that the primary accepted, and release the others."""
+        accepted = [message for message in self.held if self._context.journal.was_accepted(message.key)]
+        if accepted:
+            await self._complete_accepted(accepted)
+        if rest := list(self.held):
+            await self.release(rest)
+
     def return_all(self) -> None:
-        """End everything held: the messages are back in the backlog."""
+        """End everything held: the messages are in the backlog, and locked until their locks expire."""
+        self.unsettled += self.held
         for message in self.held:
             self.count_returned(message)
 
@@ -161,6 +181,7 @@ class Settlement:
             context.dead_letter_refusals[message.key] = (count + 1, error.message)
             if count + 1 < DEAD_LETTER_TRIES:
                 self._log_failures("dead-lettered", [(message, error)])
+            self.refused.append(message)
             self.count_returned(message)
             return
         context.dead_letter_refusals.pop(message.key, None)
@@ -179,9 +200,10 @@ class Settlement:
         if failures:
             numbers = ", ".join(str(message.facts.sequence_number) for message, _ in failures[:10])
             log.info("%s: not %s: %s: %s", self._source.queue, action, numbers, failures[0][1])
-        for _, error in failures:
+        for message, error in failures:
             if isinstance(error, Unavailable):
                 self.error = error
+                self.unsettled.append(message)
 
     # The end of a delivery.
 

@@ -27,7 +27,7 @@ OUTCOMES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
 MAX_FLOWS = 20_000
 MAX_REASONS = 1_000
 EXAMPLES = 3
-EMPTY_WAITS = 2  # receives that return nothing, for each queue, before a run treats it as empty
+EMPTY_WAITS = 1  # receives that return nothing, for each queue, before a count or peek shows that it is empty
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class ForecastBuilder:
     def operations(self, queues: int) -> cost.Operations:
         """Return the billed operations of a run over so many queues, without lock renewals."""
         spent = cost.of_units(self._moved_units, self._turned_away_units)
-        return spent + cost.Operations(empty_receives=EMPTY_WAITS * queues)
+        return spent + cost.Operations(empty_receives=EMPTY_WAITS * queues, management_calls=EMPTY_WAITS * queues)
 
     def seconds(self, limits: EffectiveLimits, *, in_turn: bool = False) -> float | None:
         """Return the least duration of a run by its limits; None without limits.

@@ -168,7 +168,7 @@ class DepthSampler:
             return False
         if context.rate_limiter is not None:
             context.rate_limiter.received(asyncio.get_running_loop().time(), COUNT_CREDITS)
-        counts = worker.counts
+        counts = worker.end.counts
         try:
             messages = await self._plan.count(queue)
             oldest_ms = await worker.oldest_ms() if messages else None
@@ -177,7 +177,7 @@ class DepthSampler:
         except SbpairError as error:
             log.debug("%s was not counted: %s", queue, error)
             return True
-        if worker.counts != counts:
+        if worker.end.counts != counts:
             # The worker has counted since then, and may be done.
             return True
         self._counted[queue] = (messages, context.tally.count(queue, "received"))

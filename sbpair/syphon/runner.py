@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError
+from sbpair.model.durations import TICKS_PER_SECOND, ticks
 from sbpair.move import backlog_queues
 from sbpair.move.context import MoveContext, SendCost
 from sbpair.move.message.route import TimeToLive
@@ -25,7 +26,7 @@ from sbpair.runs.run_log import new_id
 from sbpair.runs.session_lease import hold_lease
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
-from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, QueueWorker, RunPlan, RunTimings
+from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, LockSeconds, QueueWorker, RunPlan, RunTimings
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
@@ -111,14 +112,16 @@ async def run(
     reconnect: bool = True,
     max_missing: int = MAX_MISSING,
     allow_missing: bool = False,
+    wait_for_locks: bool = True,
     timings: RunTimings = DEFAULT_TIMINGS,
 ) -> SyphonResult:
     """Move the messages of the pair's backlog queues to their destinations in the primary.
 
     With `once`, ends when every message that was there at the start is settled or held; otherwise when `stop` is set.
-    Without the Manage claim it drains queues 0 to the pair's count - 1, and treats a queue as empty after two receives
-    that return nothing. At most `max_held` messages are held for destinations that back off. Once `hurry` is set, after
-    `stop`, it ends within a few seconds: pending sends are in doubt, and the rest is released.
+    It waits for messages that others have locked; without `wait_for_locks` it leaves them, and counts them as `locked`.
+    Without the Manage claim it drains queues 0 to the pair's count - 1. At most `max_held` messages are held for
+    destinations that back off. Once `hurry` is set, after `stop`, it ends within a few seconds: pending sends are in
+    doubt, and the rest is released.
 
     `state` is the directory of the pair's journal and runs. With it, the next run knows what this one has moved, even
     if this one is killed. Without it, no journal or run is kept. Unless `lease` is False, no other process of this user
@@ -158,7 +161,18 @@ async def run(
             ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
             missing=missing,
         )
-        plan = RunPlan(once, context, stop, pair, None, now_ms(), None, reconnect, session, timings)
+        plan = RunPlan(
+            once,
+            context,
+            stop,
+            pair,
+            get_token=None,
+            started_ms=now_ms(),
+            reconnect=reconnect,
+            wait_for_locks=wait_for_locks,
+            lease=session,
+            timings=timings,
+        )
         started = time.monotonic()
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
@@ -210,8 +224,11 @@ async def _prepare(
     found = await find()
     rate_limiter, send_cost = await _limit(stack, pair, control, limits)
     context = replace(context, rate_limiter=rate_limiter, send_cost=send_cost)
-    count = _counter(control, context.tally) if found.managed else None
-    return replace(plan, context=context, get_token=get_token, count=count), find, found
+    plan = replace(plan, context=context, get_token=get_token)
+    if found.managed:
+        count, lock_seconds = _counter(control, context.tally), _lock_reader(control, context.tally)
+        plan = replace(plan, count=count, lock_seconds=lock_seconds)
+    return plan, find, found
 
 
 async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -> Prepared | None:
@@ -280,6 +297,14 @@ def _counter(control: AtomNamespace, tally: Tally) -> Count:
     return count
 
 
+def _lock_reader(control: AtomNamespace, tally: Tally) -> LockSeconds:
+    async def lock_seconds(queue: str) -> float:
+        tally.spent("management_calls", 1)
+        return ticks((await control.get(queue)).spec.lock_duration) / TICKS_PER_SECOND
+
+    return lock_seconds
+
+
 # The move.
 
 
@@ -333,7 +358,8 @@ def _failures(
 
 async def _remaining(plan: RunPlan, workers: list[QueueWorker], count: Count | None) -> RemainingMessages | None:
     """Return what a run left in the backlog, if it may have left something. Without a quick count: at least that."""
-    left = max(0, plan.context.tally.receipt().remaining)
+    receipt = plan.context.tally.receipt()
+    left = max(0, receipt.remaining, receipt.locked)
     if not (plan.stop.is_set() or left):
         return None
     there = [worker for worker in workers if not isinstance(worker.error, EntityMissing)]

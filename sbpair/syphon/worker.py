@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.errors import (
     AccessError,
     EntityMissing,
@@ -27,6 +28,7 @@ from sbpair.move.context import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimin
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
+from sbpair.syphon.queue_end import TRIES, QueueEnd
 from sbpair.syphon.worker_connections import PROBE_SECONDS, PairState, WorkerConnections, open_connections
 
 if TYPE_CHECKING:
@@ -34,19 +36,18 @@ if TYPE_CHECKING:
     from sbpair.model.backoff import Backoff
     from sbpair.model.pair import Pair
     from sbpair.move.context import MoveContext
-    from sbpair.move.interface import PeekedHeader, ReceivedMessage
+    from sbpair.move.interface import ReceivedMessage
     from sbpair.move.raw_source import RawSource
     from sbpair.runs.session_lease import SessionLease
 
 log = logging.getLogger(__name__)
 
-# How long a link may go unused while messages are held: after ten minutes the service closes it, with every lock.
+# How long a link may go unused while messages are held: after ten minutes the service closes it.
 UNUSED_SECONDS = 540.0
 RELEASE_SECONDS = 2.0  # how long releasing held messages may take before the connection is ended
-TRIES = 3  # how often `--once` tries a connection or a destination before it leaves the rest
-CLOCKS_DIFFER_MS = 60_000  # how far the service's clock may be behind the local one, as `--once` finds new messages
 
 Count = Callable[[str], Awaitable[int]]
+LockSeconds = Callable[[str], Awaitable[float]]
 Opened = TypeVar("Opened")
 
 
@@ -54,8 +55,8 @@ Opened = TypeVar("Opened")
 class RunTimings:
     """`backoff` is for connections. `long_poll_seconds`: how long a receive waits on an idle queue in a watch.
 
-    `empty_wait_seconds`: how long `--once` waits for a message without the right to count; it takes two such waits to
-    end. `count_wait_seconds`: how long it waits before each count, ever longer: a count costs as much as ten messages.
+    `count_wait_seconds`: how long `--once` waits for a message before each count or peek. `empty_wait_seconds`: how
+    long it waits for held messages.
     `report_seconds` and `destinations_seconds`: how often progress is emitted, at most.
     """
 
@@ -75,7 +76,8 @@ DEFAULT_TIMINGS = RunTimings()
 class RunPlan:
     """Everything that the workers of a run share.
 
-    `count` returns how many messages a queue has, locked ones included; None without the right to count.
+    `count` returns how many messages a queue has, locked ones included, and `lock_seconds` its lock duration; None
+    without the Manage claim. `wait_for_locks` is whether `--once` waits for messages that others have locked.
     `started_ms` is when the run began, in ms since 1970. `reconnect` is whether a lost connection is opened again.
     `lease` keeps movers on other machines away.
     """
@@ -87,30 +89,31 @@ class RunPlan:
     get_token: GetToken | None
     started_ms: int
     count: Count | None = None
+    lock_seconds: LockSeconds | None = None
     reconnect: bool = True
+    wait_for_locks: bool = True
     lease: SessionLease | None = None
     timings: RunTimings = DEFAULT_TIMINGS
     sides: PairState = field(default_factory=PairState)
 
 
 class QueueWorker:
-    """`error` is why it could not go on. `counts` is how often it counted its queue and reported the result."""
+    """`error` is why it could not go on. `end` decides when `--once` is done."""
 
     def __init__(self, queue: str, plan: RunPlan) -> None:
         self.queue = queue
-        self.counts = 0
+        self.end = QueueEnd(queue, plan, self._emit_progress)
         self.error: SbpairError | None = None
         self._plan = plan
         self._failures = 0
         self._was_open = False
-        self._empty_receives = 0
         self._blocked_by: tuple[str, ...] = ()
         self._connections: WorkerConnections | None = None
         self._opening: asyncio.Timeout | None = None
         self._mover: Mover | None = None
         self._last_used = 0.0
+        self._unsettled: Sequence[ReceivedMessage] = ()
         self._unsettleable: list[str] = []
-        self._clock_ahead_ms = 0
 
     async def run(self) -> None:
         """Empty the queue until done or stopped. Sets `error` instead of raising."""
@@ -128,6 +131,7 @@ class QueueWorker:
         except SbpairError as error:
             self._fail(error, None)
         finally:
+            plan.context.tally.locked(self.queue, len(self.end.locked))
             self._report_stuck()
 
     def interrupt(self) -> None:
@@ -163,9 +167,9 @@ class QueueWorker:
             return None
         if self._mover.oldest_ms is not None:
             return self._mover.oldest_ms
-        async for page in self._peek(self._connections.source):
-            return page[0].enqueued_at or None
-        return None
+        self._plan.context.tally.spent("management_calls", 1)
+        page = await self._connections.source.peek(0, 1)
+        return page[0].enqueued_at or None if page else None
 
     # Connections.
 
@@ -178,9 +182,27 @@ class QueueWorker:
             self._connections, self._was_open = connections, True
             try:
                 self._plan.context.on_event(QueueOpened(self.queue))
+                await self._settle_left(connections.source)
                 await self._move(connections)
             finally:
                 self._connections = None
+
+    async def _settle_left(self, source: RawSource) -> None:
+        """Settle what a lost connection left locked: complete what the primary accepted, and unlock the rest."""
+        left, self._unsettled = self._unsettled, ()
+        now, journal = asyncio.get_running_loop().time(), self._plan.context.journal
+        for accepted in (True, False):
+            locked = [each for each in left if each.lock_until > now and journal.was_accepted(each.key) is accepted]
+            failures = await source.settle_by_token(locked, ACCEPTED if accepted else RELEASED)
+            failed = {id(message) for message, _ in failures}
+            if accepted:
+                journal.note_completed([each.key for each in locked if id(each) not in failed])
+            log.info(
+                "%s: %d of %d messages settled over a new connection",
+                self.queue,
+                len(locked) - len(failed),
+                len(locked),
+            )
 
     async def _unless_interrupted(self, opening: Awaitable[Opened]) -> Opened | None:
         """Return None if `interrupt` came first."""
@@ -218,8 +240,14 @@ class QueueWorker:
                     task.cancel()
         finally:
             self._mover = None
+            if connections.source.broken is None:
+                # Held messages remain only after a cancellation or a mistake. Their locks would outlive the connection.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RELEASE_SECONDS):
+                        await mover.release_held()
             mover.abandon_all()
-            self._unsettleable = mover.unsettleable(1)
+            self._unsettled = mover.unsettled
+            self._unsettleable = list(mover.unsettleable(1).values())
         if plan.once and not plan.stop.is_set():
             # The backlog may not know all that was sent: the next connection completes it.
             failure = failure or mover.settlement_error
@@ -245,25 +273,26 @@ class QueueWorker:
             if limit == 0:
                 continue
             messages = await self._receive(source, mover, limit)
-            self._clock_ahead_ms = source.clock_ahead_ms
+            self.end.clock_ahead_ms = source.clock_ahead_ms
             if messages:
-                self._failures = self._empty_receives = 0
+                self._failures = 0
+                self.end.received(messages)
                 mover.accept(messages)
                 if plan.context.rate_limiter is not None:
                     plan.context.rate_limiter.received(loop.time(), len(messages))
                 self._emit_progress(mover)
-                if await self._only_new_remain(source, messages, mover):
+                if plan.once and await self.end.only_new_remain(source, messages, mover):
                     await self._wait_settled(source, mover)
                     return
                 continue
             plan.context.tally.spent("empty_receives", 1)
-            if plan.once and mover.fatal is None and await self._is_empty(source, mover):
+            if plan.once and mover.fatal is None and await self.end.is_empty(source, mover):
                 return
 
     async def _receive(self, source: RawSource, mover: Mover, limit: int) -> Sequence[ReceivedMessage]:
         """Receive once, and reopen the link each time the service closes it as unused."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._poll_seconds()
+        until = loop.time() + (self.end.poll_seconds if self._plan.once else self._plan.timings.long_poll_seconds)
         if mover.held:
             until = min(until, self._last_used + UNUSED_SECONDS)
         while not self._plan.stop.is_set():
@@ -279,7 +308,7 @@ class QueueWorker:
         return ()
 
     async def _touch_link(self, source: RawSource, mover: Mover) -> None:
-        """Keep the link alive while messages are held for long: their locks end with it."""
+        """Keep the link alive while messages are held for long: they are settled over it."""
         now = asyncio.get_running_loop().time()
         if mover.held and now - self._last_used >= UNUSED_SECONDS:
             await source.stop()
@@ -296,14 +325,6 @@ class QueueWorker:
             await mover.wait_changed(limiter.receive_delay(now))
         return limit
 
-    def _poll_seconds(self) -> float:
-        timings = self._plan.timings
-        if not self._plan.once:
-            return timings.long_poll_seconds
-        if self._plan.count is None:
-            return timings.empty_wait_seconds
-        return timings.count_wait_seconds[min(self._empty_receives, len(timings.count_wait_seconds) - 1)]
-
     async def _blocked(self, mover: Mover) -> bool:
         """Wait for room. Return True if that makes no sense."""
         backing_off = tuple(sorted(mover.waiting()))
@@ -314,44 +335,6 @@ class QueueWorker:
             return True
         await mover.wait_changed(self._plan.timings.empty_wait_seconds)
         return False
-
-    # The end of --once.
-
-    async def _is_empty(self, source: RawSource, mover: Mover) -> bool:
-        """Return whether the queue is empty. A single empty receive proves nothing."""
-        self._empty_receives += 1
-        if mover.held and not mover.stuck(TRIES):
-            return False
-        if self._plan.count is None:
-            return self._empty_receives >= 2
-        remaining = await self._plan.count(self.queue) - len(mover.unsettleable())
-        if remaining > mover.held and self._empty_receives >= len(self._plan.timings.count_wait_seconds):
-            # The count includes deferred messages, which are never received.
-            remaining -= sum([sum(each.deferred for each in page) async for page in self._peek(source)])
-        self._emit_progress(mover, remaining)
-        self.counts += 1
-        return remaining <= mover.held
-
-    async def _only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
-        """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
-        if not self._plan.once or not all(self._is_new(message.facts.enqueued_at) for message in messages):
-            return False
-        async for page in self._peek(source):
-            held = mover.held_numbers()
-            if all(self._is_new(each.enqueued_at) for each in page):
-                return True
-            old = (each for each in page if not self._is_new(each.enqueued_at))
-            if not all(each.deferred or each.sequence_number in held for each in old):
-                return False
-        return True
-
-    def _is_new(self, enqueued_ms: int) -> bool:
-        return enqueued_ms > self._plan.started_ms + self._clock_ahead_ms + CLOCKS_DIFFER_MS
-
-    async def _peek(self, source: RawSource) -> AsyncIterator[list[PeekedHeader]]:
-        async for page in source.peek_pages():
-            self._plan.context.tally.spent("management_calls", 1)
-            yield page
 
     async def _wait_settled(self, source: RawSource, mover: Mover) -> None:
         while mover.held and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():

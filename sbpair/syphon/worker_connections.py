@@ -84,7 +84,7 @@ class WorkerConnections:
     primary: RawPrimary
 
     async def backlog_lost(self) -> ConnectionFaulted:
-        """Wait until the connection to the backlog is lost: every lock went with it."""
+        """Wait until the connection to the backlog is lost: nothing more can be settled over it."""
         await self.source.wait_lost()
         return _faulted("backlog", self.source.broken)
 

@@ -27,6 +27,7 @@ from sbpair.errors import (
     UsageError,
 )
 from sbpair.model.durations import TICKS_PER_SECOND
+from sbpair.move import events
 from sbpair.runs import session_lease
 from tests.amqp_client.test_client import scripted
 from tests.faults.test_kill_syphon import syphon as start
@@ -210,7 +211,10 @@ async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, mon
         first.kill()
         await first.communicate()
         await until(lambda: made.secondary.queue(LEASES).messages._sessions.session("contoso").holder is None)
-        result = await made.run(lease_queue=LEASES, state=tmp_path / "b")
+        running = asyncio.create_task(made.run(lease_queue=LEASES, state=tmp_path / "b"))
+        await made.told_of(events.MessagesLocked)
+        made.backlog().messages.expire_locks()  # the lease's lock goes on
+        result = await running
         assert result.exit_code == 0
         assert made.destination().counts().active == 3
 

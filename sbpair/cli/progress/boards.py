@@ -118,6 +118,7 @@ class _QueueState:
     opened: bool = False
     done: bool = False
     blocked: tuple[tuple[str, ...], int] | None = None
+    locked: tuple[events.MessagesLocked, int] | None = None
     failed: tuple[events.QueueFailed, float | None] | None = None
     backing_off: set[str] = field(default_factory=set)
     dead_letters: int = 0
@@ -134,7 +135,7 @@ class _DestinationState:
     dead_reason: str = ""
 
 
-_QueueEvent = events.QueueOpened | events.QueueBlocked | events.QueueDone | events.QueueFailed
+_QueueEvent = events.QueueOpened | events.QueueBlocked | events.MessagesLocked | events.QueueDone | events.QueueFailed
 
 
 class Board:
@@ -223,6 +224,8 @@ class Board:
     def _progress(self, state: _QueueState, at: events.QueueProgress) -> None:
         if state.blocked is not None and at.received > state.blocked[1]:
             state.blocked = None
+        if state.locked is not None and at.received > state.locked[1]:
+            state.locked = None
         if at.remaining is not None:
             state.counted = at.remaining, at.gone
         state.at = at
@@ -235,6 +238,9 @@ class Board:
         match event:
             case events.QueueBlocked(_queue, destinations):
                 state.blocked = destinations, state.at.received
+                return
+            case events.MessagesLocked():
+                state.locked = event, state.at.received
                 return
             case events.QueueFailed(_queue, _reason, retry_seconds, _since_ms, side):
                 state.failed = event, None if retry_seconds is None else now + retry_seconds
@@ -250,6 +256,8 @@ class Board:
                 if isinstance(event, events.QueueOpened):
                     self._away.clear()  # it has connections to both
         state.opened, state.done, state.blocked = True, isinstance(event, events.QueueDone), None
+        if state.locked is not None and not (state.done and not state.locked[0].waiting):
+            state.locked = None
         # The queue holds its messages again, and no destination waits for them.
         state.at = replace(state.at, held=0, oldest_ms=None)
         for destination in tuple(state.backing_off):
@@ -289,6 +297,9 @@ def _note(state: _QueueState, now: float) -> str:
         return f"blocked by {', '.join(state.blocked[0])}"
     if state.backing_off:
         return f"waiting for {', '.join(sorted(state.backing_off))}"
+    if state.locked is not None:
+        locked = state.locked[0]
+        return f"{locked.locked} locked, until {utc(locked.until_ms / 1000)[11:]} at the latest"
     if state.done:
         return "done"
     return "" if state.opened else "connecting"

@@ -1,0 +1,126 @@
+"""The end of one queue in a run with `--once`: nothing remains, or nothing that the run waits for.
+
+Invariant: an empty receive proves nothing. Messages that others have locked are not delivered, and shown only by a
+count or a peek.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sbpair.errors import SbpairError
+from sbpair.move.events import MessagesLocked
+from sbpair.move.peek.locked import LockedMessages, peek_old
+from sbpair.runs.database import now_ms
+
+if TYPE_CHECKING:
+    from sbpair.move.interface import PeekedHeader, ReceivedMessage
+    from sbpair.move.mover import Mover
+    from sbpair.move.peek.locked import PeekedQueue
+    from sbpair.move.raw_source import RawSource
+    from sbpair.syphon.worker import RunPlan
+
+log = logging.getLogger(__name__)
+
+TRIES = 3  # how often `--once` tries a connection or a destination before it leaves the rest
+CLOCKS_DIFFER_MS = 60_000  # how far the service's clock may be behind the local one, as `--once` finds new messages
+EMPTY_RECEIVES = 3  # receives that return nothing before peeked messages count as locked, and not as on their way
+
+
+class QueueEnd:
+    """`counts` is how often the queue was counted and the result reported. `locked` are its messages as last peeked.
+
+    `clock_ahead_ms` is how far the service's clock is ahead. `report` gets the result of a count.
+    """
+
+    def __init__(self, queue: str, plan: RunPlan, report: Callable[[Mover, int], None]) -> None:
+        self.counts = self.clock_ahead_ms = 0
+        self.locked = LockedMessages()
+        self._queue = queue
+        self._plan = plan
+        self._report = report
+        self._empty_receives = 0
+        self._peeked: frozenset[int] = frozenset()
+
+    @property
+    def poll_seconds(self) -> float:
+        """How long the next receive waits: ever longer, since a count costs as much as ten messages."""
+        seconds = self._plan.timings.count_wait_seconds
+        return seconds[min(self._empty_receives, len(seconds) - 1)]
+
+    def received(self, messages: Sequence[ReceivedMessage]) -> None:
+        self._empty_receives = 0
+        if self._peeked or self.locked:
+            self._peeked = frozenset()
+            self.locked.discard([message.facts.sequence_number for message in messages])
+
+    async def is_empty(self, source: RawSource, mover: Mover) -> bool:
+        """Return whether nothing remains to wait for, after a receive that returned nothing."""
+        self._empty_receives += 1
+        if mover.held and not mover.stuck(TRIES):
+            return False
+        remaining = 0
+        if self._plan.count is not None:
+            remaining = await self._plan.count(self._queue) - len(mover.unsettleable()) - mover.held
+            self._report(mover, remaining + mover.held)
+            self.counts += 1
+            if remaining <= 0:
+                self.locked.clear()
+                return True
+        if await self._is_first_still_there(source):
+            return False
+        found = await self._peek_old(source)
+        others = found.active - mover.held_numbers() - mover.unsettleable().keys()
+        before, self._peeked = self._peeked, others
+        if not others:
+            self.locked.clear()
+            # A count may include messages that a peek does not show, as those of a partition that is down.
+            return found.skipped or remaining <= found.deferred
+        if self._empty_receives < EMPTY_RECEIVES or not others <= before:
+            return False
+        await self._note_locked(others)
+        return not self._plan.wait_for_locks
+
+    async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
+        """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
+        if not all(self._is_new(message.facts.enqueued_at) for message in messages):
+            return False
+        others = (await self._peek_old(source)).active - mover.held_numbers() - mover.unsettleable().keys()
+        if others:
+            # Older than those received: they would have been delivered before.
+            self._peeked = others
+            await self._note_locked(others)
+        return not (others and self._plan.wait_for_locks)
+
+    def _is_new(self, enqueued_ms: int) -> bool:
+        return enqueued_ms > self._plan.started_ms + self.clock_ahead_ms + CLOCKS_DIFFER_MS
+
+    async def _peek_old(self, source: RawSource) -> PeekedQueue:
+        return await peek_old(partial(self._peek, source), self._is_new)
+
+    async def _peek(self, source: RawSource, *window: int) -> list[PeekedHeader]:
+        self._plan.context.tally.spent("management_calls", 1)
+        return await source.peek(*window)
+
+    async def _is_first_still_there(self, source: RawSource) -> bool:
+        """Return whether the first locked message is still in the queue, and may still be locked."""
+        if not self.locked or self.locked.free_at <= asyncio.get_running_loop().time():
+            return False
+        page = await self._peek(source, self.locked.first, 1)
+        return bool(page) and page[0].sequence_number == self.locked.first
+
+    async def _note_locked(self, numbers: frozenset[int]) -> None:
+        locked, plan, now = self.locked, self._plan, asyncio.get_running_loop().time()
+        if locked.lock_seconds is None and plan.lock_seconds is not None:
+            try:
+                locked.lock_seconds = await plan.lock_seconds(self._queue)
+            except SbpairError as error:
+                log.info("the lock duration of %s is not known: %s", self._queue, error.message)
+        overdue = locked.update(numbers, now)
+        if locked.is_news():
+            until_ms = now_ms() + int(1000 * (locked.free_at - now))
+            plan.context.on_event(MessagesLocked(self._queue, len(locked), until_ms, plan.wait_for_locks, overdue))
