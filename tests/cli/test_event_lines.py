@@ -20,6 +20,7 @@ from sbpair.move.events import (
     DestinationProgress,
     DestinationRecovered,
     LimitChanged,
+    MessagesLocked,
     QueueBlocked,
     QueueDepths,
     QueueDone,
@@ -56,6 +57,18 @@ def names(found: list[Any]) -> list[str]:
         (
             QueueBlocked("q", ("d", "e")),
             {"level": "warning", "event": "queue-blocked", "queue": "q", "destinations": ["d", "e"]},
+        ),
+        (
+            MessagesLocked("q", 3, NOW_MS, waiting=True, overdue=False),
+            {
+                "level": "warning",
+                "event": "messages-locked",
+                "queue": "q",
+                "locked": 3,
+                "until_ms": NOW_MS,
+                "waiting": True,
+                "overdue": False,
+            },
         ),
         (
             QueueFailed("q", "why\x1b\n", None),
@@ -104,8 +117,40 @@ def test_every_event_is_either_a_line_or_part_of_one() -> None:
     printed = [QueueOpened("q"), QueueDone("q"), QueueFailed("q", "x", 1.0), QueueBlocked("q", ("d",))]
     printed += [RESTS, DestinationRecovered("q", "down"), QueuesFound(("q",), (), managed=False)]
     printed += [DeadLettered("q", 7, "m7", "NoPath", "there is none"), LimitChanged(500.0, "--rate")]
+    printed += [MessagesLocked("q", 3, NOW_MS, waiting=True, overdue=False)]
     assert len(taken(lines, *printed)) == len(printed)
     assert {type(each) for each in (*figures, *printed)} == set(get_args(SyphonEvent))
+
+
+BY = "locked by another receiver or a killed run, until"
+WAITING = "waiting (--no-wait-for-locks leaves them)"
+
+
+@pytest.mark.parametrize(
+    ("queues", "locked", "flags", "text"),
+    [
+        ("a", 3, (True, False), f"3 messages in a are {BY} 08:00:00Z at the latest; {WAITING}"),
+        ("ab", 1, (False, False), f"2 messages in 2 backlog queues are {BY} 08:00:01Z at the latest; left there"),
+        (
+            "a",
+            1,
+            (True, True),
+            "1 message in a is still locked, until 08:00:00Z at the latest: another receiver renews",
+        ),
+    ],
+)
+def test_locked_messages_of_all_queues_are_one_warning(
+    capsys: pytest.CaptureFixture[str], queues: str, locked: int, flags: tuple[bool, bool], text: str
+) -> None:
+    printer = EventPrinter(Screen(Display()))
+    for number, queue in enumerate(queues):
+        printer(MessagesLocked(queue, locked, NOW_MS + 1000 * number, *flags))
+    assert capsys.readouterr().err == ""
+    printer.ended_queues()
+    (line,) = untimed(capsys.readouterr().err).splitlines()
+    assert line.startswith(f"warning: {text}")
+    printer.ended_queues()
+    assert capsys.readouterr().err == ""
 
 
 def test_progress_lines_are_periodic_and_only_for_changed_counts() -> None:

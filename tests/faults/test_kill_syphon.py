@@ -8,18 +8,22 @@ import os
 import signal
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from sbpair.amqp_client.client import connect
 from sbpair.backlog import Aliases, queue_path
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator
 from tests.kit.command import environment
 from tests.kit.stranded import stranded
 
 MESSAGES = 60
+KEY = "a2V5"
+LOCK_MS = 61_000
 QUEUES = 2
 DESTINATIONS = ("orders", "invoices")
 
@@ -79,14 +83,49 @@ async def strand(emulator: Emulator) -> set[str]:
     return set(ids)
 
 
-async def syphon(emulator: Emulator, *options: str) -> asyncio.subprocess.Process:
+async def syphon(emulator: Emulator, *options: str, managed: bool = True) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "sbpair", "syphon", *options),
-        env=environment(emulator),
+        env=environment(emulator) if managed else without_manage(emulator),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+
+
+def without_manage(emulator: Emulator) -> dict[str, str]:
+    """An environment with keys that may only send to the primary, and listen in the secondary."""
+    found = environment(emulator)
+    for side, name, claim in (
+        ("PRIMARY", "contoso", AccessRight.SEND),
+        ("SECONDARY", "contoso-dr", AccessRight.LISTEN),
+    ):
+        namespace = emulator.namespaces[name]
+        namespace.keys = (*namespace.keys, AuthorizationRule("only", KEY, KEY, frozenset({claim})))
+        variable = f"SBPAIR_{side}_CONNECTION_STRING"
+        endpoint = found[variable].partition(";")[0]
+        found[variable] = f"{endpoint};SharedAccessKeyName=only;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+    return found
+
+
+async def finished(emulator: Emulator, process: asyncio.subprocess.Process) -> tuple[bytes, str]:
+    """What a process prints. As soon as it waits for locks, they run out."""
+    lines: list[str] = []
+
+    async def listen() -> None:
+        async for line in process.stderr:
+            lines.append(line.decode())
+            if "locked" in lines[-1] and "waiting" in lines[-1]:
+                emulator.advance(LOCK_MS)
+
+    _, out = await asyncio.gather(listen(), process.stdout.read())
+    await process.wait()
+    return out, "".join(lines)
+
+
+def locked_in_backlog(emulator: Emulator) -> int:
+    secondary = emulator.namespaces["contoso-dr"]
+    return sum(secondary.queue(queue_path("contoso", index)).messages.locked_count for index in range(QUEUES))
 
 
 def in_primary(emulator: Emulator) -> Counter[str]:
@@ -103,41 +142,75 @@ def in_backlog(emulator: Emulator) -> int:
     return sum(secondary.queue(queue_path("contoso", index)).counts().total for index in range(QUEUES))
 
 
-async def killed_and_finished(what: str, nth: int) -> None:
-    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
-        for name in DESTINATIONS:
-            emulator.namespaces["contoso"].create_queue(name)
-        for index in range(QUEUES):
-            emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", index))
-        ids = await strand(emulator)
-        trigger = Trigger(emulator, what, nth)
+@dataclass
+class Killed:
+    """A syphon was killed: what the primary has by then, what the backlog still has, and how much of that is locked."""
 
-        # Little is held, so that many moments lie between the first message and the last.
-        trigger.process = await syphon(emulator, "--watch", "--max-held", "2")
-        await trigger.fired.wait()
-        assert await trigger.process.wait() == -signal.SIGKILL
-        await trigger.process.communicate()
-        accepted_at_kill = in_primary(emulator)
-        still_there = in_backlog(emulator)
-        in_both = accepted_at_kill.total() + still_there - MESSAGES
+    ids: set[str]
+    accepted: Counter[str]
+    remaining: int
+    locked: int
 
-        process = await syphon(emulator, "--once", "--output", "json")
-        out, told = await process.communicate()
-        assert process.returncode == 0, told.decode()
-        receipt = json.loads(out)
 
-        arrived = in_primary(emulator)
-        assert set(arrived) == ids, "messages were lost"
-        assert in_backlog(emulator) == 0
-        assert receipt["received"] == receipt["sent"] + receipt["already_sent"] == still_there
-        # What the primary has and the backlog too is not sent again, unless nobody was told that the primary has it.
-        twice = {message_id for message_id, count in arrived.items() if count > 1}
-        assert receipt["already_sent"] + arrived.total() - MESSAGES == in_both
-        assert twice <= {named["message_id"] for named in receipt["doubtful"]}
-        assert all(accepted_at_kill[message_id] for message_id in twice)
+async def kill(emulator: Emulator, what: str, nth: int) -> Killed:
+    for name in DESTINATIONS:
+        emulator.namespaces["contoso"].create_queue(name)
+    for index in range(QUEUES):
+        emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", index))
+    ids = await strand(emulator)
+    trigger = Trigger(emulator, what, nth)
+    # Little is held, so that many moments lie between the first message and the last.
+    trigger.process = await syphon(emulator, "--watch", "--max-held", "2")
+    await trigger.fired.wait()
+    assert await trigger.process.wait() == -signal.SIGKILL
+    await trigger.process.communicate()
+    killed = Killed(ids, in_primary(emulator), in_backlog(emulator), locked_in_backlog(emulator))
+    assert killed.locked or what == "completed"
+    return killed
+
+
+ONCE = ("--once", "--output", "json", "--count", str(QUEUES))
 
 
 @pytest.mark.timeout_seconds(120)
 @pytest.mark.parametrize(("what", "nth"), MOMENTS)
 async def test_a_killed_syphon_loses_nothing(what: str, nth: int) -> None:
-    await killed_and_finished(what, nth)
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        killed = await kill(emulator, what, nth)
+        in_both = killed.accepted.total() + killed.remaining - MESSAGES
+        # The next run is at once, by turns with Manage and without.
+        process = await syphon(emulator, *ONCE, managed=nth % 2 == 0)
+        out, told = await finished(emulator, process)
+        assert process.returncode == 0, told
+        assert ("waiting (--no-wait-for-locks" in told) == bool(killed.locked)
+        receipt = json.loads(out)
+
+        arrived = in_primary(emulator)
+        assert set(arrived) == killed.ids, "messages were lost"
+        assert in_backlog(emulator) == receipt["locked"] == 0
+        # Each was delivered once more.
+        assert receipt["received"] == receipt["sent"] + receipt["already_sent"] == killed.remaining
+        # What the primary has and the backlog too is not sent again, unless nobody was told that the primary has it.
+        twice = {message_id for message_id, count in arrived.items() if count > 1}
+        assert receipt["already_sent"] + arrived.total() - MESSAGES == in_both
+        assert twice <= {named["message_id"] for named in receipt["doubtful"]}
+        assert all(killed.accepted[message_id] for message_id in twice)
+
+
+@pytest.mark.timeout_seconds(120)
+@pytest.mark.parametrize("managed", [True, False])
+async def test_what_a_killed_syphon_left_locked_is_left_and_counted_if_asked(managed: bool) -> None:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        killed = await kill(emulator, "accepted", 10)
+        process = await syphon(emulator, *ONCE, "--no-wait-for-locks", managed=managed)
+        out, told = await process.communicate()
+        assert process.returncode == 3, told.decode()
+        receipt = json.loads(out)
+        assert (receipt["received"], receipt["locked"]) == (killed.remaining - killed.locked, killed.locked)
+        assert receipt["remaining"]["messages"] == killed.locked == in_backlog(emulator)
+        assert f"{killed.locked} message" in told.decode()
+        emulator.advance(LOCK_MS)
+        process = await syphon(emulator, *ONCE, "--no-wait-for-locks", managed=managed)
+        await process.communicate()
+        assert (process.returncode, in_backlog(emulator)) == (0, 0)
+        assert set(in_primary(emulator)) == killed.ids

@@ -49,6 +49,7 @@ def command(
     state: Path | None = STATE,
     lease: str | None = moves.LEASE,
     no_lease: bool = moves.NO_LEASE,
+    no_wait_for_locks: bool = flag("--no-wait-for-locks", "Leave messages that others have locked"),
     no_reconnect: bool = flag("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting"),
     max_missing: int = option(
         "--max-missing N", "Dead-letter at most N messages of each missing destination", default=MAX_MISSING
@@ -64,6 +65,7 @@ def command(
 
     A message is completed in the backlog only after the primary accepts it: it may arrive twice, but is never lost.
     Of a missing queue or topic the first --max-missing messages are dead-lettered; the others stay in the backlog.
+    --once waits for messages that others have locked.
     Interrupt once to finish sends in flight, twice to stop at once.
 
     Examples:
@@ -84,6 +86,8 @@ def command(
         check_at_least(f"--max-{name}", value, minimum, f"the default is {default}")
     moves.check_lease(lease, no_lease=no_lease)
     check_goes_with("--once and --watch", not dry_run, {"--lease": lease}, "a dry run needs no lock")
+    locks = {"--no-wait-for-locks": no_wait_for_locks}
+    check_goes_with("--once", once, locks, "--watch receives messages as they are unlocked; --dry-run counts them")
     interval = seconds_of("--progress-interval", progress_interval, minimum=1, limit=86_400)
     move_limits = moves.limits_of(rate, share, ttl)
     found = selected_profile(connection, screen, count=count, state=state)
@@ -111,6 +115,7 @@ def command(
                 reconnect=not no_reconnect,
                 max_missing=max_missing,
                 allow_missing=allow_missing,
+                wait_for_locks=not no_wait_for_locks,
             )
 
     result = run_gracefully(move)
@@ -151,6 +156,7 @@ def _table(result: "runner.SyphonResult", mode: str) -> Iterator[str]:
     yield from columns(
         [("MESSAGES", "COUNT"), ("received", receipt.received)]
         + [(bucket.replace("_", " "), number) for bucket, number in counted.items()]
+        + ([("left locked", receipt.locked)] if receipt.locked else [])
     )
     yield from breakdown(receipt.document())
     if result.limit is not None:

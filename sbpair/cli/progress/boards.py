@@ -109,7 +109,10 @@ class RateMeter:
 
 @dataclass
 class _QueueState:
-    """A queue. `counted` is (its messages, how many had left it by then). `failed` is (event, time of the retry)."""
+    """A queue. `counted` is (its messages, how many had left it by then). `failed` is (event, time of the retry).
+
+    `blocked` and `locked` have the number of received messages beside them: they end once that grows.
+    """
 
     at: events.QueueProgress
     meter: RateMeter

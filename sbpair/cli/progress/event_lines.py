@@ -26,7 +26,14 @@ FIRST_SECONDS = 2.0
 
 MAX_KINDS = 1_000
 BURST = 200
-WARNINGS = ("queue-failed", "queue-blocked", "destination-backing-off", "dead-lettered", "events-dropped")
+WARNINGS = (
+    "queue-failed",
+    "queue-blocked",
+    "messages-locked",
+    "destination-backing-off",
+    "dead-lettered",
+    "events-dropped",
+)
 
 
 class DeadLetterCounts:

@@ -164,13 +164,14 @@ class EventPrinter:
         self._backing_off: set[str] = set()
         self._failed: set[str] = set()
         self._ended: dict[str, list[str]] = {}
+        self._locked: dict[str, events.MessagesLocked] = {}
         self._dead = DeadLetterCounts()
         self._lock = threading.Lock()
 
     def __call__(self, event: events.SyphonEvent) -> None:
         match event:
-            case events.QueueFailed():
-                self._failure(event)
+            case events.QueueFailed() | events.MessagesLocked():
+                self._collect(event)
             case events.DestinationBackingOff(_queue, destination, reason, seconds, waiting):
                 text = f"{destination} unavailable, retrying in {seconds:.1f} s ({waiting} waiting): {reason}"
                 self._once(self._backing_off, destination, text)
@@ -190,7 +191,12 @@ class EventPrinter:
             case events.QueueBlocked(queue, destinations):
                 self._screen.warn(f"{queue} is blocked by {', '.join(destinations)}")
 
-    def _failure(self, event: events.QueueFailed) -> None:
+    def _collect(self, event: events.QueueFailed | events.MessagesLocked) -> None:
+        """Print a failure that is not the end of a queue, and keep other events for `ended_queues`."""
+        if isinstance(event, events.MessagesLocked):
+            with self._lock:
+                self._locked[event.queue] = event
+            return
         if event.retry_seconds is None and event.side is None:
             with self._lock:
                 self._ended.setdefault(with_options(event.reason), []).append(event.queue)
@@ -202,9 +208,13 @@ class EventPrinter:
         self._once(self._failed, event.side or event.reason, f"{what}: {event.reason}{retry}")
 
     def ended_queues(self) -> None:
-        """Print which queues ended since the last time, those for the same reason together."""
+        """Print which queues ended or wait for locks since the last time, like ones together."""
         with self._lock:
+            locked, self._locked = list(self._locked.values()), {}
             due, self._ended = self._ended, {}
+        for overdue in (False, True):
+            if found := [event for event in locked if event.overdue is overdue]:
+                self._screen.warn(locked_text(found))
         for reason, queues in due.items():
             queues.sort(key=natural_key)
             names = some(queues)
@@ -232,6 +242,19 @@ class EventPrinter:
         else:
             printed.add(key)
             self._screen.warn(text)
+
+
+def locked_text(found: list[events.MessagesLocked]) -> str:
+    """Return one line for the locked messages of several queues, all or none of them overdue."""
+    messages = sum(event.locked for event in found)
+    where = found[0].queue if len(found) == 1 else f"{len(found)} backlog queues"
+    are = f"{plural(messages, 'message')} in {where} {'is' if messages == 1 else 'are'}"
+    until = f"until {utc(max(event.until_ms for event in found) / 1000)[11:]} at the latest"
+    if found[0].overdue:
+        text = f"{are} still locked, {until}: another receiver renews the locks, or they last longer than assumed"
+    else:
+        text = f"{are} locked by another receiver or a killed run, {until}"
+    return f"{text}; {'waiting (--no-wait-for-locks leaves them)' if found[0].waiting else 'left there'}"
 
 
 def print_found(screen: Screen, found: events.QueuesFound) -> None:

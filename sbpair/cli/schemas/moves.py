@@ -48,6 +48,7 @@ OPERATIONS = fields(
 )
 _RECEIPT = fields(
     **_COUNTED,
+    locked=count("Messages left in the backlog, locked by another receiver or a killed run; not received"),
     distinct=count("Different messages among the deliveries"),
     bytes_sent=count("Bytes of the sent messages"),
     balanced=flag("Whether the counts add up"),
@@ -370,6 +371,15 @@ SYPHON_EVENT = forms(
     ),
     event("queue-opened", queue=_QUEUE),
     event("queue-blocked", "warning", queue=_QUEUE, destinations=array("Unavailable destinations", _DESTINATION)),
+    event(
+        "messages-locked",
+        "warning",
+        queue=_QUEUE,
+        locked=count("Messages that another receiver or a killed run has locked"),
+        until_ms=count("When they are free at the latest, unless renewed, in ms since 1970"),
+        waiting=flag("Whether the run waits for them"),
+        overdue=flag("Whether some should have been free before: a live receiver renews them"),
+    ),
     event("queue-done", queue=_QUEUE),
     event(
         "queue-failed",
