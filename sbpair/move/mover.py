@@ -112,13 +112,17 @@ class Mover:
         idle = self._idle()
         self._intake.forget_redeliveries()
         await self._settlement.release(idle)
-        await self._settlement.release_refused()
 
     async def release_held(self) -> None:
         """Complete accepted messages and release all others, without a wait for pending sends: after a cancellation."""
         await self._source.stop()
         self._intake.abandon_redeliveries()
         await self._settlement.end_held()
+
+    @property
+    def refused(self) -> Sequence[ReceivedMessage]:
+        """Deliveries that ended since the backlog refused to dead-letter them: their link cannot settle them again."""
+        return self._settlement.refused
 
     @property
     def unsettled(self) -> Sequence[ReceivedMessage]:

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from sbpair.errors import SbpairError, Unavailable
+from sbpair.errors import InDoubt, SbpairError, Unavailable
 from sbpair.model.cost import UNIT_BYTES, units
 from sbpair.move.events import DeadLettered
 from sbpair.move.held import HeldMessages
@@ -130,12 +130,6 @@ class Settlement:
         for message in messages:
             self.count_returned(message)
 
-    async def release_refused(self) -> None:
-        """Unlock messages that could not be dead-lettered, and whose delivery has ended."""
-        if self.refused:
-            await self._source.release(self.refused)
-            self.refused.clear()
-
     def count_returned(self, message: ReceivedMessage) -> None:
         """End a delivery that is back in the backlog: as released, or in doubt. No-op if it ended before."""
         if message not in self.held:
@@ -181,7 +175,8 @@ class Settlement:
             context.dead_letter_refusals[message.key] = (count + 1, error.message)
             if count + 1 < DEAD_LETTER_TRIES:
                 self._log_failures("dead-lettered", [(message, error)])
-            self.refused.append(message)
+            if not isinstance(error, InDoubt):
+                self.refused.append(message)
             self.count_returned(message)
             return
         context.dead_letter_refusals.pop(message.key, None)
@@ -203,7 +198,8 @@ class Settlement:
         for message, error in failures:
             if isinstance(error, Unavailable):
                 self.error = error
-                self.unsettled.append(message)
+                if action != "dead-lettered" or isinstance(error, InDoubt):
+                    self.unsettled.append(message)
 
     # The end of a delivery.
 

@@ -113,6 +113,7 @@ class QueueWorker:
         self._mover: Mover | None = None
         self._last_used = 0.0
         self._unsettled: Sequence[ReceivedMessage] = ()
+        self._refused: Sequence[ReceivedMessage] = ()
         self._unsettleable: list[str] = []
 
     async def run(self) -> None:
@@ -189,20 +190,21 @@ class QueueWorker:
 
     async def _settle_left(self, source: RawSource) -> None:
         """Settle what a lost connection left locked: complete what the primary accepted, and unlock the rest."""
-        left, self._unsettled = self._unsettled, ()
-        now, journal = asyncio.get_running_loop().time(), self._plan.context.journal
+        left, self._unsettled = self._locked_still(self._unsettled), ()
+        journal = self._plan.context.journal
         for accepted in (True, False):
-            locked = [each for each in left if each.lock_until > now and journal.was_accepted(each.key) is accepted]
+            locked = [each for each in left if journal.was_accepted(each.key) is accepted]
             failures = await source.settle_by_token(locked, ACCEPTED if accepted else RELEASED)
             failed = {id(message) for message, _ in failures}
             if accepted:
                 journal.note_completed([each.key for each in locked if id(each) not in failed])
-            log.info(
-                "%s: %d of %d messages settled over a new connection",
-                self.queue,
-                len(locked) - len(failed),
-                len(locked),
-            )
+            if locked:
+                settled = len(locked) - len(failed)
+                log.info("%s: %d of %d messages settled over a new connection", self.queue, settled, len(locked))
+
+    def _locked_still(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+        now = asyncio.get_running_loop().time()
+        return [message for message in messages if message.lock_until > now]
 
     async def _unless_interrupted(self, opening: Awaitable[Opened]) -> Opened | None:
         """Return None if `interrupt` came first."""
@@ -246,7 +248,7 @@ class QueueWorker:
                     async with asyncio.timeout(RELEASE_SECONDS):
                         await mover.release_held()
             mover.abandon_all()
-            self._unsettled = mover.unsettled
+            self._unsettled, self._refused = mover.unsettled, [*self._locked_still(self._refused), *mover.refused]
             self._unsettleable = list(mover.unsettleable(1).values())
         if plan.once and not plan.stop.is_set():
             # The backlog may not know all that was sent: the next connection completes it.
@@ -254,6 +256,8 @@ class QueueWorker:
         failure = mover.fatal or failure
         if failure is not None:
             raise failure
+        # Not before the end: each of them would come again at once.
+        await connections.source.settle_by_token(self._locked_still(self._refused), RELEASED)
 
     # Receive.
 

@@ -1053,6 +1053,6 @@ def test_the_public_face_of_the_client_is_small() -> None:
     public = {name for name in dir(AmqpClient) if not name.startswith("_")}
     assert public == {
         *("abort", "close", "endpoint", "error", "renew_claims", "lost", "peek", "receiver", "renew_locks"),
-        *("request", "sender"),
+        *("request", "sender", "settle_locked"),
         *("session", "renew_session", "session_state", "set_session_state"),
     }

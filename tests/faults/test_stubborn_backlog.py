@@ -49,6 +49,7 @@ def test_once_leaves_what_can_never_be_dead_lettered_and_says_so(managed: bool) 
         assert error.message.startswith("1 message could neither be sent nor dead-lettered, and stayed: ")
         assert "does not take it" in error.message
         assert stage.ids(stage.backlog()) == ["m2"]
+        assert stage.backlog().messages.locked_count == 0
 
     play(scene, managed=managed)
 

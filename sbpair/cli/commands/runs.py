@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from sbpair.runs.run_log import RunRecord
 
 SCHEMA = "sbpair/runs/1"
-SHOWN = ("id", "command", "archive", "started", "ended", "took", "outcome", "exit_code", "error", "received", *BUCKETS)
+FACTS = ("id", "command", "archive", "started", "ended", "took", "outcome", "exit_code", "error")
+SHOWN = (*FACTS, "received", *BUCKETS, "locked")
 
 
 def group() -> None:

@@ -168,6 +168,7 @@ def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], c
     from sbpair.azure import atom
 
     importlib.import_module("sbpair.syphon.runner")
+    importlib.import_module("sbpair.azure.destinations")  # it keeps the names of `atom` that it finds at first
 
     @asynccontextmanager
     async def open_atom(*_: Any, **__: Any) -> AsyncIterator[Any]:

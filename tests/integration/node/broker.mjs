@@ -15,6 +15,7 @@ const frames = require("rhea/lib/frames.js");
 const { message, types } = rhea;
 
 const BATCH_FORMAT = 0x80013700;
+const MANAGEMENT = "/$management";
 const lines = readline.createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const told = { log: [], violations: [], largestFrame: 0, transfers: 0 };
 const wanted = JSON.parse((await lines.next()).value);
@@ -72,20 +73,25 @@ function open(container, on) {
     sender.set_target(sender.target);
   });
   container.on("message", (context) => {
-    if (context.receiver.target.address === "$cbs") signIn(context);
+    const { address } = context.receiver.target;
+    if (address === "$cbs") signIn(context);
+    else if (address.endsWith(MANAGEMENT)) on.request(context, address.slice(0, -MANAGEMENT.length));
     else on.message(context);
   });
   container.on("connection_error", ({ connection }) => told.violations.push(`closed with ${connection.error}`));
   for (const [name, handler] of Object.entries(on)) if (name.startsWith("sender") || name === "sendable") container.on(name, handler);
 }
 
-function signIn({ connection, message: request, delivery }) {
+function reply({ connection, message: request, delivery }, node, application_properties, body = null) {
   delivery.accept();
-  const { operation, type, name } = request.application_properties;
+  const sender = connection.find_sender((each) => each.source.address === node);
+  sender.send({ correlation_id: request.message_id, application_properties, body });
+}
+
+function signIn(context) {
+  const { operation, type, name } = context.message.application_properties;
   note("token", operation, type, name);
-  const reply = connection.find_sender((sender) => sender.source.address === "$cbs");
-  const answer = { "status-code": 202, "status-description": "Accepted" };
-  reply.send({ correlation_id: request.message_id, application_properties: answer, body: null });
+  reply(context, "$cbs", { "status-code": 202, "status-description": "Accepted" });
 }
 
 // The secondary: backlog queues, of which every message is under lock from when it leaves until it is settled.
@@ -164,10 +170,29 @@ const secondary = rhea.create_container({ id: "secondary", treat_modified_as_rel
 open(secondary, {
   message: ({ delivery }) => delivery.reject({ condition: "amqp:not-allowed", description: "nothing is sent here" }),
   sendable: pump,
+  request,
   sender_draining: ({ sender }) => wanted.answersDrain && sender.set_drained(true),
 });
 for (const [name, settle] of [["accepted", true], ["rejected", true], ["released", false], ["modified", false]])
   secondary.on(name, settled(name, settle));
+
+// Peeks show what is locked, too. A lock is lost with its link here, so that nothing can be settled without one.
+function request(context, name) {
+  const { application_properties: asked, body } = context.message;
+  if (asked.operation !== "com.microsoft:peek-message") {
+    reply(context, name + MANAGEMENT, { statusCode: 410, errorCondition: "com.microsoft:message-lock-lost" });
+    return;
+  }
+  const queue = backlog.get(name);
+  const there = [...queue, ...[...locked.values()].filter((taken) => taken.queue === queue)];
+  const messages = there
+    .filter(({ number }) => number >= body["from-sequence-number"])
+    .sort((one, other) => one.number - other.number)
+    .slice(0, body["message-count"])
+    .map((each) => ({ message: stamped(each) }));
+  note("peeked", name, messages.length);
+  reply(context, name + MANAGEMENT, { statusCode: messages.length ? 200 : 204 }, messages.length ? { messages } : null);
+}
 
 // A link that is lost loses its locks: all is back, in the old order.
 function gone(connection) {

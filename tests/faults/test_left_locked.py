@@ -1,0 +1,119 @@
+"""Locks that outlive their link: what a lost connection held is settled over the next one, not a minute later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, dead_letter
+from sbpair.emulator.service_errors import ServiceError
+from sbpair.errors import MessageLockLost
+from sbpair.move import events
+from sbpair.move.raw_source import RawSource
+from tests.amqp_client.test_client import QUEUE, emulated
+from tests.faults.simulation.stage import played
+
+if TYPE_CHECKING:
+    from tests.faults.simulation.stage import Stage
+
+SOON = 10.0
+
+
+def names(*numbers: int) -> list[str]:
+    return [f"m{number}" for number in numbers]
+
+
+@pytest.mark.parametrize("once", [True, False])
+@played()
+async def test_what_a_lost_backlog_held_is_unlocked_over_the_next_connection(stage: Stage, once: bool) -> None:
+    engine: Any = stage.backlog().messages
+    let = stage.fill(stage.destination())
+    stage.strand(*range(20))
+    running = stage.start(once=once)
+    await stage.until(lambda: stage.of(events.DestinationBackingOff) and engine.locked_count == 20)
+    stage.cut("backlog")
+    stage.strand(20)
+    lost_at = await stage.until(lambda: stage.of(events.QueueFailed))
+    assert engine.locked_count == 20
+    let()
+    stage.restore("backlog")
+    done_at = await stage.until(lambda: len(stage.ids(stage.destination())) == 21)
+    assert done_at - lost_at < SOON
+    # In order: none was locked for long enough to be overtaken.
+    assert stage.ids(stage.destination()) == names(*range(21))
+    stage.stop.set()
+    result = await running
+    assert (result.receipt.sent, result.receipt.released) == (21, 20)
+    assert not stage.of(events.MessagesLocked)
+
+
+@played()
+async def test_what_the_primary_accepted_is_completed_over_the_next_connection(stage: Stage) -> None:
+    engine: Any = stage.backlog().messages
+    stage.destination()
+    stage.strand(*range(20))
+    complete, delivered = engine.complete_all, []
+    receive = engine.receive
+
+    def cut(tokens: Any) -> Any:
+        engine.complete_all = complete
+        stage.cut("backlog")
+        stage.loop.call_later(0.5, stage.restore, "backlog")
+        return {token: ServiceError("not completed: the connection breaks") for token in tokens}
+
+    def counted(*arguments: Any) -> Any:
+        taken = receive(*arguments)
+        delivered.extend(taken)
+        return taken
+
+    engine.complete_all, engine.receive = cut, counted
+    result = await stage.start(once=True)
+    assert stage.ids(stage.destination()) == names(*range(20))
+    assert (result.exit_code, result.receipt.sent, result.receipt.already_sent) == (0, 20, 0)
+    assert (len(delivered), result.receipt.received, result.receipt.doubtful) == (20, 20, ())
+    assert stage.backlog().counts().total == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "active", "dead"),
+    [(ACCEPTED, 0, 0), (RELEASED, 3, 0), (dead_letter("Why", "because"), 0, 3)],
+    ids=["completed", "released", "dead-lettered"],
+)
+async def test_messages_of_a_link_that_is_gone_are_settled(outcome: Any, active: int, dead: int) -> None:
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        queue = emulator.namespaces["contoso"].queue(QUEUE)
+        sender = await wire.sender(QUEUE)
+        for _ in range(3):
+            await sender.send(b"\x00\x53\x75\xa0\x01x")
+        source = await RawSource.open(wire, QUEUE)
+        source.grant(3)
+        messages: list[Any] = []
+        while len(messages) < 3:
+            messages += await source.receive(3, seconds=5.0)
+        source._receiver.close()
+        assert queue.messages.locked_count == 3
+        assert await source._settle(messages, outcome) == []
+        assert (queue.messages.locked_count, queue.counts().active, queue.counts().dead_letter) == (0, active, dead)
+        again = await source._settle(messages, outcome)
+        assert {type(error) for _, error in again} == {MessageLockLost}
+        assert len(again) == 3
+
+
+async def test_one_lost_lock_does_not_keep_the_others_from_being_settled() -> None:
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        queue = emulator.namespaces["contoso"].queue(QUEUE)
+        sender = await wire.sender(QUEUE)
+        for _ in range(10):
+            await sender.send(b"\x00\x53\x75\xa0\x01x")
+        source = await RawSource.open(wire, QUEUE)
+        source.grant(10)
+        messages: list[Any] = []
+        while len(messages) < 10:
+            messages += await source.receive(10, seconds=5.0)
+        assert await source.complete(messages[3:5]) == []
+        source._receiver.close()
+        failures = await source.settle_by_token(messages, ACCEPTED)
+        assert [message for message, _ in failures] == messages[3:5]
+        assert queue.counts().total == 0
