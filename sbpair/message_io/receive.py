@@ -11,10 +11,14 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from sbpair.amqp_client.client import connect
+from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.data_errors import translate_data_errors
 from sbpair.azure.data_plane import open_receiver
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.message_io.render import render_message
+from sbpair.move.peek.locked import peek_old
+from sbpair.move.raw_source import peek_headers
 from sbpair.replication.events import DuplicateCompleted
 from sbpair.replication.keys import DAY_SECONDS
 from sbpair.replication.receivers import MEMORY, AsyncDedupReceiver, checked_source
@@ -25,11 +29,13 @@ if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
 
     from sbpair.azure.data_plane import QueueReceiver
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.move.interface import PeekedHeader
     from sbpair.replication.events import OnEvent, ReplicationEvent
     from sbpair.replication.sides import Side
 
 MAX_HELD = 10
+MAX_COUNTED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +49,15 @@ class DedupSettings:
 
 @dataclass(slots=True)
 class ReceiveCounts:
-    """Messages shown and removed; shown and not removed, so that they come again; further copies removed."""
+    """Messages shown and removed; shown and not removed, so that they come again; further copies removed.
+
+    `locked` were not received before the end, since another receiver has them.
+    """
 
     received: int = 0
     not_removed: int = 0
     duplicates: int = 0
+    locked: int = 0
 
 
 Show = Callable[["Side", dict[str, object]], None]
@@ -85,6 +95,30 @@ async def receive_messages(
         while left > 0 and (found := await source.receive(min(left, MAX_HELD), wait_seconds)):
             left -= len(found)
             await _show_and_complete(source, side_of, found, counts, show)
+    if left > 0:
+        # An empty receive proves nothing: locked messages are not delivered.
+        path = checked_source(entity, subscription)
+        for endpoint in (pair.primary,) if dedup is None else (pair.primary, pair.secondary):
+            counts.locked += await _count_active(endpoint, path)
+
+
+async def _count_active(endpoint: Endpoint, path: str) -> int:
+    """Return how many messages of an entity are neither deferred nor scheduled, counting not far beyond MAX_COUNTED."""
+    counted = 0
+
+    async def peek(start: int) -> list[PeekedHeader]:
+        nonlocal counted
+        page = [] if counted > MAX_COUNTED else await peek_headers(client, path, start)
+        counted += len(page)
+        return page
+
+    with suppress(SbpairError):
+        async with (
+            token_getter_for(endpoint.credential, endpoint.name) as get_token,
+            connect(endpoint, get_token=get_token) as client,
+        ):
+            return len((await peek_old(peek)).active)
+    return 0
 
 
 async def _show_and_complete(

@@ -86,6 +86,20 @@ async def test_without_dedup_messages_come_from_the_primary_and_are_removed() ->
         assert world.left == (0, 1)
 
 
+@pytest.mark.parametrize("words", [(), ("--dedup",)])
+async def test_messages_that_another_receiver_has_locked_are_counted(words: tuple[str, ...]) -> None:
+    async with open_world() as world:
+        world.put("contoso", *(encoded(f"m{number}") for number in range(4)))
+        messages = world.emulator.namespaces["contoso"].queue("orders").messages
+        taken = messages.receive(3)
+        messages.defer(taken[0].lock_token)
+        code, out, err = await world.remove("-o", "json", *words)
+        assert (code, json.loads(out)["received"], json.loads(out)["locked"]) == (0, 1, 2)
+        assert "2 messages are still there: locked by another receiver" in err
+        code, out, err = await world.remove("-o", "json", "--max", "1", *words)
+        assert json.loads(out)["locked"] == 2
+
+
 async def test_without_remove_messages_are_shown_and_stay_as_they_are() -> None:
     async with open_world() as world:
         world.put("contoso", *(encoded(f"m{number}", ESCAPE.encode()) for number in range(4)))
@@ -195,6 +209,7 @@ async def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed
             "entity": "orders",
             "received": 3,
             "not_removed": 0,
+            "locked": 0,
             "duplicates": 1,
             "removed": True,
         }

@@ -176,6 +176,9 @@ class MessagePrinter:
         if counted.not_removed:
             kept = plural(counted.not_removed, "message")
             self._screen.say(f"{kept} printed but not removed: they will be delivered again")
+        if counted.locked:
+            stay = f"{plural(counted.locked, 'message')} {'is' if counted.locked == 1 else 'are'} still there"
+            self._screen.say(f"{stay}: locked by another receiver, for a minute as a rule, or just sent")
         missing = counted.received - counted.duplicates
         if self._forgets and missing > 0:
             self._screen.say(

@@ -323,6 +323,7 @@ RECEIVE = document(
     received=count("Received or peeked messages"),
     not_removed=count("Messages that were printed but not removed"),
     duplicates=count("Copies that were not printed"),
+    locked=optional(count("Messages that another receiver has locked, or just sent ones, with --remove")),
     removed=flag("Whether messages are removed, so with --remove"),
     total=optional(_TOTAL),
     complete=optional(_COMPLETE),
