@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,16 +35,17 @@ EMPTY_RECEIVES = 3  # receives that return nothing before peeked messages count 
 class QueueEnd:
     """`counts` is how often the queue was counted and the result reported. `locked` are its messages as last peeked.
 
-    `clock_ahead_ms` is how far the service's clock is ahead. `report` gets the result of a count.
+    `report` gets the result of a count.
     """
 
     def __init__(self, queue: str, plan: RunPlan, report: Callable[[Mover, int], None]) -> None:
-        self.counts = self.clock_ahead_ms = 0
+        self.counts = 0
         self.locked = LockedMessages()
         self._queue = queue
         self._plan = plan
         self._report = report
         self._empty_receives = 0
+        self._new_from_ms = math.inf
         self._peeked: frozenset[int] = frozenset()
 
     @property
@@ -52,8 +54,10 @@ class QueueEnd:
         seconds = self._plan.timings.count_wait_seconds
         return seconds[min(self._empty_receives, len(seconds) - 1)]
 
-    def received(self, messages: Sequence[ReceivedMessage]) -> None:
+    def received(self, messages: Sequence[ReceivedMessage], clock_ahead_ms: int) -> None:
+        """Take note of received messages, by which the clocks are compared: until then no message counts as new."""
         self._empty_receives = 0
+        self._new_from_ms = self._plan.started_ms + clock_ahead_ms + CLOCKS_DIFFER_MS
         if self._peeked or self.locked:
             self._peeked = frozenset()
             self.locked.discard([message.facts.sequence_number for message in messages])
@@ -97,7 +101,7 @@ class QueueEnd:
         return not (others and self._plan.wait_for_locks)
 
     def _is_new(self, enqueued_ms: int) -> bool:
-        return enqueued_ms > self._plan.started_ms + self.clock_ahead_ms + CLOCKS_DIFFER_MS
+        return enqueued_ms > self._new_from_ms
 
     async def _peek_old(self, source: RawSource) -> PeekedQueue:
         return await peek_old(partial(self._peek, source), self._is_new)

@@ -277,10 +277,9 @@ class QueueWorker:
             if limit == 0:
                 continue
             messages = await self._receive(source, mover, limit)
-            self.end.clock_ahead_ms = source.clock_ahead_ms
             if messages:
                 self._failures = 0
-                self.end.received(messages)
+                self.end.received(messages, source.clock_ahead_ms)
                 mover.accept(messages)
                 if plan.context.rate_limiter is not None:
                     plan.context.rate_limiter.received(loop.time(), len(messages))
