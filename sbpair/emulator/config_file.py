@@ -83,8 +83,9 @@ class ConfigFile:
         return found
 
     def create_entities(self, namespace: Namespace) -> None:
-        """Create the entities that the namespace lacks."""
-        self._declare(namespace)
+        """Create the entities that the namespace lacks. Raises ConfigFileInvalid if it cannot have one of them."""
+        if faults := self._declare(namespace):
+            raise ConfigFileInvalid(self.source, faults)
 
     def _declare(self, namespace: Namespace) -> list[DeclarationFault]:
         path, declared = self.namespaces[namespace.name]

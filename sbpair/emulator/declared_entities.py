@@ -135,14 +135,13 @@ def declare(
 ) -> list[DeclarationFault]:
     """Create the entities of `declared`, which has the lists Queues and Topics, and return the faults.
 
-    Nothing is created where a fault is found. Entities that exist already stay unchanged.
+    Nothing is created where a fault is found. Entities that exist already stay unchanged; one of another kind with the
+    name is a fault.
     """
     rehearsed = Namespace(namespace.name, ManualClock(), tier=namespace.tier, partitions=namespace.partitions)
     rehearsal = _Declaration(rehearsed, path, declared, defaults or {})
     rehearsal.check_forwarding(namespace)
-    if not rehearsal.faults:
-        _Declaration(namespace, path, declared, defaults or {})
-    return rehearsal.faults
+    return rehearsal.faults or _Declaration(namespace, path, declared, defaults or {}).faults
 
 
 class _Declaration(Members):
@@ -198,8 +197,9 @@ class _Declaration(Members):
             self.fault(f"{path}.Name", f"the name '{name[:100]}' is used twice")
             return members, None
         self._names.add(key)
-        if description is None:
+        if of.find(name) is not None:
             return members, None
+        # Faulty properties are replaced by the default ones, to find the faults of the name and of what is below.
         more = () if rule is None else (rule,)
         return members, self.attempt(f"{path}.Name", partial(of.create, name, description, *more))
 
