@@ -66,6 +66,13 @@ class Model:
         else:
             entry.expires_ms = self.now + min(QUEUE_TTL_MS, ttl_ms or QUEUE_TTL_MS)
 
+    def send_reserved(self, number: int, size: int, due_ms: int) -> None:
+        """Store a scheduled message under a number that was reserved, or send it if it is due."""
+        if due_ms <= self.now:
+            self.send(size, None, None)
+        else:
+            self.held.append(ModelMessage(number, size, "scheduled", due_ms=due_ms))
+
     def to_dead_letters(self, entry: ModelMessage, reason: str | None) -> None:
         self.held.remove(entry)
         self.dead.append(replace(entry, reason=reason, state="active", deferred=False, expires_ms=NEVER))
@@ -80,6 +87,17 @@ class Model:
         entry.failed += 1
         if entry.failed >= MAX_DELIVERIES:
             self.to_dead_letters(entry, "MaxDeliveryCountExceeded")
+        else:
+            self.put_back(entry)
+
+    def settle(self, entry: ModelMessage, how: str) -> None:
+        if how == "complete":
+            self.held.remove(entry)
+        elif how in ("abandon", "defer"):
+            entry.deferred = entry.deferred or how == "defer"
+            self.fail(entry)
+        elif how == "dead_letter":
+            self.to_dead_letters(entry, None)
         else:
             self.put_back(entry)
 
@@ -190,15 +208,7 @@ class EngineBesideModel(RuleBasedStateMachine):
         entry = self.model.holder(token, self.model.held)
         if not under_lock(entry, getattr(self.queue.messages, how), token):
             return
-        if how == "complete":
-            self.model.held.remove(entry)
-        elif how in ("abandon", "defer"):
-            entry.deferred = entry.deferred or how == "defer"
-            self.model.fail(entry)
-        elif how == "dead_letter":
-            self.model.to_dead_letters(entry, None)
-        else:
-            self.model.put_back(entry)
+        self.model.settle(entry, how)
 
     @rule(token=consumes(dead_tokens), how=st.sampled_from(["complete", "abandon"]))
     def settle_dead(self, token, how) -> None:
