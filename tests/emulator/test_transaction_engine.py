@@ -11,7 +11,9 @@ import pytest
 
 from sbpair.amqp.message import Sections, data_body, encode_map
 from sbpair.amqp.types import Map, Symbol
+from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import MEGABYTE
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -27,8 +29,6 @@ from sbpair.emulator.service_errors import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.clock import ManualClock
-    from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.faults.active import Faults
 
@@ -250,6 +250,40 @@ def test_a_lock_that_ran_out_fails_the_whole_commit(queue, put, transaction, adv
         transaction.commit()
     assert (len(queue.messages), queue.messages.locked_count) == (2, 1)
     queue.messages.complete(held.lock_token)
+
+
+class TickingClock(ManualClock):
+    """A clock that goes on whenever it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step_ms = 0
+
+    def now_ms(self) -> int:
+        self.advance(self.step_ms)
+        return super().now_ms()
+
+
+@pytest.mark.parametrize("left_ms", range(0, 60, 3))
+def test_locks_that_run_out_during_a_commit_do_not_split_it(left_ms) -> None:
+    """Wherever in the commit the locks run out, all of it happens or nothing."""
+    clock = TickingClock()
+    queue = Namespace("contoso", clock).create_queue("orders")
+    queue.send([a_message() for _ in range(5)])
+    received = queue.messages.receive(5)
+    transaction = Transaction(queue.namespace, b"txn")
+    complete_in(transaction, queue, *received)
+    transaction.send(queue, [a_message(ttl_ms=0), a_message()])
+    clock.advance(queue.description.lock_ms - left_ms)
+    clock.step_ms = 1
+    try:
+        transaction.commit()
+        expected = 1
+    except TransactionRolledBack:
+        expected = 5
+    clock.step_ms = 0
+    clock.advance(1_000)
+    assert queue.counts().active == expected
 
 
 def test_a_session_that_is_lost_fails_the_commit(make_queue, transaction, advance) -> None:

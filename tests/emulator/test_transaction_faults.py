@@ -1,0 +1,72 @@
+"""A connection that breaks after any of its frames: the transaction has happened as a whole, or not at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import Namespace
+    from tests.emulator.peer import Peer, Stage
+
+BODIES = [b"\x00\x53\x75\xa0\x01%d" % number for number in range(4)]
+MAX_FRAMES = 60
+
+
+async def exchange(peer: Peer, *, fail: bool) -> None:
+    """Exchange one message for two others, one of them by way of the queue."""
+    session = await peer.begin()
+    control = await peer.attach_coordinator(session=session)
+    receiver = await peer.attach_receiver("orders", session=session)
+    sender = await peer.attach_sender("orders", session=session)
+    other = await peer.attach_sender("other", session=session)
+    (delivery,) = await peer.take(receiver, 1)
+    txn_id = await peer.declare(control)
+    await peer.settle_in(txn_id, delivery)
+    await peer.send_in(txn_id, sender, BODIES[1])
+    await peer.send_in(txn_id, other, BODIES[2])
+    await peer.discharge(control, txn_id, fail=fail)
+    peer.connection.close()
+    await peer.flush()
+    await peer.wait_closed()
+
+
+def bodies_in(namespace: Namespace) -> dict[str, list[bytes]]:
+    return {queue.path: [each.sections.body for each in queue.messages.peek(0, 9)] for queue in namespace.queues()}
+
+
+BEFORE = {"orders": [BODIES[0]], "other": []}
+AFTER = {"orders": [BODIES[1]], "other": [BODIES[2]]}
+
+
+@pytest.mark.timeout_seconds(180)
+@pytest.mark.parametrize("fail", [False, True], ids=["commit", "rollback"])
+@pytest.mark.parametrize("kind", ["drop", "reset"])
+async def test_a_connection_may_break_after_each_frame(stage: Stage, kind: str, fail: bool) -> None:
+    namespace = stage.namespace
+    namespace.create_queue("other")
+    outcomes = []
+    for frames in range(MAX_FRAMES):
+        for queue in namespace.queues():
+            queue.messages.expire_locks()
+            queue.messages.delete(9, namespace.clock.now_ms() + 1)
+        async with stage.connect() as outside:
+            await outside.send(await outside.attach_sender("orders"), BODIES[0])
+        with stage.emulator.faults.during(kind, "contoso", after_frames=frames, count=1):
+            try:
+                async with stage.connect() as peer:
+                    await exchange(peer, fail=fail)
+                broke = False
+            except (AssertionError, ConnectionError):
+                broke = True
+        outcomes.append(bodies_in(namespace))
+        assert outcomes[-1] in (BEFORE, AFTER)
+        if not broke:
+            break
+    assert not broke, "the exchange has more frames than the test expects"
+    assert frames > 10
+    # The discharge decides: nothing before it, and everything after it.
+    committed = [outcome == AFTER for outcome in outcomes]
+    assert committed == sorted(committed)
+    assert any(committed) is not fail
