@@ -20,7 +20,6 @@ from sbpair.emulator.frontends.amqp.amqp_connection import DEFAULT_LIMITS, MAX_R
 from sbpair.emulator.frontends.amqp.connection_output import MAX_OUTPUT
 
 if TYPE_CHECKING:
-    from websockets.frames import Frame
     from websockets.http11 import Request
 
 logger = logging.getLogger(__name__)
@@ -60,16 +59,22 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
         if self._held is not None:
             self._held.append(data)
             return
-        was_open = self._frames.state is State.OPEN
-        self._frames.receive_data(data)
+        frames = self._frames
+        was_open = frames.state is State.OPEN
+        frames.receive_data(data)
         payloads = []
-        for frame in cast("list[Frame]", self._frames.events_received()):
+        received: list[Any] = frames.events_received()
+        for frame in received:
             if frame.opcode is Opcode.BINARY or frame.opcode is Opcode.CONT:
                 payloads.append(frame.data)
             elif frame.opcode is Opcode.TEXT:
-                self._frames.fail(CloseCode.UNSUPPORTED_DATA, "AMQP needs binary frames")
+                frames.fail(CloseCode.UNSUPPORTED_DATA, "AMQP needs binary frames")
                 break
-        self._flush()
+        if answers := frames.data_to_send():
+            self._send(answers)
+            if self._transport.get_write_buffer_size() > MAX_OUTPUT:
+                # The client sends pings and reads no pongs. The AMQP connection resumes with `resume_writing`.
+                self._transport.pause_reading()
         if payloads and was_open:
             self._amqp.data_received(b"".join(payloads))
 
@@ -104,14 +109,6 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
         if self._amqp is not None:
             self._amqp.resume_writing()
 
-    def _flush(self) -> None:
-        pieces = self._frames.data_to_send()
-        if pieces:
-            self._send(pieces)
-            if self._transport.get_write_buffer_size() > MAX_OUTPUT:
-                # A client that sends pings and reads no pongs. The AMQP connection resumes with `resume_writing`.
-                self._transport.pause_reading()
-
     def _send(self, pieces: list[bytes]) -> None:
         """Write pieces of output; an empty one, the last, ends the connection."""
         self._transport.write(b"".join(pieces))
@@ -129,18 +126,19 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
     # Transport of the connection
 
     def write(self, data: Any) -> None:
-        if self._frames.state is State.OPEN:
+        frames = self._frames
+        if frames.state is State.OPEN:
             rest = memoryview(data)
             while rest:
-                self._frames.send_binary(rest[:MAX_PAYLOAD])
+                frames.send_binary(rest[:MAX_PAYLOAD])
                 rest = rest[MAX_PAYLOAD:]
-                self._flush()
+                self._transport.write(b"".join(frames.data_to_send()))
 
     def close(self) -> None:
         """Send a close frame; the client's ends the connection, or the time for it."""
         if self._frames.state is State.OPEN:
             self._frames.send_close(CloseCode.NORMAL_CLOSURE)
-            self._flush()
+            self._send(self._frames.data_to_send())
             self._transport.resume_reading()
             self._limit_close()
 
