@@ -22,6 +22,7 @@ LONG_SECONDS = 5
 SHORTENED_SECONDS = 7
 """More than the lock of the entities that the samples wait on, so that a lock that is not renewed does run out."""
 
+PLAIN = os.environ.get("SAMPLE_PLAIN") != ""
 PATIENCE_SECONDS = os.environ.get("SAMPLE_PATIENCE_SECONDS")
 
 
@@ -54,15 +55,16 @@ def shortened(seconds: float) -> float:
 
 
 for client in (ServiceBusClient, AioServiceBusClient):
-    with_default(client, "__init__", use_tls=False)
+    if PLAIN:
+        with_default(client, "__init__", use_tls=False)
     if PATIENCE_SECONDS is not None:
         with_default(client, "get_queue_receiver", max_wait_time=float(PATIENCE_SECONDS))
-with_default(ServiceBusAdministrationClient, "__init__", transport=PlainTransport)
-with_default(AioAdministrationClient, "__init__", transport=PlainAioTransport)
-
-# The samples sign in as a machine does; this one wants a tenant, of which there is none.
-azure.identity.EnvironmentCredential = azure.identity.ManagedIdentityCredential  # type: ignore[misc,assignment]
-azure.identity.aio.EnvironmentCredential = azure.identity.aio.ManagedIdentityCredential  # type: ignore[misc,assignment]
+if PLAIN:
+    with_default(ServiceBusAdministrationClient, "__init__", transport=PlainTransport)
+    with_default(AioAdministrationClient, "__init__", transport=PlainAioTransport)
+    # The samples sign in as a machine does; this one wants a tenant, of which there is none.
+    azure.identity.EnvironmentCredential = azure.identity.ManagedIdentityCredential  # type: ignore[misc,assignment]
+    azure.identity.aio.EnvironmentCredential = azure.identity.aio.ManagedIdentityCredential  # type: ignore[misc,assignment]
 
 _sleep, _aio_sleep = time.sleep, asyncio.sleep
 time.sleep = lambda seconds: _sleep(shortened(seconds))

@@ -1,0 +1,224 @@
+"""Checks of topics, rules, duplicates, management and WebSocket with the official client for Python."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.management import CorrelationRuleFilter, SqlRuleAction, SqlRuleFilter
+
+from tests.conformance import registry as of
+from tests.conformance.bench import nothing, one, peek_all, take, text, texts
+from tests.conformance.expecting import raising
+from tests.conformance.registry import check
+
+if TYPE_CHECKING:
+    from tests.conformance.bench import Bench
+
+DEFAULT_RULE = "$Default"
+
+
+# Topics
+
+
+@check("topics", of.TOPICS)
+async def each_subscription_gets_a_copy(bench: Bench) -> None:
+    topic = await bench.topic("a", "b")
+    await bench.send(topic, ServiceBusMessage("news"), topic=True)
+    for name in "ab":
+        async with bench.receiver(topic, name) as receiver:
+            found = await one(receiver)
+            await receiver.complete_message(found)
+            assert text(found) == "news"
+            assert not await peek_all(receiver)
+
+
+@check("topics", of.SEQUENCING)
+async def a_scheduled_message_reaches_subscriptions_when_it_is_due(bench: Bench) -> None:
+    topic = await bench.topic("s")
+    async with bench.sender(topic, topic=True) as sender, bench.receiver(topic, "s") as receiver:
+        await sender.schedule_messages([ServiceBusMessage("later")], datetime.now(UTC) + timedelta(seconds=4))
+        await nothing(receiver)
+        found = await one(receiver)
+        await receiver.complete_message(found)
+
+
+@check("topics", of.FORWARDING)
+async def a_subscription_forwards_to_a_queue(bench: Bench) -> None:
+    queue, topic = await bench.queue(), await bench.topic()
+    await bench.admin.create_subscription(topic, "s", forward_to=queue)
+    await bench.send(topic, ServiceBusMessage("on"), topic=True)
+    async with bench.receiver(queue) as receiver:
+        found = await one(receiver)
+        await receiver.complete_message(found)
+    assert text(found) == "on"
+
+
+@check("topics", of.TOPICS)
+async def a_subscription_has_dead_letters_of_its_own(bench: Bench) -> None:
+    topic = await bench.topic("a", "b")
+    await bench.send(topic, ServiceBusMessage("news"), topic=True)
+    async with bench.receiver(topic, "a") as receiver:
+        await receiver.dead_letter_message(await one(receiver), reason="why")
+    async with bench.receiver(topic, "a", sub_queue="deadletter") as dead:
+        assert (await one(dead)).dead_letter_reason == "why"
+    async with bench.receiver(topic, "b") as other:
+        await other.complete_message(await one(other))
+
+
+# Rules
+
+
+@check("rules", of.FILTERS)
+async def filters_select_messages(bench: Bench) -> None:
+    topic = await bench.topic("sql", "correlation", "all")
+    rules = {"sql": SqlRuleFilter("color = 'red' AND n > 1"), "correlation": CorrelationRuleFilter(label="l")}
+    for name, rule_filter in rules.items():
+        await bench.admin.delete_rule(topic, name, DEFAULT_RULE)
+        await bench.admin.create_rule(topic, name, "mine", filter=rule_filter)
+    sent = [
+        ServiceBusMessage("0", application_properties={"color": "red", "n": 2}),
+        ServiceBusMessage("1", application_properties={"color": "red", "n": 1}, subject="l"),
+        ServiceBusMessage("2"),
+    ]
+    await bench.send(topic, *sent, topic=True)
+    for name, expected in (("sql", ["0"]), ("correlation", ["1"]), ("all", ["0", "1", "2"])):
+        async with bench.receiver(topic, name, receive_mode="receiveanddelete") as receiver:
+            assert texts(await take(receiver, len(expected))) == expected, name
+            await nothing(receiver)
+
+
+@check("rules", of.ACTIONS)
+async def an_action_changes_its_copy_only(bench: Bench) -> None:
+    topic = await bench.topic("changed", "plain")
+    await bench.admin.delete_rule(topic, "changed", DEFAULT_RULE)
+    await bench.admin.create_rule(topic, "changed", "r", filter=SqlRuleFilter("1=1"), action=SqlRuleAction("SET n = 2"))
+    await bench.send(topic, ServiceBusMessage("x", application_properties={"n": 1}), topic=True)
+    for name, expected in (("changed", 2), ("plain", 1)):
+        async with bench.receiver(topic, name, receive_mode="receiveanddelete") as receiver:
+            assert ((await one(receiver)).application_properties or {})[b"n"] == expected, name
+
+
+@check("rules", of.FILTERS)
+async def a_subscription_begins_with_a_rule_for_every_message(bench: Bench) -> None:
+    topic = await bench.topic("s")
+    assert [rule.name async for rule in bench.admin.list_rules(topic, "s")] == [DEFAULT_RULE]
+    async with raising(HttpResponseError):
+        await bench.admin.create_rule(topic, "s", "wrong", filter=SqlRuleFilter("a = = 1"))
+    async with raising(ResourceExistsError):
+        await bench.admin.create_rule(topic, "s", DEFAULT_RULE)
+
+
+# Duplicates
+
+
+@check("duplicates", of.DUPLICATES)
+async def a_message_id_is_accepted_once_in_the_window(bench: Bench) -> None:
+    queue = await bench.queue(requires_duplicate_detection=True)
+    for identity in ("a", "b", "a"):
+        await bench.send(queue, ServiceBusMessage(identity, message_id=identity))
+    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
+        assert texts(await take(receiver, 2)) == ["a", "b"]
+        await nothing(receiver)
+
+
+@check("duplicates", of.DUPLICATES)
+async def a_received_message_is_still_known(bench: Bench) -> None:
+    queue = await bench.queue(requires_duplicate_detection=True)
+    async with bench.receiver(queue) as receiver:
+        await bench.send(queue, ServiceBusMessage("a", message_id="a"))
+        await receiver.complete_message(await one(receiver))
+        await bench.send(queue, ServiceBusMessage("again", message_id="a"))
+        await nothing(receiver)
+
+
+# Management
+
+
+@check("management", of.MANAGEMENT)
+async def a_description_reads_back(bench: Bench) -> None:
+    wanted = {
+        "lock_duration": timedelta(seconds=30),
+        "max_delivery_count": 7,
+        "default_message_time_to_live": timedelta(days=2),
+        "dead_lettering_on_message_expiration": True,
+        "requires_session": True,
+        "user_metadata": "mine",
+    }
+    queue = await bench.queue(**wanted)
+    found = await bench.admin.get_queue(queue)
+    assert {name: getattr(found, name) for name in wanted} == wanted
+    found.max_delivery_count = 8
+    await bench.admin.update_queue(found)
+    assert (await bench.admin.get_queue(queue)).max_delivery_count == 8
+
+
+@check("management", of.MANAGEMENT_EXCEPTIONS)
+async def an_existing_entity_is_a_conflict(bench: Bench) -> None:
+    queue = await bench.queue()
+    for name in (queue, queue.upper()):
+        async with raising(ResourceExistsError) as caught:
+            await bench.admin.create_queue(name)
+        assert "SubCode=40900" in str(caught[0]), caught[0]
+
+
+@check("management", of.MANAGEMENT_EXCEPTIONS)
+async def a_missing_entity_is_not_found(bench: Bench) -> None:
+    missing = bench.name()
+    async with raising(ResourceNotFoundError):
+        await bench.admin.get_queue(missing)
+    async with raising(ResourceNotFoundError):
+        await bench.admin.delete_queue(missing)
+
+
+@check("management", f"{of.GITHUB}Azure/azure-rest-api-specs/issues/16679")
+async def sessions_cannot_be_changed_later(bench: Bench) -> None:
+    found = await bench.admin.get_queue(await bench.queue())
+    found.requires_session = True
+    async with raising(HttpResponseError) as caught:
+        await bench.admin.update_queue(found)
+    assert "SubCode=40000" in str(caught[0]), caught[0]
+
+
+@check("management", f"{of.GITHUB}MassTransit/MassTransit/issues/1929")
+async def a_name_with_a_tilde_is_refused(bench: Bench) -> None:
+    async with raising(HttpResponseError) as caught:
+        await bench.admin.create_queue(f"{bench.name()}~x")
+    assert "SubCode=40000" in str(caught[0]), caught[0]
+
+
+@check("management", f"{of.GITHUB}Azure/azure-service-bus/issues/203")
+async def a_target_of_forwarding_must_exist(bench: Bench) -> None:
+    async with raising(HttpResponseError):
+        await bench.queue(forward_to=bench.name())
+
+
+@check("management", of.MANAGEMENT)
+async def messages_are_counted_by_their_place(bench: Bench) -> None:
+    queue = await bench.queue()
+    await bench.send(queue, *(ServiceBusMessage(str(number)) for number in range(3)))
+    async with bench.sender(queue) as sender, bench.receiver(queue) as receiver:
+        await sender.schedule_messages([ServiceBusMessage("later")], datetime.now(UTC) + timedelta(hours=1))
+        await receiver.dead_letter_message(await one(receiver))
+    found = await bench.admin.get_queue_runtime_properties(queue)
+    counts = (found.active_message_count, found.dead_letter_message_count, found.scheduled_message_count)
+    assert (counts, found.total_message_count) == ((2, 1, 1), 4)
+
+
+# WebSocket
+
+
+@check("WebSocket", of.PROTOCOL)
+async def messages_pass_over_WebSocket(bench: Bench) -> None:  # noqa: N802  # the name in the table
+    queue = await bench.queue()
+    async with bench.client(websocket=True) as client:
+        async with client.get_queue_sender(queue) as sender:
+            await sender.send_messages([ServiceBusMessage(b"x" * 50_000), ServiceBusMessage("second")])
+        async with client.get_queue_receiver(queue) as receiver:
+            first, second = await take(receiver, 2)
+            assert (len(text(first)), text(second)) == (50_000, "second")
+            await receiver.complete_message(first)
+            await receiver.defer_message(second)
+            assert len(await receiver.receive_deferred_messages(second.sequence_number)) == 1

@@ -1,0 +1,337 @@
+"""Checks of queues with the official client for Python: sending, receiving, locks and sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusMessageState, ServiceBusSubQueue
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    MessageSizeExceededError,
+    OperationTimeoutError,
+    ServiceBusError,
+    SessionCannotBeLockedError,
+)
+
+from tests.conformance import registry as of
+from tests.conformance.bench import nothing, one, peek_all, take, text, texts
+from tests.conformance.expecting import raising
+from tests.conformance.registry import check
+
+if TYPE_CHECKING:
+    from tests.conformance.bench import Bench
+
+LOCK = timedelta(seconds=5)
+LOCK_SECONDS = 5.0
+MARGIN_SECONDS = 2.0
+
+
+# Send
+
+
+@check("send", of.MESSAGES)
+async def a_message_keeps_its_properties(bench: Bench) -> None:
+    queue = await bench.queue()
+    properties = {"text": "t", "number": 7, "fraction": 1.5, "truth": True}
+    sent = ServiceBusMessage(
+        "body", message_id="id", correlation_id="correlation", subject="subject", content_type="text/plain", to="to",
+        reply_to="reply", session_id="group", reply_to_session_id="reply-group", application_properties=properties,
+        time_to_live=timedelta(minutes=1),
+    )  # fmt: skip
+    await bench.send(queue, sent)
+    async with bench.receiver(queue) as receiver:
+        found = await one(receiver)
+        await receiver.complete_message(found)
+    assert text(found) == "body"
+    fields = ("message_id", "correlation_id", "subject", "content_type", "to", "reply_to", "session_id")
+    for name in (*fields, "reply_to_session_id", "time_to_live"):
+        assert getattr(found, name) == getattr(sent, name), name
+    own = {str(key, "utf-8"): value for key, value in (found.application_properties or {}).items()}
+    assert own == {**properties, "text": b"t"}
+    assert None not in (found.enqueued_time_utc, found.sequence_number)
+
+
+@check("send", of.SEQUENCING)
+async def a_batch_arrives_in_order(bench: Bench) -> None:
+    queue = await bench.queue()
+    await bench.send(queue, *(ServiceBusMessage(str(number)) for number in range(50)))
+    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
+        found = await take(receiver, 50)
+    assert texts(found) == [str(number) for number in range(50)]
+    numbers = [message.sequence_number or 0 for message in found]
+    assert numbers == sorted(numbers)
+
+
+@check("send", of.QUOTAS)
+async def a_message_that_is_too_large_is_refused(bench: Bench) -> None:
+    queue = await bench.queue()
+    limit = (await bench.admin.get_queue(queue)).max_message_size_in_kilobytes or 256
+    async with bench.sender(queue) as sender, raising(MessageSizeExceededError):
+        await sender.send_messages(ServiceBusMessage(b"x" * (limit + 1) * 1024))
+
+
+@check("send", of.SEQUENCING)
+async def a_scheduled_message_waits_for_its_time(bench: Bench) -> None:
+    queue = await bench.queue()
+    async with bench.sender(queue) as sender, bench.receiver(queue) as receiver:
+        (number,) = await sender.schedule_messages(
+            [ServiceBusMessage("later")], datetime.now(UTC) + timedelta(seconds=5)
+        )
+        (waiting,) = await peek_all(receiver)
+        assert (waiting.sequence_number, waiting.state) == (number, ServiceBusMessageState.SCHEDULED)
+        await nothing(receiver)
+        found = await one(receiver)
+        await receiver.complete_message(found)
+    assert text(found) == "later"
+    assert found.scheduled_enqueue_time_utc is not None
+    assert found.enqueued_time_utc is not None
+    assert found.enqueued_time_utc >= found.scheduled_enqueue_time_utc - timedelta(seconds=1)
+
+
+@check("send", of.SEQUENCING)
+async def a_scheduled_message_can_be_cancelled_once(bench: Bench) -> None:
+    queue = await bench.queue()
+    async with bench.sender(queue) as sender, bench.receiver(queue) as receiver:
+        numbers = await sender.schedule_messages([ServiceBusMessage("never")], datetime.now(UTC) + timedelta(hours=1))
+        await sender.cancel_scheduled_messages(numbers)
+        assert not await peek_all(receiver)
+        async with raising(ServiceBusError):
+            await sender.cancel_scheduled_messages(numbers)
+
+
+@check("send", of.EXPIRATION)
+async def an_expired_message_is_dead_lettered(bench: Bench) -> None:
+    queue = await bench.queue(dead_lettering_on_message_expiration=True)
+    await bench.send(queue, ServiceBusMessage("short", time_to_live=timedelta(seconds=1)))
+    await asyncio.sleep(MARGIN_SECONDS)
+    async with bench.receiver(queue) as receiver:
+        await nothing(receiver)
+    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
+        found = await one(dead)
+    assert (text(found), found.dead_letter_reason) == ("short", "TTLExpiredException")
+
+
+@check("send", of.FORWARDING)
+async def a_queue_forwards_to_another(bench: Bench) -> None:
+    last = await bench.queue()
+    first = await bench.queue(forward_to=last)
+    await bench.send(first, ServiceBusMessage("on"))
+    async with bench.receiver(last) as receiver:
+        found = await one(receiver)
+        await receiver.complete_message(found)
+    assert text(found) == "on"
+    async with raising(ServiceBusError), bench.receiver(first):
+        pass
+
+
+# Receive
+
+
+@check("receive", of.BROWSING)
+async def a_peek_shows_messages_and_takes_none(bench: Bench) -> None:
+    queue = await bench.queue()
+    await bench.send(queue, *(ServiceBusMessage(str(number)) for number in range(3)))
+    async with bench.receiver(queue) as receiver:
+        first = await receiver.peek_messages(2)
+        assert texts(first) == ["0", "1"]
+        following = await receiver.peek_messages(5, sequence_number=(first[-1].sequence_number or 0) + 1)
+        assert texts(following) == ["2"]
+        found = await take(receiver, 3)
+        assert [message.delivery_count for message in found] == [0, 0, 0]
+
+
+@check("receive", of.SETTLEMENT)
+async def receive_and_delete_removes_at_once(bench: Bench) -> None:
+    queue = await bench.queue()
+    await bench.send(queue, ServiceBusMessage("once"))
+    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
+        await one(receiver)
+        assert not await peek_all(receiver)
+
+
+@check("receive", of.SETTLEMENT)
+async def an_abandoned_message_comes_again(bench: Bench) -> None:
+    queue = await bench.queue()
+    await bench.send(queue, ServiceBusMessage("again"))
+    async with bench.receiver(queue) as receiver:
+        await receiver.abandon_message(await one(receiver))
+        found = await one(receiver)
+        assert found.delivery_count == 1
+        await receiver.complete_message(found)
+        assert not await peek_all(receiver)
+
+
+@check("receive", of.DEAD_LETTERS)
+async def too_many_deliveries_end_in_the_dead_letter_queue(bench: Bench) -> None:
+    queue = await bench.queue(max_delivery_count=2)
+    await bench.send(queue, ServiceBusMessage("bad"))
+    async with bench.receiver(queue) as receiver:
+        for _ in range(2):
+            await receiver.abandon_message(await one(receiver))
+    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
+        found = await one(dead)
+        assert found.dead_letter_reason == "MaxDeliveryCountExceeded"
+        await dead.abandon_message(found)
+        again = await one(dead)
+        assert again.delivery_count == (found.delivery_count or 0) + 1
+
+
+@check("receive", of.DEAD_LETTERS)
+async def a_dead_letter_has_its_reason(bench: Bench) -> None:
+    queue = await bench.queue()
+    await bench.send(queue, ServiceBusMessage("bad", application_properties={"kept": 1}))
+    async with bench.receiver(queue) as receiver:
+        await receiver.dead_letter_message(await one(receiver), reason="why", error_description="because")
+    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
+        found = await one(dead)
+        await dead.complete_message(found)
+    assert (found.dead_letter_reason, found.dead_letter_error_description) == ("why", "because")
+    assert (found.application_properties or {})[b"kept"] == 1
+
+
+@check("receive", of.DEFERRAL)
+async def a_deferred_message_is_received_by_its_number_only(bench: Bench) -> None:
+    queue = await bench.queue()
+    await bench.send(queue, ServiceBusMessage("aside"))
+    async with bench.receiver(queue) as receiver:
+        message = await one(receiver)
+        await receiver.defer_message(message)
+        await nothing(receiver)
+        (found,) = await receiver.receive_deferred_messages(message.sequence_number)
+        assert (text(found), found.state) == ("aside", ServiceBusMessageState.DEFERRED)
+        await receiver.complete_message(found)
+        async with raising(ServiceBusError):
+            await receiver.receive_deferred_messages(message.sequence_number)
+
+
+@check("receive", f"{of.GITHUB}Azure/azure-service-bus/issues/375")
+async def a_deferral_counts_as_a_delivery(bench: Bench) -> None:
+    queue = await bench.queue(max_delivery_count=1)
+    await bench.send(queue, ServiceBusMessage("aside"))
+    async with bench.receiver(queue) as receiver:
+        await receiver.defer_message(await one(receiver))
+    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
+        assert (await one(dead)).dead_letter_reason == "MaxDeliveryCountExceeded"
+
+
+@check("receive", f"{of.GITHUB}Azure/azure-service-bus/issues/451")
+async def a_missing_entity_is_named(bench: Bench) -> None:
+    missing = bench.name()
+    async with raising(ServiceBusError) as caught, bench.receiver(missing):
+        pass
+    error = caught[0]
+    told = f"{error} {getattr(error, 'inner_exception', '')}"
+    assert missing in told or "404" in told or "not-found" in told, told
+
+
+# Locks
+
+
+@check("locks", of.SETTLEMENT)
+async def a_lock_ends_after_its_duration(bench: Bench) -> None:
+    queue = await bench.queue(lock_duration=LOCK)
+    await bench.send(queue, ServiceBusMessage("slow"))
+    async with bench.receiver(queue) as receiver:
+        await one(receiver)
+        await nothing(receiver)
+        again = await one(receiver)
+        assert again.delivery_count == 1
+        await receiver.complete_message(again)
+
+
+@check("locks", of.SETTLEMENT)
+async def a_renewed_lock_lasts(bench: Bench) -> None:
+    queue = await bench.queue(lock_duration=LOCK)
+    await bench.send(queue, ServiceBusMessage("kept"))
+    async with bench.receiver(queue) as receiver:
+        message = await one(receiver)
+        for _ in range(2):
+            await asyncio.sleep(LOCK_SECONDS / 2 + 0.5)
+            assert await receiver.renew_message_lock(message) > datetime.now(UTC)
+        await receiver.complete_message(message)
+        assert not await peek_all(receiver)
+
+
+@check("locks", of.EXCEPTIONS)
+async def a_late_settlement_is_refused(bench: Bench) -> None:
+    queue = await bench.queue(lock_duration=LOCK)
+    await bench.send(queue, ServiceBusMessage("late"))
+    async with bench.receiver(queue) as receiver:
+        message = await one(receiver)
+        await asyncio.sleep(LOCK_SECONDS + MARGIN_SECONDS)
+        async with raising(MessageLockLostError):
+            await receiver.complete_message(message)
+        peeked = await peek_all(receiver)
+        assert texts(peeked) == ["late"], peeked
+
+
+@check("locks", f"{of.GITHUB}Azure/amqpnetlite/issues/340")
+async def a_lock_outlives_its_receiver(bench: Bench) -> None:
+    queue = await bench.queue(lock_duration=LOCK)
+    await bench.send(queue, ServiceBusMessage("held"))
+    async with bench.receiver(queue) as receiver:
+        await one(receiver)
+    async with bench.receiver(queue) as receiver:
+        # The client needs some time to close and to open.
+        peeked = await peek_all(receiver)
+        assert texts(peeked) == ["held"]
+        again = await one(receiver)
+        assert again.delivery_count == 1
+        await receiver.complete_message(again)
+
+
+# Sessions
+
+
+@check("sessions", of.SESSIONS)
+async def a_session_comes_in_order_to_one_receiver(bench: Bench) -> None:
+    queue = await bench.queue(requires_session=True)
+    await bench.send(queue, *(ServiceBusMessage(str(number), session_id="s") for number in range(5)))
+    async with bench.receiver(queue, session_id="s") as receiver:
+        found = await take(receiver, 5)
+        assert texts(found) == list("01234")
+        async with raising(SessionCannotBeLockedError), bench.receiver(queue, session_id="s"):
+            pass
+        for message in found:
+            await receiver.complete_message(message)
+
+
+@check("sessions", of.SESSIONS)
+async def the_next_session_is_a_free_one(bench: Bench) -> None:
+    queue = await bench.queue(requires_session=True)
+    await bench.send(queue, ServiceBusMessage("a", session_id="a"))
+    await bench.send(queue, ServiceBusMessage("b", session_id="b"))
+    free = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": 5}
+    async with bench.receiver(queue, **free) as first, bench.receiver(queue, **free) as second:
+        assert {first.session.session_id, second.session.session_id} == {"a", "b"}
+        async with raising(OperationTimeoutError), bench.receiver(queue, **free):
+            pass
+
+
+@check("sessions", of.SESSIONS)
+async def the_state_of_a_session_is_kept(bench: Bench) -> None:
+    queue = await bench.queue(requires_session=True)
+    async with bench.receiver(queue, session_id="s") as receiver:
+        assert await receiver.session.get_state() is None
+        await receiver.session.set_state("half done")
+    async with bench.receiver(queue, session_id="s") as receiver:
+        assert await receiver.session.get_state() == b"half done"
+        assert await receiver.session.renew_lock() > datetime.now(UTC)
+
+
+@check("sessions", f"{of.GITHUB}Azure/azure-service-bus/issues/289")
+async def a_message_without_session_id_is_refused(bench: Bench) -> None:
+    queue = await bench.queue(requires_session=True)
+    async with raising(ServiceBusError) as caught:
+        await bench.send(queue, ServiceBusMessage("none"))
+    assert "SessionId" in str(caught[0]), caught[0]
+
+
+@check("sessions", f"{of.GITHUB}Azure/azure-service-bus/issues/326")
+async def a_receiver_must_ask_for_a_session(bench: Bench) -> None:
+    queue = await bench.queue(requires_session=True)
+    async with raising(ServiceBusError) as caught, bench.receiver(queue):
+        pass
+    assert "non-sessionful" in str(caught[0]), caught[0]

@@ -1,0 +1,147 @@
+"""The conformance table against the emulator: every check passes, failures are counted, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sbpair.emulator
+from tests.conformance import entity_checks, queue_checks
+from tests.conformance.__main__ import VARIABLE
+from tests.conformance.bench import NotAConnectionString, Service
+from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS
+from tests.conformance.report import Outcome, markdown
+from tests.conformance.runs import SCRIPT
+from tests.kit.running import Running
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+README = (Path(sbpair.emulator.__file__).parent / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+SECRET = "c2VjcmV0LW9mLXRoaXMtdGVzdA=="
+RUN_SECONDS = 240
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.conformance", *arguments],
+        cwd=ROOT,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+
+
+def entities_of(running: Running) -> Sequence[object]:
+    return running.do(lambda: [*running.namespace.queues(), *running.namespace.topics()])
+
+
+def test_the_readme_shows_the_table_of_a_run_in_which_all_passes() -> None:
+    """The next test shows that all of it passes."""
+    assert queue_checks
+    assert entity_checks
+    checks = sorted([*PYTHON_CHECKS, *JAVASCRIPT_CHECKS], key=lambda check: AREAS.index(check.area))
+    assert markdown([Outcome.of(check, None) for check in checks]) in README
+
+
+@pytest.mark.usefixtures("node", "modules")
+def test_every_check_passes_on_the_emulator_and_nothing_stays(another: Any) -> None:
+    with another() as running:
+        done = run(running.connection_string, "--output", "json")
+        assert entities_of(running) == []
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    assert [check for check in document["checks"] if not check["passed"]] == []
+    assert (document["passed"], document["failed"]) == (len(PYTHON_CHECKS) + len(JAVASCRIPT_CHECKS), 0)
+    assert all(check["source"].startswith("https://") for check in document["checks"])
+
+
+def test_each_check_of_the_script_is_in_the_table() -> None:
+    names = re.findall(r'^  "([^"]+)": async', SCRIPT.read_text(), flags=re.MULTILINE)
+    assert sorted(names) == sorted(check.name for check in JAVASCRIPT_CHECKS)
+
+
+@pytest.mark.parametrize("output", ["text", "json", "markdown"])
+def test_a_failed_check_is_named_with_its_source_and_ends_with_3(output: str) -> None:
+    with Running([("contoso", 0, "basic")]) as running:
+        done = run("--area", "duplicates", "--output", output, **{VARIABLE: running.connection_string})
+        assert entities_of(running) == []
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "a received message is still known" in done.stdout
+    assert "duplicate-detection" in done.stdout
+    if output == "json":
+        document = json.loads(done.stdout)
+        assert (document["passed"], document["failed"]) == (0, 2)
+        assert "Basic tier" in document["checks"][0]["error"]
+
+
+def address(host: str = "127.0.0.1:1", key: str = SECRET, more: str = "") -> str:
+    return f"Endpoint=sb://{host};SharedAccessKeyName=name;SharedAccessKey={key};UseDevelopmentEmulator=true{more}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        SECRET,
+        "Endpoint=sb://h",
+        f"SharedAccessKeyName=n;SharedAccessKey={SECRET}",
+        f"Endpoint=h;SharedAccessKey={SECRET}",
+        f"Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey={SECRET};EntityPath=orders",
+        f"Endpoint=sb://h;SharedAccessSignature={SECRET}",
+        "a=b;c",
+    ],
+)
+def test_a_wrong_connection_string_is_refused_without_its_text(text: str) -> None:
+    with pytest.raises(NotAConnectionString) as refused:
+        Service.read(text)
+    assert SECRET not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_a_service_never_shows_its_key() -> None:
+    service = Service.read(address())
+    assert SECRET not in repr(service)
+    assert service.redact(f"no {SECRET}!") == "no ***!"
+    assert Service.read(address(), "http://localhost:5300/").management_connection_string.startswith(
+        "Endpoint=sb://localhost:5300;"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "expected a connection string"),
+        (["nonsense"], 2, "expected the connection string of a namespace"),
+        ([address(), "--output", "xml"], 2, "invalid choice: 'xml'"),
+        ([address(), "--area", "send", "--area", "mars"], 2, "invalid choice: 'mars'"),
+        ([address(), address()], 2, "too many arguments"),
+        ([address(), "--outptu", SECRET], 2, "too many arguments"),
+        ([address()], 1, "http://127.0.0.1:1: Cannot connect"),
+    ],
+)
+def test_wrong_arguments_are_refused_without_the_key(arguments: list[str], code: int, words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_key_is_refused_without_the_key(another: Any) -> None:
+    with another() as running:
+        done = run(running.connection_string.replace("SAS_KEY_VALUE", SECRET))
+    assert done.returncode == 1
+    assert "InvalidSignature" in done.stderr
+    assert SECRET not in done.stdout + done.stderr
