@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from azure.core.exceptions import AzureError
 
-from tests.conformance import entity_checks, queue_checks
+from tests.conformance import entity_checks, queue_checks, transaction_checks
 from tests.conformance.bench import Bench, NotAConnectionString, Service
-from tests.conformance.registry import AREAS, PYTHON_CHECKS
+from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS
 from tests.conformance.report import FORMATS, Outcome, failed, render
 from tests.conformance.runs import run_javascript, run_python
 from tests.conformance.samples import run_samples
@@ -20,7 +20,8 @@ from tests.integration.node import install
 
 VARIABLE = "SERVICEBUS_CONNECTION_STRING"
 UNREACHABLE, FAILED = 1, 3
-MODULES = (queue_checks, entity_checks)
+MODULES = (queue_checks, entity_checks, transaction_checks)
+"""Their checks are registered when they are loaded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +56,9 @@ async def _check(service: Service, areas: Sequence[str], *, samples: bool) -> li
     async with Bench(service) as bench:
         # A service that cannot be reached fails here, once.
         await bench.admin.get_namespace_properties()
-        running = [run_python(bench, [check for check in PYTHON_CHECKS if check.area in areas]), _in_node(bench)]
+        running = [run_python(bench, [check for check in PYTHON_CHECKS if check.area in areas])]
+        if any(check.area in areas for check in JAVASCRIPT_CHECKS):
+            running.append(_in_node(bench))
         outcomes = [outcome for group in await asyncio.gather(*running) for outcome in group]
         if samples:
             outcomes += await run_samples(bench)

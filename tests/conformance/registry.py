@@ -1,4 +1,4 @@
-"""What is checked: each check with its area and the public source of what it expects."""
+"""The checks, each with its area and the public source of the behaviour that it expects."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ QUOTAS = f"{LEARN}service-bus-quotas"
 EXCEPTIONS = f"{LEARN}service-bus-messaging-exceptions"
 MANAGEMENT = f"{LEARN}service-bus-management-libraries"
 MANAGEMENT_EXCEPTIONS = f"{LEARN}service-bus-resource-manager-exceptions"
+TRANSACTIONS = f"{LEARN}service-bus-transactions"
 PROTOCOL = f"{LEARN}service-bus-amqp-protocol-guide"
 BATCHES = f"{LEARN}service-bus-performance-improvements"
 

@@ -70,9 +70,9 @@ async def open_websocket(authority: str) -> WebSocketStream:
 class Peer:
     """A client that sends what the test decides and keeps every event."""
 
-    def __init__(self, stage: Stage, reader: Any, writer: Any, sasl: SaslClient) -> None:
+    def __init__(self, stage: Any, reader: Any, writer: Any, sasl: SaslClient, *, hostname: str = "127.0.0.1") -> None:
         self.stage = stage
-        self.connection = Connection(sasl, container_id="peer", hostname="127.0.0.1")
+        self.connection = Connection(sasl, container_id="peer", hostname=hostname)
         self.events: list[Any] = []
         self.eof = False
         self._reader = reader
