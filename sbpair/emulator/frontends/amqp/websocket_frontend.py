@@ -31,7 +31,7 @@ MAX_PAYLOAD: Final = 65_536
 
 _quiet = logging.getLogger(f"{__name__}.frames")
 # The library logs headers and payloads, and they could hold a token or a key.
-_quiet.setLevel(logging.ERROR)
+_quiet.setLevel(logging.CRITICAL)
 
 
 class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
