@@ -120,6 +120,13 @@ async def test_first_bytes_may_come_one_by_one(emulator: Emulator) -> None:
             await writer.drain()
             await asyncio.sleep(0)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    async with connected(emulator) as (reader, writer):
+        # It begins like the path of a WebSocket.
+        for piece in (b"GET /$service", b"bus/web?api-version=2021-05 HTTP/1.1\r\nHost: here\r\n\r\n"):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
 
 
 @pytest.mark.parametrize("garbage", [b"\x00", b"\x16\x03\x01\x02\x00", b"AMQQ", b"GETX", b"A" * 100_000])
@@ -130,7 +137,7 @@ async def test_unknown_first_bytes_end_the_connection(emulator: Emulator, garbag
     assert await namespace_info(emulator) == 200
 
 
-@pytest.mark.parametrize("opening", [b"", b"AM"])
+@pytest.mark.parametrize("opening", [b"", b"AM", b"GET /$servicebus/web"])
 async def test_a_silent_peer_is_disconnected(opening) -> None:
     loop = asyncio.get_running_loop()
     listening = bind_port("127.0.0.1", 0)
