@@ -7,8 +7,8 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint, IdentityFrontend
+    from sbpair.emulator.storage.storage import Storage
     from sbpair.emulator.tls import Tls
 
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
@@ -81,6 +82,8 @@ class EmulatorOptions:
     `tls`: serve TLS on every port, beside plain connections. `ca_file`: file for the CA certificate [default: a
     temporary one]. `identity`: offer a managed identity and accept the tokens it issues. `accept_any_token`: accept
     any well-formed bearer token that has not expired. `credits`: throttle each namespace to so many credits a second.
+    `data`: keep entities and messages in this file [default: in memory only]. `durable`: store there before it is
+    acknowledged.
     """
 
     tls: bool = False
@@ -88,6 +91,8 @@ class EmulatorOptions:
     identity: bool = False
     accept_any_token: bool = False
     credits: int | None = None
+    data: Path | None = None
+    durable: bool = False
 
 
 DEFAULT_OPTIONS = EmulatorOptions()
@@ -154,7 +159,8 @@ class Emulator:
     called with each namespace before its port opens.
 
     Raises PortInUse if a port is taken, before any port opens. Raises MachineLacks if a port cannot be opened,
-    NameInvalid and UsageError for invalid names and port numbers.
+    NameInvalid and UsageError for invalid names and port numbers. Raises StateRefused for a data file that is broken,
+    of another kind or version, or of other namespaces, and MachineLacks for one that cannot be used.
     """
 
     def __init__(
@@ -180,14 +186,15 @@ class Emulator:
         self.faults = Faults(self.namespaces, self.advance)
         self._http_authorities: dict[str, str] = {}
         self._timer: LoopTimer | None = None
+        self._storage: Storage | None = None
         self._stack = AsyncExitStack()
         check_requested(self._requested)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            listening = [
-                [stack.enter_context(bind_port(self._host, port)) for port in each.ports] for each in self._requested
-            ]
+            if self._options.data is not None:
+                self._storage = stack.enter_context(closing(self._open_storage(self._options.data)))
+            listening = [[stack.enter_context(each) for each in self._bind(requested)] for requested in self._requested]
             if self._options.tls:
                 self._tls = stack.enter_context(self._start_tls())
             self._timer = LoopTimer(self.clock, self.timers)
@@ -195,6 +202,24 @@ class Emulator:
             await self._start_ports(listening, stack)
             self._stack = stack.pop_all()
         return self
+
+    def _open_storage(self, path: Path) -> Storage:
+        from sbpair.emulator.storage.storage import Storage
+
+        return Storage(path, self._requested, durable=self._options.durable)
+
+    def _bind(self, requested: RequestedNamespace) -> Iterator[socket.socket]:
+        """Open the ports of a namespace: where any will do, the one that it had before, if that is free."""
+        first, *others = requested.ports
+        before = 0 if self._storage is None else self._storage.ports.get(requested.name, 0)
+        try:
+            yield bind_port(self._host, first or before)
+        except MachineLacks:
+            if first:
+                raise
+            yield bind_port(self._host, 0)
+        for port in others:
+            yield bind_port(self._host, port)
 
     def _start_tls(self) -> AbstractContextManager[Tls]:
         from sbpair.emulator.tls import tls_for
@@ -230,6 +255,10 @@ class Emulator:
                 points.meters.append(CreditBudget(self._options.credits, self.clock, self.timers, points.resume))
             namespace.bearers = Bearers(issuer, accept_any=self._options.accept_any_token)
             self.namespaces[requested.name] = namespace
+        if self._storage is not None:
+            ports = [first.getsockname()[1] for first, *_ in listening]
+            self._storage.start(self.namespaces, ports, self.clock, asyncio.get_running_loop().call_later)
+        for namespace, sockets in zip(self.namespaces.values(), listening, strict=True):
             if self._create_entities is not None:
                 self._create_entities(namespace)
             tls = self._tls.context if self._tls else None
@@ -251,6 +280,8 @@ class Emulator:
     def advance(self, ms: int) -> None:
         """Advance the clock and run at once all timers that become due."""
         self.clock.advance(ms)
+        if self._storage is not None:
+            self._storage.on_clock_advanced()
         if self._timer is not None:
             self._timer.run()
 

@@ -113,6 +113,10 @@ class TransactionRolledBack(ServiceError, condition="amqp:transaction:rollback",
 class OperationTimedOut(ServiceError, condition="com.microsoft:timeout", status=504, sub_code=50400): ...
 
 
+def unwritable() -> ServerBusy:
+    return ServerBusy("The server is busy: its data file cannot be written. Please wait 10 seconds and try again.")
+
+
 def partition_unavailable(partition: int) -> OperationTimedOut:
     return OperationTimedOut(
         f"The operation did not complete within the allotted time: partition {partition} is not available."

@@ -45,19 +45,23 @@ def command(
     identity: bool = flag("--identity", "Act as a managed identity, and for --via arm"),
     accept_any_token: bool = flag("--accept-any-token", "Accept any bearer token that is not expired"),
     credits_a_second: int | None = option("--credits N", "Throttle to N credits a second [default: no limit]", min=1),
+    data: Path | None = option("--data FILE", "Keep entities and messages here; a kill loses a second at most"),
+    durable: bool = flag("--durable", "With --data: a kill loses nothing that was acknowledged; slower"),
     screen: Screen,
 ) -> int:
     """Run Service Bus namespaces on this machine.
 
-    Each namespace has one port for AMQP, Atom and Azure Resource Manager. Nothing is kept after it stops. Paste its
-    output into a shell to point the other commands at it. Ctrl-C stops it.
+    Each namespace has one port for AMQP, Atom and Azure Resource Manager. Nothing is kept after it stops, except with
+    --data. Paste its output into a shell to point the other commands at it. Ctrl-C stops it.
 
     Examples:
       sbpair emulator
+      sbpair emulator --data emulator.db
       sbpair emulator --namespace contoso=0,premium --namespace contoso-dr=0 -o json
       sbpair emulator --config-file Config.json
 
-    Exit codes: 0 stopped by a signal; 2 a wrong file; 7 a port is in use
+    Exit codes: 0 stopped by a signal; 2 a wrong file; 4 the data file is broken or of other namespaces; 7 a port or
+    the data file is in use
 
     See also: sbpair help emulator
     """
@@ -68,6 +72,11 @@ def command(
         )
     if ca_file is not None and not tls:
         raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
+    if durable and data is None:
+        raise UsageError("--durable needs --data", hint="add --data FILE, or leave --durable out")
+    for name, file in (("--ready-file", ready_file), ("--ca-file", ca_file)):
+        if data is not None and file is not None and file.absolute() == data.absolute():
+            raise UsageError(f"{name} and --data name the same file", hint="give each a file of its own")
     from sbpair.emulator import server
 
     read = [server.RequestedNamespace(*_parsed(text)) for text in namespace or (() if config_file else DEFAULT)]
@@ -84,7 +93,9 @@ def command(
                 host=host,
                 ready_file=ready_file,
                 on_ready=lambda ready: _show(screen, ready, vendor=config is not None),
-                options=server.EmulatorOptions(tls, ca_file, identity, accept_any_token, credits_a_second),
+                options=server.EmulatorOptions(
+                    tls, ca_file, identity, accept_any_token, credits_a_second, data, durable
+                ),
                 create_entities=config.create_entities if config else None,
             )
         )

@@ -19,6 +19,8 @@ from sbpair.emulator.service_errors import MessageLockExpired
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from sbpair.emulator.entities.sessions import SessionState
+
 PAGE_BITS: Final = 10
 """A page has 1024 sequence numbers: small enough to sort, large enough to keep the pages few."""
 
@@ -67,6 +69,9 @@ class MessageStore:
         if not page:
             del self._pages[number]
             del self._numbers[bisect_left(self._numbers, number)]
+
+    def session_changed(self, session: SessionState) -> None:
+        """React to another state of a session: a store that is kept in a file stores it."""
 
     def read_from(self, sequence: int) -> Iterator[StoredMessage]:
         """Yield the messages numbered `sequence` and above, in order. The store must not change meanwhile."""

@@ -21,10 +21,11 @@ from sbpair.emulator.entities.description import (
     check_path,
     default_of,
 )
+from sbpair.emulator.entities.observer import EntityObserver
 from sbpair.emulator.entities.queue import QueueEntity, entity_not_found, found
 from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity
 from sbpair.emulator.faults.fault_points import FaultPoints
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,7 +72,8 @@ class Namespace:
     """The entities of one namespace.
 
     `call_soon` is the loop's, if there is one. The callbacks in `on_outage` are called when the namespace goes down.
-    `authority` is the host and port that clients use, once it has one.
+    `authority` is the host and port that clients use, once it has one. `store_changes` is called before anything is
+    acknowledged; it returns False if that cannot be stored, and must not be acknowledged.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class Namespace:
         self.messaging_units = partitions
         self.clock = clock
         self.timers = timers or Timers()
-        self.keys: tuple[AuthorizationRule, ...] = (ROOT_RULE,)
+        self._keys: tuple[AuthorizationRule, ...] = (ROOT_RULE,)
+        self.observer = EntityObserver()
+        self.store_changes: Callable[[], bool] = lambda: True
         self.created_at_ms = clock.now_ms()
         self.authority = name
         self.on_outage: set[Callable[[], None]] = set()
@@ -99,6 +103,15 @@ class Namespace:
         self.call_soon = call_soon
         self._entities: dict[str, QueueEntity] = {}
         self._outages = 0
+
+    @property
+    def keys(self) -> tuple[AuthorizationRule, ...]:
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: tuple[AuthorizationRule, ...]) -> None:
+        self._keys = keys
+        self.observer.keys_changed()
 
     @property
     def endpoint(self) -> str:
@@ -123,6 +136,7 @@ class Namespace:
         path = self._new_path(path)
         description = self._for_namespace(description or self._default(QueueDescription()))
         queue = self._entities[path.lower()] = QueueEntity(self, path, description)
+        self.observer.created(queue)
         return queue
 
     def create_topic(self, path: str, description: TopicDescription | None = None) -> TopicEntity:
@@ -134,6 +148,7 @@ class Namespace:
             )
         description = self._for_namespace(description or self._default(TopicDescription()))
         topic = self._entities[path.lower()] = TopicEntity(self, path, description)
+        self.observer.created(topic)
         return topic
 
     def _new_path(self, path: str) -> str:
@@ -223,6 +238,7 @@ class Namespace:
             entity.topic.delete_subscription(entity.name)
             return
         entity.check_all_partitions()
+        self.observer.deleted(entity)
         del self._entities[entity.path.lower()]
         entity.close()
 
@@ -264,6 +280,11 @@ class Namespace:
         while path and path not in self._entities:
             path = path.rpartition("/")[0]
         return self._entities[path].description.authorization_rules if path else ()
+
+    def check_stored(self) -> None:
+        """Raise ServerBusy if what was done cannot be stored, where it is stored before it is acknowledged."""
+        if not self.store_changes():
+            raise unwritable()
 
     # Outages
 

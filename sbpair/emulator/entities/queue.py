@@ -113,9 +113,15 @@ class QueueEntity:
             self._duplicates.window_ms = description.duplicate_detection_window_ms
         self._restart_forwarding()
         self._auto_delete.arm()
+        self.namespace.observer.changed(self)
         if description.status != "Active" or description.forward_to is not None:
             for watcher in list(self._watchers):
                 watcher(self._disabled())
+
+    def keep_history_in(self, seen: OrderedDict[str, tuple[int, int]]) -> None:
+        """Keep the message ids that are seen in this table, if duplicates are detected."""
+        if self._duplicates is not None:
+            self._duplicates.seen = seen
 
     # Forwarding and deletion
 
@@ -141,6 +147,7 @@ class QueueEntity:
         if destination not in self._transfers:
             messages = SubQueue(self.namespace, self.description, None, self.add_transfer_dead_letter)
             self._transfers[destination] = messages, Forwarder(self, messages, destination)
+            self.namespace.observer.transfer_begun(self, destination)
             self._transfers[destination][1].wake()
         return self._transfers[destination][0]
 
@@ -340,10 +347,10 @@ class DuplicateDetector:
 
     def __init__(self) -> None:
         self.window_ms = 0
-        self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self.seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self.seen)
 
     def enqueue_new(
         self, messages: Sequence[StoredMessage], now_ms: int, enqueue: Callable[[list[StoredMessage]], None]
@@ -354,17 +361,17 @@ class DuplicateDetector:
         new = [message for message in messages if self._is_new(message, first)]
         enqueue(new)
         for message_id, message in first.items():
-            self._seen[message_id] = (now_ms, message.sequence_number)
+            self.seen[message_id] = (now_ms, message.sequence_number)
         for message in messages:
             if message.message_id is not None:
-                message.sequence_number = self._seen[message.message_id][1]
+                message.sequence_number = self.seen[message.message_id][1]
 
     def _is_new(self, message: StoredMessage, first: dict[str, StoredMessage]) -> bool:
         message_id = message.message_id
-        return message_id is None or (message_id not in self._seen and first.setdefault(message_id, message) is message)
+        return message_id is None or (message_id not in self.seen and first.setdefault(message_id, message) is message)
 
     def _drop_old(self, now_ms: int) -> None:
-        seen = self._seen
+        seen = self.seen
         while seen and seen[next(iter(seen))][0] + self.window_ms <= now_ms:
             seen.popitem(last=False)
 

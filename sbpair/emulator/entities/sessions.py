@@ -230,6 +230,13 @@ class SessionMessages(SubQueue):
         self._store.size_bytes += len(state or b"") - len(session.state or b"")
         session.state = state
         session.state_changed_ms = self._clock.now_ms()
+        self._store.session_changed(session)
+
+    def restore_state(self, session_id: str, state: bytes, changed_at_ms: int) -> None:
+        """Give a session the state that it had at this time."""
+        session = self._sessions.session(session_id)
+        self.set_state(session, state)
+        session.state_changed_ms = changed_at_ms
 
     def list_sessions(self, changed_after_ms: int | None = None) -> list[str]:
         """Return the ids of sessions with messages or state, sorted; or those whose state changed after a time."""

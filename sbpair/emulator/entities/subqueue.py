@@ -41,7 +41,8 @@ class SubQueue:
     """The messages of an entity, or its dead letters.
 
     `on_dead_lettered` receives the messages that cannot be delivered. Without it (a dead-letter queue has none)
-    nothing expires, and deliveries are not limited.
+    nothing expires, and deliveries are not limited. Many attributes change: an operation updates several counters,
+    times and containers together.
     """
 
     _partition = 0
@@ -101,6 +102,10 @@ class SubQueue:
     @property
     def locked_count(self) -> int:
         return len(self._locks)
+
+    @property
+    def lock_ms(self) -> int:
+        return self._locks.duration_ms
 
     @property
     def has_consumers(self) -> bool:
@@ -199,6 +204,26 @@ class SubQueue:
                 raise MessageNotFound(f"No scheduled message has the sequence number {sequence}.")
             messages.append(message)
         return messages
+
+    # Storage
+
+    def keep_in(self, store: MessageStore, locks: Locks, numbers: list[int]) -> None:
+        """Use these empty containers, which record what changes in them, in place of the present empty ones."""
+        numbers.extend(self._last_numbers)
+        self._store, self._locks, self._last_numbers = store, locks, numbers
+
+    def restore(self, messages: Iterable[StoredMessage]) -> None:
+        """Store messages in the state that they have. What is due by now happens with the next operation."""
+        for message in messages:
+            self._store.add(message)
+            if message.state == SCHEDULED:
+                self._put_on_schedule(message, message.scheduled_at_ms or 0)
+                continue
+            if message.expires_at_ms != NEVER:
+                self._expiries.add(message.expires_at_ms, message.sequence_number)
+                self._advance_by(message.expires_at_ms)
+            if message.state == ACTIVE:
+                self._ready.put(message)
 
     # Receive and peek
 

@@ -106,12 +106,21 @@ class SubscriptionEntity(QueueEntity):
 
     def remove_rule(self, name: str) -> None:
         del self._rules[self.rule(name).name.lower()]
-        self._selects_all = selects_all(self.rules)
+        self._rules_changed()
 
     def _put_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         self._rules = dict(sorted({**self._rules, rule.name.lower(): rule}.items()))
-        self._selects_all = selects_all(self.rules)
+        self._rules_changed()
         return rule
+
+    def set_rules(self, rules: Iterable[SubscriptionRule]) -> None:
+        """Replace all rules."""
+        self._rules = {rule.name.lower(): rule for rule in rules}
+        self._rules_changed()
+
+    def _rules_changed(self) -> None:
+        self._selects_all = selects_all(self.rules)
+        self.namespace.observer.changed(self)
 
     # Messages from the topic
 
@@ -240,11 +249,13 @@ class TopicEntity(QueueEntity):
         first = replace(rule or SubscriptionRule(), created_at_ms=self.namespace.clock.now_ms())
         created = SubscriptionEntity(self, name, description or SubscriptionDescription(), first)
         self._subscriptions[name.lower()] = created
+        self.namespace.observer.created(created)
         return created
 
     def delete_subscription(self, name: str) -> None:
         subscription = self.subscription(name)
         self.check_all_partitions()
+        self.namespace.observer.deleted(subscription)
         del self._subscriptions[subscription.name.lower()]
         subscription.close()
 

@@ -129,6 +129,24 @@ class CreditBudget:
         self._resume()
 
 
+class Unwritable:
+    """A meter that allows nothing: the file that keeps the namespace cannot be written."""
+
+    def spend(self, operations: int, path: str) -> None:
+        del path
+        if operations:
+            raise ServerBusy(
+                "The server is busy: its data file cannot be written. Please wait 10 seconds and try again."
+            )
+
+    def allowed(self, wanted: int, path: str) -> int:
+        del wanted, path
+        return 0
+
+    def record(self, deliveries: int, path: str) -> None:
+        """Do nothing: deliveries cost nothing here."""
+
+
 def server_busy() -> ServerBusy:
     return ServerBusy(
         "The request was terminated because the namespace is being throttled. Error code : 50009. "
@@ -142,7 +160,7 @@ class FaultPoints:
     def __init__(self) -> None:
         self.connections: set[AmqpConnection] = set()
         self.faulty: dict[AmqpConnection, FaultyConnection] = {}
-        self.meters: list[CreditBudget | Throttle] = []
+        self.meters: list[CreditBudget | Throttle | Unwritable] = []
         self.suppressed_acks: list[tuple[Fault, Iterator[bool]]] = []
         self.request_faults: list[tuple[Fault, Iterator[bool]]] = []
         """Faults with the hits they have left."""

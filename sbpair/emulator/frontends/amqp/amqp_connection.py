@@ -73,7 +73,7 @@ class AmqpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         sasl = SaslServer(self.claims.check_key)
         self._connection = Connection(sasl, container_id=self.namespace.name, now=self._loop.time())
-        self.output = ConnectionOutput(self._connection, transport)
+        self.output = ConnectionOutput(self._connection, transport, self.namespace.store_changes)
         self._deadline = self._loop.call_later(self._limits.open_seconds, self._on_open_timeout)
         self.namespace.on_outage.add(self._on_outage)
         self.namespace.fault_points.register(self)

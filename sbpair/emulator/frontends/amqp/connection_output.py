@@ -9,6 +9,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sbpair.amqp.connection import Connection
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint
     from sbpair.emulator.frontends.amqp.request_links import RequestLink
@@ -18,12 +20,17 @@ MAX_OUTPUT: Final = 4_194_304
 
 
 class ConnectionOutput:
-    """The writer of one connection. `blocked`: the peer does not read. Faults may replace `transport`."""
+    """The writer of one connection. `blocked`: the peer does not read. Faults may replace `transport`.
 
-    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
+    `store_changes` is called before each write. It returns False if what the output acknowledges cannot be stored: then
+    the connection breaks, and nothing is written.
+    """
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport, store_changes: Callable[[], bool]) -> None:
         self.blocked = False
         self.transport = transport
         self._connection = connection
+        self._store_changes = store_changes
         self._loop = asyncio.get_running_loop()
         self._unwritten = 0
         self._flush_due = False
@@ -41,6 +48,8 @@ class ConnectionOutput:
         self._flush_due = False
         self._unwritten = 0
         out = self._connection.take()
+        if out and not self._store_changes():
+            self.transport.abort()
         if self.transport.is_closing():
             # Nothing more can be sent.
             self.blocked = True

@@ -55,7 +55,7 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.lower().lstrip("/").replace("%24", "$")
         if path.startswith(CONTROL):
-            return await answer_control(emulator, request)
+            return await answer_control(emulator, namespace, request)
         if is_health_check(request):
             return health(namespace)
         if emulator.identity is not None and path.startswith(identity_frontend.PREFIX):
@@ -65,10 +65,10 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
                 request.transport.abort()
             return web.Response(status=503)
         if is_arm(request.raw_path):
-            return await answer(arm, request)
+            return await answer(arm, namespace, request)
         if namespace.fault_points.latency_seconds:
             await asyncio.sleep(namespace.fault_points.latency_seconds)
-        response = await answer(atom, request)
+        response = await answer(atom, namespace, request)
         # The emulator's clock can be ahead of the machine's.
         response.headers[hdrs.DATE] = formatdate(namespace.clock.now_ms() / 1000, usegmt=True)
         return response
@@ -94,22 +94,25 @@ def health(namespace: Namespace) -> web.Response:
     return web.Response(text=body, status=status, content_type="application/json")
 
 
-async def answer(frontend: AtomFrontend | ArmFrontend, request: web.BaseRequest) -> web.Response:
+async def answer(frontend: AtomFrontend | ArmFrontend, namespace: Namespace, request: web.BaseRequest) -> web.Response:
     """Answer a management request. Every error becomes an error response."""
     try:
-        return await frontend.answer(request)
+        response = await frontend.answer(request)
+        namespace.check_stored()
     except ServiceError as refusal:
         error = refusal
     except Exception as bug:  # noqa: BLE001  # a bug fails its request only
         log_bug(logger, f"{request.method} request", bug)
         error = InternalError()
+    else:
+        return response
     response = frontend.error_response(request, error)
     if error.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(error.retry_after_seconds)
     return response
 
 
-async def answer_control(emulator: Emulator, request: web.BaseRequest) -> web.Response:
+async def answer_control(emulator: Emulator, namespace: Namespace, request: web.BaseRequest) -> web.Response:
     """Answer a request to the control API."""
     parts = split_target(request)[0].strip("/").split("/")[1:]
     try:
@@ -122,6 +125,7 @@ async def answer_control(emulator: Emulator, request: web.BaseRequest) -> web.Re
                 return web.json_response({"id": identity})
             case "POST", ["clock"]:
                 emulator.advance(advance_ms(await document_of(request)))
+                namespace.check_stored()
                 return web.json_response({"now_ms": emulator.clock.now_ms()})
             case "GET", ["state"]:
                 return web.json_response(state_of(emulator))

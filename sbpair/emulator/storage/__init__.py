@@ -1,0 +1,1 @@
+"""Entities and messages in a file: what `--data` adds. Nothing here is loaded without it."""

@@ -1,0 +1,142 @@
+"""Two emulators side by side: one is restarted from its file, the other keeps running and only loses its locks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.sessions import SessionMessages
+from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED
+from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
+from sbpair.emulator.server import RequestedNamespace
+from sbpair.emulator.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from sbpair.emulator.clock import ManualClock
+    from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.entities.subqueue import SubQueue
+
+REQUESTED = RequestedNamespace("contoso", 5672)
+PORTS = [5672]
+
+
+class NoTimer:
+    """A timer that never runs: tests commit by themselves."""
+
+    def cancel(self) -> None: ...
+
+
+def never(_delay: float, _callback: Callable[[], object]) -> Any:
+    return NoTimer()
+
+
+@dataclass
+class World:
+    """A namespace with its clock, and a file if it has one."""
+
+    namespace: Namespace
+    clock: ManualClock
+    path: Path | None = None
+    storage: Storage | None = None
+    down: bool = False
+
+    @classmethod
+    def start(cls, clock: ManualClock, path: Path | None = None) -> World:
+        namespace = Namespace("contoso", clock)
+        storage = None
+        if path is not None:
+            storage = Storage(path, [REQUESTED], durable=True)
+            storage.start({"contoso": namespace}, PORTS, clock, never)
+        return cls(namespace, clock, path, storage)
+
+    def restart(self, *, kill: bool) -> World:
+        """Return the world that a new emulator has: from the file, or after a kill from copies of what was on disk."""
+        assert self.path is not None
+        assert self.storage is not None
+        if not kill:
+            self.storage.close()
+            return World.start(self.clock, self.path)
+        assert self.namespace.store_changes()
+        copy = self.path.with_name(self.path.name + "+")
+        for suffix in ("", "-wal"):
+            shutil.copyfile(f"{self.path}{suffix}", f"{copy}{suffix}")
+        self.storage.close()
+        return World.start(self.clock, copy)
+
+    def entities(self) -> list[QueueEntity]:
+        topics = self.namespace.topics()
+        return [*self.namespace.queues(), *topics, *(each for topic in topics for each in topic.subscriptions)]
+
+    def unlock_all(self) -> None:
+        """End every lock without counting a failed delivery, as a restart does."""
+        for entity in self.entities():
+            for messages in sub_queues(entity):
+                if isinstance(messages, SessionMessages):
+                    for held in list(messages._holds.values()):
+                        held.close()
+                for message in messages.peek(0, 10_000):
+                    if message.state == LOCKED:
+                        messages.release(message.lock_token)
+
+    def resume_forwarding(self) -> None:
+        """Resume in the order in which the entities were created."""
+        for entity in self.namespace._entities.values():
+            entity.resume_forwarding()
+
+    def advance(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self.namespace.timers.advance(self.clock.now_ms())
+
+
+def sub_queues(entity: QueueEntity) -> tuple[SubQueue, ...]:
+    transfers = [messages for _, (messages, _) in sorted(entity._transfers.items())]
+    return entity.messages, entity.dead_letters, entity.transfer_dead_letters, *transfers
+
+
+def state_of(world: World) -> dict[str, Any]:
+    """Return all that a file has to keep."""
+    return {
+        "keys": world.namespace.keys,
+        "created": world.namespace.created_at_ms,
+        "entities": {entity.path: _entity(entity) for entity in world.entities()},
+    }
+
+
+def _entity(entity: QueueEntity) -> dict[str, Any]:
+    duplicates = entity._duplicates
+    return {
+        "kind": type(entity),
+        "description": entity.description,
+        "times": (entity.created_at_ms, entity.updated_at_ms),
+        "rules": entity.rules if isinstance(entity, SubscriptionEntity) else None,
+        "subscriptions": len(entity.subscriptions) if isinstance(entity, TopicEntity) else None,
+        "seen": None if duplicates is None else dict(duplicates.seen),
+        "counts": entity.counts(),
+        "size": entity.size_bytes,
+        "stores": [_sub_queue(each) for each in sub_queues(entity)],
+    }
+
+
+def _sub_queue(messages: SubQueue) -> dict[str, Any]:
+    sessions = messages._sessions.sessions.values() if isinstance(messages, SessionMessages) else ()
+    return {
+        "numbers": list(messages._last_numbers),
+        "messages": [_message(each) for each in messages._store.read_from(0)],
+        "sessions": {each.id: (each.state, each.state_changed_ms) for each in sessions if each.state is not None},
+    }
+
+
+_FIELDS = """size message_id ttl_ms session_id scheduled_at_ms partition_key sequence_number enqueued_at_ms
+    expires_at_ms
+    delivery_count reported_state dead_letter enqueued_sequence_number hops"""
+
+
+def _message(message: Any) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in _FIELDS.split()}
+    unlocked = DEFERRED if message.reported_state == DEFERRED else ACTIVE
+    state = unlocked if message.state == LOCKED else message.state
+    return {"state": state, "content": message.sections.join(), **fields}

@@ -1,0 +1,339 @@
+"""Data files that are refused, by name and untouched; and an emulator whose file cannot be written any more."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.exceptions import ServiceBusError
+
+from sbpair.amqp.message import Sections, data_body
+from sbpair.amqp_client.client import connect
+from sbpair.emulator.clock import ManualClock
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.server import RequestedNamespace
+from sbpair.emulator.storage import data_file
+from sbpair.emulator.storage.storage import Storage
+from sbpair.errors import MachineLacks, SbpairError, StateRefused
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.testing import Emulator, EmulatorOptions
+from tests.benchmarks.emulator import message
+from tests.emulator.storage_worlds import World
+from tests.kit.waiting import until
+
+CONTOSO = RequestedNamespace("contoso", 5672)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "emulator.db"
+
+
+@pytest.fixture
+def filled(path: Path) -> Path:
+    """Return a data file with a queue and 300 messages of 1 KB."""
+    world = World.start(ManualClock(), path)
+    queue = world.namespace.create_queue("orders", QueueDescription())
+    send(world, queue_bytes=1_000, count=300)
+    assert len(queue.messages) == 300
+    assert world.storage is not None
+    world.storage.close()
+    return path
+
+
+def send(world: World, *, queue_bytes: int, count: int) -> None:
+    body = Sections(body=data_body(b"x" * queue_bytes)).join()
+    for _ in range(count):
+        world.namespace.queue("orders").send([StoredMessage(body, len(body))])
+
+
+def digests(directory: Path) -> dict[str, str]:
+    return {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in sorted(directory.iterdir())}
+
+
+def refusal(path: Path, *requested: RequestedNamespace) -> SbpairError:
+    """Return the error of an emulator that starts with this file, which is not changed."""
+    before = digests(path.parent)
+    with pytest.raises((StateRefused, MachineLacks)) as raised:
+        load(path, *requested)
+    assert digests(path.parent) == before
+    assert str(path) in raised.value.message
+    assert raised.value.hint
+    return raised.value
+
+
+def load(path: Path, *requested: RequestedNamespace) -> None:
+    clock = ManualClock()
+    storage = Storage(path, requested or [CONTOSO])
+    try:
+        storage.start({"contoso": Namespace("contoso", clock)}, [5672], clock, lambda *_: None)  # type: ignore[arg-type,return-value]
+    finally:
+        storage.close()
+
+
+# Refused
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def cut_within_a_page(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1_000)
+
+
+def keep_the_header(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+def overwrite_with_noise(path: Path) -> None:
+    path.write_bytes(random.Random(1).randbytes(50_000))
+
+
+def noise_within(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(5_000)
+        file.write(random.Random(1).randbytes(20_000))
+
+
+def change(*statements: str) -> Callable[[Path], None]:
+    def run(path: Path) -> None:
+        db = sqlite3.connect(path)
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+        db.close()
+
+    return run
+
+
+BROKEN = {
+    "cut": cut,
+    "cut within a page": cut_within_a_page,
+    "only a header": keep_the_header,
+    "noise within": noise_within,
+    "a table is missing": change("DROP TABLE messages"),
+    "a message without entity": change("UPDATE messages SET store = 99"),
+    "another body": change("UPDATE messages SET content = x'00' WHERE id = 7"),
+    "other fields": change("UPDATE messages SET fields = '{\"sequence_number\":9}' WHERE id = 7"),
+    "fields that are not JSON": change("UPDATE messages SET fields = 'no', checksum = 0"),
+    "an entity that is not one": change("UPDATE entities SET document = '[]'"),
+    "an unknown kind": change("UPDATE entities SET document = replace(document, '\"queue\"', '\"stack\"')"),
+    "an unknown property": change("UPDATE entities SET document = replace(document, 'lock_duration', 'lock')"),
+    "an impossible path": change("UPDATE entities SET document = replace(document, 'orders', 'or ders')"),
+    "numbers that are text": change("UPDATE stores SET last_numbers = 'one'"),
+    "an unknown part": change("UPDATE stores SET part = 'letters'"),
+    "a namespace that is not one": change("UPDATE namespaces SET document = '7'"),
+    "no port": change("UPDATE namespaces SET document = replace(document, '\"port\"', '\"door\"')"),
+    "no clock": change("DELETE FROM clock"),
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_refused_by_name_and_not_touched(filled: Path, damage: Callable[[Path], None]) -> None:
+    damage(filled)
+    error = refusal(filled)
+    assert isinstance(error, StateRefused)
+    assert "is broken" in error.message
+
+
+FOREIGN = {
+    "noise": overwrite_with_noise,
+    "text": lambda path: path.write_text("entities = []\n" * 100),
+    "another application's": change("PRAGMA application_id = 1"),
+    "a database without application": change("PRAGMA application_id = 0"),
+}
+
+
+@pytest.mark.parametrize("replace", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_of_another_kind_is_refused_and_not_touched(filled: Path, replace: Callable[[Path], None]) -> None:
+    replace(filled)
+    assert "is not a data file of the emulator" in refusal(filled).message
+
+
+def test_a_file_of_a_newer_version_is_refused_and_not_touched(filled: Path) -> None:
+    change(f"PRAGMA user_version = {data_file.VERSION + 1}")(filled)
+    assert "newer version of sbpair" in refusal(filled).message
+
+
+@pytest.mark.parametrize(
+    "requested",
+    [
+        [RequestedNamespace("fabrikam", 5672)],
+        [RequestedNamespace("contoso", 5672, "premium")],
+        [RequestedNamespace("contoso", 5672, "premium", 2)],
+        [CONTOSO, RequestedNamespace("contoso-dr", 5673)],
+    ],
+)
+def test_a_file_of_other_namespaces_is_refused_with_what_to_start(filled: Path, requested) -> None:
+    error = refusal(filled, *requested)
+    assert "holds contoso (standard), not " in error.message
+    assert error.hint is not None
+    assert "--namespace contoso=5672,standard" in error.hint
+
+
+def test_a_broken_file_with_a_log_beside_it_is_not_touched(filled: Path, tmp_path: Path) -> None:
+    world = World.start(ManualClock(), filled)
+    send(world, queue_bytes=100, count=5)
+    world.namespace.store_changes()
+    copy = tmp_path / "copy" / "copy.db"
+    copy.parent.mkdir()
+    for suffix in ("", "-wal"):
+        shutil.copyfile(f"{filled}{suffix}", f"{copy}{suffix}")
+    assert world.storage is not None
+    world.storage.close()
+    assert copy.with_name("copy.db-wal").stat().st_size
+    noise_within(copy)
+    assert "is broken" in refusal(copy).message
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (Path.mkdir, "is a directory"),
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to(path), "cannot be opened"),
+        (lambda path: path.symlink_to("/dev/null"), "is not a regular file"),
+    ],
+)
+def test_what_is_not_a_file_is_refused_by_name(path: Path, make: Callable[[Path], object], text: str) -> None:
+    make(path)
+    with pytest.raises(MachineLacks, match=text) as raised:
+        Storage(path, [CONTOSO])
+    assert str(path) in raised.value.message
+
+
+def test_a_directory_that_does_not_exist_is_named(path: Path) -> None:
+    with pytest.raises(MachineLacks, match=r"directory of .*data\.db does not exist"):
+        Storage(path.parent / "missing" / "data.db", [CONTOSO])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_a_file_that_may_not_be_written_is_refused(filled: Path) -> None:
+    filled.chmod(0o400)
+    assert "no permission to write" in refusal(filled).message
+
+
+def test_a_file_that_another_process_uses_is_refused(filled: Path) -> None:
+    holder = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('BEGIN EXCLUSIVE');"
+    holder += "db.execute('PRAGMA locking_mode=EXCLUSIVE'); db.execute('DELETE FROM clock'); print(flush=True); input()"
+    words = [sys.executable, "-c", holder, str(filled)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(MachineLacks, match="is in use by another process"):
+            load(filled)
+        process.kill()
+
+
+async def test_a_file_of_a_running_emulator_is_refused(path: Path) -> None:
+    async with Emulator([("contoso", 0)], options=EmulatorOptions(data=path)) as first:
+        first.namespaces["contoso"].create_queue("orders")
+        with pytest.raises(MachineLacks, match="is in use by another process"):
+            async with Emulator([("contoso", 0)], options=EmulatorOptions(data=path)):
+                pass
+        assert first.namespaces["contoso"].find_queue("orders")
+    async with Emulator([("contoso", 0)], options=EmulatorOptions(data=path)) as again:
+        assert again.namespaces["contoso"].find_queue("orders")
+
+
+def test_an_empty_file_is_a_new_one(path: Path) -> None:
+    path.touch()
+    load(path)
+    assert path.stat().st_size
+
+
+def test_only_the_user_can_read_the_file_and_nothing_is_beside_it(filled: Path) -> None:
+    assert filled.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in filled.parent.iterdir()] == [filled.name]
+
+
+# A full disk
+
+
+def database(emulator: Emulator) -> sqlite3.Connection:
+    assert emulator._storage is not None
+    assert emulator._storage._log is not None
+    db = emulator._storage._log._db
+    assert db is not None
+    return db
+
+
+def limit_pages(emulator: Emulator, more: int) -> None:
+    """Leave room for so many more pages in the file."""
+    [[pages]] = database(emulator).execute("PRAGMA page_count")
+    database(emulator).execute(f"PRAGMA max_page_count = {pages + more}")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the client's lost connection
+async def test_without_room_nothing_is_acknowledged_until_there_is(path: Path, caplog) -> None:
+    options = EmulatorOptions(data=path, durable=True)
+    async with Emulator([("contoso", 0)], options=options) as emulator, ClientSession() as http:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("orders")
+        async with ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client:
+            async with client.get_queue_sender("orders") as sender:
+                await sender.send_messages(ServiceBusMessage("stored"))
+                limit_pages(emulator, 0)
+                with pytest.raises(ServiceBusError):
+                    await sender.send_messages(ServiceBusMessage("x" * 200_000))
+            async with client.get_queue_sender("orders") as sender:
+                with pytest.raises(ServiceBusError, match="data file cannot be written"):
+                    await sender.send_messages(ServiceBusMessage("refused"))
+            url = f"http://{namespace.authority}/$control/clock"
+            async with http.post(url, json={"advance_ms": 1}) as answer:
+                assert answer.status == 503
+                assert "data file cannot be written" in await answer.text()
+            assert "cannot be written: database or disk is full" in caplog.text
+            limit_pages(emulator, 1_000)
+            await until(lambda: "can be written again" in caplog.text)
+            async with client.get_queue_sender("orders") as sender:
+                await sender.send_messages(ServiceBusMessage("stored too"))
+            mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+            async with client.get_queue_receiver("orders", receive_mode=mode) as receiver:
+                texts = [str(each)[:10] for each in await receiver.receive_messages(5, max_wait_time=5)]
+    # The first one that met the full disk was neither refused nor acknowledged.
+    assert [text for text in texts if text != "x" * 10] == ["stored", "stored too"]
+    async with Emulator([("contoso", 0)], options=options) as emulator:
+        assert emulator.namespaces["contoso"].queue("orders").counts().total == 3 - len(texts)
+
+
+async def fill_and_stop(path: Path) -> None:
+    async with Emulator([("contoso", 0)], options=EmulatorOptions(data=path)) as emulator:
+        limit_pages(emulator, 0)
+        for number in range(100):
+            emulator.namespaces["contoso"].create_queue(f"queue-{number}")
+
+
+async def test_an_emulator_that_cannot_store_at_its_end_says_so(path: Path) -> None:
+    with pytest.raises(MachineLacks, match=r"emulator\.db cannot be used: database or disk is full"):
+        await fill_and_stop(path)
+
+
+# Before it is acknowledged
+
+
+async def test_a_durable_send_is_stored_when_it_is_acknowledged(path: Path) -> None:
+    async with Emulator([("contoso", 0)], options=EmulatorOptions(data=path, durable=True)) as emulator:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("orders")
+        async with connect(endpoint_from_connection_string(namespace.connection_string)) as client:
+            sender = await client.sender("orders")
+            for count in range(1, 4):
+                await sender.send(message(count), message_format=0)
+                [[stored]] = database(emulator).execute("SELECT count(*) FROM messages")
+                assert stored == count
+            sender.close()
