@@ -112,6 +112,8 @@ class RawSource:
         self._clock = ServiceClock(now)
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder(queue)
+        self.returned = 0
+        """Messages that were prefetched and never received: `stop` released them."""
 
     @classmethod
     async def open(cls, wire: AmqpClient, queue: str, *, keeps_payload: bool = False) -> RawSource:
@@ -172,6 +174,7 @@ class RawSource:
         while left:
             try:
                 await self._receiver.settle(left, RELEASED)
+                self.returned += len(left)
             except SbpairError as error:
                 log.info("%d messages of %s were not released: %s", len(left), self.queue, error)
             # Messages still in transit must not overtake released ones. After this disposition nothing more comes.

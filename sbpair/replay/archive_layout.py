@@ -82,7 +82,7 @@ OUTCOME = pa.schema(
     ]
 )
 
-PROGRESS = "queue string, messages long"  # schema of a task's progress rows. Informational: totals come from the files.
+PROGRESS = "queue string, messages long, released long"  # schema of a task's progress rows. Totals come from the files.
 
 
 def segment_path(queue: str, name: str) -> str:

@@ -25,10 +25,10 @@ from sbpair.move.mover import Mover
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.raw_source import RawSource
 from sbpair.replay.archive_layout import HELD, KEY, LEDGER
-from sbpair.replay.drain_task import IDLE_SECONDS, DrainCutoff, load_accepted
+from sbpair.replay.drain_task import IDLE_SECONDS, DrainCutoff, UnsettledDeliveries, load_accepted
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
 from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context
-from sbpair.replay.spark_task import StopPoll, queue_task, retry_while_progressing
+from sbpair.replay.spark_task import StopPoll, TaskCounts, queue_task, retry_while_progressing
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
 
 if TYPE_CHECKING:
@@ -131,10 +131,12 @@ class DirectMove:
         self._accepted = load_accepted(self._archive, queue) | dead_accepted
         self._lease = TaskLease(self._archive, job.heartbeat)
         self._cutoff = DrainCutoff(job.run)
+        self._unsettled = UnsettledDeliveries()
+        self._returned = 0
         self._stop = StopPoll(self._archive)
 
-    async def run(self, ready_seconds: float = READY_SECONDS) -> int:
-        """Return how many messages the primary accepted. Raises Unavailable, LeaseLost, MachineLacks."""
+    async def run(self, ready_seconds: float = READY_SECONDS) -> TaskCounts:
+        """Return how many messages were sent and released. Raises Unavailable, LeaseLost, MachineLacks."""
         context = move_context(self._job, self._lease, self._ledger)
         context = replace(context, batch_limits=BATCH_LIMITS, max_held=MAX_HELD)
         await self._lease.wait_confirmed(ready_seconds)
@@ -157,10 +159,13 @@ class DirectMove:
                 self._ledger.write_doubtful()
         # The backlog may deliver these again, and a resume must not send them.
         self._ledger.clear_held(keep=[Entry((self._queue, *key[2:]), None) for key in context.journal.unconfirmed()])
-        return context.tally.receipt().sent
+        receipt = context.tally.receipt()
+        return TaskCounts(receipt.sent, receipt.released + self._returned)
 
     async def _move(self, source: RecordedSource, primary: RawPrimary, context: MoveContext) -> None:
         failure: SbpairError | None = None
+        completed = await self._unsettled.settle(source)
+        context.journal.note_completed([each.key for each in completed])
         async with asyncio.TaskGroup() as tasks:
             mover = Mover(source, primary, tasks, context)
             renewal = tasks.create_task(mover.renew_locks(), name="renew locks")
@@ -171,6 +176,12 @@ class DirectMove:
             await mover.finish()
             renewal.cancel()
         mover.abandon_all()
+        self._returned += source.returned
+        for message in mover.unsettled:
+            if _accepted_key(message) in self._accepted:
+                self._unsettled.accepted.append(message)
+            elif not context.journal.was_accepted(message.key):
+                self._unsettled.released.append(message)
         unsettled = None if self._archive.stop_requested() else mover.settlement_error
         failure = mover.fatal or source.record_error or failure or unsettled
         if failure is not None:

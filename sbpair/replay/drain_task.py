@@ -1,7 +1,8 @@
 """One task of the drain: a backlog queue into segments, up to the run's cut-off, each settled once it is durable.
 
-Invariant: no message is settled before its segment has been written, synced and read back. No shuffle follows, so Spark
-repeats no stage whose messages are settled. A task that dies leaves whole segments, and messages whose locks expire.
+Invariant: no message is completed before its segment has been written, synced and read back. No shuffle follows, so
+Spark repeats no stage whose messages are settled. A task that ends releases what it holds; one that dies leaves whole
+segments, and messages that stay locked until their locks expire.
 """
 
 from __future__ import annotations
@@ -9,22 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError, Unavailable
 from sbpair.model.message_key import message_key
 from sbpair.move.raw_source import RawSource, peek_queue
 from sbpair.replay.archive_layout import ACCEPTED_FILE, SEGMENT
 from sbpair.replay.segment import Segment
-from sbpair.replay.spark_task import queue_task, retry, retry_while_progressing
+from sbpair.replay.spark_task import TaskCounts, queue_task, retry, retry_while_progressing
 
 if TYPE_CHECKING:
+    from sbpair.amqp.performatives import Outcome
     from sbpair.model.message_key import Key
-    from sbpair.move.interface import ReceivedMessage
+    from sbpair.move.interface import Failures, ReceivedMessage
     from sbpair.move.raw_source import RawReceivedMessage
     from sbpair.replay.archive import Archive
     from sbpair.replay.run import ReplayRun, TaskJob
@@ -36,6 +38,7 @@ LOCK_SHARE = 0.4  # the share of a lock's time after which its message must be i
 IDLE_SECONDS = 0.25  # a segment is stored after so long without a message
 MIN_QUIET = 2  # peeks in a row without a message of the run, each after a receive of nothing, that end a queue
 MAX_CLOCK_SKEW_MS = 60_000
+MAX_UNSETTLED = 10_000  # deliveries settled over a new connection, a hundred at a time
 
 
 class DrainCutoff:
@@ -64,7 +67,7 @@ class DrainCutoff:
         """Peek the queue. A message of the run that another receiver has locked is seen, and is waited for."""
         self._peeked_at = asyncio.get_running_loop().time()
         async for page in source.peek_pages():
-            if any(not peeked.deferred and was_present(self._run, peeked.enqueued_at) for peeked in page):
+            if any(peeked.active and was_present(self._run, peeked.enqueued_at) for peeked in page):
                 self._quiet = 0
                 return asyncio.get_running_loop().time() - self._received_at >= self._run.options.locked_seconds
         self._quiet += 1
@@ -81,6 +84,36 @@ def drain_task(job: TaskJob) -> Any:
     return queue_task(job, lambda queue: QueueDrain(job, queue).run())
 
 
+class UnsettledDeliveries:
+    """Deliveries of a lost connection that are still locked, to be settled over the next one."""
+
+    def __init__(self) -> None:
+        self.accepted: list[ReceivedMessage] = []
+        self.released: list[ReceivedMessage] = []
+
+    async def settle(self, source: RawSource) -> list[ReceivedMessage]:
+        """Complete and release them. Return those completed; the locks of others expire by themselves."""
+        completed = await self._settle(source, self.accepted, ACCEPTED)
+        await self._settle(source, self.released, RELEASED)
+        return completed
+
+    async def _settle(
+        self, source: RawSource, messages: list[ReceivedMessage], outcome: Outcome
+    ) -> list[ReceivedMessage]:
+        now = asyncio.get_running_loop().time()
+        locked = [each for each in messages[:MAX_UNSETTLED] if each.lock_until > now]
+        messages.clear()
+        failed = {id(each) for each, _ in await source.settle_by_token(locked, outcome)}
+        if locked:
+            log.info("%s: %d messages settled over a new connection", source.queue, len(locked) - len(failed))
+        return [each for each in locked if id(each) not in failed]
+
+
+def unanswered(failures: Failures) -> list[ReceivedMessage]:
+    """Return the messages whose settlement was not confirmed: they may still be locked."""
+    return [message for message, error in failures if isinstance(error, Unavailable)]
+
+
 class QueueDrain:
     """The drain of one queue into segments, up to the run's cut-off. One segment is stored while the next fills."""
 
@@ -88,13 +121,15 @@ class QueueDrain:
         self._job, self._queue, self._archive = job, queue, job.open()
         self._options = job.run.options
         self._accepted = load_accepted(self._archive, queue)
-        self._messages = 0
+        self._messages = self._released = 0
         self._cutoff = DrainCutoff(job.run)
+        self._unstored: list[Segment] = []
+        self._unsettled = UnsettledDeliveries()
         self._storing: asyncio.Task[None] | None = None
         self._store_error: SbpairError | None = None
 
-    async def run(self) -> int:
-        """Return how many messages were archived. Raises Unavailable, or MachineLacks if the archive fails."""
+    async def run(self) -> TaskCounts:
+        """Return how many messages were archived and released. Raises Unavailable, MachineLacks."""
         async with token_getter(self._job.pair()) as get_token:
 
             async def attempt() -> None:
@@ -102,21 +137,32 @@ class QueueDrain:
                     await self._drain(await RawSource.open(client, self._queue, keeps_payload=True))
 
             await retry_while_progressing(self._queue, attempt, lambda: self._messages, self._archive.stop_requested)
-        return self._messages
+        return TaskCounts(self._messages, self._released)
 
     async def _drain(self, source: RawSource) -> None:
         failure: SbpairError | None = None
         self._store_error = None
+        await self._unsettled.settle(source)
         async with asyncio.TaskGroup() as tasks:
             try:
                 await self._receive(source, tasks)
             except SbpairError as error:
                 failure = error
             await self._wait_stored()
+        await source.stop()
+        await self._release_unstored(source)
+        self._released += source.returned
         failure = self._store_error or failure
         if failure is not None:
             raise failure
-        await source.stop()
+
+    async def _release_unstored(self, source: RawSource) -> None:
+        """Release the messages whose segments are not in the archive."""
+        unstored, self._unstored = self._unstored, []
+        for segment in filter(len, unstored):
+            failures = await source.release(segment.messages)
+            self._unsettled.released += unanswered(failures)
+            self._released += len(segment) - len(failures)
 
     async def _receive(self, source: RawSource, tasks: asyncio.TaskGroup) -> None:
         segment = self._new_segment()
@@ -141,7 +187,9 @@ class QueueDrain:
 
     def _new_segment(self) -> Segment:
         shards = self._job.run.shards
-        return Segment(self._queue, self._archive.new_table(SEGMENT, shards, large=True), shards)
+        segment = Segment(self._queue, self._archive.new_table(SEGMENT, shards, large=True), shards)
+        self._unstored.append(segment)
+        return segment
 
     def _is_full(self, segment: Segment) -> bool:
         full = segment.bytes >= self._options.segment_bytes or len(segment) >= self._options.segment_messages
@@ -176,34 +224,48 @@ class QueueDrain:
         try:
             await asyncio.to_thread(segment.write_groups)
             await asyncio.to_thread(self._archive.put, segment.path, segment.file)
+            self._unstored.remove(segment)
             self._messages += segment.file.rows
             failures = await source.complete(segment.written)
         except SbpairError as error:
             self._store_error = error
             return
         if failures:
-            # They are delivered again, and become copies with the same key.
+            # Those that cannot be completed later are delivered again, and become copies with the same key.
+            self._unsettled.accepted += unanswered(failures)
             why = failures[0][1]
             log.info("%s: %d of %d were not settled: %s", self._queue, len(failures), len(segment), why)
             if isinstance(why, Unavailable):
                 self._store_error = why  # reconnect
 
 
-async def count_remaining(job: TaskJob, *, count_all: bool = True) -> dict[str, int]:
-    """Count by queue the messages of the run that another receiver has locked or deferred. Raises Unavailable.
+class Remaining(NamedTuple):
+    """Messages of the run that its tasks could not receive: all of them, and those that are locked."""
 
-    Without `count_all`, the counts only show whether a queue has any, which is quicker.
+    messages: int = 0
+    locked: int = 0
+
+
+async def count_remaining(job: TaskJob, *, max_locked: int | None = None) -> dict[str, Remaining]:
+    """Count by queue, with a peek, what tasks left of the run: others have locked or deferred it. Raises Unavailable.
+
+    With `max_locked`, a queue's count ends soon after so many locked messages, which is quicker for a long queue.
     """
 
-    async def peek() -> dict[str, int]:
-        found: Counter[str] = Counter()
+    async def peek() -> dict[str, Remaining]:
+        found: dict[str, Remaining] = {}
         async with connect(job.secondary.endpoint(), get_token=get_token) as client:
             for queue in job.run.queues:
+                messages = locked = 0
                 async for page in peek_queue(client, queue):
-                    found[queue] += sum(was_present(job.run, peeked.enqueued_at) for peeked in page)
-                    if found[queue] and not count_all:
+                    present = [peeked for peeked in page if was_present(job.run, peeked.enqueued_at)]
+                    messages += len(present)
+                    locked += sum(peeked.active for peeked in present)
+                    if max_locked is not None and locked >= max_locked:
                         break
-        return {queue: count for queue, count in found.items() if count}
+                if messages:
+                    found[queue] = Remaining(messages, locked)
+        return found
 
     async with token_getter(job.pair()) as get_token:
         return await retry(peek)

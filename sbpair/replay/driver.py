@@ -39,12 +39,16 @@ SHARDS_PER_TASK = 2  # more shards than tasks, so that a large shard delays the 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of a start or resume. `stopped` is whether a stop was requested before the end."""
+    """The result of a start or resume. `stopped` is whether a stop was requested before the end.
+
+    `released` is how many messages its tasks gave back to the backlog.
+    """
 
     run: ReplayRun
     proof: Proof
     seconds: float
     stopped: bool
+    released: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -55,7 +59,7 @@ class ReplayResult:
     def document(self) -> dict[str, Any]:
         """Return the receipt as its JSON contract."""
         receipt = {"run": self.run.id, **self.proof.document(self.run)}
-        return {**receipt, "seconds": round(self.seconds, 3), "stopped": self.stopped}
+        return {**receipt, "released": self.released, "seconds": round(self.seconds, 3), "stopped": self.stopped}
 
 
 def start_run(
@@ -146,15 +150,15 @@ def _run(request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLea
             check_spark_reads(spark, archive)
         # At most one sender per shard and core; of a cluster, the cores registered by now.
         job = replace(job, senders=min(run.shards, spark.sparkContext.defaultParallelism))
-        phases = Phases(spark, job, archive, request.pair, held, on_event)
+        phases = Phases(spark, job, archive, request.pair, held, on_event, request.wait_for_locks)
         if run.direct:
-            phases.move()
+            released = phases.move()
         else:
-            phases.drain()
+            released = phases.drain()
             phases.send()
         on_event(ReplayPhase("verify", "counting the messages in the archive"))
         with stopping(spark):
-            return _prove(archive, run, began)
+            return _prove(archive, run, began, released)
 
 
 def _invalidate_receipt(archive: Archive) -> None:
@@ -169,8 +173,9 @@ def _invalidate_receipt(archive: Archive) -> None:
         raise messages_removed(archive)
 
 
-def _prove(archive: Archive, run: ReplayRun, began: float) -> ReplayResult:
-    result = ReplayResult(run, verify(archive, run), time.monotonic() - began, archive.stop_requested())
+def _prove(archive: Archive, run: ReplayRun, began: float, released: int = 0) -> ReplayResult:
+    proof = verify(archive, run)
+    result = ReplayResult(run, proof, time.monotonic() - began, archive.stop_requested(), released)
     archive.write_json(RECEIPT_FILE, result.document())
     return result
 

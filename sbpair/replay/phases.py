@@ -6,9 +6,11 @@ Invariant: nothing is sent by an earlier plan, or while the primary lacks a dest
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +19,16 @@ from typing import TYPE_CHECKING, Any
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import EntityMissing, MachineLacks, SbpairError, Unsafe
+from sbpair.model.durations import TICKS_PER_SECOND, ticks
+from sbpair.move.events import MessagesLocked
 from sbpair.move.message import dead_letters
+from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.replay.archive_layout import DRAINED_FILE, PROGRESS, REPORT, RUN_FILE, SEGMENTS
 from sbpair.replay.direct_task import direct_task
 from sbpair.replay.drain_task import count_remaining, drain_task
-from sbpair.replay.progress import Expected, OnEvent, PhaseWatcher, ReplayPhase, run_action
+from sbpair.replay.progress import Expected, LocksFound, OnEvent, PhaseWatcher, ReplayPhase, run_action
+from sbpair.replay.run import LATE_SECONDS
 from sbpair.replay.send_task import dedup_task, send_task
 from sbpair.replay.shard_plan import ShardPlan, build_plan
 from sbpair.replay.spark import spark_errors, spark_message, translate_failure
@@ -32,8 +38,13 @@ from sbpair.replay.verify import check_segments, remaining_at_drain
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
     from sbpair.replay.archive import Archive
+    from sbpair.replay.drain_task import Remaining
     from sbpair.replay.run import TaskJob
     from sbpair.replay.task_lease import HeldLease
+
+log = logging.getLogger(__name__)
+
+MAX_LOCKED = 10_000  # locked messages of a queue counted before a wait: a long queue takes long to peek
 
 CONNECTORS = {"s3": "hadoop-aws", "abfs": "hadoop-azure", "abfss": "hadoop-azure"}  # Hadoop's packages
 
@@ -48,18 +59,19 @@ class Phases:
     pair: Pair
     held: HeldLease
     on_event: OnEvent
+    wait_for_locks: bool = True
 
-    def drain(self) -> None:
-        """Drain the queues into the archive, unless an earlier attempt has."""
+    def drain(self) -> int:
+        """Drain the queues into the archive, unless an earlier attempt has. Return how many messages were released."""
         if self.archive.exists(DRAINED_FILE) and not remaining_at_drain(self.archive):
-            return
+            return 0
         text = f"draining {len(self.job.run.queues)} backlog queues into {self.archive.root}"
-        self._empty_queues("drain", text, drain_task)
+        return self._empty_queues("drain", text, drain_task)
 
-    def move(self) -> None:
-        """Move the queues of a direct run to the primary, without a plan."""
+    def move(self) -> int:
+        """Move the queues of a direct run to the primary, without a plan. Return how many messages were released."""
         text = f"moving {len(self.job.run.queues)} backlog queues to {self.job.primary.bare.name}"
-        self._empty_queues("move", text, direct_task)
+        return self._empty_queues("move", text, direct_task)
 
     def send(self) -> None:
         """Plan and send the archive, unless a stop is requested, then mark duplicates of what was accepted."""
@@ -77,25 +89,74 @@ class Phases:
         except spark_errors() as error:
             raise translate_failure(error, self.archive) from error
 
-    def _run(self, watcher: PhaseWatcher, rows: Any, task: Any) -> None:
-        run_action(watcher, rows.mapInArrow(task, PROGRESS).collect, self.held, self.on_event)
+    def _run(self, watcher: PhaseWatcher, rows: Any, task: Any) -> Any:
+        """Return the rows of the tasks."""
+        return run_action(watcher, rows.mapInArrow(task, PROGRESS).collect, self.held, self.on_event)
 
-    def _empty_queues(self, phase: str, text: str, task: Callable[[TaskJob], Any]) -> None:
-        """Run tasks with short waits, then again with long waits if messages remain. Then write the drain's counts."""
+    def _empty_queues(self, phase: str, text: str, task: Callable[[TaskJob], Any]) -> int:
+        """Run tasks with short waits, then with long ones while messages are locked. Then write the drain's counts."""
         self.on_event(ReplayPhase(phase, text))
         watcher = PhaseWatcher(self.archive, phase)
         self.on_event(Expected(phase, asyncio.run(self._expected_counts(watcher.sample().by))))
-        for each in (self.job.with_short_waits(), self.job):
-            tasks = len(task_queues(each))
-            self.held.used = True
-            self._run(watcher, self.spark.range(0, tasks, 1, tasks), task(each))
-            if self.archive.stop_requested():
-                return
-            if not asyncio.run(count_remaining(self.job, count_all=False)):
+        waits: list[float] | None = None
+        released, total = self._run_tasks(watcher, self.job.with_short_waits(), task), 0
+        while not self.archive.stop_requested() and (active := _locked(self._remaining(MAX_LOCKED))):
+            # A direct run releases messages of unavailable destinations: it tries those once more.
+            locked = active - released
+            if waits is None:
+                waits, overdue = asyncio.run(self._lock_waits(locked)) if locked else [0.0], False
+            elif not (waits and locked):
                 break
-        remaining = asyncio.run(count_remaining(self.job))
-        counts = {"messages": check_segments(self.archive), "remaining_in_queues": remaining}
+            else:
+                overdue = True
+            seconds = waits.pop(0)
+            if locked:
+                self._report_locked(locked, seconds, overdue=overdue)
+                if not self.wait_for_locks:
+                    break
+            total += released.total()
+            released = self._run_tasks(watcher, self.job.with_locked_seconds(seconds + LATE_SECONDS), task)
+        if not self.archive.stop_requested():
+            self._write_counts(released)
+        return total + released.total()
+
+    def _run_tasks(self, watcher: PhaseWatcher, job: TaskJob, task: Callable[[TaskJob], Any]) -> Counter[str]:
+        """Run a task for each queue, and return how many messages they released, by queue."""
+        tasks, released = len(task_queues(job)), Counter[str]()
+        self.held.used = True
+        for row in self._run(watcher, self.spark.range(0, tasks, 1, tasks), task(job)):
+            released[row.queue] += row.released
+        return released
+
+    def _remaining(self, max_locked: int | None = None) -> dict[str, Remaining]:
+        return asyncio.run(count_remaining(self.job, max_locked=max_locked))
+
+    def _write_counts(self, released: Counter[str]) -> None:
+        remaining = self._remaining()
+        counts = {
+            "messages": check_segments(self.archive),
+            "remaining_in_queues": {queue: left.messages for queue, left in remaining.items()},
+            "locked": (_locked(remaining) - released).total(),
+        }
         self.archive.write_json(DRAINED_FILE, {"at_ms": int(time.time() * 1000), **counts})
+
+    async def _lock_waits(self, queues: Iterable[str]) -> list[float]:
+        """Return how long to wait for locks, in turns: their duration, or without Manage what it may be."""
+        try:
+            async with open_atom(self.pair.secondary) as control:
+                found = [await control.get(dead_letters.parent_path(queue)) for queue in queues]
+            return [max(ticks(each.spec.lock_duration) for each in found) / TICKS_PER_SECOND]
+        except SbpairError as error:
+            log.info("the lock duration is not known: %s", error.message)
+        return [ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS]
+
+    def _report_locked(self, locked: Mapping[str, int], seconds: float, *, overdue: bool) -> None:
+        until_ms = int(1000 * (time.time() + seconds))
+        found = (
+            MessagesLocked(queue, messages, until_ms, self.wait_for_locks, overdue)
+            for queue, messages in locked.items()
+        )
+        self.on_event(LocksFound(tuple(found)))
 
     async def _expected_counts(self, before: dict[str, int]) -> dict[str, int]:
         """Return each queue's messages now plus those it gave before, as far as Manage allows to count them."""
@@ -125,6 +186,10 @@ def check_selected_destinations(job: TaskJob, on_event: OnEvent) -> None:
     if (named := options.selection.destinations) and not options.allow_missing:
         on_event(ReplayPhase("check", f"checking {_destinations(named)} in the primary"))
         check_destinations(job, [*named], "nothing was received", "run it again, or correct --destination")
+
+
+def _locked(remaining: Mapping[str, Remaining]) -> Counter[str]:
+    return +Counter({queue: left.locked for queue, left in remaining.items()})
 
 
 def _destinations(found: Collection[str]) -> str:

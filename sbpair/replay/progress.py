@@ -20,6 +20,7 @@ from sbpair.replay.run import ReplayRun, load_run
 from sbpair.replay.spark import translate_failure
 
 if TYPE_CHECKING:
+    from sbpair.move.events import MessagesLocked
     from sbpair.replay.task_lease import HeldLease
 
 
@@ -50,7 +51,14 @@ class PhaseProgress:
     by: dict[str, int] = field(default_factory=dict)
 
 
-Event: TypeAlias = ReplayPhase | Expected | PhaseProgress
+@dataclass(frozen=True, slots=True)
+class LocksFound:
+    """The messages of the run that its tasks could not receive because they are locked, by queue."""
+
+    queues: tuple[MessagesLocked, ...]
+
+
+Event: TypeAlias = ReplayPhase | Expected | PhaseProgress | LocksFound
 OnEvent: TypeAlias = Callable[[Event], None]
 
 
@@ -86,8 +94,8 @@ class PhaseWatcher:
 
 def run_action(
     watcher: PhaseWatcher, action: Callable[[], Any], held: HeldLease, on_event: OnEvent, poll_seconds: float = 1.0
-) -> None:
-    """Run a Spark action in a thread, and report progress. Raises its tasks' error, or LeaseLost."""
+) -> Any:
+    """Return the result of a Spark action, run in a thread, and report progress. Raises its tasks' error, LeaseLost."""
     archive, outcome = watcher.archive, Future[Any]()
 
     def act() -> None:
@@ -114,6 +122,7 @@ def run_action(
     held.check()
     if (failure := outcome.exception()) is not None:
         raise translate_failure(failure, archive) from failure
+    return outcome.result()
 
 
 def run_status(archive: Archive) -> dict[str, Any]:

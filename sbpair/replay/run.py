@@ -16,6 +16,7 @@ from sbpair.model.pair import Endpoint, Identity, Pair
 from sbpair.model.proxy import parse_proxy
 from sbpair.move.message import dead_letters
 from sbpair.move.message.route import TimeToLive
+from sbpair.move.peek.locked import MAX_LOCK_SECONDS
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import RUN_FILE, VERSION
 from sbpair.replay.plan_preview import normalize_destinations
@@ -27,6 +28,9 @@ SCHEMA = "sbpair/replay-run/1"
 
 SHORT_EMPTY_SECONDS, SHORT_LOCKED_SECONDS = 0.25, 2.0
 """Waits if queues are peeked afterwards. A busy namespace may settle for a while before it delivers more."""
+
+LATE_SECONDS = 30.0
+"""How long after the last lock should have expired a drain still waits for messages."""
 
 NUMERIC_OPTIONS = ("segment_bytes", "segment_messages", "empty_seconds", "locked_seconds")
 _ID = re.compile(r"[\w.-]+")
@@ -51,8 +55,8 @@ class ReplayMode(StrEnum):
 class ReplayOptions:
     """Options of a run. `rate` is messages per second of all tasks. `ordered` keeps each session's order across queues.
 
-    `locked_seconds` is how long a drain waits for messages that another receiver has locked. Messages outside
-    `selection` are archived and not sent.
+    `locked_seconds` is how long a drain waits at most, after the last message, for those that others have locked.
+    Messages outside `selection` are archived and not sent.
     """
 
     dedup: DedupMode = DedupMode.KEY
@@ -63,7 +67,7 @@ class ReplayOptions:
     segment_bytes: int = 64 * 1024 * 1024
     segment_messages: int = 100_000
     empty_seconds: float = 2.0
-    locked_seconds: float = 150.0
+    locked_seconds: float = MAX_LOCK_SECONDS + LATE_SECONDS
     selection: Selection = EVERYTHING
     mode: ReplayMode = ReplayMode.ARCHIVE
 
@@ -223,6 +227,7 @@ class ReplayRequest:
     `variables` are the environment variables with the keys of primary and secondary, if any. `tasks` is how many may
     run at once; None for as many as a local master runs. `lease` excludes other movers of this machine, and
     `lease_queue` names the queue that excludes those of other machines. `package` is a zip of sbpair for executors.
+    `wait_for_locks` is whether to wait for messages that others have locked.
     """
 
     pair: Pair
@@ -237,6 +242,7 @@ class ReplayRequest:
     lease_queue: str | None = None
     verbose: bool = False
     package: str | None = None
+    wait_for_locks: bool = True
 
     @property
     def parallelism(self) -> int:
@@ -277,9 +283,13 @@ class TaskJob:
         """Return the job with short waits, for tasks whose queues are peeked afterwards."""
         options = self.run.options
         empty = min(options.empty_seconds, SHORT_EMPTY_SECONDS)
-        options = replace(
-            options, empty_seconds=empty, locked_seconds=min(options.locked_seconds, SHORT_LOCKED_SECONDS)
-        )
+        short = replace(self, run=replace(self.run, options=replace(options, empty_seconds=empty)))
+        return short.with_locked_seconds(SHORT_LOCKED_SECONDS)
+
+    def with_locked_seconds(self, seconds: float) -> TaskJob:
+        """Return the job with a shorter wait for locked messages, if `seconds` is shorter."""
+        options = self.run.options
+        options = replace(options, locked_seconds=min(options.locked_seconds, seconds))
         return replace(self, run=replace(self.run, options=options))
 
     def open(self) -> Archive:

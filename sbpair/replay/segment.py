@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sbpair.move.message import dead_letters
+from sbpair.move.message.envelope import without_lock_token
 from sbpair.move.message.route import Facts, Send, route
 from sbpair.replay.archive import file_metadata
 from sbpair.replay.archive_layout import KEY, PARQUET, SEGMENT, SEGMENTS, segment_path
@@ -123,7 +124,7 @@ class Segment:
             "flaw": flaws,
             "dead_letter_reason": reasons,
             "dead_letter_description": descriptions,
-            "message": [message.payload for message in messages],
+            "message": [without_lock_token(message.payload) for message in messages],
         }
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 

@@ -31,7 +31,14 @@ from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
-from sbpair.replay.spark_task import STOP_POLL_SECONDS, StopPoll, column_rows, progress_task, run_in_worker
+from sbpair.replay.spark_task import (
+    STOP_POLL_SECONDS,
+    StopPoll,
+    TaskCounts,
+    column_rows,
+    progress_task,
+    run_in_worker,
+)
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.journal import Journal
 
@@ -237,12 +244,12 @@ def _entry(message: ArchivedMessage) -> Entry:
 
 def send_task(job: TaskJob) -> Any:
     """Return the function for `mapInArrow` over rows of whole shards, each shard in order."""
-    return progress_task(lambda batches: [("", run_in_worker(send_batches(job, batches)))])
+    return progress_task(lambda batches: [("", TaskCounts(run_in_worker(send_batches(job, batches))))])
 
 
 def dedup_task(job: TaskJob) -> Any:
     """Return the function for `mapInArrow` over rows of DUPLICATE_COLUMNS, in DUPLICATE_ORDER."""
-    return progress_task(lambda batches: [("", mark_deduplicated(job.open(), job.run.shards, batches))])
+    return progress_task(lambda batches: [("", TaskCounts(mark_deduplicated(job.open(), job.run.shards, batches)))])
 
 
 async def send_batches(job: TaskJob, batches: Iterator[Any]) -> int:

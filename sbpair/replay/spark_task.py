@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sbpair.errors import Unavailable
 from sbpair.model.backoff import Backoff
@@ -46,25 +46,32 @@ def task_queues(job: TaskJob) -> list[str]:
     return [queues[index % len(queues)] for index in range(len(queues) if alone else max(job.tasks, len(queues)))]
 
 
-def queue_task(job: TaskJob, run: Callable[[str], Coroutine[Any, Any, int]]) -> Any:
+class TaskCounts(NamedTuple):
+    """The messages that a task archived or sent, and those that it gave back to the backlog."""
+
+    messages: int
+    released: int = 0
+
+
+def queue_task(job: TaskJob, run: Callable[[str], Coroutine[Any, Any, TaskCounts]]) -> Any:
     """Return the function for `mapInArrow` over one row per task: it runs the coroutine of the task's queue."""
     queues = task_queues(job)
 
-    def counts(batches: Iterator[Any]) -> Iterator[tuple[str, int]]:
+    def counts(batches: Iterator[Any]) -> Iterator[tuple[str, TaskCounts]]:
         for [index] in column_rows(batches, ["id"]):
             yield queues[index], run_in_worker(run(queues[index]))
 
     return progress_task(counts)
 
 
-def progress_task(counts: Callable[[Iterator[Any]], Iterable[tuple[str, int]]]) -> Any:
+def progress_task(counts: Callable[[Iterator[Any]], Iterable[tuple[str, TaskCounts]]]) -> Any:
     """Return the function for `mapInArrow` that yields `counts` as rows of PROGRESS."""
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        for queue, messages in counts(batches):
-            yield pa.RecordBatch.from_pydict({"queue": [queue], "messages": [messages]})
+        for queue, (messages, released) in counts(batches):
+            yield pa.RecordBatch.from_pydict({"queue": [queue], "messages": [messages], "released": [released]})
 
     return task
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -38,7 +39,8 @@ class Proof:
     `contradictions` have two different outcomes, and `unknown` one without being in a segment. `doubtful` lists
     messages that may be in the primary twice, at most MAX_NAMED of `doubtful_total`. `unreadable` are files that would
     name more of them: files that are not synced may be cut short by a loss of power. `remaining_in_queues` counts by
-    queue the messages that were in the backlog when the run began, and still were when it was drained.
+    queue the messages that were in the backlog when the run began, and still were when it was drained; `locked` of them
+    were locked.
     """
 
     archived: int = 0
@@ -57,6 +59,7 @@ class Proof:
     doubtful: list[dict[str, object]] = field(default_factory=list)
     doubtful_total: int = 0
     remaining_in_queues: dict[str, int] = field(default_factory=dict)
+    locked: int = 0
     unreadable: list[str] = field(default_factory=list)
 
     @property
@@ -139,7 +142,8 @@ class _Verification:
             destinations=dict(sorted(self._destinations.items())),
             reasons=dict(self._reasons.most_common(MAX_REASONS)),
             doubtful=list(self._named.values()),
-            remaining_in_queues=remaining_at_drain(self._archive),
+            remaining_in_queues=dict(remaining_at_drain(self._archive)),
+            locked=_drained(self._archive).locked,
             unreadable=self._unreadable,
         )
 
@@ -246,7 +250,7 @@ def messages_removed(archive: Archive) -> StateRefused:
 def check_segments(archive: Archive) -> int:
     """Return the number of messages in all segments. Raises StateRefused for a broken, foreign or missing one."""
     rows = sum(archive.check_footer(path, archive.footer(path), SEGMENT) for path in archive.files(SEGMENTS))
-    drained, _remaining = _drained(archive)
+    drained = _drained(archive).messages
     if rows < drained and not archive.exists(archive_layout.REMOVED_FILE):
         raise StateRefused(
             f"{archive.root}/{SEGMENTS} holds {rows} messages, and {drained} were drained into it",
@@ -255,19 +259,26 @@ def check_segments(archive: Archive) -> int:
     return rows
 
 
-def remaining_at_drain(archive: Archive) -> dict[str, int]:
+def remaining_at_drain(archive: Archive) -> Mapping[str, int]:
     """Return the messages that the drain could not receive, by queue: another receiver locked or deferred them."""
-    return _drained(archive)[1]
+    return _drained(archive).remaining
 
 
-def _drained(archive: Archive) -> tuple[int, dict[str, int]]:
-    """Return (messages in segments, messages remaining in each queue) at the end of the drain."""
+class _Drained(NamedTuple):
+    """Messages at the end of the drain: in segments, remaining in each queue, and those of them that were locked."""
+
+    messages: int = 0
+    remaining: Mapping[str, int] = MappingProxyType({})
+    locked: int = 0
+
+
+def _drained(archive: Archive) -> _Drained:
     try:
         report = archive.read_json(archive_layout.DRAINED_FILE)
         remaining = {str(queue): int(count) for queue, count in report.get("remaining_in_queues", {}).items()}
-        return int(report.get("messages", 0)), remaining
+        return _Drained(int(report.get("messages", 0)), remaining, int(report.get("locked", 0)))
     except FileNotFoundError:
-        return 0, {}
+        return _Drained()
     except (AttributeError, TypeError, ValueError) as error:
         raise archive.broken(archive_layout.DRAINED_FILE, "it does not have the drain's counts") from error
 

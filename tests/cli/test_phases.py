@@ -16,7 +16,8 @@ from sbpair.cli.progress.boards import PhaseBoard, PhaseRow, PhaseView
 from sbpair.cli.progress.live_table import draw_phase
 from sbpair.cli.progress.replay_progress import JsonReplayProgress, LiveReplayProgress, ReplayProgress
 from sbpair.cli.render.screen import Screen
-from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
+from sbpair.move.events import MessagesLocked
+from sbpair.replay.progress import Expected, LocksFound, PhaseProgress, ReplayPhase
 from tests.kit import command
 
 Q = "contoso/x-servicebus-transfer/"
@@ -142,6 +143,21 @@ def test_elsewhere_there_are_lines_of_json_where_something_has_changed(printed: 
     assert all(line["schema"] == "sbpair/replay-event/1" for line in lines)
     assert (lines[0]["phase"], lines[0]["run"], lines[0]["text"]) == ("check", "r1", "run r1: checking")
     assert [(line["queue"], line["messages"], line["of"]) for line in lines[2:]] == [(None, 4, 10), (f"{Q}0", 4, 10)]
+
+
+def test_locked_messages_are_a_warning_or_a_line_for_each_queue(capsys: pytest.CaptureFixture[str]) -> None:
+    until_ms = 1_795_000_000_000
+    found = LocksFound(tuple(MessagesLocked(f"{Q}{index}", 3, until_ms, True, False) for index in range(2)))
+    JsonReplayProgress(Screen(Display(log_format=LogFormat.JSON)))(found)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["event"], line["level"], line["queue"], line["locked"]) for line in lines] == [
+        ("messages-locked", "warning", f"{Q}{index}", 3) for index in range(2)
+    ]
+    assert {(line["until_ms"], line["waiting"], line["overdue"]) for line in lines} == {(until_ms, True, False)}
+    ReplayProgress(Screen(Display()))(found)
+    [line] = command.untimed(capsys.readouterr().err).splitlines()
+    assert line.startswith("warning: 6 messages in 2 backlog queues are locked")
+    assert "--no-wait-for-locks" in line
 
 
 def test_in_words_a_phase_is_a_line(printed: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.replay import driver, phases, progress
-from sbpair.replay.run import ReplayOptions, ReplayRequest
+from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest
 from tests.replay.world import NAMESPACE, OTHER, VARIABLES
 
 BEGAN = time.monotonic()
@@ -34,7 +34,8 @@ def main(given: dict[str, Any]) -> None:
     if "resume" in given:
         result = driver.resume_run(request, given["resume"], tell)
     else:
-        result = driver.start_run(request, ReplayOptions(**given["options"]), given["queues"], 4, tell)
+        options = {**given["options"], "mode": ReplayMode(given["options"].get("mode", "archive"))}
+        result = driver.start_run(request, ReplayOptions(**options), given["queues"], 4, tell)
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 

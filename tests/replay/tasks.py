@@ -48,7 +48,9 @@ def stranded(place: World, directory: Path, count: int, **options: Any) -> TaskJ
 def drain(job: TaskJob) -> None:
     for queue in job.run.queues:
         asyncio.run(QueueDrain(job, queue).run())
-    job.open().write_json(DRAINED_FILE, {"remaining_in_queues": left(job)})
+    remaining = asyncio.run(count_remaining(job))
+    locked = sum(each.locked for each in remaining.values())
+    job.open().write_json(DRAINED_FILE, {"remaining_in_queues": left(job), "locked": locked})
 
 
 def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.Monke
 
 
 def left(job: TaskJob) -> dict[str, int]:
-    return asyncio.run(count_remaining(job))
+    return {queue: each.messages for queue, each in asyncio.run(count_remaining(job)).items()}
 
 
 def send(job: TaskJob) -> None:

@@ -203,7 +203,13 @@ def test_an_invalid_run_id_is_refused(archive: Archive, name: str) -> None:
 
 @pytest.mark.parametrize(
     "report",
-    [{"messages": "many"}, {"messages": None}, {"remaining_in_queues": []}, {"remaining_in_queues": {QUEUE: "some"}}],
+    [
+        {"messages": "many"},
+        {"messages": None},
+        {"locked": "some"},
+        {"remaining_in_queues": []},
+        {"remaining_in_queues": {QUEUE: "some"}},
+    ],
 )
 def test_an_unreadable_drain_report_is_refused_by_name(archive: Archive, report: Any) -> None:
     archive.write_json(DRAINED_FILE, report)

@@ -12,9 +12,11 @@ import pytest
 
 from tests.replay.replays import (
     LATENCY_MS,
+    OPTIONS,
     Ground,
     Replay,
     all_end,
+    deliveries,
     end,
     is_connected,
     nothing_is_lost,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 MESSAGES = 4_000
+LONG_LOCK_SECONDS = 300  # longer than Spark takes to start
 PHASES = {"drain": OTHER, "plan": NAMESPACE, "send": NAMESPACE}
 """Which namespace is worked with in each."""
 
@@ -40,6 +43,13 @@ Kill = Callable[[Ground, Replay, int], tuple[Pids, Pids]]
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    with Ground.prepared(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture
+def own_ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """Yield a ground whose clock a test may advance."""
     with Ground.prepared(tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
@@ -85,6 +95,30 @@ def test_a_run_survives_kills_in_each_of_its_phases(whom: Kill, ground: Ground, 
     assert receipt is not None
     assert receipt["doubtful"], "some messages were held"
     nothing_is_lost(place, receipt)
+    assert max(deliveries(running.archive)) == 2, "once before the kill, and once after it"
+
+
+@pytest.mark.parametrize("manages", [True, False], ids=["with Manage", "without Manage"])
+@pytest.mark.parametrize("mode", ["archive", "direct"])
+def test_the_next_run_after_a_kill_finds_what_is_locked(
+    mode: str, manages: bool, own_ground: Ground, tmp_path: Path
+) -> None:
+    """A new run of a direct replay would not know what the killed one has sent: that one is resumed."""
+    place, request = own_ground.world(lock_seconds=LONG_LOCK_SECONDS), own_ground.request()
+    place.strand_many(MESSAGES)
+    if not manages:
+        place.without_manage()
+    phase, options = ("drain", OPTIONS) if mode == "archive" else ("move", {**OPTIONS, "mode": mode})
+    with replay(place, tmp_path, request=request, options=options) as running:
+        strike(driver, phase, place, own_ground, running)
+    with replay(place, tmp_path, request=request, options=options, resume=running.run) as again:
+        again.until_locked(waiting=True)
+        place.running.advance(LONG_LOCK_SECONDS)
+        receipt = again.receipt()
+    assert receipt is not None
+    nothing_is_lost(place, receipt)
+    if mode == "archive":
+        assert max(deliveries(running.archive)) == 2, "once before the kill, and once after it"
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -104,8 +138,8 @@ def test_a_run_whose_driver_is_killed_is_resumed(phase: str, ground: Ground, tmp
 def strike(whom: Kill, phase: str, place: World, ground: Ground, running: Replay) -> None:
     """Kill processes once the run is in a phase, and wait for those that cannot continue alone."""
     with place.during("latency", OTHER, ms=LATENCY_MS):
-        running.until(phase)
-        victims, orphans = whom(ground, running, place.port(PHASES[phase]))
+        running.until(phase, 1 if phase == "move" else 4)  # chunks of a direct run are large
+        victims, orphans = whom(ground, running, place.port(PHASES.get(phase, OTHER)))
         for pid in victims:
             end(pid)
         assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"

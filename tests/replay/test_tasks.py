@@ -26,7 +26,7 @@ from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver, phases
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import HELD, LEDGER, SEGMENTS, STOP_FILE
-from sbpair.replay.drain_task import count_remaining
+from sbpair.replay.drain_task import Remaining, count_remaining
 from sbpair.replay.ledger import Ledger, read_held
 from sbpair.replay.send_task import MAX_CHUNK, ShardSource, move_context
 from sbpair.replay.task_lease import TaskLease
@@ -179,8 +179,8 @@ def test_a_failing_archive_settles_nothing(broken: Any, place: World, own_disk: 
     archived = proof_of(job).archived
     assert 0 < archived < MESSAGES
     assert archived == MESSAGES - place.left()
+    assert (place.locked(), {*place.delivery_counts()}) == ([], {0}), "what the task held was released"
     assert not [path for path in root.rglob(".*") if path.is_file()], "nothing that is half written is left"
-    place.running.advance(300)
     drain(job)
     send(job)
     everything_is_there(place, job)
@@ -316,7 +316,7 @@ def test_messages_locked_elsewhere_remain_and_are_counted(place: World, tmp_path
     job = job_of(place, tmp_path, locked_seconds=0.2)
     drain(job)
     proof = proof_of(job)
-    assert (proof.archived, proof.remaining_in_queues) == (7, {place.queues[0]: 3})
+    assert (proof.archived, proof.remaining_in_queues, proof.locked) == (7, {place.queues[0]: 3}, 3)
     send(job)
     assert (proof_of(job).balanced, proof_of(job).exit_code) == (True, 3)
     place.running.advance(300)
@@ -334,9 +334,9 @@ def test_short_waits_outlast_a_queue_that_pauses(place: World, tmp_path: Path, m
         return [] if next(pauses, False) else await take(self, limit, seconds=seconds)
 
     monkeypatch.setattr(RawSource, "receive", pausing)
-    assert asyncio.run(count_remaining(job, count_all=False))
+    assert asyncio.run(count_remaining(job, max_locked=1)) == {place.queues[0]: Remaining(10, 10)}
     drain(job)
-    assert (proof_of(job).archived, asyncio.run(count_remaining(job, count_all=False))) == (10, {})
+    assert (proof_of(job).archived, asyncio.run(count_remaining(job, max_locked=1))) == (10, {})
 
 
 def test_newer_messages_do_not_count_as_remaining(place: World, tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import INT32_MAX, QueueDescription
-from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
+from sbpair.emulator.entities.stored_message import LOCKED, DeadLetterReason, StoredMessage
 from sbpair.emulator.timespan import TICKS_PER_SECOND
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
 
 VARIABLES = ("SBPAIR_PRIMARY_CONNECTION_STRING", "SBPAIR_SECONDARY_CONNECTION_STRING")
+KEY = "a2V5"
 HOUR_TICKS = 36_000_000_000
 HASTY = {"spark.sql.codegen.wholeStage": "false"}
 """For a few messages it is not worth it that Spark compiles the plan."""
@@ -64,11 +66,22 @@ class World:
         return ReplayRequest(self.pair, str(directory / "archive"), VARIABLES, **parameters)
 
     def shell(self, directory: Path) -> dict[str, str]:
-        return shell(self.running, directory)
+        return {**shell(self.running, directory), **self.environment}
 
-    def strand(self, index: int, message_id: str, aliases: Aliases | None, body: bytes = b"") -> None:
-        """Put a message into a backlog queue; without aliases, it has no route."""
-        made = self._made(message_id, aliases, body)
+    def without_manage(self) -> None:
+        """Use keys that may only send to the primary and receive from the backlog."""
+        sides = (self.running.namespace, AccessRight.SEND), (self.running.other, AccessRight.LISTEN)
+        for variable, (namespace, right) in zip(VARIABLES, sides, strict=True):
+            namespace.keys = (*namespace.keys, AuthorizationRule(right.value, KEY, KEY, frozenset({right})))
+            head = self.environment[variable].partition("SharedAccessKeyName")[0]
+            key = f"SharedAccessKeyName={right.value};SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+            self.environment[variable] = head + key
+
+    def strand(
+        self, index: int, message_id: str, aliases: Aliases | None, body: bytes = b"", **sections: bytes
+    ) -> None:
+        """Put a message into a backlog queue; without aliases, it has no route. `sections` are others of its own."""
+        made = self._made(message_id, aliases, body, **sections)
         self.running.do(lambda: self.backlog(index).messages.enqueue([made]))
 
     def bury(self, index: int, message_id: str, aliases: Aliases | None, reason: str, description: str = "") -> None:
@@ -78,10 +91,12 @@ class World:
         made.sequence_number, made.enqueued_at_ms = 1_000 + len(self.sent), int(time.time() * 1000)
         self.running.do(lambda: self.backlog(index).dead_letters.add_dead_letter(made.as_dead_letter(dead)))
 
-    def _made(self, message_id: str, aliases: Aliases | None, body: bytes) -> StoredMessage:
+    def _made(self, message_id: str, aliases: Aliases | None, body: bytes, **sections: bytes) -> StoredMessage:
         own = encode_map(APPLICATION_PROPERTIES, write_aliases(aliases)) if aliases else b""
         body = data_body(body or message_id.encode())
-        message = Sections(properties=Properties(message_id=message_id).encode(), application_properties=own, body=body)
+        message = Sections(
+            properties=Properties(message_id=message_id).encode(), application_properties=own, body=body, **sections
+        )
         self.sent[message_id] = body
         return StoredMessage(message, len(message))
 
@@ -133,6 +148,20 @@ class World:
 
     def left(self) -> int:
         return self.running.do(lambda: sum(self.backlog(index).counts().total for index in range(len(self.queues))))
+
+    def locked(self) -> list[str]:
+        """Return the ids of messages in the backlog that are locked."""
+        return [_id(message) for message in self._stranded() if message.state == LOCKED]
+
+    def delivery_counts(self) -> list[int]:
+        """Return how often the messages in the backlog were delivered, not counting locks that are held."""
+        return [message.delivery_count for message in self._stranded()]
+
+    def _stranded(self) -> list[StoredMessage]:
+        queues = range(len(self.queues))
+        return self.running.do(
+            lambda: [each for index in queues for each in self.backlog(index).messages.peek(0, 10**6)]
+        )
 
     def backlog(self, index: int) -> QueueEntity:
         return self.running.other.queue(self.queues[index])

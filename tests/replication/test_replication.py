@@ -347,7 +347,9 @@ def test_an_unavailable_side_does_not_block_the_other(both: Both) -> None:
     both.put("secondary", "only")
     for fault in ("namespace_down", "stall"):
         with both.broken(fault, PRIMARY), both.receiver("aio") as (receiver, log):
-            assert received(receiver, 30).message_id == "m"
+            message = received(receiver, 30)
+            assert message.message_id == "m"
+            receiver.abandon_message(message)
             assert [event.side for event in log.of(SideLost)] == ["primary"]
     with both.receiver() as (receiver, _log):
         assert sorted(drained(both, receiver)) == ["m", "only"]

@@ -41,11 +41,12 @@ class Cluster:
 
 @option_group
 class ReplaySafeguards:
-    """Protection against concurrent runs, and the state directory."""
+    """Protection against concurrent runs and receivers, and the state directory."""
 
     state: Path | None = STATE
     lease: str | None = moves.LEASE
     no_lease: bool = moves.NO_LEASE
+    no_wait_for_locks: bool = moves.NO_WAIT_FOR_LOCKS
 
 
 @option_group
@@ -101,7 +102,7 @@ def run_command(
       sbpair replay run --archive /mnt/archive --rate 500
       sbpair replay run --archive /mnt/archive --where "size < 65536"
 
-    Exit codes: 3 some expired, were quarantined or are unsent; 4 refused as unsafe; 130 stopped
+    Exit codes: 3 some expired, were quarantined, are unsent or left locked; 4 refused as unsafe; 130 stopped
 
     See also: sbpair help replay
     """
@@ -231,6 +232,7 @@ def _request(
         lease_queue=safeguards.lease,
         verbose=screen.detailed,
         package=cluster.package,
+        wait_for_locks=not safeguards.no_wait_for_locks,
     )
 
 

@@ -49,7 +49,7 @@ def command(
     state: Path | None = STATE,
     lease: str | None = moves.LEASE,
     no_lease: bool = moves.NO_LEASE,
-    no_wait_for_locks: bool = flag("--no-wait-for-locks", "Leave messages that others have locked"),
+    no_wait_for_locks: bool = moves.NO_WAIT_FOR_LOCKS,
     no_reconnect: bool = flag("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting"),
     max_missing: int = option(
         "--max-missing N", "Dead-letter at most N messages of each missing destination", default=MAX_MISSING

@@ -28,6 +28,7 @@ TTL = option(
 )
 LEASE = option("--lease QUEUE", "Lock the pair across machines, with this session queue")
 NO_LEASE = flag("--no-lease", "Ignore another mover of the pair on this machine")
+NO_WAIT_FOR_LOCKS = flag("--no-wait-for-locks", "Leave messages that others have locked")
 ARCHIVE = option("--archive PATH|URL", "Directory or URL (s3://…) of the archive", default=...)
 RUN = argument("RUN", "Id of the run, or its beginning", complete=replay_runs)
 QUEUES = option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]", complete=backlog_queues)

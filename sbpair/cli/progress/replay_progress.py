@@ -2,14 +2,16 @@
 
 import threading
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sbpair.cli.progress.boards import PhaseBoard, PhaseView
+from sbpair.cli.progress.move_progress import locked_text
 from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Screen, spoken
 
 if TYPE_CHECKING:
-    from sbpair.replay.progress import Event, ReplayPhase
+    from sbpair.replay.progress import Event, LocksFound, ReplayPhase
 
 SCHEMA = "sbpair/replay-event/1"
 REPORT_SECONDS = 5.0
@@ -28,7 +30,7 @@ class ReplayProgress(Progress):
 
     def __call__(self, event: "Event") -> None:
         """Report one event."""
-        from sbpair.replay.progress import Expected, ReplayPhase
+        from sbpair.replay.progress import Expected, LocksFound, ReplayPhase
 
         now = time.monotonic()
         match event:
@@ -40,6 +42,8 @@ class ReplayProgress(Progress):
                     self._board.begin(event, now)
                 self._next, self._last = now + REPORT_SECONDS, 0
                 self._report_phase(event)
+            case LocksFound():
+                self._report_locked(event)
             case Expected():
                 with self._lock:
                     self._board.expect(event)
@@ -52,6 +56,9 @@ class ReplayProgress(Progress):
 
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._screen.say(phase.text)
+
+    def _report_locked(self, found: "LocksFound") -> None:
+        self._screen.warn(locked_text(list(found.queues)))
 
     def _report(self, view: PhaseView) -> None:
         total = view.total
@@ -92,6 +99,10 @@ class JsonReplayProgress(ReplayProgress):
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._write("phase", phase=phase.name, text=phase.text, run=phase.run or None)
 
+    def _report_locked(self, found: "LocksFound") -> None:
+        for each in found.queues:
+            self._write("messages-locked", "warning", **asdict(each))
+
     def _report(self, view: PhaseView) -> None:
         for row in (view.total, *view.rows):
             self._write(
@@ -104,8 +115,8 @@ class JsonReplayProgress(ReplayProgress):
                 eta_seconds=None if row.eta_seconds is None else round(row.eta_seconds),
             )
 
-    def _write(self, event: str, **fields: object) -> None:
-        write_lines(self._screen, [{**event_line(SCHEMA, event, wall_clock_ms()), **fields}])
+    def _write(self, event: str, level: str = "info", /, **fields: object) -> None:
+        write_lines(self._screen, [{**event_line(SCHEMA, event, wall_clock_ms(), level=level), **fields}])
 
 
 def replay_progress(screen: Screen) -> ReplayProgress:

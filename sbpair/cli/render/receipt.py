@@ -58,6 +58,8 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
         )
     for queue, number in proof["remaining_in_queues"].items():
         yield from wrapped(clean(f"{number} remain in {queue}: locked by another receiver, or deferred"))
+    if released := proof.get("released"):
+        yield f"{released} were received and released again"
     for path in proof["unreadable"]:
         yield f"{path} cannot be read: it would name possible duplicates"
     if proof["contradictions"] or proof["unknown"]:

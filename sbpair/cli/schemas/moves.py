@@ -201,6 +201,8 @@ _PROOF = fields(
     doubtful=records("Possible duplicates, the first ones", "One message", **NAMED),
     doubtful_total=count("Number of possible duplicates"),
     remaining_in_queues=mapping("Messages left in each queue", count("Messages")),
+    locked=count("Messages among these that another receiver or a killed task had locked"),
+    released=optional(count("Messages that tasks received and gave back to the backlog")),
     unreadable=array("Files that cannot be read", text("Path")),
     seconds=optional(number("Duration")),
     stopped=optional(flag("Whether the run was stopped")),
@@ -338,6 +340,15 @@ _QUEUE = text("Path of the backlog queue")
 _DESTINATION = text("Path of the destination")
 _ETA = nullable(count("Seconds until it is done at this rate; null if unknown"))
 _PER_SECOND = number("Messages a second, over the last 10 s")
+_MESSAGES_LOCKED = event(
+    "messages-locked",
+    "warning",
+    queue=_QUEUE,
+    locked=count("Messages that another receiver or a killed run has locked"),
+    until_ms=count("When they are free at the latest, unless renewed, in ms since 1970"),
+    waiting=flag("Whether the run waits for them"),
+    overdue=flag("Whether some should have been free before: a live receiver renews them"),
+)
 SYPHON_EVENT = forms(
     "sbpair/syphon-event/1",
     "One line of sbpair syphon --once or --watch with --log-format json.",
@@ -371,15 +382,7 @@ SYPHON_EVENT = forms(
     ),
     event("queue-opened", queue=_QUEUE),
     event("queue-blocked", "warning", queue=_QUEUE, destinations=array("Unavailable destinations", _DESTINATION)),
-    event(
-        "messages-locked",
-        "warning",
-        queue=_QUEUE,
-        locked=count("Messages that another receiver or a killed run has locked"),
-        until_ms=count("When they are free at the latest, unless renewed, in ms since 1970"),
-        waiting=flag("Whether the run waits for them"),
-        overdue=flag("Whether some should have been free before: a live receiver renews them"),
-    ),
+    _MESSAGES_LOCKED,
     event("queue-done", queue=_QUEUE),
     event(
         "queue-failed",
@@ -438,4 +441,5 @@ REPLAY_EVENT = forms(
         run=nullable(text("Id of the run; null before it has one")),
     ),
     event("progress", **_REPLAY_PROGRESS),
+    _MESSAGES_LOCKED,
 )

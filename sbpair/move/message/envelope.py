@@ -9,7 +9,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from sbpair.amqp import codec, splice
-from sbpair.amqp.message import MESSAGE_ANNOTATIONS, PROPERTIES, Header, Properties, Sections
+from sbpair.amqp.message import (
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Header,
+    Properties,
+    Sections,
+    section,
+)
 from sbpair.amqp.types import Map, Symbol, Timestamp, Value, text_of
 from sbpair.backlog import ALIASES, AliasError, Aliases, read_aliases
 from sbpair.errors import ProtocolError
@@ -30,6 +39,9 @@ SERVICE_ANNOTATIONS = frozenset(
 
 Of the delivery annotations, only LOCK_TOKEN is the service's; it keeps a sender's own.
 """
+
+_SHORT_HEADER = section(HEADER, b"\xc0")
+_ONLY_TOKEN = section(DELIVERY_ANNOTATIONS, b"\xc1\x24\x02\xa3\x10" + LOCK_TOKEN.encode() + b"\x98")
 
 # Positions in the properties section.
 _ABSOLUTE_EXPIRY, _CREATION, _GROUP_ID = 8, 9, 10
@@ -160,6 +172,24 @@ def delivery_annotations_of(sections: Sections) -> bytes:
         return splice.without(sections.delivery_annotations, lambda key: isinstance(key, str) and key == LOCK_TOKEN)
     except ProtocolError:
         return b""
+
+
+def without_lock_token(payload: bytes) -> bytes:
+    """Return a delivery without the service's lock token; an unreadable one unchanged."""
+    at = 5 + int.from_bytes(payload[4:5]) if payload.startswith(_SHORT_HEADER) else 0
+    if payload.startswith(_ONLY_TOKEN, at):
+        return payload[:at] + payload[at + len(_ONLY_TOKEN) + 16 :]
+    if LOCK_TOKEN.encode() not in payload:
+        return payload
+    try:
+        sections = Sections.split(payload)
+        kept = splice.without(sections.delivery_annotations, is_one_of(frozenset((LOCK_TOKEN,))))
+    except ProtocolError:
+        return payload
+    if kept == sections.delivery_annotations:
+        return payload
+    sections.delivery_annotations = kept
+    return sections.join()
 
 
 def annotations_of(sections: Sections, send: Send) -> bytes:

@@ -1,0 +1,182 @@
+"""Messages that others have locked: reported, waited for or left; and locks of lost connections."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.amqp.message import DELIVERY_ANNOTATIONS, Sections, encode_map
+from sbpair.amqp.types import Map, Symbol
+from sbpair.backlog import Aliases
+from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
+from sbpair.replay import driver
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import SEGMENTS, STOP_FILE
+from sbpair.replay.direct_task import DirectMove
+from sbpair.replay.drain_task import QueueDrain
+from sbpair.replay.progress import LocksFound
+from sbpair.replay.run import ReplayMode, ReplayOptions
+from tests.kit.waiting import until
+from tests.replay.tasks import drain, job_of, proof_of, send, stranded
+from tests.replay.test_tasks import after_the_first
+from tests.replay.world import OTHER, World
+
+if TYPE_CHECKING:
+    from sbpair.replay.spark_task import TaskCounts
+
+QUICK = ReplayOptions(empty_seconds=0.1)
+MODES = pytest.mark.parametrize("mode", [ReplayMode.ARCHIVE, pytest.param(ReplayMode.DIRECT, marks=pytest.mark.slow)])
+MESSAGES = 60
+
+
+def lock(place: World, count: int) -> None:
+    """Lock messages of the first queue, as a killed task leaves them."""
+    place.running.do(lambda: place.backlog(0).messages.receive(count))
+
+
+def set_aside(place: World) -> None:
+    """Defer a message of the first queue."""
+    messages = place.backlog(0).messages
+    [message] = place.running.do(lambda: messages.receive(1))
+    place.running.do(lambda: messages.defer(message.lock_token))
+
+
+def found_locks(events: list[Any]) -> list[tuple[int, bool, bool]]:
+    return [(each.locked, each.waiting, each.overdue) for event in events for each in event.queues]
+
+
+class Heard(list[Any]):
+    """Reported locks. After so many reports, the emulator's clock passes their end."""
+
+    def __init__(self, place: World, reports: int) -> None:
+        super().__init__()
+        self._place, self._reports = place, reports
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, LocksFound):
+            self.append(event)
+            if len(self) == self._reports:
+                self._place.running.advance(61)
+
+
+@MODES
+@pytest.mark.java
+def test_locked_messages_are_reported_and_waited_for(place: World, tmp_path: Path, mode: ReplayMode) -> None:
+    place.strand_many(10)
+    set_aside(place)
+    lock(place, 3)
+    heard, now_ms = Heard(place, 1), int(1000 * time.time())
+    result = driver.start_run(place.request(tmp_path), replace(QUICK, mode=mode), place.queues, 4, heard)
+    [event] = heard
+    [found] = event.queues
+    assert (found.queue, found.locked, found.waiting, found.overdue) == (place.queues[0], 3, True, False)
+    assert 60_000 <= found.until_ms - now_ms <= 60_000 + 120_000, "the lock duration, from the time of the report on"
+    proof = result.proof
+    assert (len(place.ids()), proof.locked, proof.remaining_in_queues) == (9, 0, {place.queues[0]: 1}), (
+        "one is deferred"
+    )
+    assert (proof.balanced, result.exit_code) == (True, 3)
+    assert result.document()["released"] == 0
+
+
+@MODES
+@pytest.mark.java
+def test_locked_messages_are_left_and_counted_on_request(place: World, tmp_path: Path, mode: ReplayMode) -> None:
+    place.strand_many(10)
+    lock(place, 3)
+    heard, request = Heard(place, 2), place.request(tmp_path, wait_for_locks=False)
+    result = driver.start_run(request, replace(QUICK, mode=mode), place.queues, 4, heard)
+    assert found_locks(heard) == [(3, False, False)]
+    document = result.document()
+    assert (document["locked"], document["remaining_in_queues"]) == (3, {place.queues[0]: 3})
+    assert (result.proof.acknowledged, result.exit_code) == (7, 3)
+    place.running.advance(61)
+    resumed = driver.resume_run(request, result.run.id, heard)
+    assert (resumed.exit_code, resumed.proof.locked, resumed.proof.acknowledged) == (0, 0, 10)
+    assert (sorted(place.ids()), place.left()) == (sorted(place.sent), 0)
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_without_manage_locks_may_last_longer_than_assumed(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(10)
+    lock(place, 3)
+    place.without_manage()
+    for name, value in place.environment.items():
+        monkeypatch.setenv(name, value)
+    heard = Heard(place, 2)
+    options = replace(QUICK, locked_seconds=0.2)
+    now_ms = int(1000 * time.time())
+    result = driver.start_run(place.request(tmp_path), options, place.queues, 4, heard)
+    assert found_locks(heard) == [(3, True, False), (3, True, True)]
+    ends = [(each.queues[0].until_ms - now_ms) / 1000 for each in heard]
+    assert ends[0] >= ASSUMED_LOCK_SECONDS
+    assert ends[1] >= MAX_LOCK_SECONDS
+    assert (result.exit_code, result.proof.acknowledged, place.left()) == (0, 10, 0)
+
+
+def test_a_stopped_drain_releases_what_it_prefetched(place: World, tmp_path: Path) -> None:
+    job = stranded(place, tmp_path, MESSAGES, segment_messages=5)
+    archive = job.open()
+    put = archive.put
+
+    def stopped_after(_archive: Archive, *arguments: Any) -> None:
+        put(*arguments)
+        archive.write(STOP_FILE, b"")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Archive, "put", stopped_after)
+        archived, released = asyncio.run(QueueDrain(job, place.queues[0]).run())
+    assert archived + released == MESSAGES // 2
+    assert released > 0
+    assert (place.locked(), {*place.delivery_counts()}) == ([], {0})
+
+
+def test_a_stopped_move_releases_what_it_holds(place: World, tmp_path: Path) -> None:
+    job = stranded(place, tmp_path, MESSAGES, mode=ReplayMode.DIRECT, rate=20.0)
+
+    async def stopped() -> TaskCounts:
+        moving = asyncio.create_task(DirectMove(job, place.queues[0]).run())
+        await until(lambda: place.ids() or None)
+        job.open().write(STOP_FILE, b"")
+        return await moving
+
+    sent, released = asyncio.run(stopped())
+    assert sent + released == MESSAGES // 2
+    assert min(sent, released) > 0
+    assert (place.locked(), {*place.delivery_counts()}) == ([], {0})
+
+
+@pytest.mark.parametrize("kind", ["reset", "detach"])
+def test_a_drain_completes_archived_messages_over_its_next_connection(kind: str, place: World, tmp_path: Path) -> None:
+    """Without a wait for their locks, and without copies."""
+    job = stranded(place, tmp_path, MESSAGES, segment_messages=20)
+    wanted = {"count": 1} if kind == "reset" else {}
+    with after_the_first(Archive, "put", place.during(kind, OTHER, **wanted)):
+        drain(job)
+    proof = proof_of(job)
+    assert (proof.archived, proof.copies, place.left()) == (MESSAGES, 0, 0)
+    send(job)
+    assert sorted(place.ids()) == sorted(place.sent)
+
+
+def test_a_segment_keeps_a_senders_delivery_annotations(place: World, tmp_path: Path) -> None:
+    hop = encode_map(DELIVERY_ANNOTATIONS, Map([(Symbol("x-opt-hop"), "mine")]))
+    place.strand(0, "plain", Aliases("orders"))
+    place.strand(0, "annotated", Aliases("orders"), delivery_annotations=hop)
+    job = job_of(place, tmp_path)
+    drain(job)
+    archive = job.open()
+    rows = [row for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()]
+    kept = {row["message_id"]: Sections.split(row["message"]).delivery_annotations for row in rows}
+    assert kept == {"plain": b"", "annotated": hop}
+    send(job)
+    arrived = {each.sections.read_properties().message_id: each.sections for each in place.arrived()["orders"]}
+    assert {name: each.delivery_annotations for name, each in arrived.items()} == kept
