@@ -326,6 +326,7 @@ class RawReceiver(ClientLink):
         super().__init__(stream, self._link, address)
         self._source = Source(address)
         self._arrived: deque[Delivery] = deque()
+        self.lost: list[Delivery] = []
         self._interrupted = False
         self._windows_seen = 0
 
@@ -394,10 +395,12 @@ class RawReceiver(ClientLink):
         return self.take_remaining()
 
     def take_remaining(self) -> list[Delivery]:
-        """Remove and return deliveries not yet taken; [] if the link was lost."""
-        left = [] if self.error is not None else list(self._arrived)
+        """Remove and return deliveries not yet taken; if the link was lost, [], and they are kept as `lost`."""
+        left, lost = list(self._arrived), self.error is not None
         self._arrived.clear()
-        return left
+        if lost:
+            self.lost += left
+        return [] if lost else left
 
     async def settle(
         self, deliveries: Sequence[Delivery], outcome: Outcome, *, seconds: float = ANSWER_SECONDS

@@ -179,6 +179,14 @@ class RawSource:
                 log.info("%d messages of %s were not released: %s", len(left), self.queue, error)
             # Messages still in transit must not overtake released ones. After this disposition nothing more comes.
             left = self._receiver.take_remaining()
+        if self._receiver.lost and self._wire.error is None:
+            await self.unlock(self._receiver.lost)
+            self._receiver.lost.clear()
+
+    @property
+    def lost(self) -> Sequence[Delivery]:
+        """Prefetched messages that a lost connection left locked. Complete after `stop`."""
+        return self._receiver.lost
 
     async def complete(self, messages: Sequence[ReceivedMessage]) -> Failures:
         return await self._settle(messages, ACCEPTED)
@@ -212,26 +220,35 @@ class RawSource:
 
         The service has no released here: RELEASED abandons. Returns failures as `complete` does.
         """
-        failures: Failures = []
-        for start in range(0, len(messages), _MAX_RENEW):
-            failures += await self._settle_tokens(messages[start : start + _MAX_RENEW], outcome)
-        return failures
+        mine = cast("Sequence[RawReceivedMessage]", messages)
+        failed = await self._settle_tags([message.delivery.tag for message in mine], outcome)
+        return [(message, failed[message.delivery.tag]) for message in mine if message.delivery.tag in failed]
 
-    async def _settle_tokens(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
-        tokens = [lock_token(message.delivery.tag) for message in cast("Sequence[RawReceivedMessage]", messages)]
+    async def unlock(self, deliveries: Sequence[Delivery]) -> None:
+        """Unlock deliveries of a lost link that were never received from it; best effort."""
+        failed = await self._settle_tags([delivery.tag for delivery in deliveries], RELEASED)
+        if deliveries:
+            log.info("%s: %d of %d prefetched messages stay locked", self.queue, len(failed), len(deliveries))
+
+    async def _settle_tags(self, tags: Sequence[bytes], outcome: Outcome) -> dict[bytes, SbpairError]:
+        """Return the tags that were not settled."""
+        failed: dict[bytes, SbpairError] = {}
+        for start in range(0, len(tags), _MAX_RENEW):
+            failed |= await self._settle_some(tags[start : start + _MAX_RENEW], outcome)
+        return failed
+
+    async def _settle_some(self, tags: Sequence[bytes], outcome: Outcome) -> dict[bytes, SbpairError]:
         try:
-            await self._wire.settle_locked(self.queue, tokens, outcome)
+            await self._wire.settle_locked(self.queue, list(map(lock_token, tags)), outcome)
         except MessageLockLost as error:
             # One lost lock refuses all: halves find it.
-            half = len(messages) // 2
+            half = len(tags) // 2
             if not half:
-                return [(messages[0], error)]
-            return await self._settle_tokens(messages[:half], outcome) + await self._settle_tokens(
-                messages[half:], outcome
-            )
+                return {tags[0]: error}
+            return await self._settle_some(tags[:half], outcome) | await self._settle_some(tags[half:], outcome)
         except SbpairError as error:
-            return [(message, error) for message in messages]
-        return []
+            return dict.fromkeys(tags, error)
+        return {}
 
     async def _settle(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
         mine = cast("Sequence[RawReceivedMessage]", messages)

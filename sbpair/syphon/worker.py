@@ -32,6 +32,7 @@ from sbpair.syphon.queue_end import TRIES, QueueEnd
 from sbpair.syphon.worker_connections import PROBE_SECONDS, PairState, WorkerConnections, open_connections
 
 if TYPE_CHECKING:
+    from sbpair.amqp.link import Delivery
     from sbpair.amqp_client.client import GetToken
     from sbpair.model.backoff import Backoff
     from sbpair.model.pair import Pair
@@ -114,6 +115,7 @@ class QueueWorker:
         self._last_used = 0.0
         self._unsettled: Sequence[ReceivedMessage] = ()
         self._refused: Sequence[ReceivedMessage] = ()
+        self._prefetched: Sequence[Delivery] = ()
         self._unsettleable: list[str] = []
 
     async def run(self) -> None:
@@ -190,6 +192,8 @@ class QueueWorker:
 
     async def _settle_left(self, source: RawSource) -> None:
         """Settle what a lost connection left locked: complete what the primary accepted, and unlock the rest."""
+        prefetched, self._prefetched = self._prefetched, ()
+        await source.unlock(prefetched)
         left, self._unsettled = self._locked_still(self._unsettled), ()
         journal = self._plan.context.journal
         for accepted in (True, False):
@@ -248,6 +252,7 @@ class QueueWorker:
                     async with asyncio.timeout(RELEASE_SECONDS):
                         await mover.release_held()
             mover.abandon_all()
+            self._prefetched = connections.source.lost
             self._unsettled, self._refused = mover.unsettled, [*self._locked_still(self._refused), *mover.refused]
             self._unsettleable = list(mover.unsettleable(1).values())
         if plan.once and not plan.stop.is_set():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.amqp_client.client import connect
-from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, dead_letter
+from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, RawReceiver, dead_letter
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import MessageLockLost
 from sbpair.move import events
@@ -74,6 +74,38 @@ async def test_what_the_primary_accepted_is_completed_over_the_next_connection(s
     assert (result.exit_code, result.receipt.sent, result.receipt.already_sent) == (0, 20, 0)
     assert (len(delivered), result.receipt.received, result.receipt.doubtful) == (20, 20, ())
     assert stage.backlog().counts().total == 0
+
+
+@played()
+async def test_what_was_prefetched_from_a_lost_backlog_is_unlocked_too(stage: Stage) -> None:
+    engine: Any = stage.backlog().messages
+    let = stage.fill(stage.destination())
+    stage.strand(0)
+    running = stage.start()
+    await stage.until(lambda: stage.of(events.DestinationBackingOff))
+    # More arrive in the turn of the loop in which the connection is lost.
+    receive = RawReceiver.take
+
+    async def late(receiver: Any, _limit: int, *, seconds: float) -> Any:
+        await stage.until(lambda: engine.locked_count == 20)
+        stage.cut("backlog")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RawReceiver, "take", receive)
+            return await receive(receiver, 5, seconds=seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RawReceiver, "take", late)
+        stage.strand(*range(1, 20))
+        await stage.until(lambda: stage.of(events.QueueFailed))
+    lost_at = stage.loop.time()
+    assert engine.locked_count == 20
+    let()
+    stage.restore("backlog")
+    done_at = await stage.until(lambda: len(stage.ids(stage.destination())) == 20)
+    assert done_at - lost_at < SOON
+    assert stage.ids(stage.destination()) == names(*range(20))
+    stage.stop.set()
+    await running
 
 
 @pytest.mark.parametrize(
