@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sbpair.emulator import timespan
 from sbpair.emulator.clock import NEVER, ManualClock
@@ -441,6 +443,43 @@ def test_all_faults_of_a_file_are_reported_together() -> None:
         "UserConfig.Namespaces[0].Queues[1]",
         "UserConfig.Namespaces[1].Topics[0].Subscriptions[0].Name",
     ]
+
+
+NAMES = [
+    "Type", "Name", "Queues", "Topics", "Subscriptions", "Properties", "Rules", "FilterType", "SqlFilter", "Action",
+    "SqlExpression", "CorrelationFilter", "Label", "LockDuration", "MaxDeliveryCount", "ForwardTo", "UserMetadata", "x",
+]  # fmt: skip
+SCALARS = st.sampled_from(
+    [None, True, 0, -1, 2**70, 1.5, "", "a", "A/b", "PT1M", "P9D", "Sql", "Correlation", "a = 1", "\0"]
+)
+LISTED = {"Queues", "Topics", "Subscriptions", "Rules"}
+
+
+def anything(depth: int) -> st.SearchStrategy[Any]:
+    """Return documents with the names of the format, mostly at their places."""
+    if not depth:
+        return SCALARS
+    inner = st.deferred(lambda: anything(depth - 1))
+    placed = {name: st.lists(inner, max_size=3) if name in LISTED else inner for name in NAMES}
+    members = st.lists(st.sampled_from(NAMES), max_size=5, unique=True)
+    return SCALARS | members.flatmap(lambda names: st.fixed_dictionaries({name: placed[name] for name in names}))
+
+
+@given(queues=st.lists(anything(3), max_size=3), topics=st.lists(anything(4), max_size=3), logging=anything(1))
+def test_any_document_is_taken_over_or_refused_with_paths(queues: list, topics: list, logging: object) -> None:
+    namespace = {"Name": "sbemulatorns", "Queues": queues, "Topics": topics}
+    config = parse_config(json.dumps({"UserConfig": {"Namespaces": [namespace], "Logging": logging}}), "Config.json")
+    refused: list[str] = []
+    try:
+        config.requested([], 0)
+    except ConfigFileInvalid as error:
+        refused = error.faults
+    if refused:
+        assert all(fault.startswith("Config.json: UserConfig.") for fault in refused)
+        return
+    created = Namespace("sbemulatorns", ManualClock())
+    config.create_entities(created)
+    assert {each.path.lower() for each in created.queues()} == {queue["Name"].strip("/").lower() for queue in queues}
 
 
 @pytest.mark.parametrize(
