@@ -22,8 +22,29 @@ from sbpair.amqp import codec
 from sbpair.amqp.connection import Connection
 from sbpair.amqp.frames import AMQP_HEADER, frame
 from sbpair.amqp.link import CreditChanged, Delivery
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
-from sbpair.amqp.performatives import Accepted, Modified, Rejected, Released, Source, Target
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    VALUE,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+    section,
+    value_body,
+)
+from sbpair.amqp.performatives import (
+    Accepted,
+    Coordinator,
+    Declare,
+    Discharge,
+    Modified,
+    Rejected,
+    Released,
+    Source,
+    Target,
+    TransactionalState,
+    Transfer,
+)
 from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import (
     Array,
@@ -44,6 +65,7 @@ from sbpair.amqp.types import (
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.frontends.amqp import coordinator_link
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.emulator.frontends.amqp.connection_output import MAX_OUTPUT
 from sbpair.errors import ProtocolError
@@ -67,8 +89,16 @@ INTERESTING = [
     [[]], [None] * 200, Map(), Map([(None, None)]), Map([(Symbol("com.microsoft:session-filter"), None)]),
     Map([(b"operation", "com.microsoft:peek-message")]), Array([Long(0), Long(1)], code=0x81), Array([], code=0x98),
     Described(Symbol("amqp:accepted:list"), []), Described(ULong(0x24), []), Described(ULong(0x26), []),
+    Described(ULong(0x30), []), Described(ULong(0x31), []), Described(ULong(0x32), [b"0" * 32, False]),
+    Described(ULong(0x34), [b"0" * 32, Described(ULong(0x24), [])]), Described(ULong(0x34), [b"no"]),
     Described(ULong(0x27), [True, True, Map()]), Described(ULong(0x25), [None]), Described(ULong(2**64 - 1), None),
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def repeated_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every transaction the same id, so that a recorded conversation is valid again."""
+    monkeypatch.setattr(coordinator_link, "new_id", lambda: TXN_ID)
 
 
 class Memory(asyncio.Transport):
@@ -329,11 +359,49 @@ async def asks(client: Client, address: str, *requests: bytes) -> None:
         await client.talk()
 
 
+async def exchanges(client: Client) -> None:
+    """Exchange a message for others in one transaction, and roll back another."""
+    (seed,) = await client.links(f">{QUEUE}")
+    seed.send(message(1), b"1")
+    await client.talk()
+    session = client.connection.begin()
+    control = session.sender("control")
+    control.open(source=Source("good"), target=Coordinator(Array([Symbol("amqp:local-transactions")], code=0xA3)))
+    receiver = session.receiver("receiver")
+    receiver.open(source=Source(QUEUE), target=Target("good"))
+    sender = session.sender("sender")
+    properties = {Symbol("com.microsoft:transfer-destination-address"): TOPIC}
+    sender.open(source=Source("good"), target=Target(QUEUE), properties=properties)
+    node = session.sender("node")
+    node.open(source=Source("good"), target=Target(f"{QUEUE}/$management"))
+    await client.talk()
+    receiver.grant(1)
+    await client.talk()
+    (delivery,) = client.of(Delivery)
+    for fails in (True, False):
+        control.send(section(VALUE, Declare().encode()), b"declare")
+        await client.talk()
+        in_transaction = TransactionalState(TXN_ID)
+        for number, link in enumerate([sender, seed, node]):
+            delivery_id = link.session.next_delivery_id()
+            head = Transfer(link.handle, delivery_id, b"%d" % number, 0, False, state=in_transaction)
+            body = message(2) if link is not node else request("schedule-message", messages=[scheduled(1)])
+            link.session.put_transfer(link, head.encode(), body, last=True)
+        state = TransactionalState(TXN_ID, Accepted())
+        receiver.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=False)
+        control.send(section(VALUE, Discharge(TXN_ID, fails).encode()), b"discharge")
+        await client.talk()
+    assert isinstance(client.of(Disposed)[-1].state, Accepted)
+    client.connection.close()
+    await client.talk()
+
+
 def scheduled(number: int) -> Map:
     later = {"x-opt-scheduled-enqueue-time": Timestamp(2**42)}
     return Map([("message-id", "m"), ("message", message(number, **later))])
 
 
+TXN_ID = b"0" * 32
 TOKEN = uuid.UUID(int=1)
 ONE = Array([Long(1)], code=0x81)
 SESSION = {"session_id": "s"}
@@ -345,6 +413,7 @@ CONVERSATIONS: dict[str, Callable[[Client], Any]] = {
     "a queue": lambda client: sends_and_settles(client, QUEUE, QUEUE),
     "a topic": lambda client: sends_and_settles(client, TOPIC, f"{TOPIC}/subscriptions/all"),
     "sessions": lambda client: sends_and_settles(client, SESSIONS, SESSIONS),
+    "transactions": exchanges,
     "requests": lambda client: asks(
         client,
         QUEUE,

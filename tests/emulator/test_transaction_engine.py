@@ -402,12 +402,6 @@ def test_two_minutes_after_its_first_operation_it_is_rolled_back(
     assert len(queue.messages) == 0
 
 
-def test_its_time_is_over_before_its_timer_runs(queue, transaction, clock: ManualClock) -> None:
-    transaction.send(queue, [a_message()])
-    clock.advance(TIMEOUT_MS)
-    assert transaction.is_over
-
-
 def test_a_hundred_messages_may_be_sent(queue, transaction) -> None:
     transaction.send(queue, [a_message() for _ in range(MAX_MESSAGES - 1)])
     text = "^Cannot send more than 100 messages in a single transaction.$"

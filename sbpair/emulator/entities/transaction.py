@@ -102,8 +102,7 @@ class Transaction:
 
     def __init__(self, namespace: Namespace, txn_id: bytes) -> None:
         self.id = txn_id
-        self.due_ms = NEVER
-        self.on_committed: list[Callable[[], None]] = []
+        self._due_ms = NEVER
         self._namespace = namespace
         self._place: Place | None = None
         self._key: str | None = None
@@ -115,6 +114,7 @@ class Transaction:
         self._operations: dict[object, PendingOperation] = {}  # by the message or session that they change
         self._sends: list[PendingSend] = []
         self._pending_bytes: Counter[QueueEntity] = Counter()
+        self.on_committed: list[Callable[[], None]] = []
 
     # Sends
 
@@ -211,25 +211,20 @@ class Transaction:
         return place
 
     def _begin(self, place: Place | None) -> None:
-        """Start the timer with the first operation."""
+        """Let the time run from the first operation."""
         if self._place is None and place is not None:
             self._place = place
-            self.due_ms = self._namespace.clock.now_ms() + TIMEOUT_MS
-            self._namespace.timers.schedule(self.due_ms, self)
+            self._due_ms = self._namespace.clock.now_ms() + TIMEOUT_MS
 
     # The end
 
     @property
     def is_over(self) -> bool:
         """Whether it was committed or rolled back, or its time has run out."""
-        if self.due_ms <= self._namespace.clock.now_ms():
+        # A timer would keep each transaction in memory for two minutes, and until it is used nothing shows its end.
+        if self._due_ms <= self._namespace.clock.now_ms():
             self.roll_back()
         return self._is_over
-
-    def advance(self, now_ms: int) -> None:
-        """Roll back: the time has run out."""
-        del now_ms
-        self.roll_back()
 
     def doom(self, reason: str) -> None:
         """Let the commit fail with this reason."""
@@ -243,13 +238,13 @@ class Transaction:
 
     def roll_back(self) -> None:
         """Drop all operations. Messages that were to be settled stay locked."""
-        self.due_ms = NEVER
+        self._due_ms = NEVER
         self._is_over = True
         self._clear()
 
     def commit(self) -> None:
         """Apply all operations. If one has become impossible, apply none and raise TransactionRolledBack."""
-        operations, sends = list(self._operations.values()), self._sends
+        operations, sends, callbacks = list(self._operations.values()), self._sends, self.on_committed
         paused = {each.messages for each in operations}
         for messages in paused:
             messages.pause()
@@ -263,7 +258,7 @@ class Transaction:
             self.roll_back()
         for send in sends:
             send.store()
-        for callback in self.on_committed:
+        for callback in callbacks:
             callback()
 
     def _check(self, operations: list[PendingOperation], sends: list[PendingSend]) -> None:

@@ -39,6 +39,11 @@ CAPABILITIES: Final = ("amqp:local-transactions", "amqp:multi-txns-per-ssn", "am
 CONTROL_BYTES: Final = 65_536
 
 
+def new_id() -> bytes:
+    """Return an id that can be read, since clients show ids; the standard allows 32 bytes."""
+    return secrets.token_hex(16).encode()
+
+
 class TransactionGroup:
     """The links of one session that take part in the same transactions. `via` is the entity of the first one."""
 
@@ -75,8 +80,7 @@ class Transactions:
     def declare(self) -> Transaction:
         if len(self._open) >= MAX_TRANSACTIONS:
             raise EntityFull(f"A connection has at most {MAX_TRANSACTIONS} transactions.")
-        # Readable, since clients show ids; at most 32 bytes, as the standard demands.
-        transaction = Transaction(self._namespace, secrets.token_hex(16).encode())
+        transaction = Transaction(self._namespace, new_id())
         self._open[transaction.id] = transaction
         return transaction
 
