@@ -41,7 +41,10 @@ class KeyConflict(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class MessageKeys:
-    """The properties of a message that can be its key. None is not set; an empty text is a text."""
+    """The properties of a message that can be its key. None is not set; an empty text is a text.
+
+    Only an empty session id beside a partition key counts as not set.
+    """
 
     session_id: str | None = None
     partition_key: str | None = None
@@ -62,7 +65,7 @@ def deciding_property(keys: MessageKeys, entity: PartitionedEntity) -> DecidingP
     If MESSAGE_ID decides and `keys` has none, the sender's client assigns one.
     """
     _check(keys, entity)
-    if keys.session_id is not None:
+    if keys.session_id is not None and (keys.session_id or keys.partition_key is None):
         return DecidingProperty.SESSION_ID
     if keys.partition_key is not None:
         return DecidingProperty.PARTITION_KEY
@@ -78,7 +81,7 @@ def _check(keys: MessageKeys, entity: PartitionedEntity) -> None:
         raise KeyConflict(
             KeyProblem.SESSION_MISSING, "session_id is missing and the entity requires sessions", hint="set session_id"
         )
-    if None not in (keys.session_id, keys.partition_key) and keys.session_id != keys.partition_key:
+    if keys.session_id and keys.partition_key not in (None, keys.session_id):
         raise KeyConflict(
             KeyProblem.DIFFERENT_KEYS, "partition_key differs from session_id", hint="set only one of them"
         )

@@ -41,6 +41,7 @@ def problem_of(keys: MessageKeys, entity: PartitionedEntity = PLAIN) -> KeyProbl
         (MessageKeys("s", None, "m"), DETECTING, DecidingProperty.SESSION_ID),
         (MessageKeys("s", None, "m"), ORDERED, DecidingProperty.SESSION_ID),
         (MessageKeys("", None, "m"), PLAIN, DecidingProperty.SESSION_ID),
+        (MessageKeys("", "k", "m"), PLAIN, DecidingProperty.PARTITION_KEY),
         (MessageKeys(None, "k", "m"), PLAIN, DecidingProperty.PARTITION_KEY),
         (MessageKeys(None, "k", "m"), DETECTING, DecidingProperty.PARTITION_KEY),
         (MessageKeys(None, None, "m"), DETECTING, DecidingProperty.MESSAGE_ID),
@@ -85,6 +86,8 @@ def test_a_key_of_at_most_128_characters_is_accepted(key) -> None:
 def test_the_property_that_decides_is_the_first_that_is_set(keys, entity) -> None:
     if problem_of(keys, entity) is None:
         decides = deciding_property(keys, entity)
+        if keys.session_id == "" and keys.partition_key is not None:
+            keys = replace(keys, session_id=None)
         first = next((name for name in ("session_id", "partition_key") if getattr(keys, name) is not None), None)
         assert decides == (first or ("message_id" if entity.detects_duplicates else None))
 
@@ -92,7 +95,7 @@ def test_the_property_that_decides_is_the_first_that_is_set(keys, entity) -> Non
 @given(all_keys, entities)
 def test_short_keys_conflict_only_with_each_other_or_the_entity(keys, entity) -> None:
     missing = entity.requires_sessions and keys.session_id is None
-    different = None not in (keys.session_id, keys.partition_key) and keys.session_id != keys.partition_key
+    different = bool(keys.session_id) and keys.partition_key not in (None, keys.session_id)
     expected = KeyProblem.SESSION_MISSING if missing else KeyProblem.DIFFERENT_KEYS if different else None
     assert problem_of(keys, entity) is expected
 
