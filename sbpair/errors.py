@@ -11,7 +11,8 @@
     │   └── StateRefused            4  the state is of another pair or newer version, or broken
     ├── AccessError                 5
     │   ├── NotAuthenticated        5  wrong key, expired token
-    │   └── NotAuthorized           5  a claim (Send, Listen, Manage) is missing
+    │   ├── NotAuthorized           5  a claim (Send, Listen, Manage) is missing
+    │   └── NetworkRefused          5  a proxy or a firewall on the way refuses
     ├── Unavailable                 6  retriable
     │   ├── Unreachable             6  no connection, or it broke
     │   │   └── Silent              6  no answer to the first request
@@ -113,6 +114,10 @@ class NotAuthenticated(AccessError):
 
 class NotAuthorized(AccessError):
     """The key or the token is valid, but lacks a claim: Send, Listen or Manage."""
+
+
+class NetworkRefused(AccessError):
+    """A proxy refuses its user, or a proxy or a firewall the namespace, which was not reached."""
 
 
 class Unavailable(SbpairError):

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.client_tls import client_context
-from sbpair.errors import NotAuthenticated, NotAuthorized, SbpairError, Silent, Unreachable
+from sbpair.errors import NetworkRefused, SbpairError, Silent, Unreachable
 from sbpair.model.pair import authority_of
 from sbpair.model.proxy import ESCAPES
 from sbpair.model.reachability import DOCTOR_HINT, TUNNEL_SECONDS, cause_of
@@ -32,7 +32,7 @@ async def open_connection(
     context: SSLContext | None = None,
     server_hostname: str | None = None,
 ) -> Streams:
-    """Connect. Raises OSError; for the proxy Unreachable, NotAuthenticated, NotAuthorized."""
+    """Connect. Raises OSError; for the proxy Unreachable, NetworkRefused."""
     if proxy is None:
         return await asyncio.open_connection(host, port, ssl=context, server_hostname=server_hostname)
     reader, writer = await _open_tunnel(proxy, authority_of(host, port))
@@ -51,10 +51,10 @@ def refused_by_proxy(what: str, status: int, proxy: Proxy | None = None) -> Sbpa
     what, setting = f"{what}: {status} {known}".rstrip(), _setting(proxy)
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
         if proxy is not None and proxy.user is None:
-            return NotAuthenticated(what, hint=f"give user and password in {setting}: http://USER:PASSWORD@HOST:PORT")
-        return NotAuthenticated(what, hint=f"check user and password in {setting}; {ESCAPES}")
+            return NetworkRefused(what, hint=f"give user and password in {setting}: http://USER:PASSWORD@HOST:PORT")
+        return NetworkRefused(what, hint=f"check user and password in {setting}; {ESCAPES}")
     if status == HTTPStatus.FORBIDDEN:
-        return NotAuthorized(what, hint=f"ask those who run the proxy for access; it comes from {setting}{DOCTOR_HINT}")
+        return NetworkRefused(what, hint=f"ask its owners for access, or change {setting}{DOCTOR_HINT}")
     if status in _NO_TUNNELS:
         return Unreachable(what, hint=f"check that {setting} has an HTTP proxy with the method CONNECT{DOCTOR_HINT}")
     return Unreachable(what, hint=f"retry in a minute; then check the namespace's address, and {setting}{DOCTOR_HINT}")

@@ -224,7 +224,7 @@ def _notify(link: Link, event: Any) -> None:
 async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
     """Connect, and wait until both sides have opened.
 
-    Raises Unavailable; UsageError for an unreadable CA file or a malformed proxy, and AccessError of a proxy.
+    Raises Unavailable, NetworkRefused; UsageError for an unreadable CA file or a malformed proxy.
     """
     context, stream = _tls(endpoint), Stream(endpoint, container_id)
     try:

@@ -17,7 +17,7 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from sbpair.errors import NotAuthorized, SbpairError, Unreachable
+from sbpair.errors import NetworkRefused, SbpairError, Unreachable
 from sbpair.http_tunnel import open_connection
 from sbpair.model.proxy import proxy_for
 from sbpair.model.reachability import DOCTOR_HINT
@@ -42,7 +42,7 @@ _quiet.setLevel(logging.CRITICAL)
 async def open_websocket(endpoint: Endpoint, stream: Stream, context: SSLContext | None, name: str | None) -> None:
     """Connect, through a proxy if the endpoint has one, and give the stream its transport after the handshake.
 
-    Raises OSError, Unreachable; UsageError, NotAuthenticated and NotAuthorized of a proxy.
+    Raises OSError, Unreachable, NetworkRefused; UsageError for a malformed proxy.
     """
     proxy = proxy_for(endpoint)
     _, writer = await open_connection(endpoint.host, endpoint.amqp_port, proxy, context, name)
@@ -158,7 +158,7 @@ def _handshake_error(address: str, error: Exception | None) -> SbpairError:
     known = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
     what = f"the server at {address} refuses WebSockets: {status} {known}".rstrip()
     refused = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-    return NotAuthorized(what, hint=_HINT) if refused else Unreachable(what, hint=_HINT)
+    return NetworkRefused(what, hint=_HINT) if refused else Unreachable(what, hint=_HINT)
 
 
 _HINT = f"check the namespace's address and firewall, and the proxy, if any{DOCTOR_HINT}"

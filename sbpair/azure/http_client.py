@@ -105,7 +105,7 @@ class HttpClient:
     """Connections to the management side of one namespace, which coroutines may share. Connects when first used.
 
     Each request raises OSError (ssl.SSLError among them), TimeoutError if nothing accepts the connection, NotHttp, and
-    MachineLacks for an unreadable CA file; for a proxy UsageError, Unreachable, NotAuthenticated, NotAuthorized.
+    MachineLacks for an unreadable CA file; for a proxy UsageError, Unreachable, NetworkRefused.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:

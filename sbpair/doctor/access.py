@@ -156,7 +156,8 @@ def _verdicts(side: str, endpoint: Endpoint, found: ClaimResults, passed: set[st
     name, names = f"{side}.sign_in", [f"{side}.{claim.lower()}" for claim in CLAIMS]
     if refused is not None:
         return [of_error(name, refused), *skipped(names, name)]
-    known = any(each is None or isinstance(each, errors.AccessError) for each in found.values())
+    answers = (errors.NotAuthenticated, errors.NotAuthorized)
+    known = any(each is None or isinstance(each, answers) for each in found.values())
     accepted = f"accepted: {_credential_name(endpoint)}"
     signed_in = ok(name, accepted) if known else unknown(name, "no claim could be tried")
     return [signed_in, *(_verdict(side, claim, found[claim], passed) for claim in CLAIMS)]

@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sbpair.errors import NotAuthorized, SbpairError, Unavailable
+from sbpair.errors import NetworkRefused, NotAuthorized, SbpairError, Unavailable
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.rate_limit import RateLimiter, credits_of
 
@@ -67,7 +67,7 @@ async def tier_of(control: DestinationCache) -> str | None:
     """Return a namespace's tier; None without permission or an answer."""
     try:
         return await control.tier()
-    except (NotAuthorized, Unavailable) as error:
+    except (NetworkRefused, NotAuthorized, Unavailable) as error:
         log.info("the tier is not known: %s", error.message)
         return None
 

@@ -203,8 +203,8 @@ SWITCH = ("Upgrade: websocket", "Connection: Upgrade")
     ("answer", "kind", "text"),
     [
         (status("400 Bad Request", "Content-Length: 0"), errors.Unreachable, "refuses WebSockets: 400 Bad Request"),
-        (status("401 Unauthorized", "Content-Length: 0"), errors.NotAuthorized, "401 Unauthorized"),
-        (status("403 Forbidden", "Content-Length: 0"), errors.NotAuthorized, "403 Forbidden"),
+        (status("401 Unauthorized", "Content-Length: 0"), errors.NetworkRefused, "401 Unauthorized"),
+        (status("403 Forbidden", "Content-Length: 0"), errors.NetworkRefused, "403 Forbidden"),
         (status("404 Not Found"), errors.Unreachable, "404 Not Found"),
         (status("503 Busy", "Content-Length: 0"), errors.Unreachable, "503 Service Unavailable"),
         (status("302 Found", "Location: http://elsewhere/", "Content-Length: 0"), errors.Unreachable, "302 Found"),

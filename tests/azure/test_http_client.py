@@ -19,7 +19,7 @@ from sbpair.azure.credentials import RENEW_SECONDS, BearerTokens
 from sbpair.azure.http_client import HttpClient, NotHttp
 from sbpair.client_tls import client_context
 from sbpair.emulator.tls import tls_for
-from sbpair.errors import NotAuthenticated
+from sbpair.errors import NetworkRefused
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.testing import Emulator, EmulatorOptions
@@ -158,7 +158,7 @@ async def test_a_proxy_of_the_environment_is_used_with_tls(
                 if login == "right":
                     assert await namespace.list_under("") == []
                 else:
-                    with pytest.raises(NotAuthenticated, match="407 Proxy Authentication Required") as refused:
+                    with pytest.raises(NetworkRefused, match="407 Proxy Authentication Required") as refused:
                         await namespace.list_under("")
                     assert "HTTPS_PROXY" in refused.value.hint
                 assert proxy.targets == [endpoint.authority]

@@ -6,10 +6,12 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sbpair.doctor import CheckSubject, diagnose
 from sbpair.doctor.connectivity import PROXY_HINT, check_connectivity
 from sbpair.errors import ExitCode
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -157,3 +159,15 @@ async def test_websocket_without_a_way_out_proposes_a_proxy() -> None:
         with blackholed_port() as port:
             found = await checked(replace(endpoint, port=port, transport=Transport.WEBSOCKET))
     assert hint(found["tcp"]).endswith(PROXY_HINT)
+
+
+async def test_what_a_proxy_refuses_says_nothing_of_claims() -> None:
+    for answer in (b"HTTP/1.1 403 no\r\n\r\n", b"HTTP/1.1 407 no\r\n\r\n"):
+        async with emulated() as endpoint, running_proxy(answer=answer) as proxy:
+            over = replace(endpoint, transport=Transport.WEBSOCKET, proxy=parse_proxy(proxy.url, "HTTPS_PROXY"))
+            diagnosis = await diagnose(CheckSubject({"primary": over}, Path("/nowhere"), paths={"primary": "orders"}))
+        found = {check.name: check for check in diagnosis}
+        assert found["primary.proxy"].exit_code == found["primary.http"].exit_code == ExitCode.ACCESS
+        outcomes = {found[f"primary.{name}"].outcome for name in ("sign_in", "send", "listen", "manage")}
+        assert outcomes == {Outcome.UNKNOWN}
+        assert found["primary.send"].reason.startswith("Send could not be tried: the proxy")

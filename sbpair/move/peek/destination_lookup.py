@@ -14,6 +14,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.interfaces import DestinationEntity
 from sbpair.errors import (
     EntityMissing,
+    NetworkRefused,
     NotAuthorized,
     ProtocolError,
     SbpairError,
@@ -60,7 +61,7 @@ class DestinationLookup:
             return await self._control.tier()
         except NotAuthorized:
             return None
-        except Unavailable as error:
+        except (NetworkRefused, Unavailable) as error:
             self._set_unavailable(error)
             return None
 
@@ -92,7 +93,7 @@ class DestinationLookup:
             return missing(path, error.message)
         except ServiceRefused as error:
             return refused(path, error.message)
-        except (NotAuthorized, Unavailable, ProtocolError) as error:
+        except (NetworkRefused, NotAuthorized, Unavailable, ProtocolError) as error:
             self._set_unavailable(error)
             return None
 
