@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.testing import EmulatorThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Coroutine, Iterable, Iterator
 
     from sbpair.emulator.access.sas import AuthorizationRule
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
 
+PATIENCE_SECONDS = 30
+T = TypeVar("T")
 NAMESPACE, OTHER = "contoso", "contoso-dr"
 
 
@@ -24,6 +28,19 @@ class Running(EmulatorThread):
     def __init__(self, namespaces: Iterable[Any] = ((NAMESPACE, 0), (OTHER, 0)), **options: Any) -> None:
         super().__init__(namespaces, **options)
         self._names = (f"queue-{number}" for number in itertools.count())
+
+    @contextmanager
+    def entered(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """Enter an asynchronous context in the emulator's loop."""
+
+        def wait(coroutine: Coroutine[Any, Any, Any]) -> Any:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_SECONDS)
+
+        entered = wait(context.__aenter__())
+        try:
+            yield entered
+        finally:
+            wait(context.__aexit__(None, None, None))
 
     @property
     def namespace(self) -> Namespace:
