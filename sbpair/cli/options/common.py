@@ -87,9 +87,7 @@ class Display:
     output: Output = _display("--output -o FORMAT", "Output format: table, json or jsonl", default=Output.TABLE)
     quiet: bool = _display("--quiet -q", "Print only results, warnings and errors", default=False)
     verbose: int = _display("--verbose -v", "Print more; -vv for debug messages", default=0, count=True)
-    log_format: LogFormat = _display(
-        "--log-format FORMAT", "Log format on stderr: text or json", default=LogFormat.TEXT
-    )
+    log_format: LogFormat = _display("--log-format FORMAT", "Logs on stderr: text or json", default=LogFormat.TEXT)
     debug: bool = _display("--debug", "Show the traceback of an error", default=False)
 
 
