@@ -2,7 +2,8 @@
 
 python -m tests.benchmarks.emulator [--messages SMALL LARGE] [--held N …] [--rounds N] [--output json]
 
-A bare relay, which copies the same bytes, takes turns with the emulator: the ratios hold on another machine too.
+A bare relay, which copies the same bytes, takes turns with the emulator: the ratios hold on another machine too. The
+ratios of WebSocket are to TCP.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,7 @@ from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ACCEPTED, RawReceiver, RawSender
 from sbpair.azure.atom import open_atom
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Transport
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.engines import relayed
 from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, summary
@@ -34,6 +38,12 @@ FLIGHT, SINGLE_FLIGHT = 8, 200
 """How many batches, and how many single messages, are in flight."""
 
 IDLE_SECONDS = 10.0
+RATIOS = [
+    ("batches", "relay"),
+    ("singly", "relay"),
+    ("websocket_batches", "batches"),
+    ("websocket_singly", "singly"),
+]
 
 
 def message(number: int) -> bytes:
@@ -105,25 +115,28 @@ async def held(wire: AmqpClient, pid: int, queue: str, count: int, already: int)
 def measure(pid: int, namespaces: dict[str, Any], sizes: list[int], levels: list[int], rounds: int) -> dict[str, Any]:
     endpoint = endpoint_from_connection_string(namespaces["bench"]["connection_string"])
 
-    def through(count: int, *, singly: bool = False) -> Run:
+    def through(count: int, *, transport: Transport = Transport.TCP, singly: bool = False) -> Run:
         async def run() -> Run:
-            async with connect(endpoint) as wire:
-                return await in_and_out(wire, pid, "plain", count, singly=singly)
+            async with connect(replace(endpoint, transport=transport)) as wire:
+                return await in_and_out(wire, pid, "plain", count // 4 if singly else count, singly=singly)
 
         return asyncio.run(run())
 
     asyncio.run(create(endpoint))
-    through(5_000)
-    ways = {
+    ways: dict[str, Callable[[int], Run]] = {
         "batches": through,
-        "singly": lambda count: through(count // 4, singly=True),
+        "websocket_batches": partial(through, transport=Transport.WEBSOCKET),
+        "singly": partial(through, singly=True),
+        "websocket_singly": partial(through, transport=Transport.WEBSOCKET, singly=True),
         "relay": partial(relayed, "streams"),
     }
+    for way in ways.values():
+        way(5_000)
     turns = list(interleaved(rounds, sizes, ways))
     found = {way: [turn[way] for turn in turns] for way in ways}
     return {
         "emulator": {way: summary(each) for way, each in found.items()},
-        "ratios": {f"{way}_to_relay": ratio(found[way], found["relay"]) for way in ("batches", "singly")},
+        "ratios": {f"{one}_to_{other}": ratio(found[one], found[other]) for one, other in RATIOS},
         "held": asyncio.run(fill_up(endpoint, pid, sorted(levels))),
     }
 
