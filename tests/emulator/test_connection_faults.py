@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,7 @@ from aiohttp import ClientSession
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.errors import EntityMissing, InDoubt, Throttled, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Transport
 from sbpair.testing import Emulator
 from tests.kit.async_tests import InLoop
 
@@ -27,7 +30,8 @@ MESSAGE = bytes.fromhex("005375a0026869")
 class Scene:
     """An emulator with a queue, in this loop, and a way to connect to it."""
 
-    def __init__(self, emulator: Emulator, queue: QueueEntity) -> None:
+    def __init__(self, emulator: Emulator, queue: QueueEntity, transport: Transport) -> None:
+        self._transport = transport
         self.emulator = emulator
         self.faults = emulator.faults
         self.queue = queue
@@ -35,19 +39,19 @@ class Scene:
     @asynccontextmanager
     async def wire(self) -> AsyncIterator[AmqpClient]:
         endpoint = endpoint_from_connection_string(self.emulator.namespaces["contoso"].connection_string)
-        async with connect(endpoint) as wire:
+        async with connect(replace(endpoint, transport=self._transport)) as wire:
             yield wire
 
 
 @asynccontextmanager
-async def open_scene() -> AsyncIterator[Scene]:
+async def open_scene(transport: Transport) -> AsyncIterator[Scene]:
     async with Emulator([("contoso", 0)]) as emulator:
-        yield Scene(emulator, emulator.namespaces["contoso"].create_queue("orders"))
+        yield Scene(emulator, emulator.namespaces["contoso"].create_queue("orders"), transport)
 
 
-@pytest.fixture
-def scene() -> InLoop:
-    return InLoop(open_scene)
+@pytest.fixture(params=Transport)
+def scene(request: pytest.FixtureRequest) -> InLoop:
+    return InLoop(partial(open_scene, request.param))
 
 
 @pytest.mark.parametrize("kind", ["drop", "reset"])
