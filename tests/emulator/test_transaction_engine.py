@@ -210,6 +210,16 @@ def test_cancelling_happens_with_the_commit(queue, clock, transaction, begin) ->
     assert queue.counts().scheduled == 0
 
 
+def test_schedules_of_different_partitions_are_not_cancelled_at_once(partitioned, clock, transaction) -> None:
+    at = clock.now_ms() + MINUTE
+    numbers = [partitioned.schedule([a_message(partition_key=key, scheduled_at_ms=at)])[0] for key in "abcdef"]
+    with pytest.raises(NotAllowed, match="cannot span"):
+        transaction.cancel_scheduled(partitioned, numbers)
+    transaction.cancel_scheduled(partitioned, numbers[:1])
+    transaction.commit()
+    assert partitioned.counts().scheduled == 5
+
+
 def test_a_schedule_that_became_due_fails_the_commit_of_its_cancelling(queue, clock, transaction, advance) -> None:
     queue.schedule([a_message(scheduled_at_ms=clock.now_ms() + MINUTE)])
     transaction.cancel_scheduled(queue, [1])
@@ -487,6 +497,8 @@ def test_settlements_of_different_partitions_are_refused(partitioned, transactio
     for key in list(keys.values())[:2]:
         partitioned.send([a_message(partition_key=key)])
     first, second = partitioned.messages.receive(2)
+    with pytest.raises(NotAllowed, match="cannot span"):
+        complete_in(transaction, partitioned, first, second)
     complete_in(transaction, partitioned, first)
     with pytest.raises(NotAllowed, match="cannot span"):
         complete_in(transaction, partitioned, second)

@@ -144,28 +144,26 @@ class Transaction:
         self, entity: QueueEntity, messages: SubQueue | HeldSession, tokens: Sequence[bytes], settlement: Settlement
     ) -> None:
         """Check that all of these messages can be settled, and keep that for the commit."""
-        place = self._place
-        for token in tokens:
-            if token in self._operations:
-                raise message_lock_lost()
-            number = messages.get_locked(token).sequence_number
-            settlement(Trial(messages), token)
-            place = self._joined(entity, number)
-        self._begin(place)
+        if any(token in self._operations for token in tokens):
+            raise message_lock_lost()
+        place = self._place_with(entity, [messages.get_locked(token) for token in tokens])
+        pending: dict[object, PendingOperation] = {}
         for token in tokens:
             check = partial(settlement, Trial(messages), token)
+            check()
             apply = partial(settlement, messages, token)
-            self._operations[token] = PendingOperation(entity, messages.subqueue, check, apply)
+            pending[token] = PendingOperation(entity, messages.subqueue, check, apply)
+        self._begin(place)
+        self._operations |= pending
 
     def cancel_scheduled(self, entity: QueueEntity, sequences: Sequence[int]) -> None:
         """Check that all of these scheduled messages exist, and cancel them with the commit."""
-        messages, place = entity.messages, self._place
+        messages = entity.messages
         found = messages.scheduled(sequences)
         for message in found:
-            place = self._joined(entity, message.sequence_number)
             if message in self._operations:
                 raise MessageNotFound(f"Message {message.sequence_number} is cancelled in this transaction.")
-        self._begin(place)
+        self._begin(self._place_with(entity, found))
         for message in found:
             number = (message.sequence_number,)
             check, apply = partial(messages.scheduled, number), partial(messages.cancel_scheduled, number)
@@ -194,10 +192,13 @@ class Transaction:
             raise NotAllowed(_SPANS_ENTITIES)
         return self._at(Place(send.entity.top_level, partitions.for_key(key))), key
 
-    def _joined(self, entity: QueueEntity, sequence: int) -> Place:
-        """Return the place of a stored message. Raises NotAllowed if it does not belong here."""
-        partition = None if entity.partitions is None else partition_of(sequence)
-        return self._at(Place(entity.top_level, partition))
+    def _place_with(self, entity: QueueEntity, stored: Sequence[StoredMessage]) -> Place | None:
+        """Return the place of stored messages, or the present one. Raises NotAllowed if they do not belong here."""
+        has_partitions = entity.partitions is not None
+        partitions = {partition_of(message.sequence_number) if has_partitions else None for message in stored}
+        if len(partitions) > 1:
+            raise NotAllowed(_SPANS_ENTITIES)
+        return self._at(Place(entity.top_level, *partitions)) if partitions else self._place
 
     def _at(self, place: Place) -> Place:
         if self.is_over:
