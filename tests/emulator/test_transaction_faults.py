@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sbpair.amqp.performatives import Accepted
+from sbpair.testing import Emulator, EmulatorOptions
+from tests.emulator.peer import Peer, Stage
+
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
-    from tests.emulator.peer import Peer, Stage
 
 BODIES = [b"\x00\x53\x75\xa0\x01%d" % number for number in range(4)]
 MAX_FRAMES = 60
@@ -70,3 +74,37 @@ async def test_a_connection_may_break_after_each_frame(stage: Stage, kind: str, 
     committed = [outcome == AFTER for outcome in outcomes]
     assert committed == sorted(committed)
     assert any(committed) is not fail
+
+
+def copied(data: Path, name: str) -> Path:
+    """Copy the data file and its log, as a kill would leave them."""
+    copy = data.with_name(name)
+    for suffix in ("", "-wal"):
+        if (found := Path(f"{data}{suffix}")).exists():
+            Path(f"{copy}{suffix}").write_bytes(found.read_bytes())
+    return copy
+
+
+async def test_a_durable_emulator_has_all_of_a_committed_transaction(tmp_path: Path) -> None:
+    data = tmp_path / "emulator.data"
+    options = EmulatorOptions(data=data, durable=True)
+    async with Emulator([("contoso", 0)], options=options) as emulator:
+        stage = Stage(emulator)
+        stage.namespace.create_queue("other")
+        async with stage.connect() as peer:
+            session = await peer.begin()
+            control = await peer.attach_coordinator(session=session)
+            sender = await peer.attach_sender("orders", session=session)
+            other = await peer.attach_sender("other", session=session)
+            await peer.send(sender, BODIES[0])
+            (delivery,) = await peer.take(await peer.attach_receiver("orders", session=session), 1)
+            txn_id = await peer.declare(control)
+            await peer.settle_in(txn_id, delivery)
+            await peer.send_in(txn_id, sender, BODIES[1])
+            await peer.send_in(txn_id, other, BODIES[2])
+            before = copied(data, "before")
+            assert await peer.discharge(control, txn_id) == Accepted()
+            after = copied(data, "after")
+    for path, expected in ((before, BEFORE), (after, AFTER)):
+        async with Emulator([("contoso", 0)], options=EmulatorOptions(data=path)) as emulator:
+            assert bodies_in(emulator.namespaces["contoso"]) == expected
