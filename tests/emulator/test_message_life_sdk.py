@@ -15,6 +15,7 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageState, ServiceBusReceiveMode, ServiceBusSubQueue
 from azure.servicebus._common.mgmt_handlers import default
 from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusConnectionError, ServiceBusError
 
 if TYPE_CHECKING:
@@ -117,6 +118,32 @@ def test_a_deferred_message_has_its_state_and_is_settled_in_every_way(running, o
             receiver.receive_deferred_messages(numbers[2])
         counts = running.do(queue.counts)
     assert (counts.active, counts.dead_letter) == (0, 1)
+
+
+def test_a_queue_with_sessions_is_created_with_a_target_and_forwards(running, official) -> None:
+    last = running.queue()
+    name = f"{last.path}-first"
+    with official.admin(running.connection_string) as admin:
+        created = admin.create_queue(name, requires_session=True, forward_to=last.path)
+        assert created.forward_to == f"{running.namespace.endpoint}/{last.path}"
+        with official.sender(running.connection_string, name) as sender:
+            sender.send_messages([ServiceBusMessage(str(number), session_id="s") for number in range(3)])
+        with official.receiver(running.connection_string, last.path) as receiver:
+            messages = [take(receiver) for _ in range(3)]
+            for message in messages:
+                receiver.complete_message(message)
+        assert [(text_of(each), each.session_id) for each in messages] == [("0", "s"), ("1", "s"), ("2", "s")]
+        admin.delete_queue(name)
+
+
+def test_delivery_annotations_of_the_sender_arrive(running, official) -> None:
+    with opened(running, official) as (_, sender, receiver):
+        sender.send_messages(AmqpAnnotatedMessage(data_body=b"x", delivery_annotations={b"mine": 7}))
+        message = take(receiver)
+        annotations = message.raw_amqp_message.delivery_annotations
+        assert annotations[b"mine"] == 7
+        assert set(annotations) == {b"mine", b"x-opt-lock-token"}
+        receiver.complete_message(message)
 
 
 def test_a_forwarded_message_keeps_its_first_number(running, official) -> None:
