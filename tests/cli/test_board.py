@@ -23,6 +23,7 @@ from sbpair.move.events import (
     DestinationProgress,
     DestinationRecovered,
     LimitChanged,
+    MessagesLocked,
     QueueBlocked,
     QueueDepths,
     QueueDone,
@@ -121,6 +122,9 @@ def test_the_oldest_is_held_or_was_peeked() -> None:
 
 RESTS = DestinationBackingOff(Q, "down", "it is away", 8.0, 12)
 BLOCKED = QueueBlocked(Q, ("down", "full"))
+LOCKED = MessagesLocked(Q, 61, NOW_MS, waiting=True, overdue=False)
+LEFT = MessagesLocked(Q, 61, NOW_MS, waiting=False, overdue=False)
+IS_LOCKED = "61 locked, until 08:00:00Z at the latest"
 FAILED = QueueFailed(Q, "unreachable", 3.5)
 AWAY = QueueFailed(Q, "unreachable", 3.5, side="primary")
 
@@ -139,6 +143,11 @@ AWAY = QueueFailed(Q, "unreachable", 3.5, side="primary")
         ([QueueOpened(Q), RESTS, BLOCKED], "blocked by down, full", False),
         ([QueueOpened(Q), BLOCKED, progress(0, 0)], "blocked by down, full", False),
         ([QueueOpened(Q), BLOCKED, progress(1, 1)], "", False),  # it has moved of late
+        ([QueueOpened(Q), LOCKED, progress(0, 0)], IS_LOCKED, False),
+        ([QueueOpened(Q), LOCKED, progress(1, 1)], "", False),
+        ([QueueOpened(Q), LOCKED, FAILED, QueueOpened(Q)], "", True),
+        ([QueueOpened(Q), LOCKED, QueueDone(Q)], "done", True),
+        ([QueueOpened(Q), LEFT, QueueDone(Q)], IS_LOCKED, True),
         ([QueueOpened(Q), RESTS, FAILED], "next try in 4 s: unreachable", False),
         ([QueueOpened(Q), RESTS, FAILED, QueueOpened(Q)], "", True),
         ([QueueFailed(Q, "refused", None)], "failed: refused", False),
