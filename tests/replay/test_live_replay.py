@@ -154,3 +154,17 @@ def wait_for(happens: Any, process: subprocess.Popen[str]) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < limit
         time.sleep(0.02)
+
+
+def test_locked_messages_are_left_with_the_command_that_waits_for_them(tmp_path: Path) -> None:
+    with world() as place:
+        place.strand_many(6)
+        place.running.do(lambda: place.backlog(0).messages.receive(2))
+        code, receipt, err = Shell(place, tmp_path).say("run", *SPARK, "--no-wait-for-locks")
+        assert (code, receipt["acknowledged"], receipt["locked"], receipt["released"]) == (3, 4, 2, 0)
+        lines = command.untimed(err).splitlines()
+        [found] = [line for line in lines if "locked by" in line]
+        assert found.startswith(f"warning: 2 messages in {place.queues[0]} are locked by another receiver")
+        assert "2 messages remain in the backlog" in lines[-1]
+        assert f"sbpair replay resume {receipt['run']}" in lines[-1]
+        assert "--no-wait-for-locks" not in lines[-1]

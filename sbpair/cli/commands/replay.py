@@ -280,7 +280,8 @@ def _run(screen: Screen, act: Any) -> int:
         others = "; add --all to send the excluded ones, too" if result.run.options.selection else ""
         screen.warn(f"{result.proof.unsent} messages in the archive are unsent{others}; continue with {resume}")
     if remaining := sum(result.proof.remaining_in_queues.values()):
-        screen.warn(f"{remaining} messages remain in the backlog; once they are unlocked, continue with {resume}")
+        waiting = next_command("replay resume", result.run.id, without={"no_wait_for_locks"})
+        screen.warn(f"{remaining} messages remain in the backlog; once they are unlocked, continue with {waiting}")
     return result.exit_code
 
 
