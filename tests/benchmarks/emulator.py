@@ -3,7 +3,7 @@
 python -m tests.benchmarks.emulator [--messages SMALL LARGE] [--held N …] [--rounds N] [--output json]
 
 A bare relay, which copies the same bytes, takes turns with the emulator: the ratios hold on another machine too. The
-ratios of WebSocket are to TCP.
+ratios of WebSocket are to TCP, those of an emulator with --data, or --durable too, to one that has everything in memory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp.codec import encode
@@ -43,7 +45,13 @@ RATIOS = [
     ("singly", "relay"),
     ("websocket_batches", "batches"),
     ("websocket_singly", "singly"),
+    ("data_batches", "batches"),
+    ("data_singly", "singly"),
+    ("durable_batches", "batches"),
+    ("durable_singly", "singly"),
 ]
+FILES: dict[str, tuple[str, ...]] = {"data_": (), "durable_": ("--durable",)}
+"""Options of emulators with a data file, by the prefix of their figures."""
 
 
 def message(number: int) -> bytes:
@@ -112,24 +120,33 @@ async def held(wire: AmqpClient, pid: int, queue: str, count: int, already: int)
     }
 
 
-def measure(pid: int, namespaces: dict[str, Any], sizes: list[int], levels: list[int], rounds: int) -> dict[str, Any]:
-    endpoint = endpoint_from_connection_string(namespaces["bench"]["connection_string"])
+Started = tuple[int, dict[str, Any]]
+"""An emulator's process, and its namespaces."""
 
-    def through(count: int, *, transport: Transport = Transport.TCP, singly: bool = False) -> Run:
-        async def run() -> Run:
-            async with connect(replace(endpoint, transport=transport)) as wire:
-                return await in_and_out(wire, pid, "plain", count // 4 if singly else count, singly=singly)
 
-        return asyncio.run(run())
+def through(started: Started, count: int, *, transport: Transport = Transport.TCP, singly: bool = False) -> Run:
+    async def run() -> Run:
+        async with connect(replace(endpoint_of(started), transport=transport)) as wire:
+            return await in_and_out(wire, started[0], "plain", count // 4 if singly else count, singly=singly)
 
-    asyncio.run(create(endpoint))
-    ways: dict[str, Callable[[int], Run]] = {
-        "batches": through,
-        "websocket_batches": partial(through, transport=Transport.WEBSOCKET),
-        "singly": partial(through, singly=True),
-        "websocket_singly": partial(through, transport=Transport.WEBSOCKET, singly=True),
-        "relay": partial(relayed, "streams"),
-    }
+    return asyncio.run(run())
+
+
+def endpoint_of(started: Started) -> Endpoint:
+    return endpoint_from_connection_string(started[1]["bench"]["connection_string"])
+
+
+def measure(emulators: dict[str, Started], sizes: list[int], levels: list[int], rounds: int) -> dict[str, Any]:
+    """Measure the emulator "", which has everything in memory, and those of FILES."""
+    ways: dict[str, Callable[[int], Run]] = {}
+    for prefix, started in emulators.items():
+        asyncio.run(create(endpoint_of(started)))
+        ways[f"{prefix}batches"] = partial(through, started)
+        ways[f"{prefix}singly"] = partial(through, started, singly=True)
+    memory = emulators[""]
+    ways["websocket_batches"] = partial(through, memory, transport=Transport.WEBSOCKET)
+    ways["websocket_singly"] = partial(through, memory, transport=Transport.WEBSOCKET, singly=True)
+    ways["relay"] = partial(relayed, "streams")
     for way in ways.values():
         way(5_000)
     turns = list(interleaved(rounds, sizes, ways))
@@ -137,7 +154,7 @@ def measure(pid: int, namespaces: dict[str, Any], sizes: list[int], levels: list
     return {
         "emulator": {way: summary(each) for way, each in found.items()},
         "ratios": {f"{one}_to_{other}": ratio(found[one], found[other]) for one, other in RATIOS},
-        "held": asyncio.run(fill_up(endpoint, pid, sorted(levels))),
+        "held": asyncio.run(fill_up(endpoint_of(memory), memory[0], sorted(levels))),
     }
 
 
@@ -169,8 +186,13 @@ def main() -> None:
     options_of = parser(__doc__, messages=(20_000, 100_000), rounds=5)
     options_of.add_argument("--held", type=int, nargs="*", default=[1_000, 100_000, 1_000_000])
     options = options_of.parse_args()
-    with emulator("bench") as (pid, namespaces):
-        found = measure(pid, namespaces, options.messages, options.held, options.rounds)
+    with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory())
+        emulators = {"": stack.enter_context(emulator("bench"))}
+        for prefix, words in FILES.items():
+            file = ("--data", f"{directory}/{prefix}.db")
+            emulators[prefix] = stack.enter_context(emulator("bench", options=(*file, *words)))
+        found = measure(emulators, options.messages, options.held, options.rounds)
     emit(options, {**found, "start": ready_seconds()})
 
 

@@ -28,8 +28,8 @@ CREATE TABLE namespaces (name TEXT PRIMARY KEY, document TEXT NOT NULL);
 CREATE TABLE entities (id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, document TEXT NOT NULL);
 CREATE TABLE stores (id INTEGER PRIMARY KEY, entity INTEGER NOT NULL, part TEXT NOT NULL, last_numbers TEXT NOT NULL,
     accessed_at_ms INTEGER NOT NULL, read_at_ms INTEGER NOT NULL);
-CREATE TABLE messages (id INTEGER PRIMARY KEY, store INTEGER NOT NULL, fields TEXT NOT NULL, content BLOB NOT NULL,
-    checksum INTEGER NOT NULL);
+CREATE TABLE messages (id INTEGER PRIMARY KEY, store INTEGER NOT NULL, sequence_number INTEGER NOT NULL,
+    fields TEXT NOT NULL, content BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE sessions (store INTEGER NOT NULL, id TEXT NOT NULL, state BLOB NOT NULL, changed_at_ms INTEGER NOT NULL,
     PRIMARY KEY (store, id)) WITHOUT ROWID;
 CREATE TABLE duplicates (entity INTEGER NOT NULL, message_id TEXT NOT NULL, at_ms INTEGER NOT NULL,
@@ -96,6 +96,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             db.execute("PRAGMA journal_mode = WAL")
             # A commit survives the end of the process. Only a power failure can take the last ones back.
             db.execute("PRAGMA synchronous = NORMAL")
+            # Otherwise a deletion overwrites what it deletes, at twice the cost.
+            db.execute("PRAGMA secure_delete = OFF")
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             with transaction(db):
                 if _is_empty(db):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
@@ -37,11 +38,11 @@ decode = json.loads
 
 # Messages
 
-_NOT_STORED: Final = frozenset({"content", "lock_token", "locked_until_ms", "state"})
+_NOT_IN_FIELDS: Final = frozenset({"content", "sequence_number", "lock_token", "locked_until_ms", "state"})
 """A lock ends with the emulator: then the message can be received again."""
 
 _FORWARDED: Final = ("enqueued_sequence_number", "hops")
-_FIELDS: Final = (*(each.name for each in fields(StoredMessage) if each.name not in _NOT_STORED), *_FORWARDED)
+_FIELDS: Final = (*(each.name for each in fields(StoredMessage) if each.name not in _NOT_IN_FIELDS), *_FORWARDED)
 _values_of = attrgetter(*_FIELDS)
 _DEFAULTS: Final = _values_of(StoredMessage(b"", 0))
 _IS_SCHEDULED: Final = "is_scheduled"
@@ -49,31 +50,37 @@ _IS_SPLIT: Final = "is_split"
 
 
 class MessageRow(NamedTuple):
-    """A row of the table `messages`. The checksum is of content and fields."""
+    """A row of the table `messages`. The checksum is of number, fields and content."""
 
     id: int
     store: int
+    sequence_number: int
     fields: str
     content: bytes
     checksum: int
 
 
 def message_row(row: int, store: int, message: StoredMessage) -> MessageRow:
-    named = zip(_FIELDS, _values_of(message), _DEFAULTS, strict=True)
-    stored: Document = {name: value for name, value, default in named if value != default}
-    content = message.content
+    content, number = message.content, message.sequence_number
+    is_split = isinstance(content, Sections)
+    text = _fields_text(_values_of(message), is_split, message.state == SCHEDULED)
     if isinstance(content, Sections):
-        stored[_IS_SPLIT] = True
         content = content.join()
-    if message.state == SCHEDULED:
-        stored[_IS_SCHEDULED] = True
-    text = encode(stored)
-    return MessageRow(row, store, text, content, _checksum(content, text))
+    return MessageRow(row, store, number, text, content, _checksum(number, text, content))
+
+
+@lru_cache(1024)
+def _fields_text(values: tuple[Any, ...], is_split: bool, is_scheduled: bool) -> str:
+    """Return the fields as JSON. Messages that are sent together mostly have the same."""
+    named = zip(_FIELDS, values, _DEFAULTS, strict=True)
+    stored: Document = {name: value for name, value, default in named if value != default}
+    flags = {_IS_SPLIT: is_split, _IS_SCHEDULED: is_scheduled}
+    return encode(stored | {name: True for name, is_set in flags.items() if is_set})
 
 
 def read_message(row: MessageRow) -> StoredMessage:
     """Return the message of a row, without a lock. Raises ValueError if the checksum differs."""
-    if row.checksum != _checksum(row.content, row.fields):
+    if row.checksum != _checksum(row.sequence_number, row.fields, row.content):
         raise ValueError(f"the checksum of message row {row.id} is wrong")
     stored = decode(row.fields)
     is_scheduled = stored.pop(_IS_SCHEDULED, False)
@@ -86,12 +93,13 @@ def read_message(row: MessageRow) -> StoredMessage:
         stored["dead_letter"] = DeadLetterReason(*stored["dead_letter"])
     for name, value in stored.items():
         setattr(message, name, value)
+    message.sequence_number = row.sequence_number
     message.state = SCHEDULED if is_scheduled else DEFERRED if message.reported_state == DEFERRED else ACTIVE
     return message
 
 
-def _checksum(content: bytes, text: str) -> int:
-    return crc32(text.encode(), crc32(content))
+def _checksum(number: int, text: str, content: bytes) -> int:
+    return crc32(f"{number} {text}".encode(), crc32(content))
 
 
 # Entities

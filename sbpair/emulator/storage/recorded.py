@@ -85,7 +85,7 @@ class RecordedStore(MessageStore):
             if message is not None
         ]
         if stored:
-            db.executemany("INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?)", stored)
+            db.executemany("INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?, ?)", stored)
         for session in self._sessions.values():
             # The time of a state that was removed is not kept: nothing would ever end it.
             db.execute("DELETE FROM sessions WHERE store = ? AND id = ?", (self.identity, session.id))
