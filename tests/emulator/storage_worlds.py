@@ -78,7 +78,7 @@ class World:
                 if isinstance(messages, SessionMessages):
                     for held in list(messages._holds.values()):
                         held.close()
-                for message in messages.peek(0, 10_000):
+                for message in list(messages._store.read_from(0)):
                     if message.state == LOCKED:
                         messages.release(message.lock_token)
 

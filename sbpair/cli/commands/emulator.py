@@ -75,7 +75,7 @@ def command(
     if durable and data is None:
         raise UsageError("--durable needs --data", hint="add --data FILE, or leave --durable out")
     for name, file in (("--ready-file", ready_file), ("--ca-file", ca_file)):
-        if data is not None and file is not None and file.absolute() == data.absolute():
+        if data is not None and file is not None and file.resolve() == data.resolve():
             raise UsageError(f"{name} and --data name the same file", hint="give each a file of its own")
     from sbpair.emulator import server
 

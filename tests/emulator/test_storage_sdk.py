@@ -1,0 +1,144 @@
+"""A restart from a data file, as the official clients see it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import ClientSession
+from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus.aio import ServiceBusClient
+
+from sbpair.azure.atom import open_atom
+from sbpair.emulator.clock import ManualClock
+from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
+from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.queues import QueueSpec
+from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.command import environment, finished, start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sbpair.emulator.entities.namespace import Namespace
+
+ONE = [("contoso", 0)]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> EmulatorOptions:
+    return EmulatorOptions(data=tmp_path / "emulator.db", durable=True)
+
+
+def client_of(namespace: Namespace) -> ServiceBusClient:
+    return ServiceBusClient.from_connection_string(namespace.connection_string)
+
+
+def texts(messages: Sequence[Any]) -> list[tuple[str, int | None, int | None]]:
+    return [(str(each), each.sequence_number, each.delivery_count) for each in messages]
+
+
+async def settle_in_every_way(namespace: Namespace) -> None:
+    async with client_of(namespace) as client, client.get_queue_sender("orders") as sender:
+        await sender.send_messages([ServiceBusMessage(f"m{number}") for number in range(1, 7)])
+        await sender.schedule_messages(ServiceBusMessage("later"), datetime.now(UTC) + timedelta(days=1))
+        async with client.get_queue_receiver("orders") as receiver:
+            completed, dead, deferred, abandoned, locked = await receiver.receive_messages(5, max_wait_time=5)
+            await receiver.complete_message(completed)
+            await receiver.dead_letter_message(dead, reason="bad", error_description="worse")
+            await receiver.defer_message(deferred)
+            await receiver.abandon_message(abandoned)
+            assert str(locked) == "m5"
+
+
+async def test_messages_are_in_every_state_that_they_had(options: EmulatorOptions) -> None:
+    async with Emulator(ONE, options=options) as emulator:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("orders")
+        await settle_in_every_way(namespace)
+    async with Emulator(ONE, options=options) as emulator:
+        namespace = emulator.namespaces["contoso"]
+        async with client_of(namespace) as client, client.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("new"))
+            async with client.get_queue_receiver("orders") as receiver:
+                assert texts(await receiver.receive_messages(10, max_wait_time=5)) == [
+                    ("m4", 4, 1), ("m5", 5, 0), ("m6", 6, 0), ("new", 8, 0)
+                ]  # fmt: skip
+                [deferred] = await receiver.receive_deferred_messages(3)
+                assert str(deferred) == "m3"
+            async with client.get_queue_receiver("orders", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+                [dead] = await receiver.receive_messages(10, max_wait_time=5)
+                assert (str(dead), dead.dead_letter_reason, dead.dead_letter_source) == ("m2", "bad", "orders")
+            await sender.cancel_scheduled_messages(7)
+
+
+async def test_sessions_and_subscriptions_are_as_they_were(options: EmulatorOptions) -> None:
+    async with Emulator(ONE, options=options) as emulator:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("by-session", QueueDescription(requires_session=True))
+        red = SubscriptionRule("red", SqlRuleFilter("color = 'red'"))
+        namespace.create_topic("news").create_subscription("red", SubscriptionDescription(), red)
+        async with client_of(namespace) as client:
+            async with client.get_queue_sender("by-session") as sender:
+                await sender.send_messages([ServiceBusMessage(text, session_id="a") for text in ("one", "two")])
+            async with client.get_queue_receiver("by-session", session_id="a") as receiver:
+                await receiver.session.set_state(b"half way")
+                [first] = await receiver.receive_messages(1, max_wait_time=5)
+                await receiver.complete_message(first)
+    async with Emulator(ONE, options=options) as emulator:
+        namespace = emulator.namespaces["contoso"]
+        async with client_of(namespace) as client:
+            async with client.get_queue_receiver("by-session", session_id="a") as receiver:
+                assert await receiver.session.get_state() == b"half way"
+                assert texts(await receiver.receive_messages(1, max_wait_time=5)) == [("two", 2, 0)]
+            async with client.get_topic_sender("news") as sender:
+                for color in ("blue", "red"):
+                    await sender.send_messages(ServiceBusMessage(color, application_properties={"color": color}))
+            async with client.get_subscription_receiver("news", "red") as receiver:
+                assert [str(each) for each in await receiver.receive_messages(2, max_wait_time=5)] == ["red"]
+
+
+async def test_the_clock_does_not_go_back_and_due_messages_expire(options: EmulatorOptions) -> None:
+    description = QueueDescription(dead_lettering_on_message_expiration=True)
+    async with Emulator(ONE, options=options, clock=ManualClock()) as emulator, ClientSession() as http:
+        namespace = emulator.namespaces["contoso"]
+        namespace.create_queue("orders", description)
+        async with client_of(namespace) as client, client.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("short", time_to_live=timedelta(hours=1)))
+        async with http.post(f"http://{namespace.authority}/$control/clock", json={"advance_ms": 60_000}) as answer:
+            now_ms = (await answer.json())["now_ms"]
+    clock = ManualClock()
+    async with Emulator(ONE, options=options, clock=clock):
+        assert clock.now_ms() == now_ms
+    clock = ManualClock()
+    clock.advance(2 * 3_600_000)
+    async with Emulator(ONE, options=options, clock=clock) as emulator:
+        counts = emulator.namespaces["contoso"].queue("orders").counts()
+        assert (counts.active, counts.dead_letter) == (0, 1)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stopped_process_has_stored_everything(tmp_path: Path, stop: signal.Signals) -> None:
+    words = ("--data", str(tmp_path / "data.db"), "--namespace", "contoso=0")
+    connection_strings = []
+    for run in range(2):
+        process = await start("emulator", *words, env=environment(None))
+        assert process.stdout is not None
+        connection_strings.append((await process.stdout.readline()).decode().partition(": ")[2].strip())
+        async with ServiceBusClient.from_connection_string(connection_strings[-1]) as client:
+            if run == 0:
+                async with open_atom(endpoint_from_connection_string(connection_strings[-1])) as control:
+                    await control.create(QueueSpec("orders"))
+                async with client.get_queue_sender("orders") as sender:
+                    await sender.send_messages([ServiceBusMessage("x" * 100) for _ in range(500)])
+            else:
+                async with client.get_queue_receiver("orders") as receiver:
+                    assert len(await receiver.receive_messages(1_000, max_wait_time=5)) > 0
+        process.send_signal(stop)
+        await asyncio.wait_for(finished(process), 30)
+    assert connection_strings[0] == connection_strings[1]
