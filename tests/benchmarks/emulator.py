@@ -3,7 +3,7 @@
 python -m tests.benchmarks.emulator [--messages SMALL LARGE] [--held N …] [--rounds N] [--output json]
 
 A bare relay, which copies the same bytes, takes turns with the emulator: the ratios hold on another machine too. The
-ratios of WebSocket are to TCP, those of an emulator with --data, or --durable too, to one that has everything in memory.
+ratios of WebSocket are to TCP; those of an emulator with --data, or --durable too, to one without a file.
 """
 
 from __future__ import annotations

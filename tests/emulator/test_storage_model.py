@@ -425,7 +425,7 @@ def test_an_emulator_restarts_with_all_that_it_had(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_many_emulators_restart_with_all_that_they_had(data: st.DataObject) -> None:
     restart_at_random(data, 100)
