@@ -74,6 +74,8 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        # The library keeps what it has not parsed in one buffer: a small one costs less.
+        self._transport.max_size = MAX_PAYLOAD  # type: ignore[attr-defined]
         request = self._frames.connect()
         request.headers["User-Agent"] = "sbpair"
         self._frames.send_request(request)
@@ -88,20 +90,29 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._on_events()
 
     def _on_events(self) -> None:
-        frames = self._frames
-        payloads = []
+        frames, size = self._frames, 0
+        payloads: list[bytes | bytearray | memoryview] = []
         for event in frames.events_received():
             if not isinstance(event, Frame):
                 self._on_response()
             elif event.opcode is Opcode.BINARY or event.opcode is Opcode.CONT:
                 payloads.append(event.data)
+                size += len(event.data)
+                if size >= MAX_PAYLOAD:
+                    self._pass_on(payloads)
+                    size = 0
             elif event.opcode is Opcode.TEXT:
                 frames.fail(CloseCode.UNSUPPORTED_DATA, "AMQP needs binary frames")
-        if payloads:
-            self._stream.data_received(b"".join(payloads))
+        self._pass_on(payloads)
         self._flush()
         if frames.state > State.OPEN or frames.handshake_exc is not None:
             self._transport.close()
+
+    def _pass_on(self, payloads: list[bytes | bytearray | memoryview]) -> None:
+        """Give the payloads to the stream: small ones together, and no copy of a large one."""
+        if payloads:
+            self._stream.data_received(bytes(payloads[0]) if len(payloads) == 1 else b"".join(payloads))
+            payloads.clear()
 
     def _on_response(self) -> None:
         if self._frames.state is State.OPEN and not self.opened.done():
@@ -124,15 +135,21 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._stream.resume_writing()
 
     def _flush(self) -> None:
-        if (pieces := self._frames.data_to_send()) and not self._transport.is_closing():
-            self._transport.write(b"".join(pieces))
+        pieces = self._frames.data_to_send()
+        # Large pieces are not joined: to allocate their sum takes longer than to write them.
+        if len(pieces) > 1 and sum(map(len, pieces)) <= MAX_PAYLOAD:
+            pieces = [b"".join(pieces)]
+        for piece in pieces:
+            if piece and not self._transport.is_closing():
+                self._transport.write(piece)
 
     # Transport of the stream
 
     def write(self, data: Any) -> None:
         if self._frames.state is State.OPEN:
+            view = memoryview(data)
             for start in range(0, len(data), MAX_PAYLOAD):
-                self._frames.send_binary(data[start : start + MAX_PAYLOAD])
+                self._frames.send_binary(view[start : start + MAX_PAYLOAD])
             self._flush()
 
     def close(self) -> None:
