@@ -17,7 +17,7 @@ from tests.kit.running import NAMESPACE, OTHER, Running
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "cli" / "golden"
-READMES = {path.parent.name: path.read_text() for path in sorted((ROOT / "sbpair").glob("*/README.md"))}
+READMES = {path.parent.name: path.read_text() for path in sorted((ROOT / "sbpair").rglob("README.md"))}
 EXAMPLES = [
     (package, name, code)
     for package, text in READMES.items()

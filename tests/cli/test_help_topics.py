@@ -22,7 +22,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "RUNBOOK.md").write_text("# The runbook\n\nFirst step.\n")
     (tmp_path / "syphon").mkdir()
     (tmp_path / "syphon" / "README.md").write_text("\n## Moving messages\n")
-    (tmp_path / "amqp").mkdir()
+    (tmp_path / "amqp" / "codec").mkdir(parents=True)
+    (tmp_path / "amqp" / "codec" / "README.md").write_text("# The codec\n")
     with monkeypatch.context() as patch:
         patch.setattr(help_command, "files", lambda _name: tmp_path)
         yield
@@ -31,8 +32,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_topics_are_the_documents_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with package(tmp_path, monkeypatch):
         found = help_command.all_documents()
-    assert list(found) == ["runbook", "syphon"]
-    assert [help_command.title_of(each) for each in found.values()] == ["The runbook", "Moving messages"]
+    assert list(found) == ["runbook", "amqp/codec", "syphon"]
+    assert [help_command.title_of(each) for each in found.values()] == ["The runbook", "The codec", "Moving messages"]
 
 
 def test_a_topic_is_plain_markdown_off_a_terminal(

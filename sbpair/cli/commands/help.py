@@ -68,7 +68,7 @@ def _print(screen: Screen, text: str) -> None:
 
 def all_documents() -> dict[str, Traversable]:
     """Return the documents by topic, the runbook and the architecture first."""
-    found = dict(_documents())
+    found = dict(_documents(files("sbpair")))
     return {
         topic: found[topic] for topic in sorted(found, key=lambda topic: (topic not in FIRST, topic != FIRST[0], topic))
     }
@@ -80,9 +80,12 @@ def title_of(document: Traversable) -> str:
     return next((line for line in lines if line), "")
 
 
-def _documents() -> Iterator[tuple[str, Traversable]]:
-    for each in files("sbpair").iterdir():
-        if each.is_dir() and (readme := each / "README.md").is_file():
-            yield each.name, readme
-        elif each.name.endswith(".md"):
-            yield each.name.removesuffix(".md").lower(), each
+def _documents(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversable]]:
+    for each in folder.iterdir():
+        topic = above + each.name
+        if each.is_dir():
+            if (readme := each / "README.md").is_file():
+                yield topic, readme
+            yield from _documents(each, f"{topic}/")
+        elif each.name.endswith(".md") and each.name != "README.md":
+            yield topic.removesuffix(".md").lower(), each
