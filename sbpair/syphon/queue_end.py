@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 TRIES = 3  # how often `--once` tries a connection or a destination before it leaves the rest
 CLOCKS_DIFFER_MS = 60_000  # how far the service's clock may be behind the local one, as `--once` finds new messages
 EMPTY_RECEIVES = 3  # receives that return nothing before peeked messages count as locked, and not as on their way
+MAX_LOCKED = 10_000  # how many locked messages of a queue are counted
 
 
 class QueueEnd:
@@ -77,8 +78,10 @@ class QueueEnd:
                 return True
         if await self._is_first_still_there(source):
             return False
-        found = await self._peek_old(source)
-        others = found.active - mover.held_numbers() - mover.unsettleable().keys()
+        # A slow service has not delivered yet what it has: the whole queue is peeked only when that is unlikely.
+        mine = mover.held_numbers() | mover.unsettleable().keys()
+        found = await self._peek_old(source, mine, 1 if self._empty_receives < EMPTY_RECEIVES else MAX_LOCKED)
+        others = found.active - mine
         before, self._peeked = self._peeked, others
         if not others:
             self.locked.clear()
@@ -93,7 +96,8 @@ class QueueEnd:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
         if not all(self._is_new(message.facts.enqueued_at) for message in messages):
             return False
-        others = (await self._peek_old(source)).active - mover.held_numbers() - mover.unsettleable().keys()
+        mine = mover.held_numbers() | mover.unsettleable().keys()
+        others = (await self._peek_old(source, mine, MAX_LOCKED)).active - mine
         if others:
             # Older than those received: they would have been delivered before.
             self._peeked = others
@@ -103,8 +107,9 @@ class QueueEnd:
     def _is_new(self, enqueued_ms: int) -> bool:
         return enqueued_ms > self._new_from_ms
 
-    async def _peek_old(self, source: RawSource) -> PeekedQueue:
-        return await peek_old(partial(self._peek, source), self._is_new)
+    async def _peek_old(self, source: RawSource, mine: set[int], limit: int) -> PeekedQueue:
+        """Peek old messages until `limit` of them are not `mine`."""
+        return await peek_old(partial(self._peek, source), self._is_new, lambda active: len(active - mine) >= limit)
 
     async def _peek(self, source: RawSource, *window: int) -> list[PeekedHeader]:
         self._plan.context.tally.spent("management_calls", 1)

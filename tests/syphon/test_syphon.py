@@ -370,6 +370,37 @@ async def test_a_peek_finds_what_is_locked_in_every_partition() -> None:
         assert (await running).receipt.sent == taken
 
 
+async def test_a_slow_backlog_is_not_peeked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as w:
+        w.may_only("secondary", AccessRight.LISTEN)
+        w.strand(*range(500))
+        pull, peek, held_back = OutgoingLink.pull, raw_source.peek_headers, asyncio.Event()
+        pages: list[int] = []
+
+        async def counted(*arguments: Any) -> Any:
+            pages.append(arguments[2])
+            if len(pages) == 2:
+                held_back.set()
+                for consumer in list(w.backlog().messages._waiting) or links:
+                    asyncio.get_running_loop().call_soon(consumer.wake)
+            return await peek(*arguments)
+
+        links: list[OutgoingLink] = []
+
+        def late(link: OutgoingLink) -> None:
+            if link.path.endswith("/0") and not held_back.is_set():
+                links.append(link)
+            else:
+                pull(link)
+
+        monkeypatch.setattr(OutgoingLink, "pull", late)
+        monkeypatch.setattr(raw_source, "peek_headers", counted)
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent) == (0, 500)
+        assert pages[:2] == [0, 0]  # the first page each time
+        assert not w.of(events.MessagesLocked)
+
+
 @pytest.mark.parametrize("wait_for_locks", [True, False])
 async def test_a_busy_backlog_ends_once_nothing_old_is_locked(
     monkeypatch: pytest.MonkeyPatch, wait_for_locks: bool

@@ -32,11 +32,15 @@ class PeekedQueue(NamedTuple):
     skipped: bool
 
 
-async def peek_old(peek_page: PeekPage, is_new: Callable[[int], bool] = lambda _enqueued_ms: False) -> PeekedQueue:
-    """Peek a queue until nothing comes. Messages whose time of enqueueing `is_new` are left out.
+async def peek_old(
+    peek_page: PeekPage,
+    is_new: Callable[[int], bool] = lambda _enqueued_ms: False,
+    is_enough: Callable[[set[int]], bool] = lambda _active: False,
+) -> PeekedQueue:
+    """Peek a queue until nothing comes, or the active messages so far are enough.
 
-    New messages follow old ones, so a page of new ones ends the peek of its partition. Scheduled and deferred messages
-    are never active.
+    Messages whose time of enqueueing `is_new` are left out. New messages follow old ones, so a page of new ones ends
+    the peek of its partition. Scheduled and deferred messages are never active.
     """
     active: set[int] = set()
     start = deferred = 0
@@ -49,6 +53,8 @@ async def peek_old(peek_page: PeekPage, is_new: Callable[[int], bool] = lambda _
         skipped = skipped or len(old) < len(page) or highest < start
         if highest < start:
             break  # an unreadable message hides the ones after it
+        if is_enough(active):
+            return PeekedQueue(frozenset(active), deferred, skipped=True)
         start = highest + 1 if old else ((highest >> PARTITION_BITS) + 1) << PARTITION_BITS
     return PeekedQueue(frozenset(active), deferred, skipped)
 
