@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,14 +39,14 @@ from sbpair.emulator.entities.rules.rule import (
 from sbpair.emulator.entities.rules.typed import from_amqp, read_typed
 from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.entities.sessions import SessionMessages
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.emulator.timespan import TICKS_PER_SECOND
 from tests.emulator.storage_worlds import World, state_of
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
-from sbpair.emulator.entities.transaction import Transaction
 
 LOCK_SECONDS = 30
 QUEUES: dict[str, QueueDescription] = {
@@ -429,3 +430,31 @@ def test_an_emulator_restarts_with_all_that_it_had(data: st.DataObject) -> None:
 @given(st.data())
 def test_many_emulators_restart_with_all_that_they_had(data: st.DataObject) -> None:
     restart_at_random(data, 100)
+
+
+def test_a_delivery_whose_lock_expired_is_counted_after_a_restart(tmp_path: Path) -> None:
+    world = World.start(ManualClock(), tmp_path / "data")
+    world.namespace.create_queue("orders", QUEUES["plain"]).send([StoredMessage(b"", 1)])
+    assert world.namespace.store_changes()
+    world.namespace.queue("orders").messages.receive(1)
+    world.advance(LOCK_SECONDS * 1_000)
+    again = world.restart(kill=True)
+    assert [each.delivery_count for each in again.namespace.queue("orders").messages.peek(0, 9)] == [1]
+    assert again.storage is not None
+    again.storage.close()
+
+
+def test_nothing_is_left_in_the_file_of_a_deleted_entity(tmp_path: Path) -> None:
+    world = World.start(ManualClock(), tmp_path / "data")
+    queue = world.namespace.create_queue("orders", replace(QUEUES["sessions"], requires_duplicate_detection=True))
+    queue.send([StoredMessage(b"", 1, session_id="a", message_id="1")])
+    assert isinstance(queue.messages, SessionMessages)
+    queue.messages.accept("a").set_state(b"half way")
+    assert world.namespace.store_changes()
+    world.namespace.delete_queue("orders")
+    assert world.storage is not None
+    world.storage.close()
+    db = sqlite3.connect(tmp_path / "data")
+    tables = ("entities", "stores", "messages", "sessions", "duplicates")
+    assert [db.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables] == [(0,)] * 5  # noqa: S608  # own names
+    db.close()
