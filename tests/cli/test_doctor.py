@@ -213,12 +213,16 @@ def test_every_value_is_shown_with_where_it_came_from(here: Here, home: Path) ->
         "primary.endpoint": ("contoso.servicebus.windows.net:5671", "primary.namespace", "derived"),
         "primary.tls": (True, "primary.namespace", "derived"),
         "primary.ca_file": ("", "", "default"),
+        "primary.transport": ("tcp", "", "default"),
+        "primary.proxy": ("", "", "default"),
         "secondary.namespace": ("contoso-dr.servicebus.windows.net", place, "file"),
         "secondary.sign_in": ("identity", place, "file"),
         "secondary.name": ("contoso-dr", "secondary.namespace", "derived"),
         "secondary.endpoint": ("h:1", "SBPAIR_SECONDARY_ENDPOINT", "environment"),
         "secondary.tls": (True, "secondary.namespace", "derived"),
         "secondary.ca_file": ("/ca.pem", place, "file"),
+        "secondary.transport": ("tcp", "", "default"),
+        "secondary.proxy": ("", "", "default"),
     }
 
 

@@ -30,7 +30,8 @@ namespace = "contoso.servicebus.windows.net"      # signs in as az login did, or
 # tls = true                                      # false for an emulator
 # ca_file = "/etc/ssl/private-link.pem"           # certificates to trust instead of the machine's
 # transport = "websocket"                         # AMQP over port 443, where 5671 is blocked [default: tcp]
-# proxy = "http://proxy.example.com:3128"         # an HTTP proxy; proxy_env names the variable of one with a password
+# proxy = "http://proxy.example.com:3128"         # an HTTP proxy without a password
+# proxy_env = "CORPORATE_PROXY"                   # or the NAME of the variable with an HTTP proxy and its password
 
 [pairs.orders.secondary]
 connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=sb://contoso-dr…'
