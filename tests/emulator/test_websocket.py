@@ -212,7 +212,7 @@ async def test_an_invalid_handshake_is_refused(stage: Stage, caplog: pytest.LogC
             assert (await raw.ask(request)).startswith(f"HTTP/1.1 {status} ")
             await raw.reader.read()
 
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, logger="sbpair"):
         await Good(stage).during(attack())
     mine = [record for record in caplog.records if record.name.startswith("sbpair")]
     assert [record.levelname for record in mine] == ["INFO"]

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs a command in a root file system of its own: FOLDER, with everything of this machine that FOLDER lacks. /tmp is its own.
+# Runs a command in a root file system of its own: FOLDER, with everything of this machine that FOLDER lacks. /tmp is its own,
+# but for the folders in KEEP.
 # Usage: unshare --map-root-user --mount [--net] isolated.sh FOLDER COMMAND...
 set -eu
 
@@ -19,6 +20,14 @@ for from in /* /opt/*; do
   fi
 done
 mount -t tmpfs tmpfs "$root/tmp"
+for kept in ${KEEP:-}; do
+  case $kept in
+    /tmp/*)
+      mkdir -p "$root$kept"
+      mount --rbind "$kept" "$root$kept"
+      ;;
+  esac
+done
 cd "$root"
 pivot_root . .machine
 umount -l .machine

@@ -21,6 +21,8 @@ FILES = ROOT / ".container"
 ISOLATED = Path(__file__).with_name("isolated.sh")
 VENDORS = {"ACCEPT_EULA": "Y", "SQL_SERVER": "mssql", "MSSQL_SA_PASSWORD": "Secr3t!", "SQL_WAIT_INTERVAL": "0"}
 """The variables of the vendor's image."""
+KEPT = f"{ROOT} {sys.prefix}"
+"""Folders that stand for what pip installs, also where this checkout is below /tmp."""
 
 
 class Step(NamedTuple):
@@ -66,7 +68,7 @@ def isolation(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SBPAIR_", "PYTHON", "TMP"))}
-    return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **more}
+    return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "KEEP": KEPT, **more}
 
 
 def copy(root: Path, folder: str, words: list[str]) -> None:
