@@ -444,6 +444,35 @@ def test_a_delivery_whose_lock_expired_is_counted_after_a_restart(tmp_path: Path
     again.storage.close()
 
 
+@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_refused_transfers_of_several_destinations_are_kept_over_a_restart(
+    tmp_path: Path, kill: bool, earlier: bool
+) -> None:
+    world = World.start(ManualClock(), tmp_path / "data")
+    create = world.namespace.create_queue
+    via, *refusing = create("via"), create("a", QUEUES["sessions"]), create("b", QUEUES["sessions"])
+    for number, destination in enumerate(refusing):
+        SendVia(via, destination).send([StoredMessage(b"", 1, message_id=str(number))])
+    if earlier:
+        # Earlier versions did not count these.
+        via.transfer_dead_letters._last_numbers[0] = 0
+    assert world.namespace.store_changes()
+    again = world.restart(kill=kill)
+    via, destination = again.namespace.queue("via"), again.namespace.queue("a")
+    SendVia(via, destination).send([StoredMessage(b"", 1, message_id="2")])
+    dead = via.transfer_dead_letters
+    received = dead.receive(9)
+    assert [(each.sequence_number, each.message_id) for each in received] == [(1, "0"), (2, "1"), (3, "2")]
+    for message in received:
+        dead.complete(message.lock_token)
+    SendVia(via, destination).send([StoredMessage(b"", 1, message_id="3")])
+    last = again.restart(kill=False)
+    assert [each.sequence_number for each in last.namespace.queue("via").transfer_dead_letters.peek(0, 9)] == [4]
+    assert last.storage is not None
+    last.storage.close()
+
+
 def test_nothing_is_left_in_the_file_of_a_deleted_entity(tmp_path: Path) -> None:
     world = World.start(ManualClock(), tmp_path / "data")
     queue = world.namespace.create_queue("orders", replace(QUEUES["sessions"], requires_duplicate_detection=True))

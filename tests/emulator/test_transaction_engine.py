@@ -551,6 +551,48 @@ def test_a_destination_that_refuses_fills_the_transfer_dead_letters(queue, desti
     assert (dead.dead_letter.reason, dead.dead_letter.source) == ("EntityDisabled", "orders")
 
 
+@pytest.mark.parametrize("via", ["orders", "partitioned"])
+def test_refused_messages_of_several_destinations_are_all_kept(make_queue, namespace, transaction, via) -> None:
+    through = make_queue(via, enable_partitioning=via == "partitioned")
+    refusing = [make_queue(f"refusing-{number}", requires_session=True) for number in range(3)]
+    for destination in refusing:
+        transaction.send(SendVia(through, destination), [a_message(via="k"), a_message(via="k")])
+    transaction.commit()
+    SendVia(through, refusing[0]).send([a_message(via="k")])
+    dead = namespace.entity(via).transfer_dead_letters
+    received = dead.receive(9)
+    assert [each.sequence_number for each in received] == [1, 2, 3, 4, 5, 6, 7]
+    assert (through.counts().transfer_dead_letter, through.size_bytes) == (7, 700)
+    for message in received:
+        dead.complete(message.lock_token)
+    assert (len(dead), through.counts().total, through.size_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_refused_forwards_and_transfers_are_all_kept(make_queue, partitioned) -> None:
+    refusing = [make_queue(f"refusing-{number}", requires_session=True) for number in range(2)]
+    via = make_queue(forward_to="refusing-0", enable_partitioning=partitioned)
+    for key in "abcd":
+        via.send([a_message(via=key)])
+    SendVia(via, refusing[1]).send([a_message(via="a")])
+    dead = via.transfer_dead_letters
+    received = dead.receive(9)
+    assert ([each.sequence_number for each in received], via.size_bytes) == ([1, 2, 3, 4, 5], 500)
+    for message in received:
+        dead.complete(message.lock_token)
+    assert (via.counts().total, via.size_bytes) == (0, 0)
+
+
+def test_expired_transfers_of_several_destinations_are_all_kept(make_queue, faults: Faults, advance) -> None:
+    via = make_queue(dead_lettering_on_message_expiration=True)
+    for number in range(2):
+        destination = make_queue(f"down-{number}")
+        faults.entity_down("contoso", destination.path)
+        SendVia(via, destination).send([a_message(ttl_ms=1_000)])
+    advance(2_000)
+    assert (via.counts().transfer_dead_letter, numbers(via.transfer_dead_letters)) == (2, [1, 2])
+
+
 def test_a_destination_that_is_down_is_waited_for(queue, destination, faults: Faults) -> None:
     fault = faults.entity_down("contoso", "destination")
     SendVia(queue, destination).send([a_message()])

@@ -153,7 +153,7 @@ class QueueEntity:
 
     def add_transfer_dead_letter(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
         dead_letter = DeadLetterReason(reason, description, self.path)
-        self.transfer_dead_letters.add_dead_letter(message.as_dead_letter(dead_letter))
+        self.transfer_dead_letters.add_numbered_dead_letter(message.as_dead_letter(dead_letter))
 
     @property
     def top_level(self) -> QueueEntity:

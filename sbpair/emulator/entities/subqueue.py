@@ -143,6 +143,12 @@ class SubQueue:
         self._ready.put(message)
         self._wake_soon()
 
+    def add_numbered_dead_letter(self, message: StoredMessage) -> None:
+        """Store a message under a number of this sub-queue's own: others may have messages of the same number."""
+        self._last_numbers[self._partition] += 1
+        message.sequence_number = self._last_numbers[self._partition]
+        self.add_dead_letter(message)
+
     def dead_letter_on_arrival(self, message: StoredMessage, reason: str, description: str) -> None:
         """Dead-letter a message under a number of its own, before it can be received."""
         message.enqueued_at_ms = self.accessed_at_ms = self.advance_if_due()

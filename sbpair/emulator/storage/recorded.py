@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
 
-PARTS: Final = ("messages", "dead_letters", "transfer_dead_letters")
+TRANSFER_DEAD_LETTERS: Final = "transfer_dead_letters"
+PARTS: Final = ("messages", "dead_letters", TRANSFER_DEAD_LETTERS)
 """The parts of each entity. Others are named after the destination of a transfer, behind TRANSFER."""
 
 TRANSFER: Final = "transfer "
@@ -140,6 +141,7 @@ class SubQueueRecord:
 
     def __init__(self, log: ChangeLog, identity: int, entity: EntityRecord, part: str, messages: SubQueue) -> None:
         self.messages = messages
+        self.part = part
         self.numbers = NotedNumbers(self.note)
         self.store = RecordedStore(log, identity)
         self._log = log

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.storage.documents import MessageRow, decode, read_description, read_keys, read_message, read_rule
+from sbpair.emulator.storage.recorded import TRANSFER_DEAD_LETTERS
 
 if TYPE_CHECKING:
     import sqlite3
@@ -70,4 +71,8 @@ def _restore_messages(db: sqlite3.Connection, stores: Mapping[int, SubQueueRecor
         stores[row.store].store.rows[message.sequence_number] = log.numbered("row", row.id)
     for store, messages in found.items():
         messages.sort(key=lambda message: message.sequence_number)
-        stores[store].messages.restore(messages)
+        record, highest = stores[store], messages[-1].sequence_number
+        # Files of earlier versions do not have the last number of these.
+        if record.part == TRANSFER_DEAD_LETTERS and record.numbers[0] < highest:
+            record.numbers[0] = highest
+        record.messages.restore(messages)
