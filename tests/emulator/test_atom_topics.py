@@ -92,6 +92,25 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "T1/Subscriptions/NoSub",
+        "NoTopic/Subscriptions/S",
+        "T1/subscriptions/NoSub/rules/Rx",
+        "NoTopic/Subscriptions/S/Rules/Rx",
+        "T1/Subscriptions/S/Rules/Rx",
+    ],
+)
+async def test_a_missing_path_is_named_whole_and_as_it_was_written(manager: Manager, path: str) -> None:
+    manager.namespace.create_topic("t1").create_subscription("s")
+    kind = "RuleDescription" if "/rules/" in path.lower() else "SubscriptionDescription"
+    answers = [await manager.ask("DELETE", path), await manager.put(path, kind=kind, If_Match="*")]
+    for status, text in answers:
+        assert (status, sub_code(text)) == (404, 40400)
+        assert f"The messaging entity 'sb://{manager.namespace.authority}/{path}' could not be found." in text
+
+
 async def test_invalid_requests_have_the_services_errors(manager: Manager) -> None:
     manager.namespace.create_queue("q")
     manager.namespace.create_topic("t").create_subscription("s")

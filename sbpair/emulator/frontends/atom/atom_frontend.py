@@ -19,6 +19,7 @@ from aiohttp import web
 from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.description import check_path
 from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION
+from sbpair.emulator.entities.queue import entity_not_found
 from sbpair.emulator.entities.rules.rule import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.atom import atom_xml as xml
@@ -38,6 +39,7 @@ from sbpair.emulator.service_errors import (
     MANAGEMENT_HELP,
     ArgumentInvalid,
     EntityExists,
+    EntityNotFound,
     ServiceError,
     Unauthenticated,
 )
@@ -137,7 +139,11 @@ class AtomFrontend:
         if path in self._lists:
             return self._list(request, self._lists[path])
         if below is not None:
-            return self._answer_below_topic(request, below, body)
+            try:
+                return self._answer_below_topic(request, below, body)
+            except EntityNotFound as error:
+                # Whichever part of the path is missing, all of it is named.
+                raise entity_not_found(self._namespace.endpoint, request.path) from error
         if request.method == "PUT":
             check_path(request.path)
             entities = self._topics if b"TopicDescription" in body else self._queues
