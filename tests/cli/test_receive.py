@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.amqp.types import Char, Decimal32, Decimal64
+from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, data_body, encode_map
+from sbpair.amqp.types import Char, Decimal32, Decimal64, Symbol, Timestamp
 from sbpair.emulator.entities import service_envelope
 from sbpair.testing import Emulator
 from tests.kit import command
@@ -98,6 +98,21 @@ async def test_messages_that_another_receiver_has_locked_are_counted(words: tupl
         assert "2 messages are still there: locked by another receiver" in err
         code, out, err = await world.remove("-o", "json", "--max", "1", *words)
         assert json.loads(out)["locked"] == 2
+
+
+async def test_a_due_scheduled_message_that_is_locked_is_counted_alone() -> None:
+    async with open_world() as world:
+        now_ms = world.emulator.clock.now_ms()
+        for name, in_ms in (("due", 1_000), ("later", 3_600_000)):
+            sections = Sections.split(encoded(name))
+            at = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(now_ms + in_ms)}
+            sections.message_annotations = encode_map(MESSAGE_ANNOTATIONS, at)
+            world.put("contoso", sections.join())
+        world.emulator.advance(1_000)
+        assert len(world.emulator.namespaces["contoso"].queue("orders").messages.receive(2)) == 1
+        _, out, err = await world.remove("-o", "json")
+        assert json.loads(out)["locked"] == 1
+        assert "1 message is still there: locked by another receiver" in err
 
 
 async def test_without_remove_messages_are_shown_and_stay_as_they_are() -> None:

@@ -80,9 +80,21 @@ def test_bodies_of_peeked_messages_render_as_json(body: bytes, rendered: dict[st
     assert not {"body", "body_base64"} & render_peeked(peeked(body=body), body=False).keys()
 
 
-@pytest.mark.parametrize(("state", "name"), [(0, "active"), (1, "deferred"), (2, "scheduled")])
-def test_peeked_messages_have_state_and_time(state: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "due", "name"),
+    [
+        (0, None, "active"),
+        (1, None, "deferred"),
+        (1, 1_501, "deferred"),
+        (2, 1_501, "scheduled"),
+        (2, 1_500, "active"),
+        (2, None, "active"),
+    ],
+)
+def test_peeked_messages_have_state_and_time(state: int, due: int | None, name: str) -> None:
     annotations = {Symbol("x-opt-message-state"): Int(state), Symbol("x-opt-enqueued-time"): Timestamp(1_500)}
+    if due is not None:
+        annotations[Symbol("x-opt-scheduled-enqueue-time")] = Timestamp(due)
     found = render_peeked(peeked(message_annotations=encode_map(MESSAGE_ANNOTATIONS, annotations)), body=False)
     assert (found["state"], found["enqueued_at"]) == (name, "1970-01-01T00:00:01.500000+00:00")
     assert render_peeked(peeked(body=data_body(b"")), body=False)["enqueued_at"] is None

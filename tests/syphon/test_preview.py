@@ -201,6 +201,16 @@ async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None
         assert dict(total(said.flows).outcomes) == {"sent": 2, "deferred": 1, "scheduled": 1}
 
 
+async def test_a_scheduled_message_that_has_become_due_is_sent() -> None:
+    async with world() as w:
+        due = Timestamp(w.emulator.clock.now_ms() + QUARTER)
+        annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-scheduled-enqueue-time"): due})
+        w.put(numbered(1, "orders", sections={"message_annotations": annotations}))
+        assert dict(total((await w.look()).flows).outcomes) == {"scheduled": 1}
+        w.emulator.advance(QUARTER)
+        assert dict(total((await w.look()).flows).outcomes) == {"sent": 1}
+
+
 async def test_ages_and_what_is_past_its_time() -> None:
     async with world() as w:
         start = w.emulator.clock.now_ms()

@@ -16,8 +16,8 @@ import pytest
 
 from sbpair import errors
 from sbpair.amqp import codec
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, data_body, encode_map, section
-from sbpair.amqp.types import Int, Long, Timestamp
+from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Sections, data_body, encode_map, section
+from sbpair.amqp.types import Int, Long, Symbol, Timestamp
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
@@ -87,6 +87,12 @@ class World:
     def strand(self, *numbers: int, to: str = "orders", index: int = 0, **changed: Any) -> None:
         for number in numbers:
             put(self.backlog(index), numbered(number, to, **changed))
+
+    def schedule(self, number: int, *, in_ms: int) -> None:
+        """Store a message in the backlog that is scheduled there."""
+        due = Timestamp(self.emulator.clock.now_ms() + in_ms)
+        annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-scheduled-enqueue-time"): due})
+        self.strand(number, sections={"message_annotations": annotations})
 
     def tell(self, event: Any) -> None:
         self.told.append(event)
@@ -343,13 +349,31 @@ async def test_deferred_and_scheduled_messages_are_not_waited_for(
         w.strand(1, 2)
         (message,) = w.backlog().messages.receive(1)
         w.backlog().messages.defer(message.lock_token)
-        (scheduled,) = service_envelope.read_delivery(numbered(3, "orders"), 0)
-        scheduled.scheduled_at_ms = w.emulator.clock.now_ms() + 3_600_000
-        w.backlog().send([scheduled])
+        w.schedule(3, in_ms=3_600_000)
         result = await w.run(wait_for_locks=wait_for_locks)
         assert (result.exit_code, result.receipt.sent, result.receipt.locked) == (0, 1, 0)
         assert sorted(ids(w.backlog())) == names(1, 3)
         assert not w.of(events.MessagesLocked)
+
+
+@CLAIMS
+@pytest.mark.parametrize("wait_for_locks", [True, False])
+async def test_a_due_scheduled_message_that_is_locked_counts_as_locked(
+    claims: tuple[AccessRight, ...], wait_for_locks: bool
+) -> None:
+    async with world() as w:
+        w.may_only("secondary", *claims)
+        w.schedule(1, in_ms=1_000)
+        w.emulator.advance(1_000)
+        assert len(w.backlog().messages.receive(1)) == 1
+        running = asyncio.create_task(w.run(wait_for_locks=wait_for_locks))
+        found = await w.told_of(events.MessagesLocked)
+        assert (found.locked, found.waiting, found.overdue) == (1, wait_for_locks, False)
+        if wait_for_locks:
+            w.emulator.advance(61_000)
+        result = await running
+        assert (result.exit_code, result.receipt.locked) == ((0, 0) if wait_for_locks else (3, 1))
+        assert ids(w.destination()) == (names(1) if wait_for_locks else [])
 
 
 async def test_a_peek_finds_what_is_locked_in_every_partition() -> None:

@@ -113,8 +113,15 @@ def is_deferred(sections: Sections) -> bool:
 
 
 def message_state(sections: Sections) -> int:
-    """Return ACTIVE, DEFERRED or SCHEDULED; the service sets it on peeked messages only."""
-    return _annotation(sections, MESSAGE_STATE)
+    """Return ACTIVE, DEFERRED or SCHEDULED; the service sets it on peeked messages only.
+
+    The service keeps SCHEDULED after a message has become due. Its time of enqueueing is then that of its activation,
+    so such a message is ACTIVE here: it may be received, or be locked.
+    """
+    annotations = _read("message annotations", sections.read_message_annotations, []) or Map()
+    state = _number(annotations, MESSAGE_STATE)
+    is_due = _number(annotations, SCHEDULE) <= _number(annotations, ENQUEUED)
+    return ACTIVE if state == SCHEDULED and is_due else state
 
 
 def _annotation(sections: Sections, name: str) -> int:
