@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 TRIES = 3  # how often `--once` tries a connection or a destination before it leaves the rest
 CLOCKS_DIFFER_MS = 60_000  # how far the service's clock may be behind the local one, as `--once` finds new messages
 EMPTY_RECEIVES = 3  # receives that return nothing before peeked messages count as locked, and not as on their way
+EXCESS_RECEIVES = 8  # receives that return nothing before counted messages that no peek shows count as locked
 MAX_LOCKED = 10_000  # how many locked messages of a queue are counted
 
 
@@ -46,6 +47,7 @@ class QueueEnd:
         self._plan = plan
         self._report = report
         self._empty_receives = 0
+        self._excess_receives = 0
         self._new_from_ms = math.inf
         self._peeked: frozenset[int] = frozenset()
 
@@ -57,11 +59,12 @@ class QueueEnd:
 
     def received(self, messages: Sequence[ReceivedMessage], clock_ahead_ms: int) -> None:
         """Take note of received messages, by which the clocks are compared: until then no message counts as new."""
-        self._empty_receives = 0
+        self._empty_receives = self._excess_receives = 0
         self._new_from_ms = self._plan.started_ms + clock_ahead_ms + CLOCKS_DIFFER_MS
         if self._peeked or self.locked:
             self._peeked = frozenset()
             self.locked.discard([message.facts.sequence_number for message in messages])
+            self.locked.discard_counted()
 
     async def is_empty(self, source: RawSource, mover: Mover) -> bool:
         """Return whether nothing remains to wait for, after a receive that returned nothing."""
@@ -84,12 +87,23 @@ class QueueEnd:
         others = found.active - mine
         before, self._peeked = self._peeked, others
         if not others:
-            self.locked.clear()
-            # A count may include messages that a peek does not show, as those of a partition that is down.
-            return found.skipped or remaining <= found.deferred
+            return await self._is_excess_left(0 if found.skipped else remaining - found.deferred)
+        self._excess_receives = 0
         if self._empty_receives < EMPTY_RECEIVES or not others <= before:
             return False
         await self._note_locked(others)
+        return not self._plan.wait_for_locks
+
+    async def _is_excess_left(self, excess: int) -> bool:
+        """Return whether the run does not wait for the messages that a count has more than a peek shows.
+
+        A count may be late, or include messages of a partition that is down: they count as locked only if they last.
+        """
+        self._excess_receives = self._excess_receives + 1 if excess > 0 else 0
+        if self._excess_receives < EXCESS_RECEIVES:
+            self.locked.clear()
+            return excess <= 0
+        await self._note_locked(frozenset(range(-min(excess, MAX_LOCKED), 0)))
         return not self._plan.wait_for_locks
 
     async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
@@ -117,7 +131,7 @@ class QueueEnd:
 
     async def _is_first_still_there(self, source: RawSource) -> bool:
         """Return whether the first locked message is still in the queue, and may still be locked."""
-        if not self.locked or self.locked.free_at <= asyncio.get_running_loop().time():
+        if not self.locked or self.locked.first < 0 or self.locked.free_at <= asyncio.get_running_loop().time():
             return False
         page = await self._peek(source, self.locked.first, 1)
         return bool(page) and page[0].sequence_number == self.locked.first

@@ -376,6 +376,64 @@ async def test_a_due_scheduled_message_that_is_locked_counts_as_locked(
         assert ids(w.destination()) == (names(1) if wait_for_locks else [])
 
 
+@pytest.fixture
+def peeks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a queue whose partition is down: its messages are counted, and neither delivered nor peeked."""
+
+    async def nothing(*_arguments: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(raw_source, "peek_headers", nothing)
+
+
+@pytest.mark.usefixtures("peeks_show_nothing")
+async def test_counted_messages_that_no_peek_shows_are_left_if_asked() -> None:
+    async with world() as w:
+        w.strand(1, 2, 3)
+        assert len(w.backlog().messages.receive(2)) == 2
+        result = await w.run(wait_for_locks=False)
+        assert (result.exit_code, result.receipt.sent, result.receipt.locked) == (3, 1, 2)
+        assert result.remaining == runner.RemainingMessages(2, exact=False)
+        (found,) = w.of(events.MessagesLocked)
+        assert (found.locked, found.waiting, found.overdue) == (2, False, False)
+
+
+@pytest.mark.usefixtures("peeks_show_nothing")
+async def test_a_wait_for_counted_messages_that_no_peek_shows_is_told_of() -> None:
+    async with world() as w:
+        w.strand(1)
+        (message,) = w.backlog().messages.receive(1)
+        w.backlog().update(replace(w.backlog().description, lock_duration=10_000_000))  # for later locks
+        running = asyncio.create_task(w.run())
+        first = await w.told_of(events.MessagesLocked)
+        assert (first.locked, first.waiting, first.overdue) == (1, True, False)
+        again = await w.told_of(events.MessagesLocked, lambda event: event.overdue)
+        assert again.until_ms > first.until_ms
+        w.backlog().messages.abandon(message.lock_token)
+        result = await running
+        assert (result.exit_code, result.receipt.sent, result.receipt.locked) == (0, 1, 0)
+
+
+async def test_a_count_that_is_late_leaves_nothing_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as w:
+        w.strand(1)
+        late = iter([1] * (queue_end.EXCESS_RECEIVES - 1))
+        count = runner._counter
+
+        def counter(*arguments: Any) -> Any:
+            counted = count(*arguments)
+
+            async def later(queue: str) -> int:
+                return await counted(queue) + next(late, 0)
+
+            return later
+
+        monkeypatch.setattr(runner, "_counter", counter)
+        result = await w.run(wait_for_locks=False)
+        assert (result.exit_code, result.receipt.sent, result.receipt.locked) == (0, 1, 0)
+        assert not w.of(events.MessagesLocked)
+
+
 async def test_a_peek_finds_what_is_locked_in_every_partition() -> None:
     async with world() as w:
         w.may_only("secondary", AccessRight.LISTEN)

@@ -62,7 +62,8 @@ async def peek_old(
 class LockedMessages:
     """Locked messages of one queue by sequence number, and when they are free at the latest.
 
-    `lock_seconds` is the queue's lock duration; None if unknown. Times are seconds of a monotonic clock.
+    Negative numbers stand for messages that only a count shows. `lock_seconds` is the queue's lock duration; None if
+    unknown. Times are seconds of a monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -98,6 +99,10 @@ class LockedMessages:
     def discard(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._free_at.pop(number, None)
+
+    def discard_counted(self) -> None:
+        """Drop the messages that only a count shows."""
+        self.discard([number for number in self._free_at if number < 0])
 
     def clear(self) -> None:
         self._free_at.clear()
