@@ -29,6 +29,7 @@ from sbpair.config.setting import (
     merged,
 )
 from sbpair.errors import SbpairError, UsageError
+from sbpair.model.connection_string import is_secret
 from sbpair.model.pair import Endpoint, SasKey, SasToken
 from sbpair.model.proxy import proxy_for
 
@@ -166,6 +167,17 @@ def flag_layer(flags: Flags) -> Layer:
     return {key: Setting(value, source, Origin.FLAG) for key, (value, source) in given.items() if value is not None}
 
 
+def refuse_secrets(environ: Environment) -> None:
+    """Raise UsageError for a secret in a variable whose value is printed. The error does not repeat it."""
+    printed = [each for each in VARIABLES if not each.endswith(("_CONNECTION_STRING", "_PROXY", "_NAMESPACE"))]
+    for variable in printed:
+        if is_secret(environ.get(variable, "")):
+            raise UsageError(
+                f"{variable} holds a connection string or a password, which is a secret",
+                hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING, SBPAIR_PRIMARY_PROXY or the secondary's variables",
+            )
+
+
 def environment_layer(environ: Environment) -> Layer:
     """Return the settings of SBPAIR_PRIMARY_… and SBPAIR_SECONDARY_…, each with one of ENVIRONMENT_KEYS."""
     layer: dict[str, Setting] = {}
@@ -191,6 +203,7 @@ def state_setting(pair: str, flags: Flags, environ: Environment) -> Setting:
 
 def _settings(flags: Flags, environ: Environment) -> tuple[dict[str, Setting], bool]:
     """Return all settings, merged, and whether both namespaces come from the file."""
+    refuse_secrets(environ)
     path = config_path(flags, environ)
     tables = read_pairs(path)
     from_environment = environment_layer(environ)

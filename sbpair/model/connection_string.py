@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from sbpair.errors import ConnectionStringError
@@ -31,10 +32,24 @@ def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_fi
     )
 
 
+_URL_WITH_PASSWORD = re.compile(r"//[^/@\s:]*:[^/@\s]+@")
+_ADDRESS_WITH_PASSWORD = re.compile(r"[^/@\s:]*:[^/@\s]+@")
+
+
 def looks_like_connection_string(text: str) -> bool:
     """Return whether `text` holds a secret that other users of the machine must not see."""
     lowered = text.lower()
     return any(mark in lowered for mark in ("sharedaccesskey=", "sharedaccesssignature", "endpoint=sb:"))
+
+
+def looks_like_secret(text: str) -> bool:
+    """Return whether `text` holds a connection string, or a URL with a user and a password."""
+    return looks_like_connection_string(text) or _URL_WITH_PASSWORD.search(text) is not None
+
+
+def is_secret(text: str) -> bool:
+    """Return whether a configured value is a secret: `looks_like_secret`, or `user:password@host` without a scheme."""
+    return looks_like_secret(text) or _ADDRESS_WITH_PASSWORD.match(text) is not None
 
 
 def _host_and_port(address: str) -> tuple[str, int | None]:

@@ -124,8 +124,6 @@ async def test_a_proxy_that_refuses_is_named(
         ("HTTPS_PROXY", "http://user:nobody-may-see@127.0.0.1:port"),
         ("SBPAIR_PRIMARY_PROXY", "http://user:nobody-may-see@"),
         ("SBPAIR_PRIMARY_PROXY", "http://user:nobody-may-see/x@127.0.0.1:1"),
-        ("SBPAIR_PRIMARY_TRANSPORT", "http://user:nobody-may-see@127.0.0.1:1"),
-        ("SBPAIR_PRIMARY_ENDPOINT", "http://user:nobody-may-see@127.0.0.1:1"),
     ],
 )
 async def test_a_malformed_setting_is_named_and_not_repeated(tmp_path: Path, variable: str, value: str) -> None:

@@ -311,7 +311,7 @@ def test_a_proxy_with_its_password_comes_from_a_variable(home: Path) -> None:
         ('proxy = "http://a:3128"\ntls = false', {}, "a proxy needs TLS"),
         ('transport = "amqp"', {}, "expected tcp or websocket, got 'amqp'"),
         ("transport = true", {}, "transport must be text in quotes"),
-        (f'transport = "{PROXY}"', {}, "expected tcp or websocket, got a URL with a user"),
+        (f'transport = "{PROXY}"', {}, "transport holds a password, which is a secret"),
     ],
 )
 def test_a_wrong_proxy_or_transport_is_named(home: Path, line: str, environ: dict[str, str], expected: str) -> None:

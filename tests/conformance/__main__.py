@@ -19,13 +19,13 @@ from tests.conformance.samples import run_samples
 from tests.integration.node import install
 
 VARIABLE = "SERVICEBUS_CONNECTION_STRING"
-UNREACHABLE, FAILED = 1, 3
+UNREACHABLE, FAILED, INTERRUPTED = 6, 3, 130
 MODULES = (queue_checks, entity_checks, transaction_checks)
 """Their checks are registered when they are loaded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if every check passes, 3 if one fails, 1 if the service cannot be reached, 2 for wrong arguments."""
+    """Return 0 if every check passes, 3 if one fails, 6 if the service cannot be reached, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("connection_string", nargs="?", help=f"of a namespace, with Manage [default: ${VARIABLE}]")
     parser.add_argument("--output", choices=FORMATS, default="text")
@@ -48,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AzureError, OSError) as error:
         sys.stderr.write(f"{service.management}: {service.redact(str(error))}\n")
         return UNREACHABLE
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the entities of this run are removed\n")
+        return INTERRUPTED
     sys.stdout.write(render(outcomes, options.output) + "\n")
     return FAILED if failed(outcomes) else 0
 

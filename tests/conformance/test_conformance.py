@@ -126,7 +126,7 @@ def test_a_service_never_shows_its_key() -> None:
         ([address(), "--area", "send", "--area", "mars"], 2, "invalid choice: 'mars'"),
         ([address(), address()], 2, "too many arguments"),
         ([address(), "--outptu", SECRET], 2, "too many arguments"),
-        ([address()], 1, "http://127.0.0.1:1: Cannot connect"),
+        ([address()], 6, "http://127.0.0.1:1: Cannot connect"),
     ],
 )
 def test_wrong_arguments_are_refused_without_the_key(arguments: list[str], code: int, words: str) -> None:
@@ -140,6 +140,6 @@ def test_wrong_arguments_are_refused_without_the_key(arguments: list[str], code:
 def test_a_wrong_key_is_refused_without_the_key(another: Any) -> None:
     with another() as running:
         done = run(running.connection_string.replace("SAS_KEY_VALUE", SECRET))
-    assert done.returncode == 1
+    assert done.returncode == 6
     assert "InvalidSignature" in done.stderr
     assert SECRET not in done.stdout + done.stderr

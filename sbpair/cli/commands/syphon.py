@@ -176,7 +176,7 @@ def _next_commands(result: "runner.SyphonResult", mode: str) -> dict[str, str]:
     """Return the commands to go on with, by purpose."""
     commands = {}
     if result.stopped or result.failures or (result.remaining and result.remaining.messages):
-        commands["to continue"] = next_command("syphon", mode)
+        commands["to continue"] = next_command("syphon", mode, without={"no_wait_for_locks"})
     if result.receipt.dead_lettered or result.receipt.expired:
         # With these, it would give the same messages up again.
         without = ("allow_missing", "ttl", "order")
