@@ -91,7 +91,9 @@ def answered(status: int) -> bytes:
     return f"HTTP/1.1 {status} Whatever\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-@pytest.mark.parametrize("command", ["peek orders", "provision --count 1", "receive orders"])
+@pytest.mark.parametrize(
+    "command", ["peek orders", "provision --count 1", pytest.param("receive orders", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("answer", "code", "problem"),
     [
