@@ -1,8 +1,7 @@
 """A transaction: operations on one entity and partition that take effect together when it is committed, or not at all.
 
-Invariant: an operation is checked when it is requested, and once more by the commit, which applies all of them once all
-checks have passed. No lock expires in between. Until then nobody can receive a message that is sent, and a message that
-is settled stays locked.
+Invariant: the commit checks all operations again, and applies them only if all checks pass. No lock expires in between.
+Before the commit, sent messages cannot be received, and settled messages stay locked.
 """
 
 from __future__ import annotations
