@@ -54,6 +54,7 @@ async def open_manager(**options: Any) -> AsyncIterator[Manager]:
     ):
         emulator.namespaces["contoso"].create_queue("a/b")
         emulator.namespaces["contoso"].create_topic("t/1").create_subscription("all")
+        emulator.namespaces["contoso"].create_queue("t/1/subscriptions/taken")
         yield Manager(emulator, session)
 
 
@@ -119,6 +120,9 @@ async def test_unsupported_requests_have_a_code(
         ("queues/x", {"properties": {"messageCount": 7, "countDetails": None, "lockDuration": None}}, 200, ""),
         ("queues/x+y", {}, 400, "contains character(s) that is not allowed"),
         ("queues/t~1", {}, 409, "already exists"),
+        ("queues/T~1~subscriptions~ALL", {}, 409, "already exists"),
+        ("topics/T~1~subscriptions~ALL", {}, 409, "already exists"),
+        ("topics/t~1/subscriptions/Taken", {}, 409, "already exists"),
         ("topics/x", {"properties": {"lockDuration": "PT1M"}}, 400, "'lockDuration'"),
         ("topics/t~1/subscriptions/s", {"properties": {"isClientAffine": True}}, 400, "JMS"),
         ("topics/t~1/subscriptions/s", {"properties": {"isClientAffine": False}}, 200, ""),

@@ -75,6 +75,9 @@ REFUSED = [
     ("PUT", "n", entry("<LockDuration>PT1M</LockDuration>", "TopicDescription"), {}, 400, 40000),
     ("PUT", "a%20b", entry(kind="TopicDescription"), {}, 400, 40000),
     ("PUT", "t/subscriptions/s", entry(kind="SubscriptionDescription"), {}, 409, 40900),
+    ("PUT", "t/subscriptions/Taken", entry(kind="SubscriptionDescription"), {}, 409, 40900),
+    ("PUT", "T%2FSubscriptions%2FS", entry(kind="QueueDescription"), {}, 409, 40900),
+    ("PUT", "t/subscriptions/s", entry(kind="TopicDescription"), {}, 409, 40900),
     ("PUT", "t/subscriptions/n", entry(kind="QueueDescription"), {}, 400, 40000),
     ("PUT", "t/subscriptions/n", entry("<Status>x</Status>", "SubscriptionDescription"), {}, 400, 40000),
     ("PUT", "q/subscriptions/n", entry(kind="SubscriptionDescription"), {}, 404, 40400),
@@ -114,6 +117,7 @@ async def test_a_missing_path_is_named_whole_and_as_it_was_written(manager: Mana
 async def test_invalid_requests_have_the_services_errors(manager: Manager) -> None:
     manager.namespace.create_queue("q")
     manager.namespace.create_topic("t").create_subscription("s")
+    manager.namespace.create_queue("t/subscriptions/taken")
     for method, path, body, headers, status, code in REFUSED:
         answered, text = await manager.ask(method, path, body, **headers)
         assert (answered, sub_code(text)) == (status, code), (method, path, body)

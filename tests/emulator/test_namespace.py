@@ -15,6 +15,25 @@ def test_paths_are_compared_in_lower_case_and_kept_as_written(namespace) -> None
     assert (refused.value.status, refused.value.sub_code) == (409, 40900)
 
 
+@pytest.mark.parametrize("path", ["News/subscriptions/AUDIT", "/news/SUBSCRIPTIONS/audit/"])
+def test_the_path_of_a_subscription_is_no_other_entitys(namespace, path) -> None:
+    news = namespace.create_topic("news")
+    for create, delete in (
+        (namespace.create_queue, namespace.delete_queue),
+        (namespace.create_topic, namespace.delete_topic),
+    ):
+        first = create(path)
+        with pytest.raises(EntityExists, match="'news/Subscriptions/Audit' already exists"):
+            news.create_subscription("Audit")
+        assert namespace.resolve("news/subscriptions/audit").entity is first
+        delete(path)
+        audit = news.create_subscription("Audit")
+        with pytest.raises(EntityExists, match=path.strip("/")):
+            create(path)
+        assert namespace.resolve("news/subscriptions/audit").entity is audit
+        news.delete_subscription("audit")
+
+
 @pytest.mark.parametrize("address", ["orders", "/ORDERS/", "amqps://127.0.0.1:5672/Orders", "sb://host/orders"])
 def test_an_address_is_resolved_to_its_queue(namespace, queue, address) -> None:
     target = namespace.resolve(address)

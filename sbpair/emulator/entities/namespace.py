@@ -154,7 +154,7 @@ class Namespace:
     def _new_path(self, path: str) -> str:
         path = path.strip("/")
         check_path(path)
-        if path.lower() in self._entities:
+        if self.is_taken(path):
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
         # A Premium namespace has this limit for each messaging unit.
         limit = self.tier.entities * self.partitions
@@ -191,6 +191,10 @@ class Namespace:
     def find_queue(self, path: str) -> QueueEntity | None:
         entity = self._find(path)
         return None if isinstance(entity, TopicEntity) else entity
+
+    def is_taken(self, path: str) -> bool:
+        """Return whether an entity of any kind has this path. A queue could have that of a subscription."""
+        return self._find(path) is not None or self._find_subscription(path) is not None
 
     def _find(self, path: str) -> QueueEntity | None:
         return self._entities.get(path.strip("/").lower())

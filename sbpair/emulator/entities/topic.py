@@ -242,8 +242,9 @@ class TopicEntity(QueueEntity):
         """Raise ArgumentInvalid (the name), EntityExists, EntityFull or OperationTimedOut (a partition is down)."""
         check_subscription_name(name)
         self.check_all_partitions()
-        if name.lower() in self._subscriptions:
-            raise EntityExists(f"The messaging entity '{self.path}/{SUBSCRIPTIONS_SEGMENT}/{name}' already exists.")
+        path = f"{self.path}/{SUBSCRIPTIONS_SEGMENT}/{name}"
+        if self.namespace.is_taken(path):
+            raise EntityExists(f"The messaging entity '{path}' already exists.")
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
             raise EntityFull(f"The topic '{self.path}' already has {MAX_SUBSCRIPTIONS} subscriptions.")
         first = replace(rule or SubscriptionRule(), created_at_ms=self.namespace.clock.now_ms())

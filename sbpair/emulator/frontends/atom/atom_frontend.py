@@ -183,7 +183,10 @@ class AtomFrontend:
 
     def _put(self, request: AtomRequest, entities: EntityCollection, name: str, body: bytes) -> web.Response:
         existing = entities.get(name) if request.if_match else None
-        now, description = self._now_ms(), _check_kind(xml.description_in(body), entities.schema.element)
+        now, described = self._now_ms(), xml.description_in(body)
+        if existing is None and xml.kind_of(described) != entities.schema.element and entities.find(name) is not None:
+            raise EntityExists(f"The messaging entity '{request.path}' already exists.")
+        description = _check_kind(described, entities.schema.element)
         names, values, rules = xml.read_elements(description, now)
         entities.schema.check_order(names)
         before = existing.description.authorization_rules if existing else ()
