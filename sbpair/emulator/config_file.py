@@ -33,6 +33,7 @@ VENDOR_DEFAULTS: Final[Defaults] = {
 }
 """The defaults of the vendor's schema."""
 
+NO_NAMESPACE: Final = 'add a namespace to the file: {"UserConfig": {"Namespaces": [{"Name": "sbemulatorns"}]}}'
 LOGGING_TYPES: Final = ("File", "Console", "File,Console", "Console,File")
 
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
@@ -43,9 +44,11 @@ _TRAILING_COMMA: Final = re.compile(rf"({_STRING}|[^\s,\[{{\"])(?:(\s*),(?=\s*[\
 class ConfigFileInvalid(UsageError):
     """A configuration file with faults. `faults` has them all, each on one line."""
 
-    def __init__(self, source: str, faults: Sequence[DeclarationFault]) -> None:
+    def __init__(
+        self, source: str, faults: Sequence[DeclarationFault], hint: str = "correct the file; no namespace was started"
+    ) -> None:
         self.faults = [f"{source}: {fault}" for fault in faults]
-        super().__init__("\n".join(self.faults), hint="correct the file; no namespace was started")
+        super().__init__("\n".join(self.faults), hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class ConfigFile:
         """
         if given:
             check_requested(given)
+        if not self.namespaces:
+            raise ConfigFileInvalid(self.source, self.faults, NO_NAMESPACE)
         by_name, known = {each.name.lower(): each for each in given}, [name.lower() for name in self.namespaces]
         if unknown := [each.name for each in given if each.name.lower() not in known]:
             hint = f"it has {', '.join(self.namespaces)}"

@@ -190,6 +190,20 @@ def test_a_namespace_given_that_the_file_lacks_is_refused() -> None:
     assert caught.value.hint == "it has sbemulatorns"
 
 
+EMPTY = ["[]", "null", "{}", '{"UserConfig": {"Namespaces": []}}', '{"UserConfig": {"Namespaces": [{}]}}']
+
+
+@pytest.mark.parametrize("given", [(), (RequestedNamespace("contoso", 0),)], ids=["as it is", "with a namespace"])
+@pytest.mark.parametrize("text", EMPTY)
+def test_a_file_without_namespaces_is_refused_with_what_to_add(text: str, given: tuple[RequestedNamespace]) -> None:
+    with pytest.raises(ConfigFileInvalid) as caught:
+        parse_config(text, "Config.json").requested(given, 5672)
+    assert len(caught.value.faults) == 1
+    assert caught.value.hint is not None
+    added = parse_config(caught.value.hint.removeprefix("add a namespace to the file: "), "Config.json")
+    assert added.requested([], 5672) == [RequestedNamespace("sbemulatorns", 5672)]
+
+
 def test_the_limits_are_those_of_the_tier_given() -> None:
     config = parse_config(queue(RequiresSession=True), "Config.json")
     with pytest.raises(ConfigFileInvalid, match="RequiresSession is not supported in the Basic tier"):
@@ -218,6 +232,15 @@ def test_an_entity_of_another_kind_in_its_place_is_a_fault() -> None:
     with pytest.raises(
         ConfigFileInvalid, match=r"Topics\[0\].Name: The specified messaging entity 'news' already exists"
     ):
+        config.create_entities(namespace)
+
+
+def test_a_queue_with_the_path_of_an_existing_subscription_is_a_fault() -> None:
+    config = parse_config(document(Queues=[{"Name": "NEWS/subscriptions/s"}]), "Config.json")
+    [requested] = config.requested([], 0)
+    namespace = Namespace(requested.name, ManualClock())
+    namespace.create_topic("news").create_subscription("S")
+    with pytest.raises(ConfigFileInvalid, match=r"Queues\[0\].Name: .*'NEWS/subscriptions/s' already exists"):
         config.create_entities(namespace)
 
 
@@ -336,6 +359,16 @@ WRONG: list[tuple[str, list[str]]] = [
     (
         document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s"}, {"Name": "S"}]}]),
         [f"{T}.Subscriptions[1].Name: the name 'S' is used twice"],
+    ),
+    (
+        document(
+            Queues=[{"Name": "News/SUBSCRIPTIONS/s"}], Topics=[{"Name": "news", "Subscriptions": [{"Name": "S"}]}]
+        ),
+        [f"{T}.Subscriptions[0].Name: The messaging entity 'news/Subscriptions/S' already exists."],
+    ),
+    (
+        document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s"}]}, {"Name": "News/SUBSCRIPTIONS/s"}]),
+        ["UserConfig.Namespaces[0].Topics[1].Name: The specified messaging entity 'News/SUBSCRIPTIONS/s' already exi"],
     ),
     (
         document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s" * 51}]}]),
