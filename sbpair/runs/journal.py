@@ -12,12 +12,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
-from dataclasses import dataclass
 from itertools import count, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import SbpairError, StateRefused
 from sbpair.runs.database import now_ms
+from sbpair.runs.open_doubts import Doubt, OpenDoubts
 
 if TYPE_CHECKING:
     from sbpair.model.message_key import Key
@@ -33,25 +33,18 @@ never return.
 REMEMBERED_DAYS = 30
 """How long an accepted message is remembered across runs: longer than any syphon stays interrupted."""
 
-SENDING, ACCEPTED, DOUBTFUL = 0, 1, 2
-"""The state of a batch: no outcome yet; accepted by the primary; no outcome received."""
+SENDING, ACCEPTED, DOUBTFUL, NAMED = 0, 1, 2, 3
+"""The state of a batch: no outcome yet; accepted by the primary; no outcome received; the same, but its messages ended
+in a run whose receipt names them.
+"""
 
 INSERT = "INSERT INTO flights VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 UPDATE = "UPDATE flights SET state = ? WHERE id = ?"
 DELETE = "DELETE FROM flights WHERE id = ?"
+KEEP = "UPDATE flights SET keys = ? WHERE id = ?"
+SPLIT = "INSERT INTO flights SELECT ?, run, namespace, queue, destination, ?, at_ms, ? FROM flights WHERE id = ?"
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A message sent without an outcome: the primary may have it. `run` is the run that sent it."""
-
-    run: str
-    queue: str
-    sequence_number: int
-    message_id: str | None
-    destination: str
 
 
 class Journal:
@@ -89,6 +82,8 @@ class Journal:
         self._earlier: set[int] = set()
         self._returned: dict[Key, None] = {}
         self._doubts: dict[Key, Doubt] = {}
+        self._open_doubts = OpenDoubts(limit)
+        self._named = False
         self._turn: asyncio.Future[None] | None = None
         self._folding: asyncio.Future[None] | None = None
         # Not on disk yet: new batches, changed states, and deletions. A crash that loses the last two leaves too much
@@ -123,6 +118,8 @@ class Journal:
         for batch in batches:
             keys, _destination = self._sending.pop(batch)
             self._remember(batch, keys)
+            if self._open_doubts:
+                self._open_doubts.end(keys, sent=True)
             if self._returned:
                 for key in keys:
                     self._returned.pop(key, None)
@@ -180,10 +177,13 @@ class Journal:
             self._doubts.setdefault(key, Doubt(self._run, key[1], key[2], key[4], destination))
         _trim(self._doubts, self._limit)
         if self._state is not None:
+            self._open_doubts.add(batch, keys, self._run, destination)
             self._changed.append((DOUBTFUL, batch))
 
     def note_completed(self, keys: Sequence[Key]) -> None:
         """Record that the backlog confirmed completion: no redelivery follows. On disk with the next batch."""
+        if self._open_doubts:
+            self._open_doubts.end(keys, sent=False)
         if self._returned:
             for key in keys:
                 self._returned.pop(key, None)
@@ -216,12 +216,22 @@ class Journal:
         """Return messages in doubt: those of earlier runs first, then those of this run."""
         return [*self._left_behind, *self._doubts.values()]
 
+    def ended_doubts(self) -> list[tuple[Doubt, bool]]:
+        """Return doubts whose message ended in this run, and whether it was sent again and accepted."""
+        return self._open_doubts.ended()
+
+    def note_named(self) -> None:
+        """Record that a receipt names the ended doubts; on disk after `close`. Until then, later runs name them."""
+        self._named = True
+
     def close(self) -> None:
         """Write deferred entries. If that fails, the next run remembers more than it needs, never less."""
         try:
             for batch in list(self._sending):
                 self.note_in_doubt(batch)
             self._write(("UPDATE flights SET keys = ?1 WHERE id = ?2 AND keys <> ?1", self._remaining()))
+            if self._named:
+                self._write(*self._doubts_named())
         except SbpairError as error:
             log.warning("the journal could not be compacted: %s", error.message)
 
@@ -231,6 +241,19 @@ class Journal:
         for key, batch in self._accepted.items():
             keys_by_batch.setdefault(batch, []).append(key)
         return [(_encode_keys(keys), batch) for batch, keys in keys_by_batch.items()]
+
+    def _doubts_named(self) -> list[Change]:
+        """Return the changes that separate ended messages in doubt from those that may still come again."""
+        whole: list[Row] = []
+        kept: list[Row] = []
+        split: list[Row] = []
+        for batch, ended, others in self._open_doubts.split_ended():
+            if others:
+                kept.append((_encode_keys(others), batch))
+                split.append((next(self._numbers), NAMED, _encode_keys(ended), batch))
+            else:
+                whole.append((NAMED, batch))
+        return [(UPDATE, whole), (KEEP, kept), (SPLIT, split)]
 
     def _load(self, state: RunDatabase) -> None:
         oldest = self._clock_ms() - REMEMBERED_DAYS * 86_400_000
@@ -244,6 +267,10 @@ class Journal:
         for batch, keys in _accepted_batches(state):
             self._earlier.add(batch)
             self._remember(batch, keys)
+        doubtful = "SELECT id, run, namespace, queue, destination, keys FROM flights WHERE state = ? ORDER BY id DESC"
+        for batch, run, namespace, queue, destination, text in state.read(doubtful, (DOUBTFUL,)):
+            keys = [(namespace, queue, *parts) for parts in _decode_keys(text)]
+            self._open_doubts.add(batch, keys, run, destination)
 
     def _remember(self, batch: int, keys: Sequence[Key]) -> None:
         before = len(self._accepted)
@@ -301,8 +328,8 @@ def _accepted_batches(state: RunDatabase) -> Iterator[tuple[int, list[Key]]]:
 def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> list[Doubt]:
     """Return messages that a run left in doubt; once it has `ended`, in any way, also those it was sending."""
     batches = state.read(
-        "SELECT queue, destination, keys FROM flights WHERE run = ? AND state IN (?, ?) ORDER BY id",
-        (run, DOUBTFUL, SENDING if ended else DOUBTFUL),
+        "SELECT queue, destination, keys FROM flights WHERE run = ? AND state IN (?, ?, ?) ORDER BY id",
+        (run, DOUBTFUL, NAMED, SENDING if ended else DOUBTFUL),
     )
     found = (
         Doubt(run, queue, number, message_id, destination)

@@ -203,6 +203,7 @@ async def run(
         )
         error = failures[0][1].message if failures else ""
         store.finish(result.exit_code, stopped=result.stopped and not error, error=error)
+        store.journal.note_named()
     return result
 
 
@@ -375,11 +376,17 @@ async def _remaining(plan: RunPlan, workers: list[QueueWorker], count: Count | N
 
 
 def _possible_duplicates(journal: Journal, run_id: str) -> Iterator[NamedMessage]:
-    """Yield messages that the mover did not name itself: unconfirmed ones, and those that crashed runs left."""
+    """Yield messages that the mover did not name itself: unconfirmed ones, and those that earlier runs left in doubt.
+
+    Doubts of crashed runs are named once in any case, and each doubt once its message ended.
+    """
     for _, queue, number, _, message_id in journal.unconfirmed():
         why = "the primary accepted it, and the backlog did not confirm its completion"
         yield NamedMessage(queue, number, message_id, None, why)
-    for doubt in journal.in_doubt():
+    reasons = {doubt: "{} ended before they were confirmed" for doubt in journal.in_doubt()}
+    for doubt, sent in journal.ended_doubts():
+        reasons.setdefault(doubt, "{} left it in doubt, and this run sent it again" if sent else "{} left it in doubt")
+    for doubt, why in reasons.items():
         if doubt.run != run_id:
-            why = f"run {doubt.run} ended before they were confirmed"
-            yield NamedMessage(doubt.queue, doubt.sequence_number, doubt.message_id, doubt.destination, why)
+            named = doubt.message_id, doubt.destination, why.format(f"run {doubt.run}")
+            yield NamedMessage(doubt.queue, doubt.sequence_number, *named)

@@ -194,6 +194,50 @@ def test_doubts_of_earlier_runs_are_named_first() -> None:
     assert journal.in_doubt() == [left, Doubt("r", "q", 2, "m", "orders")]
 
 
+def leave_in_doubt(state: RunDatabase, run: str, *numbers: int) -> None:
+    journal = Journal(state, run=run)
+    journal.note_in_doubt(sending(journal, [key(number) for number in numbers], "orders"))
+    journal.close()
+
+
+def ended(journal: Journal) -> list[tuple[str, int, bool]]:
+    return [(doubt.run, doubt.sequence_number, sent) for doubt, sent in journal.ended_doubts()]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_earlier_doubt_stays_open_until_a_receipt_names_it(state: RunDatabase, named: bool) -> None:
+    leave_in_doubt(state, "earlier", 1, 2, 3, 4)
+    journal = Journal(state, run="later")
+    assert ended(journal) == []
+    moved(journal, key(2))
+    journal.note_completed([key(3), key(9)])
+    assert ended(journal) == [("earlier", 2, True), ("earlier", 3, False)]
+    if named:
+        journal.note_named()
+    journal.close()
+    for run in ("last", "none"):
+        journal = Journal(state, run=run)
+        journal.note_completed([key(number) for number in range(6)])
+        left = [1, 4] if named else [1, 2, 3, 4]
+        assert ended(journal) == [("earlier", number, False) for number in (left if run == "last" else [])]
+        journal.note_named()
+        journal.close()
+    assert sorted(each.sequence_number for each in doubts_of(state, "earlier", ended=True)) == [1, 2, 3, 4]
+
+
+def test_a_message_in_doubt_twice_is_open_again(state: RunDatabase) -> None:
+    leave_in_doubt(state, "first", 1)
+    journal = Journal(state, run="second")
+    moved(journal, key(1))
+    journal.note_in_doubt(sending(journal, [key(1)], "orders"))
+    assert ended(journal) == []
+    journal.note_named()
+    journal.close()
+    journal = Journal(state, run="third")
+    moved(journal, key(1))
+    assert [(number, sent) for _, number, sent in ended(journal)] == [(1, True)]
+
+
 def test_nothing_is_recorded_if_nothing_may_be_sent(state: RunDatabase) -> None:
     def lost() -> None:
         raise LeaseLost("it is gone")
