@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.runs.database import now_ms
-from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, Doubt, doubts_of
+from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, doubts_of
 from sbpair.runs.lease import Lock, is_locked
 
 if TYPE_CHECKING:
     from sbpair.runs.database import Row, RunDatabase
+    from sbpair.runs.open_doubts import Doubt
 
 log = logging.getLogger(__name__)
 

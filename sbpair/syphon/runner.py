@@ -383,7 +383,7 @@ def _possible_duplicates(journal: Journal, run_id: str) -> Iterator[NamedMessage
     for _, queue, number, _, message_id in journal.unconfirmed():
         why = "the primary accepted it, and the backlog did not confirm its completion"
         yield NamedMessage(queue, number, message_id, None, why)
-    reasons = {doubt: "{} ended before they were confirmed" for doubt in journal.in_doubt()}
+    reasons = dict.fromkeys(journal.in_doubt(), "{} ended before they were confirmed")
     for doubt, sent in journal.ended_doubts():
         reasons.setdefault(doubt, "{} left it in doubt, and this run sent it again" if sent else "{} left it in doubt")
     for doubt, why in reasons.items():
