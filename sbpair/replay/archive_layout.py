@@ -82,7 +82,8 @@ OUTCOME = pa.schema(
     ]
 )
 
-PROGRESS = "queue string, messages long, released long"  # schema of a task's progress rows. Totals come from the files.
+PROGRESS = "queue string, messages long, released long, clock_ahead_ms long"
+"""Schema of a task's progress rows. Totals come from the files."""
 
 
 def segment_path(queue: str, name: str) -> str:

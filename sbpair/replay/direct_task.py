@@ -160,7 +160,7 @@ class DirectMove:
         # The backlog may deliver these again, and a resume must not send them.
         self._ledger.clear_held(keep=[Entry((self._queue, *key[2:]), None) for key in context.journal.unconfirmed()])
         receipt = context.tally.receipt()
-        return TaskCounts(receipt.sent, receipt.released + self._returned)
+        return TaskCounts(receipt.sent, receipt.released + self._returned, self._cutoff.clock_ahead_ms)
 
     async def _move(self, source: RecordedSource, primary: RawPrimary, context: MoveContext) -> None:
         failure: SbpairError | None = None
@@ -202,7 +202,7 @@ class DirectMove:
             seconds = IDLE_SECONDS if mover.held else self._job.run.options.empty_seconds
             messages = await source.receive(mover.room, seconds=seconds)
             if messages:
-                self._cutoff.note_received(messages)
+                self._cutoff.note_received(messages, source.clock_ahead_ms)
                 mover.accept(messages)
             elif mover.held and mover.stuck(MAX_DESTINATION_FAILURES):
                 break

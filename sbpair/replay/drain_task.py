@@ -18,6 +18,7 @@ from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError, Unavailable
 from sbpair.model.message_key import message_key
+from sbpair.move.new_messages import NewMessages
 from sbpair.move.raw_source import RawSource, peek_queue
 from sbpair.replay.archive_layout import ACCEPTED_FILE, SEGMENT
 from sbpair.replay.segment import Segment
@@ -37,15 +38,20 @@ MAX_RECEIVE = 2_000
 LOCK_SHARE = 0.4  # the share of a lock's time after which its message must be in a segment
 IDLE_SECONDS = 0.25  # a segment is stored after so long without a message
 MIN_QUIET = 2  # peeks in a row without a message of the run, each after a receive of nothing, that end a queue
-MAX_CLOCK_SKEW_MS = 60_000
 MAX_UNSETTLED = 10_000  # deliveries settled over a new connection, a hundred at a time
 
 
 class DrainCutoff:
-    """The cut-off of one queue, which is received from until `is_reached`."""
+    """The cut-off of one queue, which is received from until `is_reached`.
+
+    `clock_ahead_ms` is how far the service's clock is ahead, as received messages show, and at least 0: the clock of
+    the machine that began the run may differ from this one's. None before the first message.
+    """
 
     def __init__(self, run: ReplayRun) -> None:
+        self.clock_ahead_ms: int | None = None
         self._run = run
+        self._new = NewMessages(run.started_ms)
         self._quiet = 0
         self._received_at = self._peeked_at = 0.0
 
@@ -53,9 +59,11 @@ class DrainCutoff:
         """Start the wait again, as after a connection or a message of the run."""
         self._quiet, self._received_at = 0, asyncio.get_running_loop().time()
 
-    def note_received(self, messages: Sequence[ReceivedMessage]) -> None:
+    def note_received(self, messages: Sequence[ReceivedMessage], clock_ahead_ms: int) -> None:
         """Restart if a message is older than the run: applications may go on sending newer ones."""
-        if any(was_present(self._run, message.facts.enqueued_at) for message in messages):
+        self.clock_ahead_ms = max(0, clock_ahead_ms)
+        self._new.compare_clocks(self.clock_ahead_ms)
+        if not all(self._new.include(message.facts.enqueued_at) for message in messages):
             self.restart()
 
     def is_due(self) -> bool:
@@ -67,16 +75,11 @@ class DrainCutoff:
         """Peek the queue. A message of the run that another receiver has locked is seen, and is waited for."""
         self._peeked_at = asyncio.get_running_loop().time()
         async for page in source.peek_pages():
-            if any(peeked.active and was_present(self._run, peeked.enqueued_at) for peeked in page):
+            if any(peeked.active and not self._new.include(peeked.enqueued_at) for peeked in page):
                 self._quiet = 0
                 return asyncio.get_running_loop().time() - self._received_at >= self._run.options.locked_seconds
         self._quiet += 1
         return self._quiet >= MIN_QUIET
-
-
-def was_present(run: ReplayRun, enqueued_at_ms: int) -> bool:
-    """Return whether a message was in its queue when the run began."""
-    return enqueued_at_ms <= run.started_ms + MAX_CLOCK_SKEW_MS
 
 
 def drain_task(job: TaskJob) -> Any:
@@ -137,7 +140,7 @@ class QueueDrain:
                     await self._drain(await RawSource.open(client, self._queue, keeps_payload=True))
 
             await retry_while_progressing(self._queue, attempt, lambda: self._messages, self._archive.stop_requested)
-        return TaskCounts(self._messages, self._released)
+        return TaskCounts(self._messages, self._released, self._cutoff.clock_ahead_ms)
 
     async def _drain(self, source: RawSource) -> None:
         failure: SbpairError | None = None
@@ -173,7 +176,7 @@ class QueueDrain:
             seconds = IDLE_SECONDS if segment else self._options.empty_seconds
             messages = await source.receive(min(MAX_RECEIVE, limit), seconds=seconds)
             if messages:
-                self._cutoff.note_received(messages)
+                self._cutoff.note_received(messages, source.clock_ahead_ms)
                 await self._add(source, segment, messages)
             if segment and (not messages or self._is_full(segment)):
                 await self._start_store(source, segment, tasks)
@@ -246,11 +249,18 @@ class Remaining(NamedTuple):
     locked: int = 0
 
 
-async def count_remaining(job: TaskJob, *, max_locked: int | None = None) -> dict[str, Remaining]:
+async def count_remaining(
+    job: TaskJob, *, clock_ahead_ms: int | None = None, max_locked: int | None = None
+) -> dict[str, Remaining]:
     """Count by queue, with a peek, what tasks left of the run: others have locked or deferred it. Raises Unavailable.
 
+    `clock_ahead_ms` is what the tasks found; None if they received nothing: then no message counts as newer.
     With `max_locked`, a queue's count ends soon after so many locked messages, which is quicker for a long queue.
     """
+
+    new = NewMessages(job.run.started_ms)
+    if clock_ahead_ms is not None:
+        new.compare_clocks(clock_ahead_ms)
 
     async def peek() -> dict[str, Remaining]:
         found: dict[str, Remaining] = {}
@@ -258,7 +268,7 @@ async def count_remaining(job: TaskJob, *, max_locked: int | None = None) -> dic
             for queue in job.run.queues:
                 messages = locked = 0
                 async for page in peek_queue(client, queue):
-                    present = [peeked for peeked in page if was_present(job.run, peeked.enqueued_at)]
+                    present = [peeked for peeked in page if not new.include(peeked.enqueued_at)]
                     messages += len(present)
                     locked += sum(peeked.active for peeked in present)
                     if max_locked is not None and locked >= max_locked:

@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,10 @@ CONNECTORS = {"s3": "hadoop-aws", "abfs": "hadoop-azure", "abfss": "hadoop-azure
 
 @dataclass(frozen=True)
 class Phases:
-    """The phases of one run on Spark, under the driver's lease."""
+    """The phases of one run on Spark, under the driver's lease.
+
+    `clocks_ahead_ms` is how far the service's clock is ahead, as tasks found.
+    """
 
     spark: Any
     job: TaskJob
@@ -60,6 +63,7 @@ class Phases:
     held: HeldLease
     on_event: OnEvent
     wait_for_locks: bool = True
+    clocks_ahead_ms: list[int] = field(default_factory=list)
 
     def drain(self) -> int:
         """Drain the queues into the archive, unless an earlier attempt has. Return how many messages were released."""
@@ -126,10 +130,13 @@ class Phases:
         self.held.used = True
         for row in self._run(watcher, self.spark.range(0, tasks, 1, tasks), task(job)):
             released[row.queue] += row.released
+            if row.clock_ahead_ms is not None:
+                self.clocks_ahead_ms.append(row.clock_ahead_ms)
         return released
 
     def _remaining(self, max_locked: int | None = None) -> dict[str, Remaining]:
-        return asyncio.run(count_remaining(self.job, max_locked=max_locked))
+        ahead_ms = max(self.clocks_ahead_ms, default=None)
+        return asyncio.run(count_remaining(self.job, clock_ahead_ms=ahead_ms, max_locked=max_locked))
 
     def _write_counts(self, released: Counter[str]) -> None:
         remaining = self._remaining()

@@ -47,10 +47,14 @@ def task_queues(job: TaskJob) -> list[str]:
 
 
 class TaskCounts(NamedTuple):
-    """The messages that a task archived or sent, and those that it gave back to the backlog."""
+    """The messages that a task archived or sent, and those that it gave back to the backlog.
+
+    `clock_ahead_ms` is how far the service's clock is ahead, if the task has compared them.
+    """
 
     messages: int
     released: int = 0
+    clock_ahead_ms: int | None = None
 
 
 def queue_task(job: TaskJob, run: Callable[[str], Coroutine[Any, Any, TaskCounts]]) -> Any:
@@ -70,8 +74,9 @@ def progress_task(counts: Callable[[Iterator[Any]], Iterable[tuple[str, TaskCoun
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        for queue, (messages, released) in counts(batches):
-            yield pa.RecordBatch.from_pydict({"queue": [queue], "messages": [messages], "released": [released]})
+        schema = pa.schema([("queue", pa.string()), *((name, pa.int64()) for name in TaskCounts._fields)])
+        for queue, found in counts(batches):
+            yield pa.RecordBatch.from_pylist([{"queue": queue, **found._asdict()}], schema=schema)
 
     return task
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError
 from sbpair.move.events import MessagesLocked
+from sbpair.move.new_messages import NewMessages
 from sbpair.move.peek.locked import LockedMessages, peek_old
 from sbpair.runs.database import now_ms
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRIES = 3  # how often `--once` tries a connection or a destination before it leaves the rest
-CLOCKS_DIFFER_MS = 60_000  # how far the service's clock may be behind the local one, as `--once` finds new messages
 EMPTY_RECEIVES = 3  # receives that return nothing before peeked messages count as locked, and not as on their way
 EXCESS_RECEIVES = 8  # receives that return nothing before counted messages that no peek shows count as locked
 MAX_LOCKED = 10_000  # how many locked messages of a queue are counted
@@ -48,7 +47,7 @@ class QueueEnd:
         self._report = report
         self._empty_receives = 0
         self._excess_receives = 0
-        self._new_from_ms = math.inf
+        self._new = NewMessages(plan.started_ms)
         self._peeked: frozenset[int] = frozenset()
 
     @property
@@ -60,7 +59,7 @@ class QueueEnd:
     def received(self, messages: Sequence[ReceivedMessage], clock_ahead_ms: int) -> None:
         """Take note of received messages, by which the clocks are compared: until then no message counts as new."""
         self._empty_receives = self._excess_receives = 0
-        self._new_from_ms = self._plan.started_ms + clock_ahead_ms + CLOCKS_DIFFER_MS
+        self._new.compare_clocks(clock_ahead_ms)
         if self._peeked or self.locked:
             self._peeked = frozenset()
             self.locked.discard([message.facts.sequence_number for message in messages])
@@ -108,7 +107,7 @@ class QueueEnd:
 
     async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
-        if not all(self._is_new(message.facts.enqueued_at) for message in messages):
+        if not all(self._new.include(message.facts.enqueued_at) for message in messages):
             return False
         mine = mover.held_numbers() | mover.unsettleable().keys()
         others = (await self._peek_old(source, mine, MAX_LOCKED)).active - mine
@@ -118,12 +117,11 @@ class QueueEnd:
             await self._note_locked(others)
         return not (others and self._plan.wait_for_locks)
 
-    def _is_new(self, enqueued_ms: int) -> bool:
-        return enqueued_ms > self._new_from_ms
-
     async def _peek_old(self, source: RawSource, mine: set[int], limit: int) -> PeekedQueue:
         """Peek old messages until `limit` of them are not `mine`."""
-        return await peek_old(partial(self._peek, source), self._is_new, lambda active: len(active - mine) >= limit)
+        return await peek_old(
+            partial(self._peek, source), self._new.include, lambda active: len(active - mine) >= limit
+        )
 
     async def _peek(self, source: RawSource, *window: int) -> list[PeekedHeader]:
         self._plan.context.tally.spent("management_calls", 1)

@@ -46,11 +46,11 @@ def stranded(place: World, directory: Path, count: int, **options: Any) -> TaskJ
 
 
 def drain(job: TaskJob) -> None:
-    for queue in job.run.queues:
-        asyncio.run(QueueDrain(job, queue).run())
-    remaining = asyncio.run(count_remaining(job))
+    found = [asyncio.run(QueueDrain(job, queue).run()).clock_ahead_ms for queue in job.run.queues]
+    ahead_ms = max((each for each in found if each is not None), default=None)
+    remaining = asyncio.run(count_remaining(job, clock_ahead_ms=ahead_ms))
     locked = sum(each.locked for each in remaining.values())
-    job.open().write_json(DRAINED_FILE, {"remaining_in_queues": left(job), "locked": locked})
+    job.open().write_json(DRAINED_FILE, {"remaining_in_queues": left(job, ahead_ms), "locked": locked})
 
 
 def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,9 @@ def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.Monke
     monkeypatch.setattr(RawSource, "receive", fed)
 
 
-def left(job: TaskJob) -> dict[str, int]:
-    return {queue: each.messages for queue, each in asyncio.run(count_remaining(job)).items()}
+def left(job: TaskJob, clock_ahead_ms: int | None = None) -> dict[str, int]:
+    remaining = asyncio.run(count_remaining(job, clock_ahead_ms=clock_ahead_ms))
+    return {queue: each.messages for queue, each in remaining.items()}
 
 
 def send(job: TaskJob) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair import errors
+from sbpair.move import new_messages
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver, phases
@@ -343,7 +344,19 @@ def test_newer_messages_do_not_count_as_remaining(place: World, tmp_path: Path) 
     job = stranded(place, tmp_path, 2)
     place.running.advance(120)
     place.strand(0, "later", None)
-    assert left(job) == {place.queues[0]: 2}
+    assert left(job, 0) == {place.queues[0]: 2}
+    assert left(job) == {place.queues[0]: 3}, "nobody has compared the clocks"
+
+
+@pytest.mark.parametrize("locked", [1, 4])
+def test_a_clock_behind_the_services_leaves_nothing_unreported(place: World, tmp_path: Path, locked: int) -> None:
+    place.running.advance(600)
+    place.strand_many(4)
+    place.running.do(lambda: place.backlog(0).messages.receive(locked))
+    job = job_of(place, tmp_path, locked_seconds=0.2)
+    drain(job)
+    proof = proof_of(job)
+    assert (proof.archived, proof.remaining_in_queues, proof.locked) == (4 - locked, {place.queues[0]: locked}, locked)
 
 
 def test_a_drain_ends_while_applications_go_on_sending(
@@ -353,6 +366,7 @@ def test_a_drain_ends_while_applications_go_on_sending(
     job = stranded(place, tmp_path, 30)
     coming = iter(range(300))
     place.running.advance(120)
+    monkeypatch.setattr(new_messages, "CLOCKS_DIFFER_MS", -300_000)  # clock and long locks count as a clock ahead
     go_on_sending(place, coming, monkeypatch)
     drain(job)
     assert next(coming, None) is not None

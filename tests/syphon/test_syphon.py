@@ -26,7 +26,7 @@ from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
-from sbpair.move import destination_sender, events, intake, raw_primary, raw_source
+from sbpair.move import destination_sender, events, intake, new_messages, raw_primary, raw_source
 from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.peek import locked
 from sbpair.runs.database import now_ms
@@ -492,7 +492,7 @@ async def test_a_busy_backlog_ends_once_nothing_old_is_locked(
         w.emulator.advance(200_000)
         w.backlog().messages.receive(1)
         # All that follows counts as new, and each message that arrives strands another one.
-        monkeypatch.setattr(queue_end, "CLOCKS_DIFFER_MS", -150_000)
+        monkeypatch.setattr(new_messages, "CLOCKS_DIFFER_MS", -150_000)
         numbers = itertools.count(1)
         after(w.destination().messages, "enqueue", lambda: w.strand(next(numbers)), times=1_000_000)
         w.strand(next(numbers))
