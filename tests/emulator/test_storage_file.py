@@ -121,34 +121,83 @@ def change(*statements: str) -> Callable[[Path], None]:
 
 
 BROKEN = {
-    "cut": cut,
-    "cut within a page": cut_within_a_page,
-    "only a header": keep_the_header,
-    "noise within": noise_within,
-    "a table is missing": change("DROP TABLE messages"),
-    "a message without entity": change("UPDATE messages SET store = 99"),
-    "another body": change("UPDATE messages SET content = x'00' WHERE id = 7"),
-    "other fields": change("UPDATE messages SET fields = '{\"hops\":9}' WHERE id = 7"),
-    "another number": change("UPDATE messages SET sequence_number = 900 WHERE id = 7"),
-    "fields that are not JSON": change("UPDATE messages SET fields = 'no', checksum = 0"),
-    "an entity that is not one": change("UPDATE entities SET document = '[]'"),
-    "an unknown kind": change("UPDATE entities SET document = replace(document, '\"queue\"', '\"stack\"')"),
-    "an unknown property": change("UPDATE entities SET document = replace(document, 'lock_duration', 'lock')"),
-    "an impossible path": change("UPDATE entities SET document = replace(document, 'orders', 'or ders')"),
-    "numbers that are text": change("UPDATE stores SET last_numbers = 'one'"),
-    "an unknown part": change("UPDATE stores SET part = 'letters'"),
-    "a namespace that is not one": change("UPDATE namespaces SET document = '7'"),
-    "no port": change("UPDATE namespaces SET document = replace(document, '\"port\"', '\"door\"')"),
-    "no clock": change("DELETE FROM clock"),
+    "cut": (cut, ""),
+    "cut within a page": (cut_within_a_page, ""),
+    "only a header": (keep_the_header, ""),
+    "noise within": (noise_within, ""),
+    "a table is missing": (change("DROP TABLE messages"), "no such table: messages"),
+    "a message without store": (change("UPDATE messages SET store = 99"), "message 1: store 99 is missing"),
+    "another body": (change("UPDATE messages SET content = x'00' WHERE id = 7"), "message 7: the checksum is wrong"),
+    "other fields": (
+        change("UPDATE messages SET fields = '{\"hops\":9}' WHERE id = 7"),
+        "message 7: the checksum is wrong",
+    ),
+    "another number": (change("UPDATE messages SET sequence_number = 900 WHERE id = 7"), "message 7: the checksum is"),
+    "fields that are not JSON": (change("UPDATE messages SET fields = 'no', checksum = 0"), "message 1: the checksum"),
+    "a body that is text": (
+        change("UPDATE messages SET content = 'x'"),
+        "message 1: a value is of another type or form than expected",
+    ),
+    "an entity that is not one": (
+        change("UPDATE entities SET document = '[]'"),
+        "entity 1: a value is of another type or form than expected",
+    ),
+    "an entity that is not JSON": (change("UPDATE entities SET document = '{'"), "entity 1: not JSON"),
+    "no kind": (change("UPDATE entities SET document = '{}'"), "entity 1: 'kind' is missing"),
+    "an unknown kind": (
+        change("UPDATE entities SET document = replace(document, '\"queue\"', '\"stack\"')"),
+        "entity 1: unknown kind 'stack'",
+    ),
+    "an unknown property": (
+        change("UPDATE entities SET document = replace(document, 'lock_duration', 'lock')"),
+        "entity 1: unknown property 'lock'",
+    ),
+    "an impossible path": (
+        change("UPDATE entities SET document = replace(document, 'orders', 'or ders')"),
+        "entity 1: 'or ders' contains character(s) that is not allowed by Service Bus.",
+    ),
+    "an entity twice": (
+        change("INSERT INTO entities SELECT 9, namespace, document FROM entities"),
+        "entity 9: The specified messaging entity 'orders' already exists.",
+    ),
+    "an entity of no namespace": (
+        change("UPDATE entities SET namespace = 'fabrikam'"),
+        "entity 1: namespace fabrikam is missing",
+    ),
+    "a store of no entity": (change("UPDATE stores SET entity = 99"), "store 1: entity 99 is missing"),
+    "numbers that are text": (change("UPDATE stores SET last_numbers = 'one'"), "store 1: not JSON"),
+    "an unknown part": (change("UPDATE stores SET part = 'letters'"), "store 1: unknown part 'letters'"),
+    "a session of no store": (change("INSERT INTO sessions VALUES (99, 's', x'', 0)"), "session 's': store 99 is"),
+    "a duplicate of no entity": (
+        change("INSERT INTO duplicates VALUES (99, 'm', 0, 1)"),
+        "duplicate 'm': entity 99 is missing",
+    ),
+    "a namespace that is not one": (
+        change("UPDATE namespaces SET document = '7'"),
+        "namespace 'contoso': a value is of another type or form than expected",
+    ),
+    "no port": (
+        change("UPDATE namespaces SET document = replace(document, '\"port\"', '\"door\"')"),
+        "namespace 'contoso': 'port' is missing",
+    ),
+    "no keys": (
+        change("UPDATE namespaces SET document = replace(document, '\"keys\"', '\"locks\"')"),
+        "namespace 'contoso': 'keys' is missing",
+    ),
+    "no clock": (change("DELETE FROM clock"), "clock: expected one time, found 0"),
+    "a clock that is text": (change("UPDATE clock SET now_ms = 'late'"), "clock: a value is of another type or form"),
 }
 
 
-@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
-def test_a_broken_file_is_refused_by_name_and_not_touched(filled: Path, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(("damage", "words"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_refused_by_name_and_not_touched(
+    filled: Path, damage: Callable[[Path], None], words: str
+) -> None:
     damage(filled)
     error = refusal(filled)
     assert isinstance(error, StateRefused)
-    assert "is broken" in error.message
+    assert f"{filled} is broken: {words}" in error.message
+    assert "Error(" not in error.message
 
 
 FOREIGN = {

@@ -28,6 +28,7 @@ from sbpair.emulator.entities.stored_message import (
     StoredMessage,
 )
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
+from sbpair.emulator.storage.unreadable import RowUnreadable
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
@@ -79,9 +80,9 @@ def _fields_text(values: tuple[Any, ...], is_split: bool, is_scheduled: bool) ->
 
 
 def read_message(row: MessageRow) -> StoredMessage:
-    """Return the message of a row, without a lock. Raises ValueError if the checksum differs."""
+    """Return the message of a row, without a lock. Raises RowUnreadable if the checksum differs."""
     if row.checksum != _checksum(row.sequence_number, row.fields, row.content):
-        raise ValueError(f"the checksum of message row {row.id} is wrong")
+        raise RowUnreadable("the checksum is wrong")
     stored = decode(row.fields)
     is_scheduled = stored.pop(_IS_SCHEDULED, False)
     content = Sections.split(row.content) if stored.pop(_IS_SPLIT, False) else row.content
@@ -129,10 +130,15 @@ def entity_document(entity: QueueEntity) -> str:
 
 
 def read_description(document: Document) -> Any:
-    """Return the description of an entity's document, of the class that its kind has."""
-    values = dict(document["description"])
+    """Return the description of an entity's document, of the class that its kind has. Raises RowUnreadable."""
+    kind, values = document["kind"], dict(document["description"])
+    if kind not in _DESCRIPTIONS:
+        raise RowUnreadable(f"unknown kind '{kind}'")
+    description = _DESCRIPTIONS[kind]
+    if unknown := values.keys() - {each.name for each in fields(description)}:
+        raise RowUnreadable(f"unknown property '{min(unknown)}'")
     values["authorization_rules"] = read_keys(values["authorization_rules"])
-    return _DESCRIPTIONS[document["kind"]](**values)
+    return description(**values)
 
 
 def keys_document(keys: tuple[AuthorizationRule, ...]) -> list[Document]:

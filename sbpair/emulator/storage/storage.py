@@ -12,7 +12,7 @@ from sbpair.emulator.storage.change_log import CallLater, ChangeLog
 from sbpair.emulator.storage.documents import decode
 from sbpair.emulator.storage.recorded import Observer
 from sbpair.emulator.storage.restore import restore
-from sbpair.errors import SbpairError
+from sbpair.emulator.storage.unreadable import UNREADABLE, reason, unreadable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,14 +43,16 @@ class Storage:
                 self._check_namespaces(db, requested)
 
     def _check_namespaces(self, db: sqlite3.Connection, requested: Sequence[RequestedNamespace]) -> None:
-        try:
-            found = {name: decode(document) for name, document in db.execute("SELECT * FROM namespaces")}
-            self.ports = {name: int(each["port"]) for name, each in found.items()}
-            kinds = {name: (str(each["tier"]), int(each["partitions"])) for name, each in found.items()}
-        except (LookupError, TypeError, ValueError) as error:
-            raise data_file.broken(self._path, f"unexpected content, {error!r}") from error
+        kinds: dict[str, tuple[str, int]] = {}
+        for name, text in db.execute("SELECT * FROM namespaces"):
+            try:
+                document = decode(text)
+                self.ports[name] = int(document["port"])
+                kinds[name] = (str(document["tier"]), int(document["partitions"]))
+            except UNREADABLE as error:
+                raise data_file.broken(self._path, unreadable(f"namespace '{name}'", error)) from error
         wanted = {each.name: (each.tier.lower(), each.partitions) for each in requested}
-        if found and kinds != wanted:
+        if kinds and kinds != wanted:
             start_with = " ".join(f"--namespace {_option(name, self.ports[name], *kinds[name])}" for name in kinds)
             raise data_file.of_others(self._path, _described(kinds), _described(wanted), start_with)
 
@@ -63,8 +65,8 @@ class Storage:
             if db is not None:
                 try:
                     restore(db, dict(zip(namespaces, self._observers, strict=True)), log, clock)
-                except (LookupError, TypeError, ValueError, AttributeError, SbpairError) as error:
-                    raise data_file.broken(self._path, f"unexpected content, {error!r}") from error
+                except UNREADABLE as error:
+                    raise data_file.broken(self._path, reason(error)) from error
         log.open(data_file.open_for_writing(self._path))
         self._log, self._clock = log, ClockRecord(clock)
         for namespace, observer in zip(self._namespaces, self._observers, strict=True):
