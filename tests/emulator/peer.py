@@ -153,6 +153,21 @@ class Peer:
     async def declare(self, link: Any) -> bytes:
         return (await self.control(link, Declare())).txn_id
 
+    async def begin_transaction(self, *, session: Any = None) -> tuple[Any, bytes]:
+        """Declare a transaction. Return the control link and the id."""
+        control = await self.attach_coordinator(session=session)
+        return control, await self.declare(control)
+
+    async def begin_sending(self, address: str, *, session: Any = None) -> tuple[Any, bytes, Any]:
+        """Declare a transaction and attach a sender. Return the control link, the id and the sender."""
+        control, txn_id = await self.begin_transaction(session=session)
+        return control, txn_id, await self.attach_sender(address, session=session)
+
+    async def lock(self, address: str, *payloads: bytes) -> list[Delivery]:
+        """Send messages to a queue and receive them under lock."""
+        await self.send(await self.attach_sender(address), *payloads)
+        return await self.take(await self.attach_receiver(address), len(payloads))
+
     async def discharge(self, link: Any, txn_id: bytes, *, fail: bool = False) -> Any:
         return await self.control(link, Discharge(txn_id, fail))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,18 +18,21 @@ BODIES = [b"\x00\x53\x75\xa0\x01%d" % number for number in range(4)]
 MAX_FRAMES = 60
 
 
-async def exchange(peer: Peer, *, fail: bool) -> None:
-    """Exchange one message for two others, one of them by way of the queue."""
+async def begin_exchange(peer: Peer) -> tuple[Any, bytes]:
+    """Exchange one message for two others, one of them by way of the queue. Return the control link and the id."""
     session = await peer.begin()
-    control = await peer.attach_coordinator(session=session)
+    control, txn_id, sender = await peer.begin_sending("orders", session=session)
     receiver = await peer.attach_receiver("orders", session=session)
-    sender = await peer.attach_sender("orders", session=session)
     other = await peer.attach_sender("other", session=session)
     (delivery,) = await peer.take(receiver, 1)
-    txn_id = await peer.declare(control)
     await peer.settle_in(txn_id, delivery)
     await peer.send_in(txn_id, sender, BODIES[1])
     await peer.send_in(txn_id, other, BODIES[2])
+    return control, txn_id
+
+
+async def exchange(peer: Peer, *, fail: bool) -> None:
+    control, txn_id = await begin_exchange(peer)
     await peer.discharge(control, txn_id, fail=fail)
     peer.connection.close()
     await peer.flush()
@@ -92,16 +95,8 @@ async def test_a_durable_emulator_has_all_of_a_committed_transaction(tmp_path: P
         stage = Stage(emulator)
         stage.namespace.create_queue("other")
         async with stage.connect() as peer:
-            session = await peer.begin()
-            control = await peer.attach_coordinator(session=session)
-            sender = await peer.attach_sender("orders", session=session)
-            other = await peer.attach_sender("other", session=session)
-            await peer.send(sender, BODIES[0])
-            (delivery,) = await peer.take(await peer.attach_receiver("orders", session=session), 1)
-            txn_id = await peer.declare(control)
-            await peer.settle_in(txn_id, delivery)
-            await peer.send_in(txn_id, sender, BODIES[1])
-            await peer.send_in(txn_id, other, BODIES[2])
+            await peer.send(await peer.attach_sender("orders"), BODIES[0])
+            control, txn_id = await begin_exchange(peer)
             before = copied(data, "before")
             assert await peer.discharge(control, txn_id) == Accepted()
             after = copied(data, "after")

@@ -120,8 +120,7 @@ async def test_a_bad_control_message_is_rejected(stage: Stage, payload: bytes, c
 
 async def test_a_transaction_is_discharged_once(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        txn_id = await peer.declare(control)
+        control, txn_id = await peer.begin_transaction()
         await peer.discharge(control, txn_id)
         state = await peer.discharge(control, txn_id)
         assert (state.error.condition, state.error.description) == (UNKNOWN_ID, "Transaction is not declared")
@@ -164,11 +163,8 @@ async def test_the_basic_tier_has_no_transactions() -> None:
 
 async def test_a_message_is_received_and_another_sent_atomically(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        sender, receiver = await peer.attach_sender("orders"), await peer.attach_receiver("orders")
-        await peer.send(sender, plain("in"))
-        (delivery,) = await peer.take(receiver, 1)
-        txn_id = await peer.declare(control)
+        (delivery,) = await peer.lock("orders", plain("in"))
+        control, txn_id, sender = await peer.begin_sending("orders")
         answer = await peer.settle_in(txn_id, delivery)
         assert (answer.state, answer.settled) == (in_transaction(txn_id, Accepted()), False)
         assert await peer.send_in(txn_id, sender, plain("out")) == in_transaction(txn_id, Accepted())
@@ -176,16 +172,14 @@ async def test_a_message_is_received_and_another_sent_atomically(stage: Stage) -
         assert await peer.discharge(control, txn_id) == Accepted()
         confirmed = await peer.wait(Disposed)
         assert (confirmed.deliveries, confirmed.state, confirmed.settled) == ([delivery], Accepted(), True)
-        (out,) = await peer.take(receiver, 1)
+        (out,) = await peer.take(delivery.link, 1)
     assert Sections.split(out.payload).body == data_body(b"out")
 
 
 async def test_a_rolled_back_settlement_can_be_repeated_on_its_link(stage: Stage) -> None:
     async with stage.connect() as peer:
         control = await peer.attach_coordinator()
-        sender, receiver = await peer.attach_sender("orders"), await peer.attach_receiver("orders")
-        await peer.send(sender, plain())
-        (delivery,) = await peer.take(receiver, 1)
+        (delivery,) = await peer.lock("orders", plain())
         for fail in (True, False):
             txn_id = await peer.declare(control)
             await peer.settle_in(txn_id, delivery)
@@ -212,10 +206,8 @@ async def test_a_rolled_back_settlement_can_be_repeated_on_its_link(stage: Stage
 async def test_every_outcome_can_be_part_of_a_transaction(stage: Stage, outcome, confirmed, counts) -> None:
     queue = stage.queue
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        await peer.send(await peer.attach_sender("orders"), plain())
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
-        txn_id = await peer.declare(control)
+        control, txn_id = await peer.begin_transaction()
+        (delivery,) = await peer.lock("orders", plain())
         assert (await peer.settle_in(txn_id, delivery, outcome)).state == in_transaction(txn_id, confirmed)
         assert (len(queue.messages), len(queue.dead_letters), queue.messages.locked_count) == (1, 0, 1)
         await peer.discharge(control, txn_id)
@@ -226,8 +218,7 @@ async def test_every_outcome_can_be_part_of_a_transaction(stage: Stage, outcome,
 async def test_deliveries_settled_at_once_stay_locked_until_the_commit(stage: Stage) -> None:
     async with stage.connect() as peer:
         control = await peer.attach_coordinator()
-        await peer.send(await peer.attach_sender("orders"), plain(), plain())
-        first, second = await peer.take(await peer.attach_receiver("orders"), 2)
+        first, second = await peer.lock("orders", plain(), plain())
         session = first.link.session
         txn_id = await peer.declare(control)
         state = in_transaction(txn_id, Accepted())
@@ -238,9 +229,7 @@ async def test_deliveries_settled_at_once_stay_locked_until_the_commit(stage: St
 
 async def test_a_failure_without_an_answer_fails_the_commit(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        sender = await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         await peer.send_in(txn_id, sender, plain())
         await peer.post_in(txn_id, sender, b"\xff", settled=True)
         assert (await peer.discharge(control, txn_id)).error.condition == ROLLBACK
@@ -256,8 +245,7 @@ async def test_a_failure_without_an_answer_fails_the_commit(stage: Stage) -> Non
 
 async def test_a_settled_send_needs_no_answer(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        txn_id = await peer.declare(control)
+        control, txn_id = await peer.begin_transaction()
         await peer.post_in(txn_id, await peer.attach_sender("orders"), plain(), settled=True)
         assert await peer.discharge(control, txn_id) == Accepted()
     assert len(stage.queue.messages) == 1
@@ -265,9 +253,7 @@ async def test_a_settled_send_needs_no_answer(stage: Stage) -> None:
 
 async def test_a_batch_and_a_message_of_many_frames(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        sender = await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         batch = data_body(plain("1")) + data_body(plain("2"))
         await peer.send_in(txn_id, sender, batch, message_format=BATCH_FORMAT)
         await peer.post_in(txn_id, sender, plain("3" * 1000)[:500], more=True)
@@ -281,9 +267,7 @@ async def test_a_batch_and_a_message_of_many_frames(stage: Stage) -> None:
 
 async def test_plain_messages_of_the_same_read_come_first(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        sender = await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         await peer.post_in(txn_id, sender, plain("second"))
         await peer.wait(Disposed)
         sender.send(plain("first"), b"1")
@@ -299,9 +283,7 @@ async def test_plain_messages_of_the_same_read_come_first(stage: Stage) -> None:
 async def test_a_run_of_messages_is_in_its_transaction_as_a_whole(stage: Stage) -> None:
     """Frames that are encoded alike are read at once, unless they have a state."""
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        sender = await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         await peer.send(sender, plain())
         state = in_transaction(txn_id, Accepted())
         for _ in range(20):
@@ -319,8 +301,7 @@ async def test_an_operation_that_is_refused_is_not_part_of_the_transaction(stage
         sender, elsewhere = await peer.attach_sender("orders"), await peer.attach_sender("other")
         await peer.send(elsewhere, plain())
         (delivery,) = await peer.take(await peer.attach_receiver("other"), 1)
-        control = await peer.attach_coordinator()
-        txn_id = await peer.declare(control)
+        control, txn_id = await peer.begin_transaction()
         await peer.send_in(txn_id, sender, plain())
         state = await peer.send_in(txn_id, elsewhere, plain())
         assert (state.error.condition, "cannot span multiple" in state.error.description) == ("amqp:not-allowed", True)
@@ -332,10 +313,8 @@ async def test_an_operation_that_is_refused_is_not_part_of_the_transaction(stage
 
 async def test_a_state_that_is_no_outcome_settles_nothing(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        await peer.send(await peer.attach_sender("orders"), plain())
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
-        txn_id = await peer.declare(control)
+        control, txn_id = await peer.begin_transaction()
+        (delivery,) = await peer.lock("orders", plain())
         session = delivery.link.session
         for outcome in (None, Declared(b"x"), "text"):
             session.dispose(delivery.id, delivery.id, TransactionalState(txn_id, outcome), receiver=True, settled=False)
@@ -384,9 +363,7 @@ async def test_ids_are_known_on_their_own_connection_only(stage: Stage) -> None:
 
 async def test_an_id_is_unknown_after_its_discharge(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        sender = await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         await peer.discharge(control, txn_id)
         await peer.post_in(txn_id, sender, plain())
         assert (await peer.wait(LinkDetached, of=sender)).error.condition == UNKNOWN_ID
@@ -394,9 +371,7 @@ async def test_an_id_is_unknown_after_its_discharge(stage: Stage) -> None:
 
 async def test_a_transaction_whose_time_is_over(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        sender = await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         await peer.send_in(txn_id, sender, plain())
         stage.emulator.advance(TIMEOUT_MS)
         state = await peer.send_in(txn_id, sender, plain())
@@ -440,8 +415,7 @@ async def test_the_end_of_the_control_link_rolls_back(stage: Stage, end: str) ->
 @pytest.mark.parametrize("kind", ["entity_down", "namespace_down"])
 async def test_an_outage_rolls_back(stage: Stage, kind: str) -> None:
     async with stage.connect() as peer:
-        control, sender = await peer.attach_coordinator(), await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         await peer.send_in(txn_id, sender, plain())
         fault = getattr(stage.emulator.faults, kind)("contoso", *(["orders"] if kind == "entity_down" else []))
         stage.emulator.faults.end(fault)
@@ -456,8 +430,7 @@ async def test_an_outage_rolls_back(stage: Stage, kind: str) -> None:
 async def test_an_outage_of_another_entity_does_not_matter(stage: Stage) -> None:
     stage.namespace.create_queue("other")
     async with stage.connect() as peer:
-        control, sender = await peer.attach_coordinator(), await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         await peer.send_in(txn_id, sender, plain())
         stage.emulator.faults.entity_down("contoso", "other")
         assert await peer.discharge(control, txn_id) == Accepted()
@@ -465,8 +438,7 @@ async def test_an_outage_of_another_entity_does_not_matter(stage: Stage) -> None
 
 async def test_a_throttled_send_is_not_part_of_the_transaction(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control, sender = await peer.attach_coordinator(), await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         with stage.emulator.faults.during("throttle", "contoso", count=1):
             assert (await peer.send_in(txn_id, sender, plain())).error.condition == "com.microsoft:server-busy"
             await peer.send_in(txn_id, sender, plain())
@@ -476,8 +448,7 @@ async def test_a_throttled_send_is_not_part_of_the_transaction(stage: Stage) -> 
 
 async def test_an_answer_in_a_transaction_can_be_swallowed(stage: Stage) -> None:
     async with stage.connect() as peer:
-        control, sender = await peer.attach_coordinator(), await peer.attach_sender("orders")
-        txn_id = await peer.declare(control)
+        control, txn_id, sender = await peer.begin_sending("orders")
         with stage.emulator.faults.during("swallow-acks", "contoso", count=1):
             await peer.post_in(txn_id, sender, plain("unanswered"))
             assert await peer.discharge(control, txn_id) == Accepted()
@@ -491,8 +462,7 @@ async def test_a_transfer_link_sends_by_way_of_an_entity(stage: Stage) -> None:
     destination = stage.namespace.create_queue("destination")
     async with stage.connect() as peer:
         control = await peer.attach_coordinator()
-        await peer.send(await peer.attach_sender("orders"), plain("in"))
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+        (delivery,) = await peer.lock("orders", plain("in"))
         properties = {Symbol(TRANSFER_DESTINATION): "amqps://127.0.0.1:1/Destination"}
         link = await attach(peer, Target("orders"), properties=properties)
         assert link.remote.properties[TRANSFER_DESTINATION] == "amqps://127.0.0.1:1/Destination"
@@ -641,8 +611,7 @@ async def test_requests_take_part_in_a_transaction(stage: Stage) -> None:
     queue.update(replace(queue.description))
     async with stage.connect() as peer:
         control = await peer.attach_coordinator()
-        await peer.send(await peer.attach_sender("orders"), plain())
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+        (delivery,) = await peer.lock("orders", plain())
         (held,) = queue.messages.peek(0, 1)
         requests = await Requests.open(peer)
         disposition = Map([("disposition-status", "completed"), ("lock-tokens", Array([held.lock_uuid], code=0x98))])
