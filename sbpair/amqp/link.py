@@ -126,7 +126,10 @@ class LinkSession(Protocol):
 
 
 class Link(ProtocolEndpoint):
-    """The common part of both kinds of link. `remote` is the peer's attach; `context` belongs to the owner."""
+    """The common part of both kinds of link. `remote` is the peer's attach; `context` belongs to the owner.
+
+    Once the link has ended, `abandoned` holds the unsettled deliveries that it sent.
+    """
 
     IS_RECEIVER = False
 
@@ -140,6 +143,7 @@ class Link(ProtocolEndpoint):
         self.delivery_count = 0
         self.credit = 0
         self.context: Any = None
+        self.abandoned: list[Sent] = []
 
     def accept(
         self, *, source: Any = None, target: Any = None, snd_settle_mode: int | None = None, **terms: Any

@@ -35,7 +35,7 @@ from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit
 from sbpair.errors import EntityMissing, NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
-from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, with_partitions
+from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, subscription_of, with_partitions
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
 
@@ -138,13 +138,16 @@ class AtomNamespace:
             ]
 
     async def get(self, path: str) -> QueueState:
-        with self._reading(f"read the queue {path}") as what:
-            return queue_state(path, await self._described(what, Queue.kind, path))
+        """Read a queue or a subscription. Raises EntityMissing."""
+        kind, *address = _source_address(path)
+        with self._reading(f"read the {kind} {path}") as what:
+            return queue_state(path, await self._described(what, kind, *address))
 
     async def counts(self, path: str) -> Counts:
-        """Count the messages of one queue, locked ones included. Raises EntityMissing."""
+        """Count the messages of a queue or a subscription, locked ones included. Raises EntityMissing."""
+        kind, *address = _source_address(path)
         with self._reading(f"count the messages of {path}") as what:
-            state = queue_state(path, await self._described(what, Queue.kind, path), counted=True)
+            state = queue_state(path, await self._described(what, kind, *address), counted=True)
         return state.counts or Counts()
 
     async def exact_counts(self, path: str) -> Counts:
@@ -298,6 +301,12 @@ def _next_page(feed: Element, skip: int) -> tuple[int, int]:
     if after <= skip:
         raise ValueError("the next page is not after this one")
     return after, top
+
+
+def _source_address(path: str) -> tuple[str, ...]:
+    """Return the kind of a queue or a subscription, and its address."""
+    subscription = subscription_of(path)
+    return (Queue.kind, path) if subscription is None else (Subscription.kind, *_address(subscription))
 
 
 def _address(entity: AnyEntity) -> tuple[str, ...]:

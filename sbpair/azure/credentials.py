@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from azure.core.credentials import AccessToken
     from azure.core.credentials_async import AsyncTokenCredential
 
-    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.model.pair import Endpoint, Ends
 
     GetToken = Callable[[str], Awaitable[tuple[str, float]]]
 
@@ -123,7 +123,7 @@ async def identity_credential() -> AsyncIterator[AsyncTokenCredential]:
         yield credential_of_all
 
 
-def token_getter(pair: Pair) -> AbstractAsyncContextManager[GetToken | None]:
+def token_getter(pair: Ends) -> AbstractAsyncContextManager[GetToken | None]:
     """Open a function (scope) -> (token, expiry in seconds since 1970); None where no identity signs in."""
     credentials = (pair.primary.credential, pair.secondary.credential)
     return token_getter_for(next((each for each in credentials if isinstance(each, Identity)), None), pair.name)

@@ -6,6 +6,7 @@ Durations are ISO 8601 text, as in QueueSpec; every default is the service's own
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import ClassVar, TypeVar
 
@@ -137,6 +138,12 @@ class Rule:
 AnyEntity = Queue | Topic | Subscription | Rule
 Described = AnyEntity | QueueSpec
 Named = TypeVar("Named", bound=Described)
+
+
+def subscription_of(path: str) -> Subscription | None:
+    """Return the subscription that a path names, `TOPIC/subscriptions/NAME` in any case; None for another path."""
+    topic, marker, name = re.sub("/subscriptions/", "//", path, count=1, flags=re.IGNORECASE).partition("//")
+    return Subscription(topic, name) if marker and topic and name and "/" not in name else None
 
 
 def with_partitions(entity: QueueSpec | Topic) -> Queue | Topic:

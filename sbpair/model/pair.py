@@ -103,15 +103,26 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Ends:
+    """The ends of a move: from a namespace, `secondary`, to another one or the same, `primary`."""
+
+    name: str
+    primary: Endpoint
+    secondary: Endpoint
+
+    @property
+    def same(self) -> bool:
+        """Whether both are one namespace."""
+        return self.primary.authority.lower() == self.secondary.authority.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair(Ends):
     """Two namespaces: messages for `primary` wait in backlog queues of `secondary` while it is unavailable.
 
     `failover_interval` and `ping_interval` are seconds.
     """
 
-    name: str
-    primary: Endpoint
-    secondary: Endpoint
     backlog_queues: int = 10
     failover_interval: float = 60.0
     ping_interval: float = 60.0
@@ -130,7 +141,7 @@ class Pair:
             )
         self._check_seconds("failover_interval", self.failover_interval, 0, 3600)
         self._check_seconds("ping_interval", self.ping_interval, 1, 1800)
-        if self.primary.authority.lower() == self.secondary.authority.lower():
+        if self.same:
             raise UsageError(
                 f"pair {self.name!r}: the primary and the secondary are the same namespace",
                 hint="a backlog in the primary would be unavailable together with it: choose another secondary",

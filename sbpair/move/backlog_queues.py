@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from sbpair import backlog
 from sbpair.errors import EntityMissing, NotAuthorized
 from sbpair.move.events import QueuesFound
+from sbpair.move.message.dead_letters import parent_path
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends, Pair
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,17 @@ async def find(pair: Pair, control: AtomNamespace) -> QueuesFound:
     return QueuesFound(tuple(queues), tuple(path for path in queues if path.lower() not in known), managed=True)
 
 
-def none_found(pair: Pair) -> EntityMissing:
+async def find_one(source: str, control: AtomNamespace) -> QueuesFound:
+    """Return one source, and whether its messages can be counted. Raises EntityMissing."""
+    try:
+        await control.counts(parent_path(source))
+    except NotAuthorized:
+        log.info("no Manage claim on the namespace of %s", source)
+        return QueuesFound((source,), (), managed=False)
+    return QueuesFound((source,), (), managed=True)
+
+
+def none_found(pair: Ends) -> EntityMissing:
     return EntityMissing(
         f"{pair.secondary.name} has no backlog queue of {pair.primary.name}",
         entity=backlog.prefix(pair.primary.name),

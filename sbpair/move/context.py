@@ -65,6 +65,7 @@ DEFAULT_MOVE_TIMINGS = MoveTimings()
 class MoveContext:
     """`namespace` holds the backlog. `send_cost` returns the credits of a message by its destination.
 
+    With `keeps_refused`, a message that its destination refuses stays in its source, and is not dead-lettered.
     `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the backlog refused to dead-letter a message,
     and the last reason.
     """
@@ -83,5 +84,6 @@ class MoveContext:
     rate_limiter: RateLimiter | None = None
     send_cost: SendCost | None = None
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+    keeps_refused: bool = False
     missing: MissingDestinations = field(default_factory=MissingDestinations)
     dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import AmqpClient, lock_token
@@ -19,6 +19,7 @@ from sbpair.model.message_key import NO_KEY
 from sbpair.move.interface import PeekedHeader
 from sbpair.move.message import envelope
 from sbpair.move.message.decode import Decoder
+from sbpair.move.message.form import BACKLOG, MessageForm
 from sbpair.move.message.route import Facts, field_getter
 
 if TYPE_CHECKING:
@@ -42,12 +43,17 @@ Now = Callable[[], float]
 LOCK_SECONDS = 60.0
 """A backlog queue's lock duration, assumed if a lock's expiry makes no sense by the local clock."""
 
+MIN_LOCK_SECONDS, MAX_LOCK_SECONDS = 5.0, 300.0
+"""The shortest and the longest lock of Service Bus."""
+
 
 class ServiceClock:
     """`now` is in seconds since 1970. `ahead_ms` is how far the service's clock is ahead of it, by the first lock."""
 
-    def __init__(self, now: Now) -> None:
+    def __init__(self, now: Now, lock_seconds: float | None = LOCK_SECONDS) -> None:
+        """Sample both clocks. Without `lock_seconds`, a lock lasts as long as the first one by the local clock."""
         self.ahead_ms = 0
+        self._lock_seconds = lock_seconds
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._known = False
@@ -67,15 +73,18 @@ class ServiceClock:
         return int(1000 * self._loop.time() + self._offset_ms) if self._offset_ms > -math.inf else None
 
     def local_time(self, until_ms: int) -> float:
-        """Convert a lock's expiry to the loop's clock. Assumes LOCK_SECONDS for none, or for a longer lock."""
+        """Convert a lock's expiry to the loop's clock. Assumes a whole lock for none, or for a longer one."""
+        left = until_ms / 1000 - self._wall
+        if self._lock_seconds is None:
+            self._lock_seconds = min(max(float(round(left)), MIN_LOCK_SECONDS), MAX_LOCK_SECONDS)
+        lock_seconds = self._lock_seconds
         if until_ms and not self._known:
             self._known = True
-            self.ahead_ms = int(until_ms - 1000 * (LOCK_SECONDS + self._wall))
+            self.ahead_ms = int(until_ms - 1000 * (lock_seconds + self._wall))
         if until_ms:
             # A lock's expiry is some time in transit: the latest of all estimates is nearest to the truth.
-            self._offset_ms = max(self._offset_ms, until_ms - 1000 * (LOCK_SECONDS + self._loop_time))
-        left = until_ms / 1000 - self._wall
-        return self._loop_time + (left if 1.0 <= left <= LOCK_SECONDS else LOCK_SECONDS)
+            self._offset_ms = max(self._offset_ms, until_ms - 1000 * (lock_seconds + self._loop_time))
+        return self._loop_time + (left if 1.0 <= left <= lock_seconds else lock_seconds)
 
     def local_times(self, locks: Sequence[int]) -> dict[int, float]:
         """Convert each distinct expiry: messages received together have few of them."""
@@ -100,25 +109,45 @@ class RawReceivedMessage:
 
 
 class RawSource:
-    """One backlog queue: receives messages under lock, and settles them."""
+    """One source: receives messages under lock, and settles them."""
 
     def __init__(
-        self, wire: AmqpClient, receiver: RawReceiver, queue: str, now: Now = time.time, *, keeps_payload: bool = False
+        self,
+        wire: AmqpClient,
+        receiver: RawReceiver,
+        queue: str,
+        now: Now = time.time,
+        *,
+        keeps_payload: bool = False,
+        form: MessageForm = BACKLOG,
+        lock_seconds: float | None = LOCK_SECONDS,
     ) -> None:
         self.queue = queue
         self._keeps_payload = keeps_payload
         self._wire = wire
         self._receiver = receiver
-        self._clock = ServiceClock(now)
+        self._clock = ServiceClock(now, lock_seconds)
         self._loop = asyncio.get_running_loop()
-        self._decoder = Decoder(queue)
+        self._decoder = Decoder(queue, form)
         self.returned = 0
         """Messages that were prefetched and never received: `stop` released them."""
 
     @classmethod
-    async def open(cls, wire: AmqpClient, queue: str, *, keeps_payload: bool = False) -> RawSource:
-        """Open a receiver on `queue`. With `keeps_payload`, messages keep their raw payload."""
-        return cls(wire, await wire.receiver(queue), queue, keeps_payload=keeps_payload)
+    async def open(
+        cls,
+        wire: AmqpClient,
+        queue: str,
+        *,
+        keeps_payload: bool = False,
+        form: MessageForm = BACKLOG,
+        lock_seconds: float | None = LOCK_SECONDS,
+    ) -> Self:
+        """Open a receiver on `queue`. With `keeps_payload`, messages keep their raw payload.
+
+        `lock_seconds` is the lock duration of the queue; None if unknown.
+        """
+        receiver = await wire.receiver(queue)
+        return cls(wire, receiver, queue, keeps_payload=keeps_payload, form=form, lock_seconds=lock_seconds)
 
     @property
     def clock_ahead_ms(self) -> int:

@@ -20,12 +20,14 @@ from sbpair.runs.lease import hold_machine_leases
 from sbpair.runs.run_log import RunEntry, new_id
 
 if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
     from sbpair.move.receipt import Receipt
 
 
 class RunStore:
     """A context manager for one run. Without a directory no run is recorded, and the journal is in memory.
+
+    The lease is that of the pair, or of one `source`: the ends of its move, and its path.
 
     `receipt` returns the current figures. `may_send` raises if nothing may be sent, for a reason other than this
     machine's lease. Raises LeaseHeld, StateRefused or MachineLacks before anything is moved.
@@ -33,12 +35,13 @@ class RunStore:
 
     def __init__(
         self,
-        pair: Pair,
+        pair: Ends,
         directory: Path | None,
         command: str,
         receipt: Callable[[], Receipt],
         *,
         lease: bool = True,
+        source: tuple[Ends, str] | None = None,
         run: str | None = None,
         may_send: Callable[[], None] = lambda: None,
     ) -> None:
@@ -49,9 +52,9 @@ class RunStore:
         self._last: Receipt | None = None
         with ExitStack() as stack:
             if lease:
-                may_send = partial(
-                    _run_both, stack.enter_context(hold_machine_leases(pair, directory, self.run)), may_send
-                )
+                of, entity = source or (pair, None)
+                check = stack.enter_context(hold_machine_leases(of, directory, self.run, entity))
+                may_send = partial(_run_both, check, may_send)
                 self.journal = Journal(run=self.run, may_send=may_send)
             if directory is not None:
                 self._open(stack, pair, directory, command, may_send)
@@ -81,7 +84,7 @@ class RunStore:
         if self._recorded is not None:
             self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
 
-    def _open(self, stack: ExitStack, pair: Pair, directory: Path, command: str, may_send: Callable[[], None]) -> None:
+    def _open(self, stack: ExitStack, pair: Ends, directory: Path, command: str, may_send: Callable[[], None]) -> None:
         state = stack.enter_context(RunDatabase(directory, pair))
         self._recorded = RunEntry(state, command, run_id=self.run)
         stack.callback(self._recorded.close)

@@ -22,7 +22,7 @@ from sbpair.errors import MachineLacks
 from sbpair.runs.sqlite_file import FileFormat, SqliteFile, connect, create_private
 
 if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.model.pair import Endpoint, Ends
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def now_ms() -> int:
 class RunDatabase(SqliteFile):
     """The open state of a pair. Other files of the pair lie in the same `directory`."""
 
-    def __init__(self, directory: Path, pair: Pair) -> None:
+    def __init__(self, directory: Path, pair: Ends) -> None:
         """Open the state of a pair; create it first if it does not exist.
 
         Raises StateRefused for a file of another pair, MachineLacks if this machine does not permit it.
@@ -130,7 +130,7 @@ class RunDatabase(SqliteFile):
             self._fold_at = Path(self._log).stat().st_size + MAX_LOG_BYTES
 
 
-def state_if_any(directory: Path, pair: Pair) -> RunDatabase | None:
+def state_if_any(directory: Path, pair: Ends) -> RunDatabase | None:
     """Open the state of a pair, or return None if it does not exist; create nothing."""
     if directory.is_file():
         raise unusable(directory, FileExistsError())
@@ -154,7 +154,7 @@ def unusable(path: Path, error: OSError) -> MachineLacks:
     return MachineLacks(f"{path} cannot be used for state: {why}", hint="pass --state DIR for a writable directory")
 
 
-def identity(pair: Pair) -> dict[str, str]:
+def identity(pair: Ends) -> dict[str, str]:
     """Return the identity of a pair: its two namespaces, whatever its local name is."""
     return {"primary": _address(pair.primary), "secondary": _address(pair.secondary)}
 

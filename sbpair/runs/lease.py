@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, urlsplit
@@ -24,7 +25,7 @@ from sbpair.model.pair import AMQPS_PORT, is_loopback
 from sbpair.runs.database import make_directory, now_ms, unusable
 
 if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
 
 log = logging.getLogger(__name__)
 
@@ -91,13 +92,19 @@ def is_locked(path: Path) -> bool:
 
 
 class Lease(Lock):
-    """The right to move the messages of a pair, held from construction until `release`.
+    """The right to move the messages of a pair, or of one source, held from construction until `release`.
 
     Raises LeaseHeld if another process has it, MachineLacks if the directory cannot be used.
     """
 
     def __init__(
-        self, directory: Path, run: str, name: str = FILE_NAME, *, clock_ms: Callable[[], int] = now_ms
+        self,
+        directory: Path,
+        run: str,
+        name: str = FILE_NAME,
+        *,
+        moved: str = "this pair",
+        clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         make_directory(directory)
         content = {"pid": os.getpid(), "run": run, "started_ms": clock_ms()}
@@ -105,7 +112,7 @@ class Lease(Lock):
             super().__init__(directory / name, json.dumps(content))
         except BlockingIOError:
             raise LeaseHeld(
-                f"{_holder(self._path)} is moving messages of this pair",
+                f"{_holder(self._path)} is moving messages of {moved}",
                 hint="wait for it or stop it; with --no-lease both run, and ordering between them is lost",
             ) from None
 
@@ -118,20 +125,27 @@ class Lease(Lock):
 
 
 @contextmanager
-def hold_machine_leases(pair: Pair, directory: Path | None, run: str) -> Iterator[Callable[[], None]]:
+def hold_machine_leases(
+    pair: Ends, directory: Path | None, run: str, source: str | None = None
+) -> Iterator[Callable[[], None]]:
     """Hold the lease of the pair's namespaces and, if given, that of the state directory. Yields their check.
+
+    With a `source`, hold only the leases of that entity of the secondary.
 
     If the first cannot be written, a warning says so: two movers would lose no message, only the order between theirs,
     and a machine with a read-only home can still move messages. Raises LeaseHeld, and MachineLacks for `directory`.
     """
+    moved = source or "this pair"
     with ExitStack() as stack:
         leases = []
         try:
-            leases.append(stack.enter_context(Lease(lease_directory(os.environ), run, lease_name(pair))))
+            name = lease_name(pair, source)
+            leases.append(stack.enter_context(Lease(lease_directory(os.environ), run, name, moved=moved)))
         except (MachineLacks, RuntimeError) as error:
             log.warning("movers with another --state are not kept off this pair: %s", error)
         if directory is not None:
-            leases.append(stack.enter_context(Lease(directory, run)))
+            name = FILE_NAME if source is None else f"{FILE_NAME}-{name_digest(lease_name(pair, source))}"
+            leases.append(stack.enter_context(Lease(directory, run, name, moved=moved)))
 
         def check() -> None:
             for lease in leases:
@@ -148,12 +162,21 @@ def lease_directory(environ: Mapping[str, str]) -> Path:
     return state / "sbpair" / DIRECTORY
 
 
-def lease_name(pair: Pair) -> str:
-    """Return the name of a pair's file. Movers of the same queues have the same, whatever they call the pair."""
+def lease_name(pair: Ends, source: str | None = None) -> str:
+    """Return the name of a pair's file. Movers of the same queues have the same, whatever they call the pair.
+
+    That of a `source` stands for one entity of the secondary.
+    """
     secondary = urlsplit(f"//{pair.secondary.authority}")
     host = (secondary.hostname or "").rstrip(".")
     port = "" if secondary.port in (None, AMQPS_PORT) else f"-{secondary.port}"
-    return f"{pair.primary.name.lower()}+{'localhost' if is_loopback(host) else quote(host)}{port}"
+    where = f"{'localhost' if is_loopback(host) else quote(host)}{port}"
+    return f"{pair.primary.name.lower()}+{where}" if source is None else f"{where}+{name_digest(source.lower())}"
+
+
+def name_digest(text: str) -> str:
+    """Return a short text for any name, however long, as a part of a file's name."""
+    return sha256(text.encode()).hexdigest()[:32]
 
 
 def _holder(path: Path) -> str:

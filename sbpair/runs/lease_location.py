@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair import backlog
 from sbpair.errors import NameInvalid, UsageError
 
 if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
 
 VALID_SECONDS = 20.0
 """Maximum validity of a lock's confirmation, however long the lock is: clocks may differ, and the service may drop a
@@ -97,11 +98,13 @@ def valid_seconds(lock_seconds: float) -> float:
     return min(VALID_SECONDS, max(lock_seconds, MIN_LOCK_SECONDS) * 2 / 3)
 
 
-def lease_session_id(pair: Pair) -> str:
+def lease_session_id(pair: Ends, source: str | None = None) -> str:
     """Return the session that stands for a pair: its backlog queues' namespace, whatever the pair's local name.
 
-    Raises NameInvalid.
+    That of a `source` stands for one entity. Raises NameInvalid.
     """
+    if source is not None:
+        return source.lower() if len(source) <= MAX_SESSION_ID else sha256(source.lower().encode()).hexdigest()
     name = pair.primary.name.lower()
     if len(name) > MAX_SESSION_ID:
         raise NameInvalid(f"the name of the primary has more than {MAX_SESSION_ID} characters", hint="shorten it")

@@ -49,7 +49,7 @@ from sbpair.runs.lease_location import (
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient, GetToken, SessionReceiver
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
 
 log = logging.getLogger(__name__)
 
@@ -63,15 +63,18 @@ RELEASE_SECONDS = 2.0
 
 @asynccontextmanager
 async def hold_lease(
-    pair: Pair,
+    pair: Ends,
     queue: str,
     run: str,
     *,
+    source: str | None = None,
     stop: asyncio.Event | None = None,
     get_token: GetToken | None = None,
     uptime: Callable[[], float] = lease_location.uptime,
 ) -> AsyncIterator[SessionLease]:
     """Hold the lease of a pair, in a queue of its secondary namespace, until the end of the block.
+
+    With a `source`, hold that of one entity of the secondary.
 
     Waits VALID_SECONDS if the last mover did not release it. Once `stop` is set it waits for nothing: the lease may
     then not be held, as `check` reports, and nothing is to be sent anyway.
@@ -81,7 +84,7 @@ async def hold_lease(
     """
     check_queue(queue)
     holder = LeaseHolder(socket.gethostname(), os.getpid(), run, now_ms())
-    location = LeaseLocation(pair.secondary.name, queue, lease_session_id(pair))
+    location = LeaseLocation(pair.secondary.name, queue, lease_session_id(pair, source))
     lease = SessionLease(lambda: connect(pair.secondary, get_token=get_token), location, holder, uptime)
     keeping = asyncio.create_task(lease.keep(), name=f"keep the lease in {queue}")
     try:

@@ -57,10 +57,10 @@ class EffectiveLimits:
         return RateLimiter(now, rate=self.rate, primary=self.primary_credits, secondary=self.secondary_credits)
 
 
-def effective_limits(limits: MoveLimits, tiers: PairTiers) -> EffectiveLimits:
-    return EffectiveLimits(
-        limits.rate, credits_of(limits.credits, tiers.primary), credits_of(limits.credits, tiers.secondary)
-    )
+def effective_limits(limits: MoveLimits, tiers: PairTiers, *, shared: bool = False) -> EffectiveLimits:
+    """Return the limits of a run. `shared` is whether both ends are one namespace, with one supply of credits."""
+    each = [credits_of(limits.credits, tier) for tier in (tiers.primary, tiers.secondary)]
+    return EffectiveLimits(limits.rate, *(half and half / 2 for half in each) if shared else each)
 
 
 async def tier_of(control: DestinationCache) -> str | None:

@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
 from sbpair.move import backlog_queues
 from sbpair.move.context import MoveContext, SendCost
+from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 from sbpair.move.receipt import NamedMessage, Tally
@@ -25,12 +26,13 @@ from sbpair.runs.lease_location import check_queue
 from sbpair.runs.run_log import new_id
 from sbpair.runs.session_lease import hold_lease
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
+from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
 from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, LockSeconds, QueueWorker, RunPlan, RunTimings
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends, Pair
     from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.rate_limit import Limit, RateLimiter
     from sbpair.move.receipt import Receipt
@@ -95,7 +97,7 @@ class SyphonResult:
 
 
 async def run(
-    pair: Pair,
+    pair: Ends,
     *,
     once: bool,
     stop: asyncio.Event | None = None,
@@ -114,8 +116,11 @@ async def run(
     allow_missing: bool = False,
     wait_for_locks: bool = True,
     timings: RunTimings = DEFAULT_TIMINGS,
+    spec: MoveSpec | None = None,
 ) -> SyphonResult:
     """Move the messages of the pair's backlog queues to their destinations in the primary.
+
+    With a `spec`, move what it describes instead; `pair` is then the one whose state and runs these are.
 
     With `once`, ends when every message that was there at the start is settled or held; otherwise when `stop` is set.
     It waits for messages that others have locked; without `wait_for_locks` it leaves them, and counts them as `locked`.
@@ -141,17 +146,19 @@ async def run(
     StateRefused for the state of another pair.
     """
     stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
+    spec = spec or MoveSpec(pair)
     tally, run_id = Tally(), new_id(now_ms())
     async with AsyncExitStack() as stack:
-        session = None if lease_queue is None else await _take_lease(stack, pair, lease_queue, run_id, stop)
+        session = None if lease_queue is None else await _take_lease(stack, spec, lease_queue, run_id, stop)
         may_send = session.check if session is not None else lambda: None
-        command = f"syphon {'--once' if once else '--watch'}"
+        command = f"{spec.command} {'--once' if once else '--watch'}"
+        source = None if spec.source is None else (spec.ends, spec.source)
         store = stack.enter_context(
-            RunStore(pair, state, command, tally.receipt, lease=lease, run=run_id, may_send=may_send)
+            RunStore(pair, state, command, tally.receipt, lease=lease, source=source, run=run_id, may_send=may_send)
         )
         missing = MissingDestinations(None if allow_missing else max_missing)
         context = MoveContext(
-            namespace=pair.secondary.name,
+            namespace=spec.ends.secondary.name,
             tally=tally,
             journal=store.journal,
             on_event=on_event,
@@ -160,12 +167,13 @@ async def run(
             ordered=ordered,
             ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
             missing=missing,
+            keeps_refused=spec.keeps_refused,
         )
         plan = RunPlan(
             once,
             context,
             stop,
-            pair,
+            spec,
             get_token=None,
             started_ms=now_ms(),
             reconnect=reconnect,
@@ -177,14 +185,14 @@ async def run(
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
         async with AsyncExitStack() as open_while_moving:
-            prepared = await _unless_stopped(stop, _prepare(open_while_moving, plan, limits))
+            prepared = await _unless_stopped(stop, _prepare(open_while_moving, plan, pair, limits))
             if prepared is not None:
                 plan, find, found = prepared
                 pool = WorkerPool(plan, find if found.managed and not once else None)
                 workers = await _run_workers(pool, found.queues, hurry, store, sample_seconds)
                 may_count = count_remaining and not hurry.is_set()
                 remaining = await _remaining(plan, workers, plan.count if may_count else None)
-        failures = _failures(pair, workers, tally, session, stopped=stop.is_set())
+        failures = _failures(pair, spec, workers, tally, session, stopped=stop.is_set())
         for named in _possible_duplicates(store.journal, run_id):
             tally.doubtful(named)
         limiter = plan.context.rate_limiter
@@ -211,24 +219,27 @@ async def run(
 
 
 async def _prepare(
-    stack: AsyncExitStack, plan: RunPlan, limits: MoveLimits | None
+    stack: AsyncExitStack, plan: RunPlan, pair: Ends, limits: MoveLimits | None
 ) -> tuple[RunPlan, Find, QueuesFound]:
     """Open both namespaces' management, and return the whole plan, a way to list the queues, and the first queues."""
     # Loading the SDK takes half a second: a wrong option is reported before.
     from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
 
-    pair, context = plan.pair, plan.context
-    control = await stack.enter_async_context(open_atom(pair.secondary))
-    get_token = await stack.enter_async_context(token_getter(pair))
-    find = _queue_finder(pair, control, context.on_event)
+    spec, context = plan.spec, plan.context
+    control = await stack.enter_async_context(open_atom(spec.ends.secondary))
+    get_token = await stack.enter_async_context(token_getter(spec.ends))
+    find = _queue_finder(pair, spec, control, context.on_event)
     found = await find()
-    rate_limiter, send_cost = await _limit(stack, pair, control, limits)
+    rate_limiter, send_cost = await _limit(stack, spec.ends, control, limits)
     context = replace(context, rate_limiter=rate_limiter, send_cost=send_cost)
     plan = replace(plan, context=context, get_token=get_token)
     if found.managed:
         count, lock_seconds = _counter(control, context.tally), _lock_reader(control, context.tally)
         plan = replace(plan, count=count, lock_seconds=lock_seconds)
+    if spec.source is not None:
+        known = plan.lock_seconds and await plan.lock_seconds(spec.source)
+        plan = replace(plan, source_lock_seconds=known)
     return plan, find, found
 
 
@@ -251,16 +262,19 @@ async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -
     return prepared
 
 
-async def _take_lease(stack: AsyncExitStack, pair: Pair, queue: str, run_id: str, stop: asyncio.Event) -> SessionLease:
+async def _take_lease(
+    stack: AsyncExitStack, spec: MoveSpec, queue: str, run_id: str, stop: asyncio.Event
+) -> SessionLease:
     check_queue(queue)  # before the SDK is loaded
     from sbpair.azure.credentials import token_getter
 
-    get_token = await stack.enter_async_context(token_getter(pair))
-    return await stack.enter_async_context(hold_lease(pair, queue, run_id, stop=stop, get_token=get_token))
+    get_token = await stack.enter_async_context(token_getter(spec.ends))
+    lease = hold_lease(spec.ends, queue, run_id, source=spec.source, stop=stop, get_token=get_token)
+    return await stack.enter_async_context(lease)
 
 
 async def _limit(
-    stack: AsyncExitStack, pair: Pair, control: AtomNamespace, limits: MoveLimits | None
+    stack: AsyncExitStack, pair: Ends, control: AtomNamespace, limits: MoveLimits | None
 ) -> tuple[RateLimiter | None, SendCost | None]:
     """Return the rate limiter for namespaces of these tiers, and the cost of a message if credits are limited."""
     if limits is None:
@@ -272,16 +286,19 @@ async def _limit(
         primary, secondary = await stack.enter_async_context(open_destinations(pair.primary)), DestinationCache(control)
         tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(secondary)))
         send_cost = SendCosts(primary).of
-    return effective_limits(limits, tiers).rate_limiter(asyncio.get_running_loop().time()), send_cost
+    return effective_limits(limits, tiers, shared=pair.same).rate_limiter(asyncio.get_running_loop().time()), send_cost
 
 
-def _queue_finder(pair: Pair, control: AtomNamespace, on_event: OnEvent) -> Find:
-    """Return a function that lists the backlog queues, and emits QueuesFound when they have changed."""
+def _queue_finder(pair: Ends, spec: MoveSpec, control: AtomNamespace, on_event: OnEvent) -> Find:
+    """Return a function that lists the sources, and emits QueuesFound when they have changed."""
     last: QueuesFound | None = None
 
     async def find() -> QueuesFound:
         nonlocal last
-        found = await backlog_queues.find(pair, control)
+        if spec.source is None:
+            found = await backlog_queues.find(cast("Pair", pair), control)
+        else:
+            found = await backlog_queues.find_one(spec.source, control)
         if found != last:
             last = found
             on_event(found)
@@ -293,7 +310,8 @@ def _queue_finder(pair: Pair, control: AtomNamespace, on_event: OnEvent) -> Find
 def _counter(control: AtomNamespace, tally: Tally) -> Count:
     async def count(queue: str) -> int:
         tally.spent("management_calls", 1)
-        return (await control.counts(queue)).active
+        counts = await control.counts(parent_path(queue))
+        return counts.dead_letter if is_dead_letter_path(queue) else counts.active
 
     return count
 
@@ -301,7 +319,7 @@ def _counter(control: AtomNamespace, tally: Tally) -> Count:
 def _lock_reader(control: AtomNamespace, tally: Tally) -> LockSeconds:
     async def lock_seconds(queue: str) -> float:
         tally.spent("management_calls", 1)
-        return ticks((await control.get(queue)).spec.lock_duration) / TICKS_PER_SECOND
+        return ticks((await control.get(parent_path(queue))).spec.lock_duration) / TICKS_PER_SECOND
 
     return lock_seconds
 
@@ -341,12 +359,12 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _failures(
-    pair: Pair, workers: list[QueueWorker], tally: Tally, lease: SessionLease | None, *, stopped: bool
+    pair: Ends, spec: MoveSpec, workers: list[QueueWorker], tally: Tally, lease: SessionLease | None, *, stopped: bool
 ) -> list[tuple[str, SbpairError]]:
     """Return why workers and the lease could not go on. Raises EntityMissing if no backlog queue exists."""
     missing = [worker for worker in workers if isinstance(worker.error, EntityMissing)]
     if len(missing) == len(workers) and not stopped and not tally.receipt().received:
-        raise backlog_queues.none_found(pair)
+        raise backlog_queues.none_found(pair) if spec.source is None else cast("EntityMissing", missing[0].error)
     # A missing queue holds nothing: it was reported, and is no failure.
     failures = [(worker.queue, worker.error) for worker in workers if worker.error and worker not in missing]
     if lease is not None:

@@ -28,6 +28,7 @@ from sbpair.move.context import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimin
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
+from sbpair.move.raw_source import LOCK_SECONDS
 from sbpair.syphon.queue_end import TRIES, QueueEnd
 from sbpair.syphon.worker_connections import PROBE_SECONDS, PairState, WorkerConnections, open_connections
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
     from sbpair.amqp_client.client import GetToken
     from sbpair.model.backoff import Backoff
-    from sbpair.model.pair import Pair
     from sbpair.move.context import MoveContext
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.raw_source import RawSource
     from sbpair.runs.session_lease import SessionLease
+    from sbpair.syphon.move_spec import MoveSpec
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class RunPlan:
     """Everything that the workers of a run share.
 
     `count` returns how many messages a queue has, locked ones included, and `lock_seconds` its lock duration; None
-    without the Manage claim. `wait_for_locks` is whether `--once` waits for messages that others have locked.
+    without the Manage claim. `source_lock_seconds` is that of the sources, None if unknown. `wait_for_locks` is whether
+    `--once` waits for messages that others have locked.
     `started_ms` is when the run began, in ms since 1970. `reconnect` is whether a lost connection is opened again.
     `lease` keeps movers on other machines away.
     """
@@ -86,11 +88,12 @@ class RunPlan:
     once: bool
     context: MoveContext
     stop: asyncio.Event
-    pair: Pair
+    spec: MoveSpec
     get_token: GetToken | None
     started_ms: int
     count: Count | None = None
     lock_seconds: LockSeconds | None = None
+    source_lock_seconds: float | None = LOCK_SECONDS
     reconnect: bool = True
     wait_for_locks: bool = True
     lease: SessionLease | None = None
@@ -178,7 +181,8 @@ class QueueWorker:
 
     async def _connect_and_move(self) -> None:
         async with AsyncExitStack() as stack:
-            opening = open_connections(self._plan.pair, self._plan.get_token, self.queue, self._plan.sides)
+            plan = self._plan
+            opening = open_connections(plan.spec, plan.get_token, self.queue, plan.sides, plan.source_lock_seconds)
             connections = await self._unless_interrupted(stack.enter_async_context(opening))
             if connections is None:
                 return
@@ -269,7 +273,7 @@ class QueueWorker:
     async def _drain(self, source: RawSource, mover: Mover) -> None:
         plan, loop = self._plan, asyncio.get_running_loop()
         self._last_used = loop.time()
-        while not plan.stop.is_set() and mover.fatal is None:
+        while not (plan.stop.is_set() or mover.fatal is not None or self._is_full(mover)):
             if source.error is not None and mover.held:
                 raise source.error
             await self._touch_link(source, mover)
@@ -326,9 +330,12 @@ class QueueWorker:
     async def _receivable(self, mover: Mover) -> int:
         """Return how many messages to receive; 0 after a wait for the rate, during which anything may change."""
         limiter, now = self._plan.context.rate_limiter, asyncio.get_running_loop().time()
-        if limiter is None:
-            return mover.room
-        limit = min(mover.room, limiter.receivable(now))
+        room = min(mover.room, self._allowed(mover))
+        if limiter is None or room == 0:
+            if room == 0:
+                await mover.wait_changed(self._plan.timings.empty_wait_seconds)
+            return room
+        limit = min(room, limiter.receivable(now))
         if limit == 0:
             await mover.wait_changed(limiter.receive_delay(now))
         return limit
@@ -343,6 +350,19 @@ class QueueWorker:
             return True
         await mover.wait_changed(self._plan.timings.empty_wait_seconds)
         return False
+
+    def _allowed(self, mover: Mover) -> int:
+        """Return how many more messages may be received, if only so many may be sent."""
+        limit = self._plan.spec.max_messages
+        if limit is None:
+            return mover.room
+        return max(0, limit - self._plan.context.tally.count(self.queue, "sent") - mover.held)
+
+    def _is_full(self, mover: Mover) -> bool:
+        """Return whether as many messages as permitted were sent, or are held and will not be sent now."""
+        if self._plan.spec.max_messages is None or self._allowed(mover):
+            return False
+        return not mover.held or (self._plan.once and mover.stuck(TRIES))
 
     async def _wait_settled(self, source: RawSource, mover: Mover) -> None:
         while mover.held and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():
@@ -383,8 +403,8 @@ class QueueWorker:
             if away is not None:
                 since_ms, side = away.away_since_ms, side or away.name
         reason = error.message
-        if isinstance(error, EntityMissing):
-            reason = f"not found in {self._plan.pair.secondary.name}; sbpair provision creates missing queues"
+        if isinstance(error, EntityMissing) and self._plan.spec.source is None:
+            reason = f"not found in {self._plan.spec.ends.secondary.name}; sbpair provision creates missing queues"
         self._plan.context.on_event(QueueFailed(self.queue, reason, retry_seconds, since_ms, side))
 
     def _report_stuck(self) -> None:

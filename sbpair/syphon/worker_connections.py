@@ -21,7 +21,7 @@ from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
-    from sbpair.model.pair import Pair
+    from sbpair.syphon.move_spec import MoveSpec
 
 FAULT_SECONDS = 5.0  # how long one side may be without the other
 RECONNECT_SECONDS = 1.0  # how long to wait between attempts to reconnect to the primary
@@ -148,16 +148,17 @@ def _faulted(lost: str, why: Exception | None) -> ConnectionFaulted:
 
 @asynccontextmanager
 async def open_connections(
-    pair: Pair, get_token: GetToken | None, queue: str, sides: PairState
+    spec: MoveSpec, get_token: GetToken | None, queue: str, sides: PairState, lock_seconds: float | None
 ) -> AsyncIterator[WorkerConnections]:
-    """Connect to both sides for one backlog queue, without receiving. Closes both at the end of the block.
+    """Connect to both sides for one queue, without receiving. Closes both at the end of the block.
 
     Raises Unavailable, AccessError; EntityMissing if the queue does not exist.
     """
     async with AsyncExitStack() as stack:
-        connecting = stack.enter_async_context(connect(pair.secondary, get_token=get_token))
-        source = await RawSource.open(await sides.secondary.connected(connecting), queue)
-        primary = RawPrimary(pair.primary, get_token=get_token)
+        connecting = stack.enter_async_context(connect(spec.ends.secondary, get_token=get_token))
+        wire = await sides.secondary.connected(connecting)
+        source = await RawSource.open(wire, queue, form=spec.form, lock_seconds=lock_seconds)
+        primary = RawPrimary(spec.ends.primary, get_token=get_token)
         stack.push_async_callback(primary.close)
         # Fails before any message is locked if the primary cannot be reached.
         await sides.primary.connected(primary.check())

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.conformance.bench import Bench
 
-SAMPLES = "samples"
 AREAS = (
     "send", "receive", "locks", "sessions", "topics", "rules", "duplicates", "management", "transactions", "WebSocket",
-    SAMPLES,
+    "samples",
 )  # fmt: skip
 PYTHON, JAVASCRIPT = "Python", "JavaScript"
 

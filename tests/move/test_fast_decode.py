@@ -27,6 +27,7 @@ from sbpair.errors import ProtocolError
 from sbpair.move.message.decode import Decoder
 from sbpair.move.message.envelope import locked_until, read_facts, restore
 from sbpair.move.message.fast_decode import TemplateReader
+from sbpair.move.message.form import BACKLOG, BACKLOG_DEAD_LETTERS, MessageForm, kept_for
 from sbpair.move.message.route import Send, route
 
 BODY = data_body(b"x" * 300)
@@ -47,6 +48,7 @@ PROPERTIES = st.builds(
     correlation_id=st.none() | st.uuids().map(str),
     content_type=st.none() | st.just(Symbol("application/json")),
     absolute_expiry_time=st.none() | st.just(NOW),
+    creation_time=st.none() | st.sampled_from([NOW - 1, NOW + 1, NOW - 2**40]),
     group_id=st.none() | TEXT,
 )
 BODIES = st.one_of(
@@ -54,7 +56,10 @@ BODIES = st.one_of(
     st.sampled_from([0, 5, 300]).map(lambda size: section(DATA, b"\xb0" + size.to_bytes(4) + b"y" * size)),
     st.sampled_from([value_body("text"), data_body(b"one") + data_body(b"two"), b""]),
 )
-OWN = st.lists(st.tuples(TEXT, st.none() | TEXT | st.integers(0, 9).map(Int) | st.binary(max_size=300)), max_size=3)
+FORMS = st.sampled_from([BACKLOG, BACKLOG, BACKLOG_DEAD_LETTERS, kept_for("orders"), kept_for("a" * 200)])
+CAUSES = st.sampled_from(["DeadLetterReason", "DeadLetterErrorDescription"])
+OWN_VALUES = st.none() | TEXT | st.integers(0, 9).map(Int) | st.binary(max_size=300)
+OWN = st.lists(st.tuples(TEXT | CAUSES, OWN_VALUES), max_size=3)
 
 
 def numbers(sequence: int, enqueued: int, locked: int) -> list[tuple[Symbol, object]]:
@@ -75,13 +80,14 @@ def backlog_copy(
     extra: str | None,
     body: bytes = BODY,
     delivery: object = (),
+    ttl: int | None = None,
 ) -> Sections:
     annotations = numbers(1_000 + sequence, NOW + sequence, NOW + 60_000 + sequence)
     if extra is not None:
         annotations.append((Symbol("x-opt-partition-key"), extra))
     fields = codec.encode(Map([*own, *write_aliases(aliases).items()]))
     return Sections(
-        header=Header(delivery_count=0).encode(),
+        header=Header(ttl=ttl, delivery_count=0).encode(),
         delivery_annotations=section(
             DELIVERY_ANNOTATIONS, codec.encode(Map([*delivery, (Symbol("x-opt-lock-token"), uuid.UUID(int=sequence))]))
         ),
@@ -101,14 +107,15 @@ MESSAGES = st.builds(
     st.none() | st.sampled_from(["key", "another"]),
     BODIES,
     st.sampled_from([(), (), ((Symbol("x-opt-own"), uuid.UUID(int=1)),), ((Symbol("x-opt-own"), uuid.UUID(int=2)),)]),
+    st.sampled_from([None, None, 0, 60_000, 2**32 - 1]),
 )
 
 
-def taught(*known: Sections) -> TemplateReader:
-    reader = TemplateReader("q")
+def taught(*known: Sections, form: MessageForm = BACKLOG) -> TemplateReader:
+    reader = TemplateReader("q", form)
     for sections in known:
         payload = sections.join()
-        general, facts = read_facts("q", payload)
+        general, facts = read_facts("q", payload, form)
         if not facts.flaw:
             reader.learn(payload, general)
     return reader
@@ -121,36 +128,44 @@ def joined(restored: tuple[int, tuple[bytes, ...]]) -> bytes:
     return whole
 
 
-def compare(reader: TemplateReader, payload: bytes) -> bool:
+def compare(reader: TemplateReader, payload: bytes, form: MessageForm = BACKLOG) -> bool:
     """Whether the short cut was taken; that it led where the road does."""
     [read] = reader.read([payload])
     if read is None:
         return False
     facts, usual, partition_key, locked = read
-    sections, told = read_facts("q", payload)
+    sections, told = read_facts("q", payload, form)
     assert facts == told
     assert locked == locked_until(sections)
     assert partition_key == sections.read_message_annotations().get("x-opt-partition-key")
     decision = route(facts)
     if isinstance(decision, Send):
-        assert joined(usual.restore(decision, NOW)) == restore(sections, decision, NOW)
+        assert joined(usual.restore(decision, NOW)) == restore(sections, decision, NOW, form)
     return True
 
 
-@given(MESSAGES, MESSAGES)
+@given(MESSAGES, MESSAGES, FORMS)
 @settings(max_examples=150, deadline=None)
-def test_a_message_reads_and_is_restored_as_it_is_in_general(known: Sections, other: Sections) -> None:
-    reader = taught(known)
-    compare(reader, known.join())
-    compare(reader, other.join())
+def test_a_message_reads_and_is_restored_as_it_is_in_general(
+    known: Sections, other: Sections, form: MessageForm
+) -> None:
+    reader = taught(known, form=form)
+    compare(reader, known.join(), form)
+    compare(reader, other.join(), form)
 
 
-@given(st.integers(0, 2**40), PROPERTIES, ALIASES, OWN, BODIES, st.data())
+@given(st.integers(0, 2**40), PROPERTIES, ALIASES, OWN, BODIES, FORMS, st.data())
 @settings(max_examples=150, deadline=None)
 def test_similar_messages_decode_and_restore_as_on_the_general_path(
-    sequence: int, properties: Properties, aliases: Aliases, own: object, body: bytes, data: st.DataObject
+    sequence: int,
+    properties: Properties,
+    aliases: Aliases,
+    own: object,
+    body: bytes,
+    form: MessageForm,
+    data: st.DataObject,
 ) -> None:
-    reader = taught(backlog_copy(sequence, properties, aliases, own, None, body))
+    reader = taught(backlog_copy(sequence, properties, aliases, own, None, body), form=form)
     for _ in range(3):
         changed = data.draw(st.sampled_from(["message_id", "subject", "correlation_id", "group_id", "nothing"]))
         if changed != "nothing":
@@ -158,23 +173,23 @@ def test_similar_messages_decode_and_restore_as_on_the_general_path(
         if data.draw(st.booleans()):
             aliases = data.draw(ALIASES)
         sequence += data.draw(st.integers(0, 2))
-        compare(reader, backlog_copy(sequence, properties, aliases, own, None, data.draw(BODIES)).join())
+        compare(reader, backlog_copy(sequence, properties, aliases, own, None, data.draw(BODIES)).join(), form)
 
 
-@given(MESSAGES, st.data())
+@given(MESSAGES, FORMS, st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_damaged_message_reads_as_it_does_in_general(known: Sections, data: st.DataObject) -> None:
-    reader = taught(known)
+def test_a_damaged_message_reads_as_it_does_in_general(known: Sections, form: MessageForm, data: st.DataObject) -> None:
+    reader = taught(known, form=form)
     payload = bytearray(known.join())
     for _ in range(data.draw(st.integers(1, 2))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(payload[: data.draw(st.integers(0, len(payload)))]) if data.draw(st.booleans()) else bytes(payload)
     try:
-        read_facts("q", cut)
+        read_facts("q", cut, form)
     except ProtocolError:
         assert reader.read([cut]) == [None]
         return
-    compare(reader, cut)
+    compare(reader, cut, form)
 
 
 @given(MESSAGES, st.lists(MESSAGES, max_size=4), st.lists(st.integers(0, 9), max_size=12), st.data())

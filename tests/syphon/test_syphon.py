@@ -31,6 +31,7 @@ from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.peek import locked
 from sbpair.runs.database import now_ms
 from sbpair.syphon import queue_end, runner, worker, worker_connections
+from sbpair.syphon.move_spec import MoveSpec
 from sbpair.testing import Emulator
 from tests.kit.stranded import numbered, put
 from tests.kit.waiting import until
@@ -774,7 +775,8 @@ async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it()
         silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
         pair = replace(w.pair, secondary=replace(w.pair.secondary, port=port))
-        plan = worker.RunPlan(False, MoveContext("contoso-dr", on_event=w.tell), w.stop, pair, None, started_ms=0)
+        context = MoveContext("contoso-dr", on_event=w.tell)
+        plan = worker.RunPlan(False, context, w.stop, MoveSpec(pair), None, started_ms=0)
         waiting = worker.QueueWorker(queue_path("contoso", 0), plan)
         task = asyncio.create_task(waiting.run())
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The decoded bytes of a backlog message: its facts, and the content that a move keeps. Pure.
+"""The decoded bytes of a received message: its facts, and the content that a move keeps. Pure.
 
 Invariant: nothing is refused here. The facts carry a flaw for anything unreadable, even for bytes that are not a
 message.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from sbpair.errors import ProtocolError
 from sbpair.move.message import envelope
 from sbpair.move.message.fast_decode import TemplateMessage, TemplateReader
+from sbpair.move.message.form import BACKLOG, MessageForm
 from sbpair.move.message.route import Facts
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ class GenericMessage(NamedTuple):
     """A message that no template fits."""
 
     sections: Sections
+    form: MessageForm = BACKLOG
 
     def restore(self, send: Send, now_ms: int) -> tuple[int, tuple[bytes, ...]]:
         """Return the message as it was before it entered the backlog, encoded: its size, and consecutive parts."""
-        restored = envelope.restore(self.sections, send, now_ms)
+        restored = envelope.restore(self.sections, send, now_ms, self.form)
         return len(restored), (restored,)
 
 
@@ -54,9 +56,10 @@ Columns: TypeAlias = "tuple[Sequence[Facts], Sequence[Content | None], Sequence[
 class Decoder:
     """Decodes messages of one queue, most of them by templates learnt from earlier ones."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, form: MessageForm = BACKLOG) -> None:
         self._queue = queue
-        self._reader = TemplateReader(queue)
+        self._form = form
+        self._reader = TemplateReader(queue, form)
 
     def decode(self, payloads: Sequence[bytes]) -> list[Decoded]:
         """Decode messages. Undecodable payloads get no message id; the caller may assign one."""
@@ -80,11 +83,14 @@ class Decoder:
         if read is not None:
             return _new_decoded(read)
         try:
-            sections, facts = envelope.read_facts(self._queue, payload)
+            sections, facts = envelope.read_facts(self._queue, payload, self._form)
         except ProtocolError as error:
             return Decoded(Facts(self._queue, 0, 0, "", None, size=len(payload), flaw=error.message), None, None, 0)
         if not facts.flaw:
             self._reader.learn(payload, sections)
         return Decoded(
-            facts, GenericMessage(sections), envelope.partition_key(sections), envelope.locked_until(sections)
+            facts,
+            GenericMessage(sections, self._form),
+            envelope.partition_key(sections),
+            envelope.locked_until(sections),
         )

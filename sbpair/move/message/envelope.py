@@ -20,8 +20,9 @@ from sbpair.amqp.message import (
     section,
 )
 from sbpair.amqp.types import Map, Symbol, Timestamp, Value, text_of
-from sbpair.backlog import ALIASES, AliasError, Aliases, read_aliases
+from sbpair.backlog import ALIASES, TICKS_PER_MS, AliasError, Aliases, read_aliases
 from sbpair.errors import ProtocolError
+from sbpair.move.message.form import BACKLOG, MessageForm
 from sbpair.move.message.route import MAX_TTL_HEADER_MS, Facts, Send
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ _ONLY_TOKEN = section(DELIVERY_ANNOTATIONS, b"\xc1\x24\x02\xa3\x10" + LOCK_TOKEN
 _ABSOLUTE_EXPIRY, _CREATION, _GROUP_ID = 8, 9, 10
 
 
-def read_facts(queue: str, payload: bytes) -> tuple[Sections, Facts]:
+def read_facts(queue: str, payload: bytes, form: MessageForm = BACKLOG) -> tuple[Sections, Facts]:
     """Split a delivery and return its sections and facts. Raises ProtocolError if it is not a message.
 
     Errors inside a section that a move reads or changes become the facts' flaw. `restore` takes only messages without a
@@ -55,10 +56,15 @@ def read_facts(queue: str, payload: bytes) -> tuple[Sections, Facts]:
     """
     sections = Sections.split(payload)
     flaws: list[str] = []
-    _read("header", sections.read_header, flaws)
+    header = _read("header", sections.read_header, flaws) or Header()
     annotations = _read("message annotations", sections.read_message_annotations, flaws) or Map()
     properties = _read("properties", sections.read_properties, flaws) or Properties()
-    aliases = _read("application properties", lambda: _aliases(sections), flaws)
+    if form.destination is None:
+        aliases = _read("application properties", lambda: _aliases(sections), flaws)
+    else:
+        _read("application properties", lambda: list(splice.map_pairs(sections.application_properties)), flaws)
+        life_ms = lifetime_ms(header.ttl, properties, _number(annotations, ENQUEUED))
+        aliases = Aliases(form.destination, properties.group_id, life_ms and life_ms * TICKS_PER_MS)
     facts = Facts(
         queue=queue,
         sequence_number=_number(annotations, SEQUENCE_NUMBER),
@@ -75,14 +81,25 @@ def read_facts(queue: str, payload: bytes) -> tuple[Sections, Facts]:
     return sections, facts
 
 
-def restore(sections: Sections, send: Send, now_ms: int) -> bytes:
-    """Return the message as it was before it entered the backlog, encoded."""
+def lifetime_ms(ttl: int | None, properties: Properties, enqueued_ms: int) -> int | None:
+    """Return how long a message lives from its acceptance, as its sender stated it; None for ever, or if unknown."""
+    if ttl is not None and ttl != MAX_TTL_HEADER_MS:
+        return ttl or None
+    expires, created = properties.absolute_expiry_time, properties.creation_time
+    begins = enqueued_ms if created is None else created
+    return expires - begins if expires is not None and 0 < begins < expires else None
+
+
+def restore(sections: Sections, send: Send, now_ms: int, form: MessageForm = BACKLOG) -> bytes:
+    """Return the message as it was before it entered the backlog, or was dead-lettered, encoded."""
+    if form.destination is not None:
+        send = send._replace(session_id=None)  # the message states its session itself
     return Sections(
         header=header_of(sections.header, send.ttl_ms),
         delivery_annotations=delivery_annotations_of(sections),
         message_annotations=annotations_of(sections, send),
         properties=properties_of(sections, send, now_ms),
-        application_properties=splice.without(sections.application_properties, is_one_of(ALIASES)),
+        application_properties=splice.without(sections.application_properties, is_one_of(form.removed)),
         body=sections.body,
         footer=sections.footer,
     ).join()

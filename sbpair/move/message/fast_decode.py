@@ -19,15 +19,17 @@ from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
+    Properties,
     Sections,
     data_heads,
     section,
     skip,
 )
 from sbpair.amqp.types import Map, Timestamp
-from sbpair.backlog import ALIASES, PATH, SCHEDULED, SESSION_ID, TIME_TO_LIVE, AliasError, alias_value
+from sbpair.backlog import ALIASES, PATH, SCHEDULED, SESSION_ID, TICKS_PER_MS, TIME_TO_LIVE, AliasError, alias_value
 from sbpair.errors import ProtocolError
 from sbpair.move.message import envelope
+from sbpair.move.message.form import BACKLOG, MessageForm
 from sbpair.move.message.route import MAX_TTL_HEADER_MS, Facts
 
 if TYPE_CHECKING:
@@ -45,12 +47,11 @@ _BEFORE_ID = len(_SHORT_PROPERTIES) + 4
 _SHORT_MAP = section(APPLICATION_PROPERTIES, b"\xc1")
 _TEXT, _TIME, _LONG = 0xA1, 0x83, 0x81
 _NULL = b"\x40"
-_ALIAS_KEYS = {codec.encode(name): name for name in ALIASES}
 _GROUP_ID = 10
 _SCHEDULE = section(MESSAGE_ANNOTATIONS, codec.encode(Map([(envelope.SCHEDULE, Timestamp(0))])))[:-8]
 
-PropertyFacts = tuple[str | None, bool, bytes]
-"""(content type, whether an absolute expiry is present, raw bytes): the properties after the message id."""
+PropertyFacts = tuple[Properties, bytes]
+"""The properties after the message id, and their raw bytes."""
 
 Parts = tuple[bytes, ...]
 
@@ -92,8 +93,8 @@ class SharedFields:
     def __init__(self, layout: FieldLayout, tail: bytes, application_properties: bytes) -> None:
         self.layout = layout
         self.properties = _property_facts(layout.count, tail)
-        *direction, self.kept = _aliases(application_properties)
-        self.about = (*direction, self.properties[0])
+        *direction, self.kept = _direction(layout.template, self.properties[0], application_properties)
+        self.about = (*direction, self.properties[0].content_type)
         self.rest_at = layout.map_at + len(application_properties)
         self.restored: tuple[Send | None, Around | None] = None, None
 
@@ -112,6 +113,8 @@ class SharedFields:
         """Restore a message whose properties are long or depend on the time."""
         layout = self.layout
         raw = payload[layout.id_at - _BEFORE_ID : layout.map_at]
+        if layout.template.form.destination is not None:
+            send = send._replace(session_id=None)
         properties = envelope.properties_of(Sections(properties=raw), send, now_ms)
         parts = _before_properties(layout.template, send), properties, self.kept, payload[self.rest_at :]
         return sum(map(len, parts)), parts
@@ -125,11 +128,12 @@ def _around_message_id(layout: FieldLayout, properties: PropertyFacts, send: Sen
 
     None if they depend on the time, or do not fit the short form.
     """
-    _, expires, tail = properties
+    decoded, tail = properties
+    expires = decoded.absolute_expiry_time is not None
     if send.ttl_ms is not None and (expires or send.ttl_ms > MAX_TTL_HEADER_MS):
         return None
     before, count = _before_properties(layout.template, send), layout.count
-    if send.session_id is not None:
+    if send.session_id is not None and layout.template.form.destination is None:
         text = send.session_id.encode()
         tail, count = _with_group_id(count, tail, bytes((_TEXT, len(text) & 0xFF)) + text)
     size = _BEFORE_ID - 5 + layout.id_end - layout.id_at + len(tail)
@@ -172,10 +176,14 @@ class EnvelopeTemplate:
     `layouts` are the continuations, by the bytes between `size`, where the properties begin, and `id_at`.
     """
 
-    def __init__(self, sections: Sections, gaps: list[tuple[int, str]], names: list[str]) -> None:
+    def __init__(
+        self, sections: Sections, gaps: list[tuple[int, str]], names: list[str], form: MessageForm = BACKLOG
+    ) -> None:
         """Build a template. `gaps` are (position, format) of its variable parts, in order; `names` name the numbers
         among them.
         """
+        self.form = form
+        self.ttl = sections.read_header().ttl
         self.before = sections.header + sections.delivery_annotations + sections.message_annotations
         self.size = len(self.before)
         self.id_at = self.size + _BEFORE_ID
@@ -214,7 +222,7 @@ class EnvelopeTemplate:
         return all(value == known for value, known in values if isinstance(known, bytes))
 
     @classmethod
-    def learn(cls, payload: bytes, sections: Sections) -> EnvelopeTemplate | None:
+    def learn(cls, payload: bytes, sections: Sections, form: MessageForm = BACKLOG) -> EnvelopeTemplate | None:
         """Return the template of a decoded message; None if its numbers are not encoded as usual."""
         header, delivery = sections.header, sections.delivery_annotations
         if not payload.startswith(header + delivery + sections.message_annotations + sections.properties):
@@ -230,7 +238,7 @@ class EnvelopeTemplate:
                     return None  # the first of two equal names counts, whatever its type
                 names.append(name)
                 gaps.append((len(header) + len(delivery) + at, "q"))
-        return cls(sections, gaps, names) if sorted(names) == sorted(_NUMBERS) else None
+        return cls(sections, gaps, names, form) if sorted(names) == sorted(_NUMBERS) else None
 
 
 class FieldLayout:
@@ -316,8 +324,9 @@ Columns = tuple[Sequence[Facts], Sequence[TemplateMessage], Sequence[str | None]
 class TemplateReader:
     """Decodes messages of one queue by the templates of recent ones."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, form: MessageForm = BACKLOG) -> None:
         self._queue = queue
+        self._form = form
         self._templates: list[EnvelopeTemplate] = []
 
     def read_alike(self, payloads: Sequence[bytes]) -> Columns | None:
@@ -365,7 +374,7 @@ class TemplateReader:
         if any(template.fits(payload) for template in self._templates):
             return  # another part of it is not as usual
         with suppress(*NOT_TEMPLATED):  # `envelope` does not read delivery annotations: they may be anything
-            template = EnvelopeTemplate.learn(payload, sections)
+            template = EnvelopeTemplate.learn(payload, sections, self._form)
             if template is not None:
                 self._templates = [template, *self._templates[: MAX_TEMPLATES - 1]]
 
@@ -376,11 +385,42 @@ def _property_facts(count: int, tail: bytes) -> PropertyFacts:
     raw = _without_id(count, tail)
     splice.with_fields(raw, PROPERTIES, {})
     properties = Sections(properties=raw).read_properties()
-    return properties.content_type, properties.absolute_expiry_time is not None, tail
+    return properties, tail
 
 
-def _aliases(raw: bytes) -> AliasFields:
+def _direction(template: EnvelopeTemplate, properties: Properties, raw: bytes) -> AliasFields:
+    """Return where a message goes, and the application properties that it keeps. Raises one of NOT_TEMPLATED."""
+    form = template.form
+    if form.destination is None:
+        return _aliases(raw, form.removed)
+    if properties.absolute_expiry_time is not None and properties.creation_time is None:
+        raise ProtocolError(_REASON)  # how long it lives follows from its time of enqueueing
+    life_ms = envelope.lifetime_ms(template.ttl, properties, 0)
+    return form.destination, properties.group_id, life_ms and life_ms * TICKS_PER_MS, None, _kept(raw, form.removed)
+
+
+@lru_cache(REMEMBERED)
+def _kept(raw: bytes, removed: frozenset[str]) -> bytes:
+    """Return application properties without some. Raises one of NOT_TEMPLATED if they are not encoded as usual."""
+    found, kept = _split_properties(raw, removed)
+    return _joined(kept) if found else raw
+
+
+@lru_cache(REMEMBERED)
+def _aliases(raw: bytes, removed: frozenset[str]) -> AliasFields:
     """Decode application properties. Raises one of NOT_TEMPLATED if they are not encoded as usual."""
+    found, kept = _split_properties(raw, removed)
+    return _decode_aliases({name: value for name, value in found.items() if name in ALIASES}, kept)
+
+
+@lru_cache(REMEMBERED)
+def _encoded(names: frozenset[str]) -> dict[bytes, str]:
+    return {codec.encode(name): name for name in names}
+
+
+def _split_properties(raw: bytes, removed: frozenset[str]) -> tuple[dict[str, bytes], list[bytes]]:
+    """Return the application properties to remove, by name, and the others. Raises one of NOT_TEMPLATED."""
+    names = _encoded(removed)
     found: dict[str, bytes] = {}
     kept: list[bytes] = []
     position = 6
@@ -393,7 +433,7 @@ def _aliases(raw: bytes) -> AliasFields:
             end = value_at + 2 + raw[value_at + 1]
         else:
             end = value_at + 9 if code in _NUMBER_CODES else skip(raw, value_at)
-        name = _ALIAS_KEYS.get(raw[position:value_at])
+        name = names.get(raw[position:value_at])
         if name is None:
             kept.append(raw[position:end])
         elif name in found:
@@ -403,7 +443,7 @@ def _aliases(raw: bytes) -> AliasFields:
         position = end
     if position != len(raw) or raw[5] % 2 or raw[4] != len(raw) - 5:
         raise ProtocolError(_REASON)
-    return _decode_aliases(found, kept)
+    return found, kept
 
 
 def _decode_aliases(found: dict[str, bytes], kept: list[bytes]) -> AliasFields:
@@ -411,10 +451,14 @@ def _decode_aliases(found: dict[str, bytes], kept: list[bytes]) -> AliasFields:
     path = values.get(PATH)
     if not isinstance(path, str) or None in values.values():
         raise ProtocolError(_REASON)
-    body = b"".join(kept)
-    rest = _SHORT_MAP + bytes((len(body) + 1, 2 * len(kept))) + body if kept else b""
     session_id, ttl_ticks, scheduled_at = map(values.get, (SESSION_ID, TIME_TO_LIVE, SCHEDULED))
-    return path, session_id, ttl_ticks, scheduled_at, rest  # type: ignore[return-value]  # `alias_value` checks types
+    return path, session_id, ttl_ticks, scheduled_at, _joined(kept)  # type: ignore[return-value]  # `alias_value` checks types
+
+
+def _joined(pairs: list[bytes]) -> bytes:
+    """Return the section of application properties with these pairs; b"" without any."""
+    body = b"".join(pairs)
+    return _SHORT_MAP + bytes((len(body) + 1, 2 * len(pairs))) + body if pairs else b""
 
 
 @lru_cache(REMEMBERED)

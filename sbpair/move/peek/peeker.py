@@ -14,6 +14,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.retry import attempt
 from sbpair.errors import ProtocolError, Throttled
 from sbpair.move.message.envelope import read_facts
+from sbpair.move.message.form import BACKLOG, MessageForm
 from sbpair.move.message.route import Facts
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Peeker:
     sleep: Callable[[float], Awaitable[object]]
     on_event: Callable[[Peeked | Retrying], object]
     limit: int | None = None
+    form: MessageForm = BACKLOG
 
     async def peek(self, position: PeekPosition, on_message: OnMessage) -> None:
         """Call `on_message` for each message, once, in queue order; a retry continues at `position`.
@@ -99,7 +101,7 @@ class Peeker:
                     position.ended = True
                     return
                 for payload in page:
-                    await on_message(_read_message(position, payload))
+                    await on_message(_read_message(position, payload, self.form))
                 self.on_event(Peeked(position.queue, position.messages))
                 if not position.next_page():
                     position.truncated = True
@@ -124,10 +126,10 @@ class Peeker:
         raise busy
 
 
-def _read_message(position: PeekPosition, payload: bytes) -> PeekedMessage:
+def _read_message(position: PeekPosition, payload: bytes, form: MessageForm) -> PeekedMessage:
     position.messages += 1
     try:
-        sections, facts = read_facts(position.queue, payload)
+        sections, facts = read_facts(position.queue, payload, form)
     except ProtocolError as error:
         return PeekedMessage(Facts(position.queue, 0, 0, None, None, size=len(payload), flaw=error.message), Sections())
     position.highest = max(position.highest, facts.sequence_number)

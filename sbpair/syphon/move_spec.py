@@ -1,0 +1,28 @@
+"""The description of a move: which messages, from where to where, and how their bytes change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sbpair.move.message.form import BACKLOG, MessageForm
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Ends
+
+
+@dataclass(frozen=True, slots=True)
+class MoveSpec:
+    """A move between two ends: of one `source`, or of the backlog queues if that is None.
+
+    `command` is its name in the list of runs. `sessions` is whether the source has sessions. A run ends after
+    `max_messages` were sent. With `keeps_refused`, a message that the destination refuses stays in its source.
+    """
+
+    ends: Ends
+    command: str = "syphon"
+    form: MessageForm = BACKLOG
+    source: str | None = None
+    sessions: bool = False
+    max_messages: int | None = None
+    keeps_refused: bool = False
