@@ -32,7 +32,8 @@ def run(arguments: Sequence[str]) -> int:
         code = invoke(arguments)
         sys.stdout.flush()
     except SbpairError as error:
-        return _told(error.message, error.hint, error.exit_code, arguments)
+        excerpt = error.excerpt if isinstance(error, UsageError) else ()
+        return _told(error.message, error.hint, error.exit_code, arguments, excerpt)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
@@ -59,7 +60,7 @@ def refuse_secrets(arguments: Sequence[str]) -> None:
         )
 
 
-def _told(message: str, hint: str, code: int, arguments: Sequence[str]) -> int:
+def _told(message: str, hint: str, code: int, arguments: Sequence[str], excerpt: Sequence[str] = ()) -> int:
     if "--debug" in arguments:
         import traceback
 
@@ -69,7 +70,7 @@ def _told(message: str, hint: str, code: int, arguments: Sequence[str]) -> int:
 
         lines = [line("error", "sbpair", message, hint=hint, exit_code=code)]
     else:
-        lines = [_printable(each) for each in (f"error: {message}", *([f"hint: {hint}"] if hint else []))]
+        lines = [_printable(each) for each in (f"error: {message}", *excerpt, *([f"hint: {hint}"] if hint else []))]
     try:
         sys.stderr.write("".join(f"{each}\n" for each in lines))
         sys.stderr.flush()

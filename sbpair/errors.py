@@ -69,7 +69,10 @@ class SbpairError(Exception):
 
 
 class UsageError(SbpairError):
+    """`excerpt` are lines of the user's text that show where the mistake is."""
+
     exit_code = ExitCode.USAGE
+    excerpt: tuple[str, ...] = ()
 
 
 class ConnectionStringError(UsageError):

@@ -55,7 +55,7 @@ DOORS = {
     "aiohttp": {"azure", "emulator"},
     "cryptography": {"emulator"},
     "websockets": {"amqp_client", "emulator"},
-    "lark": {"emulator"},
+    "lark": {"emulator", "move"},
     "pyspark": {"replay"},
     "pyarrow": {"replay"},
     "pandas": {"replay"},

@@ -27,6 +27,13 @@ class GenericMessage(NamedTuple):
     sections: Sections
     form: MessageForm = BACKLOG
 
+    @property
+    def application_properties(self) -> bytes:
+        return self.sections.application_properties
+
+    def split(self) -> Sections:
+        return self.sections
+
     def restore(self, send: Send, now_ms: int) -> tuple[int, tuple[bytes, ...]]:
         """Return the message as it was before it entered the backlog, encoded: its size, and consecutive parts."""
         restored = envelope.restore(self.sections, send, now_ms, self.form)

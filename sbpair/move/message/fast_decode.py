@@ -65,6 +65,14 @@ class TemplateMessage(NamedTuple):
     shared: SharedFields
     payload: bytes
 
+    @property
+    def application_properties(self) -> bytes:
+        """The section, encoded."""
+        return self.payload[self.shared.layout.map_at : self.shared.rest_at]
+
+    def split(self) -> Sections:
+        return Sections.split(self.payload)
+
     def restore(self, send: Send, now_ms: int) -> tuple[int, Parts]:
         """Return the message as it was before it entered the backlog, encoded: its size, and consecutive parts."""
         shared, payload = self

@@ -1,0 +1,1 @@
+"""Filters of `--where`: Service Bus's SQL filter grammar, over received and peeked messages. Pure."""

@@ -1,0 +1,324 @@
+"""Filters: true, false, unknown or failed for a message; mistakes with their column; and two other opinions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    MESSAGE_ANNOTATIONS,
+    Header,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+)
+from sbpair.amqp.types import Decimal128, Described, Float, Int, Long, Map, Symbol, Timestamp, UInt, ULong
+from sbpair.amqp_client.client import connect
+from sbpair.backlog import Aliases, write_aliases
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.filter.grammar import MAX_TEXT, FilterInvalid
+from sbpair.move.filter.message_fields import FilteredMessage
+from sbpair.move.message.decode import Decoder
+from sbpair.testing import EmulatedNamespace, EmulatorThread
+from tests.move import filter_trees as trees
+
+NOW_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+GUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+TIMESPAN, OFFSET = Symbol("com.microsoft:timespan"), Symbol("com.microsoft:datetime-offset")
+USER = Map(
+    [
+        ("Color", "red"), ("n", Int(5)), ("big", ULong(2**64 - 1)), ("half", 2.5), ("single", Float(1.5)),
+        ("exact", Decimal128(((6176 - 2) << 113 | 1999).to_bytes(16))), ("yes", True), ("nothing", None), ("id", GUID),
+        ("raw", b"\x01"), ("at", Timestamp(NOW_MS)), ("took", Described(TIMESPAN, Long(600_000_000))),
+        ("offset", Described(OFFSET, Long(NOW_MS * 10_000 + 621_355_968_000_000_000))), ("symbol", Symbol("sym")),
+        ("with space", "a]b"), ("size", "own"), ("x-y", Int(1)), ("COLOR", "second"), ("list", [Int(1)]),
+    ]
+)  # fmt: skip
+
+
+def encoded(user: Map | None = None, **changed: Any) -> bytes:
+    annotations = Map(
+        [
+            (Symbol("x-opt-sequence-number"), Long(77)),
+            (Symbol("x-opt-enqueued-time"), Timestamp(NOW_MS - HOUR_MS)),
+            (Symbol("x-opt-locked-until"), Timestamp(NOW_MS)),
+            (Symbol("x-opt-partition-key"), "p"),
+            (Symbol("x-opt-scheduled-enqueue-time"), Timestamp(NOW_MS)),
+        ]
+    )
+    properties = Properties(
+        message_id="m7",
+        to="there",
+        subject="bus stop",
+        correlation_id=GUID,
+        content_type=Symbol("text/plain"),
+        group_id="s",
+        reply_to_group_id="r",
+    )
+    return Sections(
+        header=Header(ttl=UInt(90_000), delivery_count=UInt(3)).encode(),
+        message_annotations=encode_map(MESSAGE_ANNOTATIONS, changed.get("annotations", annotations)),
+        properties=changed.get("properties", properties).encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, user if user is not None else USER),
+        body=data_body(b"x" * 10),
+    ).join()
+
+
+def filtered(payload: bytes, *, times: int = 1) -> FilteredMessage:
+    """Decode a message as a mover does, `times` times by one decoder: the second time by a template if one fits."""
+    decoder = Decoder("q")
+    for _ in range(times):
+        [decoded] = decoder.decode([payload])
+    return FilteredMessage(decoded.facts, decoded.content, NOW_MS)
+
+
+MESSAGE = filtered(encoded())
+
+TRUE = """
+    color = 'red' | COLOR = 'red' | user.color <> 'RED' | n = 5.0 | n + 1 = 6 | -n = -5 | big > 1 | half / 2 = 1.25
+    exact = 19.99 | single = 1.5 | yes = TRUE | symbol = 'sym' | raw = raw | id = id | "Color" = 'red'
+    [with space] = 'a]b' | [x-y] = 1 | color LIKE 'r%d' | color LIKE '_e_' | color NOT LIKE 'E%' | n IN (1, 5)
+    n NOT IN (1, 2) | nothing IS NULL | missing IS NULL | EXISTS(nothing) | NOT EXISTS(missing) | color IS NOT NULL
+    EXISTS(sys.Label) | sys.label = 'bus stop' | sys.Subject LIKE 'bus%' | sys.MessageId = 'm7' | sys.To = 'there'
+    sys.CorrelationId = '12345678-1234-5678-1234-567812345678' | sys.ContentType = 'text/plain' | sys.SessionId = 's'
+    sys.ReplyToSessionId = 'r' | sys.ReplyTo IS NULL | sys.DeliveryCount = 3 | sys.SequenceNumber = 77
+    sys.EnqueuedSequenceNumber = 77 | sys.PartitionKey = 'p' | sys.ViaPartitionKey IS NULL | sys.TimeToLive = '90s'
+    sys.TimeToLive > 89 | sys.ExpiresAtUtc < '2027-01-15T07:02:00Z' | sys.ScheduledEnqueueTimeUtc = at
+    sys.EnqueuedTimeUtc = '2027-01-15T07:00:00Z' | sys.State = 'active' | sys.Size > 100 | sys.ForcePersistence = FALSE
+    sys.DeadLetterSource IS NULL | enqueued < '2027-01-16' | enqueued >= '2027-01-15 08:00:00+01:00' | age = '1h'
+    age > '59m' | age >= 3600 | age <= 'PT1H' | age / 60 = 60 | age - '30m' > '29m' | at - enqueued = '1h'
+    at = offset | took = '1m' | took = 60 | enqueued + '1h' = at | size = sys.Size | user.size = 'own' | path IS NULL
+    reason IS NULL | p('color') = 'red' | property('N') = n | newid() <> id | color + 1 = 'red1' | 7 / 2 = 3
+    -7 % 4 = -3 | n * 2 - 1 = 9 | NOT color = 'blue' | NOT NOT n = 5 | n = 4 OR n = 5 AND color = 'red' | (n) = (5)
+    color = 'blue' OR missing = 1 OR n = 5 | 'a' < 'b' | n > -1 | color IN ('blue', 'red') | +n = 5 | .5 + 2 = half
+    2.5e0 = half | sys.MessageId IN ('m6', 'm7') | color LIKE 'r!ed' ESCAPE '!' | 'it''s' = 'it''s'
+""".replace("\n", " | ")
+NOT_TRUE = """
+    color = 'RED' | missing = 1 | NOT missing = 1 | missing <> 1 | n > NULL | n NOT IN (1, NULL) | nothing = NULL
+    color LIKE nothing | color = 'red' AND missing = 1 | missing IN (1) | age < '1h' | sys.State = 'deferred'
+    sys.ReplyTo = 'x' | sys.ReplyTo <> 'x' | EXISTS(missing) | path = 'a' | reason <> 'a' | color LIKE 'r' | n <> n
+""".replace("\n", " | ")
+FAILS = """
+    color = 5 | n = 'five' | yes > yes | list = list | raw < raw | color LIKE n | n + yes = 1 | n / 0 = 1
+    -color = 1 | big + 9223372036854775807 > 1 | took = 'soon' | at = 5 | at * 2 = at | took % 2 = 1
+    p(n) = 1 | color LIKE 'r!' ESCAPE '!' | color LIKE 'r' ESCAPE 'ab' | took > at | list IN (1)
+""".replace("\n", " | ")
+
+
+def split(texts: str) -> list[str]:
+    return [text.strip() for text in texts.split(" | ") if text.strip()]
+
+
+@pytest.mark.parametrize("text", split(TRUE))
+def test_filter_chooses_the_message(text: str) -> None:
+    made = MessageFilter(text)
+    assert made.matches(MESSAGE), made.first_failure
+
+
+@pytest.mark.parametrize("text", split(NOT_TRUE))
+def test_filter_that_is_false_or_unknown_does_not_choose(text: str) -> None:
+    made = MessageFilter(text)
+    assert (made.matches(MESSAGE), made.failures) == (False, 0)
+
+
+@pytest.mark.parametrize("text", split(FAILS))
+def test_message_that_cannot_be_calculated_is_not_chosen_but_counted(text: str) -> None:
+    made = MessageFilter(text)
+    assert (made.matches(MESSAGE), made.failures) == (False, 1)
+    assert made.first_failure.startswith("message 77: ")
+
+
+def test_a_condition_before_the_failing_one_decides() -> None:
+    made = MessageFilter("n = 5 OR color = 5")
+    assert (made.matches(MESSAGE), made.failures) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "mistake", "hint"),
+    [
+        ("", 1, "got an empty text", "for example"),
+        ("sys.Label = ", 12, "expected a value or a property, got the end", "for example"),
+        ("sys.Lable = 'x'", 5, "no system property sys.Lable", "did you mean sys.Label?"),
+        ("sys.Foo = 1", 5, "no system property sys.Foo", "expected one of sys.ContentType"),
+        ("a == 1", 4, "got '='", "write one = for equal"),
+        ("a = 1 && b = 2", 7, "'&' does not belong", "write AND"),
+        ("a = @b", 5, "'@' does not belong", "write the value itself"),
+        ("a = 'it's'", 9, "expected AND, OR, an operator or the end, got 's'", "twice"),
+        ("a = 'it", 5, "no closing '", "twice"),
+        ("a = 1)", 6, "expected the end, got ')'", "for example"),
+        ("(a = 1", 7, "expected ')', got the end", "for example"),
+        ("a IS nul", 6, "expected NOT or NULL, got 'nul'", "for example"),
+        ("a between 1 AND 2", 3, "expected AND, IN, IS, LIKE", "for example"),
+        ("NOT a", 5, "expected a condition, got a", "a = TRUE"),
+        ("'a' = (b = 1)", 8, "expected a value, got a condition", "for example"),
+        ("foo.bar = 1", 1, "expected sys. or user.", "write [foo.bar]"),
+        ("age > '5x'", 7, "expected a duration, got '5x'", "90s"),
+        ("'5x' < age", 1, "expected a duration, got '5x'", "90s"),
+        ("enqueued > 'monday'", 12, "expected a time, got 'monday'", "2026-11-22"),
+        ("enqueued > 5", 12, "expected a time, got 5", "2026-11-22"),
+        ("size = 'big'", 8, "cannot compare a number with text", "for example"),
+        ("sys.ForcePersistence > TRUE", 24, "only be compared by =", "for example"),
+        ("age IN ('1h', 'x')", 15, "expected a duration", "90s"),
+        ("a LIKE 5", 8, "LIKE compares text, not a number", "for example"),
+        ("5 IS NULL", 1, "IS NULL applies to a property only", "for example"),
+        ("EXISTS('a')", 8, "EXISTS applies to a property only", "for example"),
+        ("a = 99999999999999999999", 5, "does not fit 64 bits", "for example"),
+        ("a = -'x'", 6, "expected a number, got text", "for example"),
+        ("now() > a", 1, "expected property(NAME)", "for example"),
+        ("(" * 66 + "a" + ")" * 66 + " = 1", 67, "nests deeper than 64", "for example"),
+        ("a = 1 OR " * 12_000, 1, f"the limit is {MAX_TEXT}", "for example"),
+    ],
+)
+def test_mistake_is_shown_below_its_column(text: str, column: int, mistake: str, hint: str) -> None:
+    with pytest.raises(FilterInvalid) as raised:
+        MessageFilter(text)
+    error = raised.value
+    assert mistake in error.message
+    assert hint in error.hint
+    assert (error.column, error.exit_code) == (column, 2)
+    shown, mark = error.excerpt
+    assert mark.endswith("^")
+    if len(text) < 60:
+        assert (shown, len(mark)) == (f"  {text}", column + 2)
+
+
+def test_long_text_is_cut_around_the_mistake() -> None:
+    with pytest.raises(FilterInvalid) as raised:
+        MessageFilter("a = 1 OR " * 40 + "b = = 1" + " OR c = 1" * 40)
+    shown, mark = raised.value.excerpt
+    assert len(shown) < 80
+    assert shown[len(mark) - 1 :].startswith("= 1 OR")
+
+
+@pytest.mark.parametrize(
+    ("text", "remark"),
+    [
+        ("MessageId = 'a'", "MessageId is an application property here; the message's own is sys.MessageId"),
+        ("x-ms-path = 'a'", "x-ms-path is a subtraction; write [x-ms-path]"),
+        ('color = "red"', "text has single quotes: 'red'"),
+    ],
+)
+def test_likely_mistake_is_remarked(text: str, remark: str) -> None:
+    [made] = MessageFilter(f"NOT ({text}) AND a = 1").remarks
+    assert remark in made
+
+
+def test_aliases_count_as_what_they_stand_for() -> None:
+    own = write_aliases(Aliases("orders", session_id="a", ttl_ticks=600_000_000, scheduled_at=NOW_MS))
+    payload = encoded(Map([*own.items(), ("n", Int(1))]), properties=Properties(message_id="m"))
+    text = (
+        "path = 'orders' AND sys.SessionId = 'a' AND sys.TimeToLive = '1m' AND n = 1 AND [x-ms-path] = 'orders'"
+        " AND sys.ScheduledEnqueueTimeUtc = '2027-01-15T08:00:00Z' AND sys.MessageId = 'm'"
+    )
+    for times in (1, 3):
+        made = MessageFilter(text)
+        assert made.matches(filtered(payload, times=times)), made.first_failure
+
+
+def test_dead_letter_reason_is_chosen() -> None:
+    payload = encoded(Map([("DeadLetterReason", "MaxDeliveryCountExceeded")]))
+    assert MessageFilter("reason LIKE 'Max%'").matches(filtered(payload))
+
+
+def test_payload_that_is_no_message_is_never_chosen() -> None:
+    made = MessageFilter("NOT EXISTS(a) AND sys.Label IS NULL")
+    assert not made.matches(filtered(b"\x00nonsense"))
+    assert made.failures == 1
+
+
+@settings(max_examples=400)
+@given(trees.conditions, trees.messages)
+def test_filter_agrees_with_a_naive_evaluator(tree: trees.Tree, message: dict[str, Any]) -> None:
+    text = trees.text_of(tree)
+    found = filtered(payload_of({"sys.MessageId": "m1", **message}), times=2)
+    assert MessageFilter(text).matches(found) is trees.chosen(tree, {"sys.MessageId": "m1", **message}), text
+
+
+def payload_of(message: dict[str, Any]) -> bytes:
+    """Encode a message with these properties; names of user properties are in upper case."""
+    system = {name: message.get(f"sys.{full}") for name, full in SYSTEM_FIELDS.items()}
+    kinds = {int: Int, float: float}
+    user = [
+        (name.upper(), kinds.get(type(value), lambda same: same)(value))
+        for name, value in message.items()
+        if not name.startswith("sys.")
+    ]
+    return encoded(Map(user), properties=Properties(**system), annotations=Map())
+
+
+SYSTEM_FIELDS = {"message_id": "MessageId", "subject": "Label", "to": "To", "correlation_id": "CorrelationId"}
+
+
+# Against the service's rules, as the emulator has them.
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[EmulatedNamespace]:
+    with EmulatorThread() as thread:
+        yield thread["contoso"]
+
+
+def drawn(strategy: Any, count: int) -> list[Any]:
+    """Draw different values, the same in each run."""
+    found: list[Any] = []
+
+    @settings(
+        max_examples=count,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def collect(value: Any) -> None:
+        found.append(value)
+
+    collect()
+    return found
+
+
+async def test_filter_chooses_what_a_subscription_rule_does(namespace: EmulatedNamespace) -> None:
+    texts = list(dict.fromkeys([*map(trees.text_of, drawn(trees.conditions, 120)), *EMULATED]))
+    rules = {f"s{number}": text for number, text in enumerate(texts)}
+    namespace.declare(topics={"news": {"all": {}, **rules}})
+    messages = drawn(trees.messages, 40)
+    endpoint = endpoint_from_connection_string(namespace.connection_string)
+    async with connect(endpoint) as client:
+        sender = await client.sender("news")
+        for number, message in enumerate(messages):
+            await sender.send(payload_of({"sys.MessageId": f"m{number}", **message}))
+        sent = await peeked(client, "all")
+        assert len(sent) == len(messages)
+        for name, text in rules.items():
+            made = MessageFilter(text)
+            ours = {each.facts.message_id for each in sent if made.matches(each)}
+            assert ours == {each.facts.message_id for each in await peeked(client, name)}, text
+
+
+EMULATED = split(
+    """
+    sys.SequenceNumber > 20 | sys.DeliveryCount = 0 | sys.EnqueuedTimeUtc = sys.EnqueuedTimeUtc
+    sys.MessageId LIKE 'm_' | p('a') = 1 | a IN (1, 2) AND b IS NOT NULL | sys.TimeToLive > sys.TimeToLive
+    property('b') = 'ab' OR sys.To IN ('a', 'ab') | sys.PartitionKey = 'p' | sys.SessionId = 's' | NOT a = 1
+    sys.EnqueuedSequenceNumber = sys.SequenceNumber | a * 2 > 3 AND c % 2 = 1 | sys.Subject = sys.Label
+    newid() = newid() | sys.ExpiresAtUtc > sys.EnqueuedTimeUtc
+""".replace("\n", " | ")
+)
+
+
+async def peeked(client: Any, subscription: str) -> list[FilteredMessage]:
+    found: list[FilteredMessage] = []
+    start = 0
+    while page := await client.peek(f"news/subscriptions/{subscription}", start, 100):
+        decoded = Decoder("q").decode(page)
+        found += [FilteredMessage(each.facts, each.content, NOW_MS) for each in decoded]
+        start = found[-1].facts.sequence_number + 1
+    return found
