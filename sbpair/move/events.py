@@ -28,7 +28,8 @@ class QueueProgress:
     """Progress of a worker. `gone` deliveries have ended outside of the queue: sent, or dead-lettered.
 
     `remaining` is how many messages the queue has, if it was just counted. `oldest_ms` is when the message held longest
-    was enqueued, in ms since 1970; None without held messages.
+    was enqueued, in ms since 1970; None without held messages. The worker waits for `locked` messages that others have
+    locked, at the latest until `locked_until_ms`.
     """
 
     queue: str
@@ -38,6 +39,8 @@ class QueueProgress:
     remaining: int | None = None
     gone: int = 0
     oldest_ms: int | None = None
+    locked: int = 0
+    locked_until_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

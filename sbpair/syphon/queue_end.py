@@ -31,15 +31,16 @@ TRIES = 3  # how often `--once` tries a connection or a destination before it le
 EMPTY_RECEIVES = 3  # receives that return nothing before peeked messages count as locked, and not as on their way
 EXCESS_RECEIVES = 8  # receives that return nothing before counted messages that no peek shows count as locked
 MAX_LOCKED = 10_000  # how many locked messages of a queue are counted
+PEEK_SECONDS = 5.0  # how often a queue is peeked that delivers new messages while old ones are locked
 
 
 class QueueEnd:
     """`counts` is how often the queue was counted and the result reported. `locked` are its messages as last peeked.
 
-    `report` gets the result of a count.
+    `report` gets the result of a count, or None after a change of `locked`.
     """
 
-    def __init__(self, queue: str, plan: RunPlan, report: Callable[[Mover, int], None]) -> None:
+    def __init__(self, queue: str, plan: RunPlan, report: Callable[[Mover, int | None], None]) -> None:
         self.counts = 0
         self.locked = LockedMessages()
         self._queue = queue
@@ -49,6 +50,13 @@ class QueueEnd:
         self._excess_receives = 0
         self._new = NewMessages(plan.started_ms)
         self._peeked: frozenset[int] = frozenset()
+        self._peek_at = 0.0
+        self._free = 0.0, 0
+
+    @property
+    def waits_for(self) -> tuple[int, int | None]:
+        """How many locked messages it waits for, and when they are free at the latest, in ms since 1970."""
+        return (len(self.locked), self._free[1]) if self.locked and self._plan.wait_for_locks else (0, None)
 
     @property
     def poll_seconds(self) -> float:
@@ -86,14 +94,14 @@ class QueueEnd:
         others = found.active - mine
         before, self._peeked = self._peeked, others
         if not others:
-            return await self._is_excess_left(0 if found.skipped else remaining - found.deferred)
+            return await self._is_excess_left(mover, 0 if found.skipped else remaining - found.deferred)
         self._excess_receives = 0
         if self._empty_receives < EMPTY_RECEIVES or not others <= before:
             return False
-        await self._note_locked(others)
+        await self._note_locked(others, mover)
         return not self._plan.wait_for_locks
 
-    async def _is_excess_left(self, excess: int) -> bool:
+    async def _is_excess_left(self, mover: Mover, excess: int) -> bool:
         """Return whether the run does not wait for the messages that a count has more than a peek shows.
 
         A count may be late, or include messages of a partition that is down: they count as locked only if they last.
@@ -102,19 +110,25 @@ class QueueEnd:
         if self._excess_receives < EXCESS_RECEIVES:
             self.locked.clear()
             return excess <= 0
-        await self._note_locked(frozenset(range(-min(excess, MAX_LOCKED), 0)))
+        await self._note_locked(frozenset(range(-min(excess, MAX_LOCKED), 0)), mover)
         return not self._plan.wait_for_locks
 
     async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
         if not all(self._new.include(message.facts.enqueued_at) for message in messages):
             return False
+        now = asyncio.get_running_loop().time()
+        if self.locked and now < self._peek_at:
+            return False
+        self._peek_at = now + PEEK_SECONDS  # a busy queue would be peeked at each receive
+        if await self._is_first_still_there(source):
+            return False
         mine = mover.held_numbers() | mover.unsettleable().keys()
         others = (await self._peek_old(source, mine, MAX_LOCKED)).active - mine
         if others:
             # Older than those received: they would have been delivered before.
             self._peeked = others
-            await self._note_locked(others)
+            await self._note_locked(others, mover)
         return not (others and self._plan.wait_for_locks)
 
     async def _peek_old(self, source: RawSource, mine: set[int], limit: int) -> PeekedQueue:
@@ -134,7 +148,7 @@ class QueueEnd:
         page = await self._peek(source, self.locked.first, 1)
         return bool(page) and page[0].sequence_number == self.locked.first
 
-    async def _note_locked(self, numbers: frozenset[int]) -> None:
+    async def _note_locked(self, numbers: frozenset[int], mover: Mover) -> None:
         locked, plan, now = self.locked, self._plan, asyncio.get_running_loop().time()
         if locked.lock_seconds is None and plan.lock_seconds is not None:
             try:
@@ -142,6 +156,9 @@ class QueueEnd:
             except SbpairError as error:
                 log.info("the lock duration of %s is not known: %s", self._queue, error.message)
         overdue = locked.update(numbers, now)
+        if locked.free_at != self._free[0]:
+            self._free = locked.free_at, now_ms() + int(1000 * (locked.free_at - now))
         if locked.is_news():
-            until_ms = now_ms() + int(1000 * (locked.free_at - now))
+            until_ms = self._free[1]
             plan.context.on_event(MessagesLocked(self._queue, len(locked), until_ms, plan.wait_for_locks, overdue))
+        self._report(mover, None)

@@ -426,5 +426,5 @@ class QueueWorker:
     def _emit_progress(self, mover: Mover, remaining: int | None = None) -> None:
         tally, queue = self._plan.context.tally, self.queue
         received, sent, gone = tally.count(queue, "received"), tally.count(queue, "sent"), tally.gone(queue)
-        event = QueueProgress(queue, received, sent, mover.held, remaining, gone, mover.oldest_ms)
+        event = QueueProgress(queue, received, sent, mover.held, remaining, gone, mover.oldest_ms, *self.end.waits_for)
         self._plan.context.on_event(event)

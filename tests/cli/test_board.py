@@ -113,6 +113,22 @@ def test_an_eta_needs_recent_progress_and_a_sensible_duration() -> None:
     assert ages_away.eta_seconds is None
 
 
+def test_an_eta_accounts_for_locks() -> None:
+    def eta(remaining: int | None, *, locked: int = 30, sent: int = 0) -> float | None:
+        at = progress(sent, sent, locked=locked, locked_until_ms=NOW_MS + 45_000, remaining=remaining)
+        return row(QueueOpened(Q), at, now=10.0).eta_seconds
+
+    assert eta(30) == eta(None) == 45.0, "nothing else is left"
+    assert eta(80) is None
+    assert eta(30, sent=100) == 48.0, "45 s, and then 30 messages at 10 a second"
+    assert eta(80, sent=100) == 48.0, "the other 50 leave meanwhile"
+    assert eta(1_030, sent=100) == 103.0
+    assert eta(80, sent=100, locked=0) == 8.0
+    first = row(progress(0, 0, remaining=30, locked=30, locked_until_ms=NOW_MS + 45_000))
+    total = together("total", (first, row(progress(10, 10, remaining=0))))
+    assert (total.locked, total.locked_until_ms, total.eta_seconds) == (30, NOW_MS + 45_000, 46.5), "at 20 a second"
+
+
 def test_the_oldest_is_held_or_was_peeked() -> None:
     assert row(progress(2, 1, oldest_ms=NOW_MS - 5_000)).oldest_seconds == 5.0
     assert row(QueueDepths(Q, 1, NOW_MS - 9_000)).oldest_seconds == 9.0
@@ -122,7 +138,8 @@ def test_the_oldest_is_held_or_was_peeked() -> None:
 
 RESTS = DestinationBackingOff(Q, "down", "it is away", 8.0, 12)
 BLOCKED = QueueBlocked(Q, ("down", "full"))
-LOCKED = MessagesLocked(Q, 61, NOW_MS, waiting=True, overdue=False)
+LOCKED = progress(0, 0, locked=61, locked_until_ms=NOW_MS)
+WAITING = MessagesLocked(Q, 61, NOW_MS, waiting=True, overdue=False)
 LEFT = MessagesLocked(Q, 61, NOW_MS, waiting=False, overdue=False)
 IS_LOCKED = "61 locked, until 08:00:00Z at the latest"
 FAILED = QueueFailed(Q, "unreachable", 3.5)
@@ -143,8 +160,9 @@ AWAY = QueueFailed(Q, "unreachable", 3.5, side="primary")
         ([QueueOpened(Q), RESTS, BLOCKED], "blocked by down, full", False),
         ([QueueOpened(Q), BLOCKED, progress(0, 0)], "blocked by down, full", False),
         ([QueueOpened(Q), BLOCKED, progress(1, 1)], "", False),  # it has moved of late
-        ([QueueOpened(Q), LOCKED, progress(0, 0)], IS_LOCKED, False),
-        ([QueueOpened(Q), LOCKED, progress(1, 1)], "", False),
+        ([QueueOpened(Q), LOCKED, WAITING], f"{IS_LOCKED}, waiting", False),
+        ([QueueOpened(Q), WAITING, LOCKED, progress(1, 1)], "", False),
+        ([QueueOpened(Q), LOCKED, progress(8, 8, locked=61, locked_until_ms=NOW_MS)], f"{IS_LOCKED}, waiting", False),
         ([QueueOpened(Q), LOCKED, FAILED, QueueOpened(Q)], "", True),
         ([QueueOpened(Q), LOCKED, QueueDone(Q)], "done", True),
         ([QueueOpened(Q), LEFT, QueueDone(Q)], IS_LOCKED, True),

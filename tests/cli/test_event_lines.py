@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import Display
+from sbpair.cli.progress import move_progress
 from sbpair.cli.progress.event_lines import BURST, PROGRESS_SECONDS, SCHEMA, EventLines, line
 from sbpair.cli.progress.move_progress import EventPrinter
 from sbpair.cli.render.screen import Screen
@@ -129,19 +130,30 @@ WAITING = "waiting (--no-wait-for-locks leaves them)"
 @pytest.mark.parametrize(
     ("queues", "locked", "flags", "text"),
     [
-        ("a", 3, (True, False), f"3 messages in a are {BY} 08:00:00Z at the latest; {WAITING}"),
-        ("ab", 1, (False, False), f"2 messages in 2 backlog queues are {BY} 08:00:01Z at the latest; left there"),
+        ("a", 3, (True, False), f"3 messages in a are {BY} 08:00:00Z at the latest, at most 41s from now; {WAITING}"),
+        (
+            "ab",
+            1,
+            (False, False),
+            f"2 messages in 2 backlog queues are {BY} 08:00:01Z at the latest, at most 42s from now; left there",
+        ),
         (
             "a",
             1,
             (True, True),
-            "1 message in a is still locked, until 08:00:00Z at the latest: another receiver renews",
+            "1 message in a is still locked, until 08:00:00Z at the latest, at most 41s from now: another receiver",
         ),
     ],
 )
 def test_locked_messages_of_all_queues_are_one_warning(
-    capsys: pytest.CaptureFixture[str], queues: str, locked: int, flags: tuple[bool, bool], text: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    queues: str,
+    locked: int,
+    flags: tuple[bool, bool],
+    text: str,
 ) -> None:
+    monkeypatch.setattr(move_progress, "wall_clock_ms", lambda: NOW_MS - 40_300)
     printer = EventPrinter(Screen(Display()))
     for number, queue in enumerate(queues):
         printer(MessagesLocked(queue, locked, NOW_MS + 1000 * number, *flags))
@@ -173,6 +185,8 @@ def test_progress_lines_are_periodic_and_only_for_changed_counts() -> None:
         "received": 5,
         "sent": 2,
         "held": 3,
+        "locked": 0,
+        "locked_until_ms": None,
         "per_second": 0.1,
         "eta_seconds": 135,
         "oldest_seconds": 61,
@@ -192,6 +206,16 @@ def test_progress_lines_are_periodic_and_only_for_changed_counts() -> None:
     taken(lines, QueueProgress("q", 6, 3, 3, None, 3))
     assert names(lines.tick(2 * PROGRESS_SECONDS + 1, NOW_MS)) == []
     assert names(lines.tick(2 * PROGRESS_SECONDS + 1, NOW_MS, last=True)) == ["progress"]
+
+
+def test_progress_names_the_locked_messages_that_the_run_waits_for() -> None:
+    lines = EventLines(0.0)
+    taken(lines, QueueProgress("q", 5, 5, 0, 3, 5, None, 3, NOW_MS + 42_000))
+    [queue] = lines.tick(PROGRESS_SECONDS, NOW_MS)
+    assert (queue["locked"], queue["locked_until_ms"], queue["eta_seconds"]) == (3, NOW_MS + 42_000, 60)
+    taken(lines, QueueProgress("q", 7, 7, 0, 1, 7, None, 1, NOW_MS + 42_000))
+    [queue] = lines.tick(2 * PROGRESS_SECONDS, NOW_MS)
+    assert queue["locked"] == 1
 
 
 def test_dead_letters_of_a_kind_are_one_line_with_the_first_of_them() -> None:

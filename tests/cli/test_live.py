@@ -54,6 +54,23 @@ AWAY = BoardView(
     ),
 )
 START = BoardView((), (), 3.0, ("connecting to contoso-dr and contoso",))
+LOCKED = BoardView(
+    (
+        QueueRow(
+            f"{PATH}0",
+            960,
+            received=19_040,
+            sent=19_040,
+            note="960 locked, until 18:01:07Z at the latest, waiting",
+            locked=960,
+            locked_until_ms=1_785_348_067_000,
+            locked_seconds=42.0,
+        ),
+        QueueRow(f"{PATH}1", 0, True, 5, 5, note="done", idle=True),
+    ),
+    (),
+    61.0,
+)
 UNCOUNTED = BoardView((QueueRow(f"{PATH}0", None, True, 3, 2, 0.3, 4.0, 1), QueueRow(f"{PATH}1", idle=True)), (), 8.0)
 MANY = BoardView(
     tuple(
@@ -77,6 +94,9 @@ CASES: dict[str, tuple[BoardView | PhaseView, int, int]] = {
     **{f"syphon-{w}x{h}": (SOME, w, h) for w, h in SIZES},
     **{f"away-{w}x{h}": (AWAY, w, h) for w, h in SIZES},
     **{f"replay-{w}x{h}": (REPLAY, w, h) for w, h in SIZES},
+    "locked-80x24": (LOCKED, 80, 24),
+    "locked-160x50": (LOCKED, 160, 50),
+    "locked-40x10": (LOCKED, 40, 10),
     "low": (SOME, 80, 10),
     "uncounted": (UNCOUNTED, 80, 24),
     "many": (MANY, 80, 24),
@@ -112,10 +132,13 @@ def test_there_is_no_drawing_too_many() -> None:
 
 
 def test_a_line_has_the_figures_of_the_whole_run() -> None:
-    assert [progress_text(view) for view in (START, AWAY, UNCOUNTED, replace(SOME, queues=SOME.queues[:2]))] == [
+    assert [
+        progress_text(view) for view in (START, AWAY, UNCOUNTED, LOCKED, replace(SOME, queues=SOME.queues[:2]))
+    ] == [
         "connecting to contoso-dr and contoso",
         f"1100 sent, 628 dead-lettered; {'; '.join(AWAY.notices)}",
         "2 sent, 0 a second",
+        "19045 sent, 960 left, waiting for 960 locked messages, until 18:01:07Z at the latest, about 42s to go",
         "764523 sent, ~1234579 left, 5126 a second, about 4m 1s to go, 1 destination unavailable",
     ]
 

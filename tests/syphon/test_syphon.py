@@ -287,6 +287,9 @@ async def test_messages_that_somebody_else_has_locked_are_waited_for(claims: tup
         assert (result.exit_code, result.receipt.sent, result.receipt.locked, result.remaining) == (0, 3, 0, None)
         assert sorted(ids(w.destination())) == names(1, 2, 3)
         assert w.of(events.MessagesLocked) == [found]
+        waits = [(each.locked, each.locked_until_ms) for each in w.of(events.QueueProgress)]
+        assert (2, found.until_ms) in waits
+        assert waits[-1] == (0, None)
         (queues,) = w.of(events.QueuesFound)
         assert queues.managed == (AccessRight.MANAGE in claims)
 
@@ -453,6 +456,27 @@ async def test_a_peek_finds_what_is_locked_in_every_partition() -> None:
         assert (await running).receipt.sent == taken
 
 
+@CLAIMS
+async def test_without_manage_messages_of_a_partition_that_is_down_are_unseen(claims: tuple[AccessRight, ...]) -> None:
+    async with world() as w:
+        w.may_only("secondary", *claims)
+        path = w.backlog().path
+        w.secondary.delete_queue(path)
+        w.secondary.create_queue(path, QueueDescription(enable_partitioning=True, max_delivery_count=2**31 - 1))
+        for number in range(40):
+            w.strand(number)
+        with w.emulator.faults.during("partition-down", "contoso-dr", entity=path, partition=3):
+            if AccessRight.MANAGE in claims:
+                with pytest.raises(errors.TimedOut, match="cannot list the queues"):
+                    await w.run()
+            else:
+                assert (await w.run()).exit_code == 0  # documented: neither a receive nor a peek shows them
+        left = 40 - w.destination().counts().active
+        assert left == len(held_in(w.backlog())) > 0
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent, held_in(w.backlog())) == (0, left, [])
+
+
 async def test_a_slow_backlog_is_not_peeked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as w:
         w.may_only("secondary", AccessRight.LISTEN)
@@ -504,6 +528,36 @@ async def test_a_busy_backlog_ends_once_nothing_old_is_locked(
         result = await running
         assert (result.exit_code, result.receipt.locked) == ((0, 0) if wait_for_locks else (3, 1))
         assert ("m0" in ids(w.destination())) == wait_for_locks
+
+
+async def test_a_busy_backlog_is_peeked_rarely_while_old_messages_are_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as w:
+        w.strand(*range(300))
+        w.emulator.advance(200_000)
+        assert len(w.backlog().messages.receive(300)) == 300
+        monkeypatch.setattr(new_messages, "CLOCKS_DIFFER_MS", -150_000)
+        numbers, peek, pages = itertools.count(1_000), raw_source.peek_headers, Counter[str]()
+
+        async def counted(*arguments: Any) -> Any:
+            pages["peeked"] += 1
+            return await peek(*arguments)
+
+        monkeypatch.setattr(raw_source, "peek_headers", counted)
+        after(w.destination().messages, "enqueue", lambda: w.strand(next(numbers)), times=1_000_000)
+        w.strand(next(numbers))
+        running = asyncio.create_task(w.run())
+        assert (await w.told_of(events.MessagesLocked)).locked == 300
+        assert pages["peeked"] >= 4
+        pages.clear()
+        seconds = asyncio.get_running_loop().time()
+        arrived = w.destination().counts().active
+        await until(lambda: w.destination().counts().active >= arrived + 100)
+        seconds = asyncio.get_running_loop().time() - seconds
+        assert pages["peeked"] <= 1 + seconds / queue_end.PEEK_SECONDS
+        w.backlog().messages.expire_locks()
+        result = await running
+        assert (result.exit_code, result.receipt.locked) == (0, 0)
+        assert set(names(*range(300))) <= set(ids(w.destination()))
 
 
 async def test_a_stranded_queue_beyond_the_count_is_emptied_too_and_told_of() -> None:

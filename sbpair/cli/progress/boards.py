@@ -34,6 +34,7 @@ class QueueRow:
     """One backlog queue, or several together.
 
     `remaining` is None if unknown, and `exact` if counted, not estimated. An `idle` queue has nothing to report.
+    `locked` messages are waited for, at the latest until `locked_until_ms`, in `locked_seconds`.
     """
 
     queue: str
@@ -46,11 +47,20 @@ class QueueRow:
     held: int = 0
     note: str = ""
     idle: bool = False
+    locked: int = 0
+    locked_until_ms: int | None = None
+    locked_seconds: float = 0.0
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds until it is empty at this rate."""
-        return None if self.remaining is None else time_left(self.remaining, self.per_second)
+        """Seconds until it is empty at this rate; those that are locked leave once they are free."""
+        if not self.locked:
+            return None if self.remaining is None else time_left(self.remaining, self.per_second)
+        # Without a count, it has received all others.
+        others = 0 if self.remaining is None else max(0, self.remaining - self.locked)
+        first = time_left(others, self.per_second) if others else 0.0
+        then = time_left(self.locked, self.per_second) or 0.0
+        return None if first is None else max(first, self.locked_seconds) + then
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class RateMeter:
 class _QueueState:
     """A queue. `counted` is (its messages, how many had left it by then). `failed` is (event, time of the retry).
 
-    `blocked` and `locked` have the number of received messages beside them: they end once that grows.
+    `blocked` has the number of received messages beside it: it ends once that grows. `left_locked`: not waited for.
     """
 
     at: events.QueueProgress
@@ -121,7 +131,7 @@ class _QueueState:
     opened: bool = False
     done: bool = False
     blocked: tuple[tuple[str, ...], int] | None = None
-    locked: tuple[events.MessagesLocked, int] | None = None
+    left_locked: events.MessagesLocked | None = None
     failed: tuple[events.QueueFailed, float | None] | None = None
     backing_off: set[str] = field(default_factory=set)
     dead_letters: int = 0
@@ -227,8 +237,6 @@ class Board:
     def _progress(self, state: _QueueState, at: events.QueueProgress) -> None:
         if state.blocked is not None and at.received > state.blocked[1]:
             state.blocked = None
-        if state.locked is not None and at.received > state.locked[1]:
-            state.locked = None
         if at.remaining is not None:
             state.counted = at.remaining, at.gone
         state.at = at
@@ -243,7 +251,7 @@ class Board:
                 state.blocked = destinations, state.at.received
                 return
             case events.MessagesLocked():
-                state.locked = event, state.at.received
+                state.left_locked = None if event.waiting else event
                 return
             case events.QueueFailed(_queue, _reason, retry_seconds, _since_ms, side):
                 state.failed = event, None if retry_seconds is None else now + retry_seconds
@@ -259,10 +267,10 @@ class Board:
                 if isinstance(event, events.QueueOpened):
                     self._away.clear()  # it has connections to both
         state.opened, state.done, state.blocked = True, isinstance(event, events.QueueDone), None
-        if state.locked is not None and not (state.done and not state.locked[0].waiting):
-            state.locked = None
+        if not state.done:
+            state.left_locked = None
         # The queue holds its messages again, and no destination waits for them.
-        state.at = replace(state.at, held=0, oldest_ms=None)
+        state.at = replace(state.at, held=0, oldest_ms=None, locked=0, locked_until_ms=None)
         for destination in tuple(state.backing_off):
             self._recovered(event.queue, destination)
 
@@ -285,6 +293,9 @@ class Board:
             at.held,
             "; ".join(filter(None, (note, dead))),
             idle=not (left or at.held or rate or dead or (note and not state.done)),
+            locked=at.locked,
+            locked_until_ms=at.locked_until_ms,
+            locked_seconds=max(0.0, ((at.locked_until_ms or now_ms) - now_ms) / 1000),
         )
 
 
@@ -300,12 +311,17 @@ def _note(state: _QueueState, now: float) -> str:
         return f"blocked by {', '.join(state.blocked[0])}"
     if state.backing_off:
         return f"waiting for {', '.join(sorted(state.backing_off))}"
-    if state.locked is not None:
-        locked = state.locked[0]
-        return f"{locked.locked} locked, until {utc(locked.until_ms / 1000)[11:]} at the latest"
+    if state.at.locked and state.at.locked_until_ms is not None:
+        return f"{state.at.locked} locked, until {at_the_latest(state.at.locked_until_ms)}, waiting"
+    if state.left_locked is not None:
+        return f"{state.left_locked.locked} locked, until {at_the_latest(state.left_locked.until_ms)}"
     if state.done:
         return "done"
     return "" if state.opened else "connecting"
+
+
+def at_the_latest(until_ms: int) -> str:
+    return f"{utc(until_ms / 1000)[11:]} at the latest"
 
 
 def _left(state: _QueueState) -> tuple[int | None, bool]:
@@ -337,6 +353,7 @@ def time_left(remaining: int, per_second: float) -> float | None:
 def together(name: str, rows: tuple[QueueRow, ...]) -> QueueRow:
     """Return several queues as one row. `remaining` is known if it is known of all."""
     known = [row.remaining for row in rows if row.remaining is not None]
+    untils = [row.locked_until_ms for row in rows if row.locked_until_ms is not None]
     ages = [row.oldest_seconds for row in rows if row.oldest_seconds is not None]
     return QueueRow(
         name,
@@ -347,6 +364,9 @@ def together(name: str, rows: tuple[QueueRow, ...]) -> QueueRow:
         sum(row.per_second for row in rows),
         max(ages, default=None),
         sum(row.held for row in rows),
+        locked=sum(row.locked for row in rows),
+        locked_until_ms=max(untils, default=None),
+        locked_seconds=max((row.locked_seconds for row in rows), default=0.0),
     )
 
 

@@ -163,6 +163,8 @@ def _queue(row: QueueRow, now_ms: int) -> Document:
         "received": row.received,
         "sent": row.sent,
         "held": row.held,
+        "locked": row.locked,
+        "locked_until_ms": row.locked_until_ms,
         "per_second": round(row.per_second, 1),
         "eta_seconds": _whole(row.eta_seconds),
         "oldest_seconds": _whole(row.oldest_seconds),
@@ -181,7 +183,7 @@ def _destination(row: DestinationRow, now_ms: int) -> Document:
 
 
 def _figures(row: QueueRow) -> tuple[object, ...]:
-    return row.remaining, row.received, row.sent, row.held
+    return row.remaining, row.received, row.sent, row.held, row.locked, row.locked_until_ms
 
 
 def _whole(seconds: float | None) -> int | None:

@@ -1,5 +1,6 @@
 """The progress of a move: a live table, JSON lines, text lines, or with --quiet only what needs attention."""
 
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import with_options
-from sbpair.cli.progress.boards import Board, BoardView, natural_key
+from sbpair.cli.progress.boards import Board, BoardView, at_the_latest, natural_key
 from sbpair.cli.progress.event_lines import FIRST_SECONDS, DeadLetterCounts, EventLines
 from sbpair.cli.progress.reporting import Progress, choose_form, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Document, Screen, plural, some, spoken
@@ -106,6 +107,9 @@ def progress_text(view: BoardView) -> str:
         parts.append(f"{'' if total.exact else '~'}{total.remaining} left")
     if total.per_second:
         parts.append(f"{total.per_second:.0f} a second")
+    if total.locked and total.locked_until_ms is not None:
+        until = at_the_latest(total.locked_until_ms)
+        parts.append(f"waiting for {plural(total.locked, 'locked message')}, until {until}")
     if total.eta_seconds is not None:
         parts.append(f"about {spoken(total.eta_seconds)} to go")
     if dead:
@@ -214,7 +218,7 @@ class EventPrinter:
             due, self._ended = self._ended, {}
         for overdue in (False, True):
             if found := [event for event in locked if event.overdue is overdue]:
-                self._screen.warn(locked_text(found))
+                self._screen.warn(locked_text(found, wall_clock_ms()))
         for reason, queues in due.items():
             queues.sort(key=natural_key)
             names = some(queues)
@@ -244,12 +248,15 @@ class EventPrinter:
             self._screen.warn(text)
 
 
-def locked_text(found: list[events.MessagesLocked]) -> str:
+def locked_text(found: list[events.MessagesLocked], now_ms: int) -> str:
     """Return one line for the locked messages of several queues, all or none of them overdue."""
     messages = sum(event.locked for event in found)
     where = found[0].queue if len(found) == 1 else f"{len(found)} backlog queues"
     are = f"{plural(messages, 'message')} in {where} {'is' if messages == 1 else 'are'}"
-    until = f"until {utc(max(event.until_ms for event in found) / 1000)[11:]} at the latest"
+    until_ms = max(event.until_ms for event in found)
+    # A peek does not show when a lock began: each run counts from now.
+    seconds = max(0, math.ceil((until_ms - now_ms) / 1000))
+    until = f"until {at_the_latest(until_ms)}, at most {spoken(seconds)} from now"
     if found[0].overdue:
         text = f"{are} still locked, {until}: another receiver renews the locks, or they last longer than assumed"
     else:

@@ -58,7 +58,7 @@ class ReplayProgress(Progress):
         self._screen.say(phase.text)
 
     def _report_locked(self, found: "LocksFound") -> None:
-        self._screen.warn(locked_text(list(found.queues)))
+        self._screen.warn(locked_text(list(found.queues), wall_clock_ms()))
 
     def _report(self, view: PhaseView) -> None:
         total = view.total

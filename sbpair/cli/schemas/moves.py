@@ -338,7 +338,7 @@ SUBMIT = document(
 
 _QUEUE = text("Path of the backlog queue")
 _DESTINATION = text("Path of the destination")
-_ETA = nullable(count("Seconds until it is done at this rate; null if unknown"))
+_ETA = nullable(count("Seconds until it is done at this rate, locks included; null if unknown"))
 _PER_SECOND = number("Messages a second, over the last 10 s")
 _MESSAGES_LOCKED = event(
     "messages-locked",
@@ -361,6 +361,8 @@ SYPHON_EVENT = forms(
         received=count("Received messages"),
         sent=count("Sent messages"),
         held=count("Messages held under lock"),
+        locked=count("Messages that others have locked, and that the run waits for"),
+        locked_until_ms=nullable(count("When they are free at the latest, in ms since 1970; null without any")),
         per_second=_PER_SECOND,
         eta_seconds=_ETA,
         oldest_seconds=nullable(count("Age of the oldest message; null if unknown")),
