@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 MESSAGES = 400
+LOCK_SECONDS = 300  # longer than Spark takes to start
 SPARK = ("--master", "local[2,4]", *(word for name, value in HASTY.items() for word in ("--conf", f"{name}={value}")))
 
 
@@ -157,7 +158,7 @@ def wait_for(happens: Any, process: subprocess.Popen[str]) -> None:
 
 
 def test_locked_messages_are_left_with_the_command_that_waits_for_them(tmp_path: Path) -> None:
-    with world() as place:
+    with world(lock_seconds=LOCK_SECONDS) as place:
         place.strand_many(6)
         place.running.do(lambda: place.backlog(0).messages.receive(2))
         code, receipt, err = Shell(place, tmp_path).say("run", *SPARK, "--no-wait-for-locks")
