@@ -19,7 +19,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.health import check_health
 from sbpair.errors import AccessError, EntityMissing, ExitCode, SbpairError, UsageError
-from sbpair.failover.pinger import Health, PingResult, ping_all, ping_exit_code
+from sbpair.failover.pinger import PingResult, health_exit_code, health_of, ping_all
 from sbpair.management import auditing
 from sbpair.management.audit_findings import AuditFinding, BacklogTotal, QueueStatus, queue_status, total_of
 from sbpair.management.backlog_scan import open_backlog_scan
@@ -96,10 +96,14 @@ class Status:
 
     @property
     def exit_code(self) -> int:
-        """6 where a side or an entity is down, 3 where an entity is broken, 5 for refused access alone, else 0."""
-        if not (self.primary.answers and self.secondary.answers):
-            return ExitCode.UNAVAILABLE
-        return ping_exit_code([each.link for each in self.entities]) or (ExitCode.ACCESS if self.denied else 0)
+        """0 if all are up, 6 if a side or an entity is down; 2, 5 or 7 if all failures have that code, else 3."""
+        return health_exit_code(self.errors) or (ExitCode.ACCESS if self.denied else ExitCode.DONE)
+
+    @property
+    def errors(self) -> Sequence[SbpairError]:
+        """Why sides and entities are not up."""
+        found = (self.primary.error, self.secondary.error, *(each.link.error for each in self.entities))
+        return [error for error in found if error is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,7 @@ async def _read_side(endpoint: Endpoint, seconds: float, clock: Callable[[], flo
 
 async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:
     if primary.error is not None:
-        return tuple(PingResult(name, Health.DOWN, primary.seconds, primary.error) for name in names)
+        return tuple(PingResult(name, health_of(primary.error), primary.seconds, primary.error) for name in names)
     if not names:
         return ()
     try:
@@ -171,8 +175,7 @@ async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> t
         ):
             return await ping_all(primary.endpoint, names, seconds=seconds, ping=partial(_open_link, client))
     except SbpairError as error:
-        health = Health.DOWN if error.retriable else Health.BROKEN
-        return tuple(PingResult(name, health, primary.seconds, error) for name in names)
+        return tuple(PingResult(name, health_of(error), primary.seconds, error) for name in names)
 
 
 async def _open_link(client: AmqpClient, side: Endpoint, entity: str, _seconds: float) -> None:

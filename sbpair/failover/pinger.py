@@ -10,12 +10,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from sbpair.errors import AccessError, ExitCode, SbpairError, TimedOut
+from sbpair.errors import EntityMissing, ExitCode, SbpairError, TimedOut
 from sbpair.failover.entity_states import Deliver, Ping, TimerTask
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ async def ping_all(
                 error = TimedOut(f"no answer within {seconds:g} s", hint="try again later")
             except SbpairError as caught:
                 error = caught
-        health = Health.UP if error is None else Health.DOWN if error.retriable else Health.BROKEN
-        result = PingResult(entity, health, clock() - started, error)
+        result = PingResult(entity, health_of(error), clock() - started, error)
         on_event(result)
         return result
 
@@ -93,14 +92,28 @@ async def ping_all(
     return tuple(task.result() for task in tasks)
 
 
+def health_of(error: SbpairError | None) -> Health:
+    return Health.UP if error is None else Health.DOWN if error.retriable else Health.BROKEN
+
+
 def ping_exit_code(results: Sequence[PingResult]) -> int:
-    """Return 0 if all are up, 6 if any is down, 5 if the broken ones only lack access, else 3."""
-    if any(each.health is Health.DOWN for each in results):
+    """Return 0 if all are up, 6 if any is down, 2, 5 or 7 if that is the reason of all broken ones, else 3."""
+    return health_exit_code([each.error for each in results if each.error is not None])
+
+
+def health_exit_code(errors: Collection[SbpairError]) -> int:
+    """Return 0 without errors, 6 if one of them is temporary, 2, 5 or 7 if that is the code of all, else 3.
+
+    2 is a wrong configuration, such as that of a proxy; a missing entity is a finding.
+    """
+    if any(each.retriable for each in errors):
         return ExitCode.UNAVAILABLE
-    broken = [each.error for each in results if each.health is Health.BROKEN]
-    if broken and all(isinstance(error, AccessError) for error in broken):
-        return ExitCode.ACCESS
-    return ExitCode.PARTIAL_OR_FINDINGS if broken else 0
+    codes = {ExitCode.PARTIAL_OR_FINDINGS if isinstance(each, EntityMissing) else each.exit_code for each in errors}
+    shared = codes.pop() if len(codes) == 1 else ExitCode.PARTIAL_OR_FINDINGS if codes else ExitCode.DONE
+    return shared if shared in _SHARED_CODES else ExitCode.PARTIAL_OR_FINDINGS
+
+
+_SHARED_CODES = (ExitCode.DONE, ExitCode.USAGE, ExitCode.ACCESS, ExitCode.MACHINE)
 
 
 @dataclass(eq=False, repr=False)

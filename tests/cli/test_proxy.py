@@ -119,6 +119,22 @@ async def test_a_proxy_that_refuses_is_named(
         assert "_PROXY" in err.rpartition("hint: ")[2]
 
 
+@pytest.mark.parametrize("command", ["status orders", "ping orders", "receive orders --remove --yes"])
+@pytest.mark.parametrize(("answer", "code"), [(answered(407), 5), (answered(403), 5), (answered(502), 6), (None, 2)])
+async def test_health_commands_exit_as_the_proxy_refuses(
+    tmp_path: Path, command: str, answer: bytes | None, code: int
+) -> None:
+    async with office(tmp_path, answer=answer) as here:
+        variable = "SBPAIR_PRIMARY_PROXY" if command.startswith("receive") else "HTTPS_PROXY"
+        settings = {variable: here.proxy.url if answer else "socks5://me:nobody-may-see@127.0.0.1:1"}
+        ended, out, err = await here.run(f"{command} --transport websocket", **settings)
+        assert ended == code, (out, err)
+        assert (here.proxy.address if answer else f"{variable}: expected a proxy") in out + err
+        hint = err.rpartition("hint: ")[2]
+        assert variable in hint
+        assert "--yes" not in hint
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [

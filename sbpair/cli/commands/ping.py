@@ -29,7 +29,8 @@ def command(
       sbpair ping orders
       sbpair ping orders events -o json
 
-    Exit codes: 0 all are up; 6 one is down; 3 one is broken and none down; 5 access denied
+    Exit codes: 0 all are up; 6 one is down; 3 one is broken and none down; 5 access denied, also by a proxy; 2 a wrong
+    setting
     """
     seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
     pair = selected_pair(connection, screen)
@@ -49,4 +50,5 @@ def command(
     ]
     table = columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows])
     screen.result("sbpair/ping/1", {"namespace": pair.primary.name, "entities": entries}, table, entries)
+    screen.hints(each.error for each in answers if each.error)
     return pinger.ping_exit_code(answers)

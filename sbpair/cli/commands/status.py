@@ -53,7 +53,7 @@ def command(
       sbpair status --fail-on dead-letters
 
     Exit codes: 0 all are up; 6 a namespace or entity is down; 3 one is broken and none down, or a finding of
-    --fail-on; 5 access denied. --watch exits 0 after Ctrl-C
+    --fail-on; 5 access denied, also by a proxy; 2 a wrong setting. --watch exits 0 after Ctrl-C
     """
     seconds = values.seconds_of("--timeout", timeout, minimum=1, limit=600)
     for name, given, wanted in (("--interval", interval, watch), ("--fail-on", fail_on, not watch)):
@@ -74,6 +74,7 @@ def command(
         return _watch(screen, read, every)
     found = run(read())
     screen.result(SCHEMA, render.document(found), render.table(found))
+    screen.hints(found.errors)
     for name, reason in found.unseen:
         screen.warn(f"skipped {name}: {reason}")
     failed = values.failed_on(screen, found.found, kinds)

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from sbpair.cli.next_command import not_confirmed
+from sbpair.cli.next_command import not_confirmed, with_options
 from sbpair.cli.options.common import Display, LogFormat, Output
-from sbpair.errors import MachineLacks
+from sbpair.errors import MachineLacks, SbpairError
 
 Document = Mapping[str, object]
 CLEAR, NO_WRAP, WRAP = "\x1b[H\x1b[2J", "\x1b[?7l", "\x1b[?7h"
@@ -100,6 +100,12 @@ class Screen:
         """Print an error of a command that still has a result to print."""
         self._print("error", text, hint)
 
+    def hints(self, errors: Iterable[SbpairError]) -> None:
+        """Print what to do about failures that a table names without their hints. JSON documents have them."""
+        if self.output is Output.TABLE:
+            for hint in dict.fromkeys(with_options(each.hint) for each in errors if each.hint):
+                self._print("hint", hint)
+
     @property
     def can_ask(self) -> bool:
         """Whether a user at a terminal can read a question after a table, and answer it."""
@@ -128,11 +134,12 @@ class Screen:
 
         line = clean(text) if level == "info" else f"{level}: {clean(text)}"
         if self.eventful:
+            level = "info" if level == "hint" else level
             more: dict[str, Any] = {"hint": clean(hint)} if hint else {}
             line = logs.line(level, "sbpair", clean(text), **more)
         elif level == "error":
             line += f"\nhint: {clean(hint)}" if hint else ""
-        elif level == "warning" or not sys.stderr.isatty():
+        elif level == "warning" or (level == "info" and not sys.stderr.isatty()):
             line = f"{logs.stamp()} {line}"
         try:
             sys.stderr.write(line + "\n")
