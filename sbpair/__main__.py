@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode, SbpairError, UsageError
-from sbpair.model.connection_string import looks_like_connection_string, looks_like_secret
+from sbpair.model.connection_string import holds_secret, looks_like_connection_string
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def refuse_secrets(arguments: Sequence[str]) -> None:
             "an argument looks like a connection string, which every user of this machine can read",
             hint="export SBPAIR_PRIMARY_CONNECTION_STRING or SBPAIR_SECONDARY_CONNECTION_STRING, and change the key",
         )
-    if any(map(looks_like_secret, arguments)):
+    if any(map(holds_secret, arguments)):
         raise UsageError(
             "an argument looks like a URL with a password, which every user of this machine can read",
             hint="export SBPAIR_PRIMARY_PROXY, SBPAIR_SECONDARY_PROXY or HTTPS_PROXY, and change the password",

@@ -20,7 +20,7 @@ from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Relea
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, WindowOpened
 from sbpair.client_tls import client_context
-from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
+from sbpair.errors import SbpairError, Unavailable, Unreachable
 from sbpair.model.pair import Transport
 from sbpair.model.reachability import CONNECT_SECONDS, REACH_HINT, unreachable
 
@@ -224,7 +224,7 @@ def _notify(link: Link, event: Any) -> None:
 async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
     """Connect, and wait until both sides have opened.
 
-    Raises Unavailable, NetworkRefused; UsageError for an unreadable CA file or a malformed proxy.
+    Raises Unavailable, NetworkRefused; UsageError for a wrong CA file or a malformed proxy.
     """
     context, stream = _tls(endpoint), Stream(endpoint, container_id)
     try:
@@ -259,12 +259,4 @@ async def _connect(endpoint: Endpoint, stream: Stream, context: ssl.SSLContext |
 
 
 def _tls(endpoint: Endpoint) -> ssl.SSLContext | None:
-    if not endpoint.tls:
-        return None
-    try:
-        return client_context(endpoint.ca_file)
-    except OSError as error:
-        raise UsageError(
-            f"the CA file {endpoint.ca_file} cannot be used: {error.strerror or error}",
-            hint="ca_file names a PEM file with the certificates to trust",
-        ) from error
+    return client_context(endpoint.ca_file) if endpoint.tls else None

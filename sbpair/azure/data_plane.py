@@ -19,8 +19,18 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 from sbpair.azure.credentials import identity_credential
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
 from sbpair.azure.log_redaction import redact_proxy_credentials
-from sbpair.azure.management_route import silence_reported, ssl_context
-from sbpair.errors import InDoubt, NotAuthenticated, SbpairError, TimedOut, Unavailable, UnreadableMessage, UsageError
+from sbpair.azure.management_route import silence_reported
+from sbpair.client_tls import client_context
+from sbpair.errors import (
+    InDoubt,
+    NetworkRefused,
+    NotAuthenticated,
+    SbpairError,
+    TimedOut,
+    Unavailable,
+    UnreadableMessage,
+    UsageError,
+)
 from sbpair.http_tunnel import open_connection
 from sbpair.model.pair import SasKey, SasToken, Transport
 from sbpair.model.proxy import Proxy, proxy_for
@@ -101,7 +111,7 @@ def _options(endpoint: Endpoint, seconds: float | None, proxy: Proxy | None, pro
         "transport_type": TransportType.AmqpOverWebsocket if over_websocket else TransportType.Amqp,
         "http_proxy": through,
         "custom_endpoint_address": _custom_address(endpoint),
-        "ssl_context": ssl_context(endpoint.ca_file) if endpoint.tls and endpoint.ca_file else None,
+        "ssl_context": client_context(endpoint.ca_file) if endpoint.tls and endpoint.ca_file else None,
     }
 
 
@@ -215,10 +225,10 @@ async def _opened(handler: ServiceBusReceiver | ServiceBusSender, endpoint: Endp
                 with translate_data_errors(doing):
                     await handler.__aenter__()
     except TimeoutError as error:
-        await _check_proxy(endpoint)
+        await check_proxy(endpoint)
         raise unreachable(endpoint.name, address, OPEN_SECONDS, doing=doing) from error
-    except Unavailable:
-        await _check_proxy(endpoint)
+    except (Unavailable, NetworkRefused):
+        await check_proxy(endpoint)
         raise
     except NotAuthenticated as error:
         if endpoint.key_source:
@@ -226,7 +236,7 @@ async def _opened(handler: ServiceBusReceiver | ServiceBusSender, endpoint: Endp
         raise
 
 
-async def _check_proxy(endpoint: Endpoint) -> None:
+async def check_proxy(endpoint: Endpoint) -> None:
     """Raise the complete error of a proxy, of which the SDK's says little, if that is in the way."""
     proxy = _proxy(endpoint)
     if proxy is not None:

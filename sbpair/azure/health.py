@@ -34,7 +34,7 @@ class HealthResponse:
 
 
 async def check_health(endpoint: Endpoint, *, seconds: float, now: Callable[[], float] = time.time) -> HealthResponse:
-    """Request the namespace's properties without a token. Raises Unavailable; MachineLacks for a CA file."""
+    """Request the namespace's properties without a token. Raises as HttpClient does, but Unavailable for an OSError."""
     side = f"the management side of {endpoint.name}"
     async with HttpClient(endpoint) as http:
         try:

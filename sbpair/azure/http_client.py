@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import h11
 
-from sbpair.azure.management_route import http_route, ssl_context
+from sbpair.azure.management_route import http_route
+from sbpair.client_tls import client_context
 from sbpair.http_tunnel import open_connection
 from sbpair.model.proxy import proxy_for
 from sbpair.model.reachability import CONNECT_SECONDS
@@ -105,7 +106,7 @@ class HttpClient:
     """Connections to the management side of one namespace, which coroutines may share. Connects when first used.
 
     Each request raises OSError (ssl.SSLError among them), TimeoutError if nothing accepts the connection, NotHttp, and
-    MachineLacks for an unreadable CA file; for a proxy UsageError, Unreachable, NetworkRefused.
+    UsageError and MachineLacks for a CA file; for a proxy UsageError, Unreachable, NetworkRefused.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -149,7 +150,7 @@ class HttpClient:
 
     async def _connect(self) -> _Connection:
         host, port = self._address.hostname or "", self._address.port or _PORTS[self._address.scheme]
-        context = ssl_context(self._endpoint.ca_file) if self._address.scheme == "https" else None
+        context = client_context(self._endpoint.ca_file) if self._address.scheme == "https" else None
         proxy, name = proxy_for(self._endpoint), self._route.server_hostname
         async with asyncio.timeout(CONNECT_SECONDS):
             return _Connection(*await open_connection(host, port, proxy, context, name))

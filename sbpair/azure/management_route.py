@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from sbpair.client_tls import client_context
-from sbpair.errors import MachineLacks
 from sbpair.model.pair import Endpoint, authority_of, is_loopback
 from sbpair.model.reachability import CONNECT_SECONDS, FIRST_ANSWER_SECONDS, REPORT_SECONDS, FirstAnswerTimeout
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Iterator
 
 log = logging.getLogger(__name__)
@@ -53,17 +50,6 @@ def http_route(endpoint: Endpoint) -> HttpRoute:
 def is_local(endpoint: Endpoint) -> bool:
     """Return whether the endpoint is an emulator, which is its own Resource Manager, too."""
     return endpoint.emulator or is_loopback(endpoint.host)
-
-
-def ssl_context(ca_file: str | None) -> ssl.SSLContext:
-    """Return a context that trusts exactly the certificates of `ca_file`, or the system's. Raises MachineLacks."""
-    try:
-        return client_context(ca_file)
-    except OSError as error:
-        raise MachineLacks(
-            f"cannot read the CA file {ca_file}: {error.strerror or 'it holds no certificate'}",
-            hint="name a readable file of certificates in PEM form",
-        ) from error
 
 
 class AnswerLimit:

@@ -12,7 +12,8 @@ from azure.core.exceptions import ServiceRequestTimeoutError
 from azure.core.pipeline.transport import AioHttpTransport
 
 from sbpair.azure.log_redaction import redact_proxy_credentials
-from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit, HttpRoute, ssl_context
+from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit, HttpRoute
+from sbpair.client_tls import client_context
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.reachability import CONNECT_SECONDS, FirstAnswerTimeout
 
@@ -84,7 +85,9 @@ def session_for(endpoint: Endpoint) -> aiohttp.ClientSession:
     """Create an HTTP session that trusts the endpoint's CA file, if any. Call it inside a running loop."""
     # A proxy may have credentials.
     redact_proxy_credentials()
-    connector = aiohttp.TCPConnector(ssl=ssl_context(endpoint.ca_file)) if endpoint.ca_file else aiohttp.TCPConnector()
+    connector = (
+        aiohttp.TCPConnector(ssl=client_context(endpoint.ca_file)) if endpoint.ca_file else aiohttp.TCPConnector()
+    )
     return aiohttp.ClientSession(
         connector=connector,
         # A proxy leads out of this network, not to an emulator on this machine.

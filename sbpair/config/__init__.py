@@ -29,14 +29,14 @@ from sbpair.config.setting import (
     merged,
 )
 from sbpair.errors import SbpairError, UsageError
-from sbpair.model.connection_string import is_secret
+from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import Endpoint, SasKey, SasToken
 from sbpair.model.proxy import proxy_for
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
 
-ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT", "TRANSPORT", "PROXY")
+ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT", "CA_FILE", "TRANSPORT", "PROXY")
 SECRET_KEYS = ("CONNECTION_STRING", "PROXY")
 VARIABLES = (
     "SBPAIR_CONFIG",
@@ -171,7 +171,7 @@ def refuse_secrets(environ: Environment) -> None:
     """Raise UsageError for a secret in a variable whose value is printed. The error does not repeat it."""
     printed = [each for each in VARIABLES if not each.endswith(("_CONNECTION_STRING", "_PROXY", "_NAMESPACE"))]
     for variable in printed:
-        if is_secret(environ.get(variable, "")):
+        if holds_secret(environ.get(variable, ""), is_setting=True):
             raise UsageError(
                 f"{variable} holds a connection string or a password, which is a secret",
                 hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING, SBPAIR_PRIMARY_PROXY or the secondary's variables",

@@ -25,7 +25,7 @@ from sbpair.config.setting import (
     conflict,
 )
 from sbpair.errors import MachineLacks, SbpairError, UsageError
-from sbpair.model.connection_string import is_secret, looks_like_connection_string
+from sbpair.model.connection_string import holds_secret, looks_like_connection_string
 
 PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval")
 SIDE_KEYS = (
@@ -159,7 +159,7 @@ def _table(table: object, known: tuple[str, ...], place: str) -> Mapping[str, ob
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-            shown = "…" if is_secret(key) else key
+            shown = "…" if holds_secret(key, is_setting=True) else key
             raise UsageError(f"{place}: unknown key {shown!r}", hint=hint)
     return table
 
@@ -171,7 +171,7 @@ def _scalar(value: object, key: str, place: str) -> str | int | bool:
         raise UsageError(
             f"{place}: {key} must be the name of an environment variable", hint=f"export ORDERS='{_EXAMPLES[key]}'"
         )
-    if key != "proxy" and isinstance(value, str) and is_secret(value):
+    if key != "proxy" and isinstance(value, str) and holds_secret(value, is_setting=True):
         raise UsageError(f"{place}: {key} holds a password, which is a secret", hint=f"remove it from {key}")
     kinds: dict[str, tuple[type, str]] = {"backlog_queues": (int, "a whole number"), "tls": (bool, "true or false")}
     kind, wanted = kinds.get(key, (str, "text in quotes"))

@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.amqp_client.stream import open_stream
-from sbpair.azure.management_route import ssl_context
+from sbpair.client_tls import client_context
 from sbpair.doctor.check import UNREACHABLE, Check, CheckNote, Emit, bounded, failed, note, skipped
 from sbpair.errors import ExitCode, UsageError
 from sbpair.http_tunnel import open_connection
 from sbpair.model.pair import Transport, is_loopback
 from sbpair.model.proxy import proxy_for
+from sbpair.model.reachability import TRUST_HINT
 from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ async def _tls(name: str, endpoint: Endpoint) -> str | Check:
     if not endpoint.tls:
         what = f"TLS is off, and {endpoint.host} is another machine: anyone in between can read and change messages"
         return failed(name, what, "remove tls = false from the configuration file")
-    context, address = ssl_context(endpoint.ca_file), (endpoint.host, endpoint.amqp_port)
+    context, address = client_context(endpoint.ca_file), (endpoint.host, endpoint.amqp_port)
     try:
         reader, writer = await open_connection(*address, _proxy(endpoint), context, endpoint.tls_name)
         secured = writer.get_extra_info("ssl_object")
@@ -139,7 +140,7 @@ async def _tls(name: str, endpoint: Endpoint) -> str | Check:
         found = f"{secured.version()}, certificate until {certificate.get('notAfter', 'an unknown date')}"
         await _close((reader, writer))
     except ssl.SSLCertVerificationError as error:
-        hint = "set ca_file to the certificates to trust, if this is the right address"
+        hint = f"{TRUST_HINT}, if this is the right address"
         return failed(name, f"its certificate is not trusted: {error.verify_message}", hint, UNREACHABLE)
     except OSError as error:
         what = f"{endpoint.amqp_address} does not speak TLS ({getattr(error, 'reason', None) or type(error).__name__})"

@@ -42,14 +42,15 @@ def looks_like_connection_string(text: str) -> bool:
     return any(mark in lowered for mark in ("sharedaccesskey=", "sharedaccesssignature", "endpoint=sb:"))
 
 
-def looks_like_secret(text: str) -> bool:
-    """Return whether `text` holds a connection string, or a URL with a user and a password."""
-    return looks_like_connection_string(text) or _URL_WITH_PASSWORD.search(text) is not None
+def holds_secret(text: str, *, is_setting: bool = False) -> bool:
+    """Return whether `text` holds a connection string, or a URL with a user and a password.
 
-
-def is_secret(text: str) -> bool:
-    """Return whether a configured value is a secret: `looks_like_secret`, or `user:password@host` without a scheme."""
-    return looks_like_secret(text) or _ADDRESS_WITH_PASSWORD.match(text) is not None
+    The value of a setting may also be an address without a scheme, `user:password@host`. Arguments such as SQL may
+    look like one.
+    """
+    if looks_like_connection_string(text) or _URL_WITH_PASSWORD.search(text):
+        return True
+    return is_setting and _ADDRESS_WITH_PASSWORD.match(text) is not None
 
 
 def _host_and_port(address: str) -> tuple[str, int | None]:

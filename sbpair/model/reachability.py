@@ -26,7 +26,8 @@ FIRST_ANSWER_SECONDS = 12.0
 
 DOCTOR_HINT = "; sbpair doctor tests each step"
 REACH_HINT = f"check the address, the network and the firewall{DOCTOR_HINT}"
-TLS_HINT = f"set ca_file to the certificates to trust, or check that the port speaks TLS{DOCTOR_HINT}"
+TRUST_HINT = "set ca_file, SBPAIR_PRIMARY_CA_FILE or SBPAIR_SECONDARY_CA_FILE to a file of certificates to trust"
+TLS_HINT = f"{TRUST_HINT}, or check that the port speaks TLS{DOCTOR_HINT}"
 
 _ERRNO = re.compile(r"Errno (\d+)")
 

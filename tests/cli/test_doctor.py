@@ -226,7 +226,9 @@ def test_every_value_is_shown_with_where_it_came_from(here: Here, home: Path) ->
     }
 
 
-@pytest.mark.parametrize("variable", ["CONFIG", "PAIR", "PRIMARY_NAME", "PRIMARY_TRANSPORT", "SECONDARY_ENDPOINT"])
+@pytest.mark.parametrize(
+    "variable", ["CONFIG", "PAIR", "PRIMARY_NAME", "PRIMARY_CA_FILE", "PRIMARY_TRANSPORT", "SECONDARY_ENDPOINT"]
+)
 @pytest.mark.parametrize("text", [SECRET, "http://u:pass1word@h:1", "u:pass1word@h:1"], ids=["key", "url", "address"])
 def test_a_secret_in_another_variable_is_refused_and_not_repeated(here: Here, variable: str, text: str) -> None:
     sides = {"SBPAIR_PRIMARY_NAMESPACE": "contoso", "SBPAIR_SECONDARY_NAMESPACE": "contoso-dr"}

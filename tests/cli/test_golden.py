@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, find_command, load
+from sbpair.config import ENVIRONMENT_KEYS
 from tests.kit import command
 
 ROOT = Path(__file__).parents[2]
@@ -83,9 +84,10 @@ def test_options_follow_one_convention(name: str) -> None:
     assert text.count(" -n, ") == text.count("-n, --count N") == flat.count("Number of backlog queues")
     # A default has one form, and no prose of its own.
     assert not re.search(r"\([0-9]+\)|by itself|\(default|defaults to", flat)
-    for side in ("PRIMARY", "SECONDARY"):
-        named = f"[env: SBPAIR_{side}_NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT]"
-        assert (f"--{side.lower()} NAMESPACE" in text) == (named in flat)
+    variables = [f"_{key}" for key in ENVIRONMENT_KEYS if key != "NAMESPACE"]
+    named = f"[env: SBPAIR_PRIMARY_NAMESPACE, {', '.join(variables)}]"
+    assert ("--primary NAMESPACE" in text) == (named in flat)
+    assert ("--secondary NAMESPACE" in text) == ("[env: SBPAIR_SECONDARY_…, the same]" in flat)
 
 
 @pytest.mark.parametrize("name", HELPS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.config import Profile, effective, load, load_pair
+from sbpair.config import Profile, effective, load, load_pair, unknown_variables
 from sbpair.config.setting import Flags, Layer, Origin, Setting, merged
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 from sbpair.model.pair import Endpoint, Identity, SasKey, Transport
@@ -270,6 +270,17 @@ def test_the_transport_of_a_side_comes_from_flag_environment_or_file(home: Path)
         "contoso.servicebus.windows.net:443",
         "10.0.0.4:443",
     ]
+
+
+def test_the_ca_file_of_a_side_comes_from_environment_or_file(home: Path) -> None:
+    write(home, FILE)
+    assert [each.ca_file for each in sides(loaded(home))] == [None, "/etc/ca.pem"]
+    variables = {"SBPAIR_PRIMARY_CA_FILE": "/1.pem", "SBPAIR_SECONDARY_CA_FILE": "/2.pem"}
+    profile = loaded(home, **variables)
+    assert [each.ca_file for each in sides(profile)] == ["/1.pem", "/2.pem"]
+    shown = effective(profile, {})["primary.ca_file"]
+    assert shown == Setting("/1.pem", "SBPAIR_PRIMARY_CA_FILE", Origin.ENVIRONMENT)
+    assert unknown_variables(Flags(), variables) == {}
 
 
 def sides(profile: Profile) -> tuple[Endpoint, Endpoint]:

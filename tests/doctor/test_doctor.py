@@ -287,7 +287,7 @@ async def test_tls_wants_a_certificate_that_is_trusted(tmp_path: Path) -> None:
         assert "not trusted" in untrusted["primary.tls"].reason
         for path in (str(garbage), "/nowhere/ca.pem"):
             checks = await look(emulator, primary=replace(secure, ca_file=path))
-            assert failing(checks) == {"primary.tls": 7, "primary.http": 7}
+            assert failing(checks) == {"primary.tls": 2, "primary.http": 2}
 
 
 async def test_tls_to_a_port_that_speaks_none_says_so() -> None:

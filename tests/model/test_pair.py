@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
-from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
+from sbpair.model.connection_string import (
+    endpoint_from_connection_string,
+    holds_secret,
+    looks_like_connection_string,
+)
 from sbpair.model.durations import TICKS_PER_SECOND, TIMESPAN_MAX, ticks
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken, authority_of, first_label
 
@@ -103,6 +107,21 @@ def test_a_secret_argument_is_recognized(text: str) -> None:
 
 def test_a_namespace_is_not_a_connection_string() -> None:
     assert not looks_like_connection_string("contoso.servicebus.windows.net")
+
+
+@pytest.mark.parametrize(
+    ("text", "argument", "setting"),
+    [
+        (CONTOSO, True, True),
+        ("http://me:word@h:1", True, True),
+        ("me:word@h:1", False, True),
+        ("mail = 'to:me@h'", False, False),
+        ("http://me@h/a:b", False, False),
+        ("contoso", False, False),
+    ],
+)
+def test_a_setting_with_a_password_is_a_secret(text: str, argument: bool, setting: bool) -> None:
+    assert (holds_secret(text), holds_secret(text, is_setting=True)) == (argument, setting)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-_VARIABLES = "NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT"
+_VARIABLES = "NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT, _CA_FILE, _TRANSPORT, _PROXY"
 _connection = partial(option, panel="Pair")
 _display = partial(option, panel="Output")
 
@@ -73,7 +73,7 @@ class PairSelection:
     config: Path | None = _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")
     primary: str | None = _connection("--primary NAMESPACE", f"Primary namespace [env: SBPAIR_PRIMARY_{_VARIABLES}]")
     secondary: str | None = _connection(
-        "--secondary NAMESPACE", f"Secondary namespace [env: SBPAIR_SECONDARY_{_VARIABLES}]"
+        "--secondary NAMESPACE", "Secondary namespace [env: SBPAIR_SECONDARY_…, the same]"
     )
     transport: Literal["tcp", "websocket"] | None = _connection(
         "--transport NAME", "AMQP over tcp, or websocket on port 443 [default: tcp]"
