@@ -43,6 +43,8 @@ _LOST: dict[str, tuple[type[errors.ServiceRefused], str]] = {
 
 _SECRET = re.compile(r"(sig=|SharedAccessKey=|SharedAccessSignature )[^&;\s'\"]+", re.IGNORECASE)
 
+_OBJECT = re.compile(r" ?(?:\w+:)?<[^<>]* object at 0x[0-9a-fA-F]+>")
+
 
 def error_of(error: Error | None, doing: str) -> errors.SbpairError:
     """Return the error for a peer's condition while `doing` (a phrase such as "sending to 'orders'")."""
@@ -123,5 +125,5 @@ def _not_authenticated(message: str) -> errors.NotAuthenticated:
 
 
 def redacted(text: object) -> str:
-    """Return the text of a peer or an error on one line, without secrets."""
-    return _SECRET.sub(r"\1***", " ".join(str(text or "").split()))[:500]
+    """Return the text of a peer or an error on one line, without secrets and Python's addresses of objects."""
+    return _OBJECT.sub("", _SECRET.sub(r"\1***", " ".join(str(text or "").split())))[:500]

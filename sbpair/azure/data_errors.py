@@ -16,6 +16,8 @@ from sbpair import errors
 from sbpair.amqp.conditions import CLAIM_HINT, MISSING_HINT, REFUSED_HINT, RETRY_HINT, TRANSIENT, redacted
 from sbpair.azure.management_errors import SIGN_IN_HINT, proxy_status
 from sbpair.http_tunnel import refused_by_proxy
+from sbpair.model.pair import authority_of
+from sbpair.model.reachability import REACH_HINT, cause_of
 
 UNREADABLE_HINT = "receive the message with another client, which can decode it"
 
@@ -52,8 +54,8 @@ def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
     """Return the SbpairError for one of the SDK's."""
     inner, condition, text = error.inner_exception, condition_of(error), _text_of(error)
     message = f"{doing}: {text}"
-    if status := proxy_status(error):
-        return refused_by_proxy(f"{doing}: the proxy refuses the connection", status)
+    if (found := _connection_error(error, doing)) is not None:
+        return found
     if isinstance(error, ClientAuthenticationError) or isinstance(inner, ClientAuthenticationError):
         # Of azure-identity, whose text lists all it has tried.
         return errors.NotAuthenticated(
@@ -74,6 +76,29 @@ def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
     if condition in TRANSIENT or not condition:
         return errors.Unreachable(message, hint=RETRY_HINT)
     return errors.ServiceRefused(message, condition=condition, hint=REFUSED_HINT)
+
+
+def _connection_error(error: AzureError, doing: str) -> errors.SbpairError | None:
+    """Return the SbpairError for a proxy that refuses, or for an address that cannot be reached."""
+    if status := proxy_status(error):
+        return refused_by_proxy(f"{doing}: the proxy refuses the connection", status)
+    if problem := connection_problem(error):
+        return errors.Unreachable(f"{doing}: {problem}", hint=REACH_HINT)
+    return None
+
+
+def connection_problem(error: BaseException) -> str:
+    """Return which address the SDK could not connect to over WebSocket, and why; "" for all other errors."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # Of aiohttp, which the SDK loads.
+        names = [each.__name__ for each in type(cause).__mro__]
+        if "ClientConnectorError" in names:
+            address = authority_of(getattr(cause, "host", ""), getattr(cause, "port", None))
+            proxy = "the proxy " if "ClientProxyConnectionError" in names else ""
+            return f"{proxy}{address} cannot be reached: {cause_of(cause)}"
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__
+    return ""
 
 
 def is_answer(error: BaseException | None) -> bool:

@@ -77,6 +77,11 @@ class SenderBase:
         """The backlog queue last used. The sender stays with it while it works."""
         return self._failover_send.queue
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether a message of the last send, which failed, may have arrived all the same."""
+        return self._failover_send.unanswered
+
     def _seconds(self, timeout: float | None) -> float:
         if self._closed:
             raise ValueError("the sender has been closed: get another one from the client")

@@ -16,7 +16,7 @@ from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError, ServiceBusServerBusyError
 
-from sbpair.azure.data_errors import from_sdk_error, is_answer
+from sbpair.azure.data_errors import from_sdk_error
 from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.failover import sdk_messages
 from sbpair.failover.events import SendInDoubt, SizeUnknown
@@ -76,7 +76,10 @@ class NotSent(OperationTimeoutError):
 
 @dataclass(eq=False, repr=False)
 class FailoverSend:
-    """The sends of one sender to one entity. `now` is a monotonic clock, in seconds."""
+    """The sends of one sender to one entity. `now` is a monotonic clock, in seconds.
+
+    `unanswered` is whether an attempt of the last send may have arrived without an answer.
+    """
 
     state: FailoverState
     connections: SideConnections[Side]
@@ -88,6 +91,7 @@ class FailoverSend:
     delivered: Delivered = field(default_factory=Delivered, init=False)
     limit_asked: float | None = field(default=None, init=False)
     backlog_numbers: Iterator[int] = field(default_factory=lambda: count(-1, -1), init=False)
+    unanswered: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.share = PRIMARY_SHARE if self.policy.on_failure != "raise" or self.state.fail_at_once else 1.0
@@ -122,6 +126,7 @@ class FailoverSend:
 
         `failed` is the error of an attempt on the fast path, which started at `since`.
         """
+        self.unanswered = False
         deadline = (self.now() if since is None else since) + seconds
         prepared, content = sdk_messages.prepare(messages)
         if prepared:
@@ -131,6 +136,7 @@ class FailoverSend:
 
     def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
         """Schedule messages. Returns the numbers to cancel them with: negative in the backlog and the outbox."""
+        self.unanswered = False
         deadline = self.now() + seconds
         prepared = [sdk_messages.with_schedule(each, at) for each in sdk_messages.prepare(messages)[0]]
         if not prepared:
@@ -179,7 +185,7 @@ class FailoverSend:
         while failed is not None or not state.unhealthy or not state.to_backlog(entity, self.now()):
             left = 0.0 if failed else _positive(deadline - self.now()) * self.share
             try:
-                answer = yield from self.connections.call("primary", entity, action, left, failed)
+                answer = yield from self._attempt("primary", entity, action, left, failed)
             except Exception as error:
                 failed = None
                 pause = self._pause_after(error, attempts, deadline)
@@ -195,6 +201,14 @@ class FailoverSend:
                 return answer
         yield from self._to_backlog([sdk_messages.for_backlog(each, entity) for each in messages], deadline)
         return None
+
+    def _attempt(
+        self, side: Side, path: str, action: SdkAction, seconds: float, failed: BaseException | None = None
+    ) -> Steps[Any]:
+        try:
+            return (yield from self.connections.call(side, path, action, seconds, failed))
+        finally:
+            self.unanswered = self.unanswered or self.connections.unanswered
 
     def _pause_after(self, error: Exception, attempts: int, deadline: float) -> float | None:
         """Return the seconds until the next attempt, NOW for the backlog at once, or None to give up.
@@ -241,7 +255,7 @@ class FailoverSend:
             left = _positive(deadline - self.now())
             seconds = max(left / 2, min(left, MIN_ATTEMPT_SECONDS)) if has_alternative else left
             try:
-                yield from self.connections.call("backlog", self.queue, send_action(content), seconds)
+                yield from self._attempt("backlog", self.queue, send_action(content), seconds)
             except (MessageSizeExceededError, TypeError):
                 raise
             except Exception as error:
@@ -282,7 +296,7 @@ class FailoverSend:
                 self.state.outbox_stored(self.entity, error, self.now())
 
     def _report_doubt(self, messages: Iterable[Message], error: Exception) -> None:
-        if not is_answer(error):
+        if self.connections.unanswered:
             self.state.publish(SendInDoubt(self.entity, sdk_messages.message_ids(messages), describe_error(error)))
 
     def _check_sizes(self, messages: list[Message], deadline: float) -> Steps[None]:

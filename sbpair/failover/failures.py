@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBus
 
 from sbpair import errors
 from sbpair.amqp.conditions import redacted
-from sbpair.azure.data_errors import from_sdk_error
+from sbpair.azure.data_errors import connection_problem, from_sdk_error
 from sbpair.errors import SbpairError, UsageError
 
 FailoverOn: TypeAlias = Literal["default", "article"] | Callable[[Exception], bool]
@@ -46,7 +46,7 @@ def is_transient(error: Exception) -> bool:
 
 def describe_error(error: Exception) -> str:
     """Return an error as one line, for the reason of an event."""
-    return f"{type(error).__name__}: {redacted(error)}"
+    return f"{type(error).__name__}: {connection_problem(error) or redacted(error)}"
 
 
 def to_sdk_error(error: SbpairError) -> ServiceBusError:

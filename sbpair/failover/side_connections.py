@@ -80,10 +80,14 @@ class ClientFactory:
 
 
 class SideConnections(Generic[SideT]):
-    """`make` returns a new SDK sender for a path of a side. It connects when first used."""
+    """`make` returns a new SDK sender for a path of a side. It connects when first used.
+
+    `unanswered` is whether the last call may have sent something that was neither accepted nor refused.
+    """
 
     def __init__(self, make: Callable[[SideT, str], Any]) -> None:
         self._make = make
+        self.unanswered = False
         self._senders: dict[SideT, tuple[str, Any]] = {}
         self._broken: list[Any] = []
 
@@ -99,11 +103,13 @@ class SideConnections(Generic[SideT]):
 
         `failed` is an error that `action` has already raised outside of these steps.
         """
+        self.unanswered = False
         found = self._senders.get(side)
         sender = found[1] if found and found[0] == path else (yield from self._replace(side, path))
         try:
             return (yield Call(action if failed is None else _raising(failed), sender, seconds))
         except BaseException as error:
+            self.unanswered = _was_open(sender) and not is_answer(error)
             if not (is_answer(error) or isinstance(error, TypeError | UsageError)):
                 del self._senders[side]
                 self._broken.append(sender)
@@ -124,6 +130,12 @@ class SideConnections(Generic[SideT]):
         sender = self._make(side, path)
         self._senders[side] = path, sender
         return sender
+
+
+def _was_open(sender: Any) -> bool:
+    """Return whether a link of an SDK sender was ever open: before that, it has sent nothing."""
+    # The SDK sets it when a link opens, and never again to 0. A sender that fails without an answer is not used again.
+    return getattr(sender, "_max_message_size_on_link", None) != 0
 
 
 def send_action(content: Content) -> SdkAction:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sbpair.amqp_client.stream import open_stream
 from sbpair.azure.data_errors import is_answer, translate_data_errors
-from sbpair.errors import ExitCode, SbpairError, Silent, Unavailable, UsageError
+from sbpair.azure.data_plane import check_proxy
+from sbpair.errors import ExitCode, NetworkRefused, SbpairError, Silent, Unavailable, UsageError
 from sbpair.failover.clients import AsyncPairedClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
@@ -50,8 +51,8 @@ SEND_SECONDS = 60.0
 class SendResult:
     """The outcome of a run. `messages` is the sum of the delivered, `in_doubt` and `failed` ones.
 
-    `in_doubt` were sent last and never answered; `failed` were refused. All lines before `next_line` are accepted.
-    `error` ended an incomplete run, at `line`. `doubtful` are the ids of delivered messages that were sent
+    `in_doubt` were sent last and never answered; `failed` were refused, or never sent. All lines before `next_line` are
+    accepted. `error` ended an incomplete run, at `line`. `doubtful` are the ids of delivered messages that were sent
     again after an unanswered attempt: they may arrive twice.
     """
 
@@ -95,7 +96,8 @@ async def send_lines(
     `rate` is the maximum of messages per second. `seconds` is the time of each send, by default a minute and the
     failover interval. `to_backlog` sends everything to the backlog. `outbox` is a file for messages that neither side
     accepts, delivered by the next client that opens it. At the end, the run waits until the outbox delivers nothing
-    for `drain_seconds`. `stop` finishes the current send and starts no other; `hurry` abandons it, in doubt.
+    for `drain_seconds`. `stop` finishes the current send and starts no other; `hurry` abandons it: it is in doubt, if
+    it was sent.
 
     `on_event` is called with the events of the paired client and each new count of delivered messages. Raises
     NameInvalid, and the errors of an outbox; errors of a line or a send are in the result.
@@ -116,8 +118,8 @@ async def send_lines(
             client.force_failover(entity)
         limiter = RateLimiter(time.monotonic(), rate=rate)
         async with client.get_queue_sender(entity) as sender:
-            line_sender = _LineSender(sender, reader, limiter, stop, hurry or asyncio.Event(), on_event)
             sides = (pair.secondary,) if to_backlog else (pair.primary, pair.secondary)
+            line_sender = _LineSender(sender, reader, limiter, stop, hurry or asyncio.Event(), on_event, sides)
             checking = asyncio.create_task(_end_if_silent(line_sender, sides, may_end=outbox is None))
             try:
                 result = await line_sender.run()
@@ -172,6 +174,7 @@ class _LineSender:
     stop: asyncio.Event
     hurry: asyncio.Event
     on_event: OnEvent
+    sides: Sequence[Endpoint]
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     unreachable: Silent | None = None
     undelivered: frozenset[str] = frozenset()
@@ -200,7 +203,7 @@ class _LineSender:
         return self.stop.is_set() or self.result.error is not None
 
     async def _send(self, content: Message | SizedBatch, lines: list[SourceLine]) -> None:
-        before, answered = self.sender.delivered.total, False
+        before, refused = self.sender.delivered.total, False
         error: SbpairError | None = None
         self.waiting.set()
         try:
@@ -208,8 +211,20 @@ class _LineSender:
                 if await self._unless(self.hurry, self._send_content(content)) is None:
                     error = self.unreachable or Unavailable("the wait for an answer was abandoned")
         except SbpairError as caught:
-            error, answered = caught, is_answer(caught.__cause__) or not caught.retriable
+            error, refused = caught, is_answer(caught.__cause__) or not caught.retriable
+        answered = refused or not self.sender.unanswered
+        if isinstance(error, NetworkRefused) or (answered and not refused and not self.hurry.is_set()):
+            error = await self._proxy_error() or error
         self._count(lines, self.sender.delivered.total - before, error, answered=answered)
+
+    async def _proxy_error(self) -> SbpairError | None:
+        """Return the complete error of a proxy on the way to the side that was tried last, or to the one before."""
+        for side in reversed(self.sides[: 1 if self.sender.backlog_queue is None else None]):
+            try:
+                await check_proxy(side)
+            except SbpairError as error:
+                return error
+        return None
 
     async def _send_content(self, content: Message | SizedBatch) -> bool:
         await self.sender.send_messages(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.command import environment, finished, start
-from tests.kit.proxy import PASSWORD, Proxy, expected, running_proxy
+from tests.kit.proxy import PASSWORD, Proxy, closed_port, expected, running_proxy
 from tests.kit.stranded import numbered, put
 
 HOSTS = {name: f"{name}.servicebus.windows.net" for name in ("contoso", "contoso-dr")}
@@ -117,6 +118,21 @@ async def test_a_proxy_that_refuses_is_named(
         assert problem in error
         assert here.proxy.address in error
         assert "_PROXY" in err.rpartition("hint: ")[2]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_send_through_a_dead_proxy_has_failed(tmp_path: Path, hangs: bool) -> None:
+    async with office(tmp_path, answer=None) as here:
+        with closed_port() as port:
+            address = here.proxy.address if hangs else f"127.0.0.1:{port}"
+            more = {"HTTPS_PROXY": f"http://me:nobody-may-see@{address}"}
+            command = "send orders --transport websocket --timeout 16s --failover-interval 1s"
+            ended, out, err = await here.run(command, "hello\n", **more)
+    assert ended == 6
+    assert dict(re.findall("(in doubt|failed) +([0-9]+)", out)) == {"in doubt": "0", "failed": "1"}
+    assert " object at " not in err
+    assert f"error: line 1: the proxy {address} " in err
+    assert "HTTPS_PROXY" in err.rpartition("hint: ")[2]
 
 
 @pytest.mark.parametrize("command", ["status orders", "ping orders", "receive orders --remove --yes"])

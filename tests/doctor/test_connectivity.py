@@ -19,7 +19,7 @@ from sbpair.model.pair import Endpoint, Transport
 from sbpair.model.proxy import parse_proxy
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator, EmulatorOptions
-from tests.kit.proxy import running_proxy
+from tests.kit.proxy import closed_port, running_proxy
 
 if TYPE_CHECKING:
     from sbpair.doctor.check import Check
@@ -39,14 +39,6 @@ async def emulated() -> AsyncIterator[Endpoint]:
     async with Emulator([("contoso", 0)], options=EmulatorOptions(tls=True)) as emulator:
         found = endpoint_from_connection_string(emulator.ready.namespaces[0].tls_connection_string)
         yield replace(found, ca_file=emulator.ready.ca_file)
-
-
-@contextmanager
-def closed_port() -> Iterator[int]:
-    """Yield a port that refuses connections: it is bound, and nothing listens."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield bound.getsockname()[1]
 
 
 @contextmanager

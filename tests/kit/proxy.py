@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -120,6 +121,14 @@ async def running_proxy(
         if tasks:
             await asyncio.wait(tasks)
         await server.wait_closed()
+
+
+@contextmanager
+def closed_port() -> Iterator[int]:
+    """Yield a port that refuses connections: it is bound, and nothing listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:

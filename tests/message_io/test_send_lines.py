@@ -24,6 +24,7 @@ from sbpair.message_io.line_reader import LineReader
 from sbpair.message_io.message_json import parse_body, parse_json
 from sbpair.model.backoff import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig
+from tests.kit.proxy import closed_port
 
 if TYPE_CHECKING:
     from sbpair.message_io.send_lines import SendResult
@@ -138,6 +139,27 @@ async def test_an_unanswered_send_is_in_doubt(rig: Rig) -> None:
     assert (result.in_doubt, result.failed, result.exit_code) == (1, 0, 6)
     assert balanced(result)
     assert result.doubtful == ()
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "wait"])
+async def test_a_message_that_found_no_connection_is_failed(rig: Rig, on_failure: Any) -> None:
+    """Nothing listens at the ports of the two namespaces."""
+    with closed_port() as first, closed_port() as second:
+        sides = {
+            side: replace(getattr(rig.pair, side), host="127.0.0.1", port=port, authority=f"127.0.0.1:{port}")
+            for side, port in (("primary", first), ("secondary", second))
+        }
+        rig.pair = replace(rig.pair, **sides, failover_interval=0.1)
+        result = await send_text(rig, b"a\nb\n", on_failure=on_failure, seconds=3)
+    assert (result.messages, result.failed, result.in_doubt, result.next_line, result.doubtful) == (2, 2, 0, 1, ())
+    assert result.exit_code == 6
+
+
+async def test_an_earlier_attempt_without_an_answer_leaves_a_message_in_doubt(rig: Rig) -> None:
+    rig.pair = replace(rig.pair, failover_interval=0.1)
+    with rig.broken("swallow_acks", PRIMARY, "orders"), rig.broken("namespace_down", SECONDARY):
+        result = await send_text(rig, b"a\n", on_failure="backlog-now", seconds=4)
+    assert (result.in_doubt, result.failed, result.exit_code) == (1, 0, 6)
 
 
 async def test_an_invalid_line_ends_the_run_after_earlier_lines(rig: Rig) -> None:
