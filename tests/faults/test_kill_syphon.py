@@ -115,7 +115,7 @@ async def finished(emulator: Emulator, process: asyncio.subprocess.Process) -> t
     async def listen() -> None:
         async for line in process.stderr:
             lines.append(line.decode())
-            if "locked" in lines[-1] and "waiting" in lines[-1]:
+            if "waiting (--no-wait-for-locks" in lines[-1]:
                 emulator.advance(LOCK_MS)
 
     _, out = await asyncio.gather(listen(), process.stdout.read())

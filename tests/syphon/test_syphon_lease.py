@@ -32,7 +32,7 @@ from sbpair.runs import session_lease
 from tests.amqp_client.test_client import scripted
 from tests.faults.test_kill_syphon import syphon as start
 from tests.kit.waiting import until
-from tests.syphon.test_syphon import World, one_by_one, world
+from tests.syphon.test_syphon import World, after, one_by_one, world
 
 __all__ = ["one_by_one"]
 
@@ -175,15 +175,29 @@ async def test_a_lease_that_is_lost_ends_the_run_with_exit_code_4(one_by_one: No
 
 # Processes
 
+PROCESSES = pytest.mark.timeout_seconds(180)
+"""A process may take half a minute to start on a busy machine."""
+
 
 async def holding(made: World, state: Path, *options: str) -> asyncio.subprocess.Process:
-    """A syphon in a process of its own that has the lease, and has moved one message."""
-    stranded = made.backlog().counts().total
+    """A syphon in a process of its own that has the lease, and has moved one message.
+
+    The wait for it is idle: a busy one would take the processor from the process that starts.
+    """
+    stranded, moved = made.backlog().counts().total, asyncio.Event()
+    after(made.backlog().messages, "complete_all", moved.set)
     process = await start(made.emulator, "--watch", "--count", "1", "--lease", LEASES, "--state", str(state), *options)
-    await until(lambda: made.backlog().counts().total == stranded - 1)
+    waits = [asyncio.create_task(each) for each in (moved.wait(), process.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for each in waits:
+        each.cancel()
+    if process.returncode is not None:
+        pytest.fail((await process.communicate())[1].decode())
+    assert made.backlog().counts().total == stranded - 1
     return process
 
 
+@PROCESSES
 async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(tmp_path: Path) -> None:
     async with world() as made:
         sessions(made)
@@ -202,6 +216,7 @@ async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(t
         assert (result.receipt.sent, made.destination().counts().active) == (2, 3)
 
 
+@PROCESSES
 async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_lease, "VALID_SECONDS", 0.3)
     async with world() as made:
@@ -219,6 +234,7 @@ async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, mon
         assert made.destination().counts().active == 3
 
 
+@PROCESSES
 async def test_a_stopped_process_that_wakes_up_sends_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
