@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
@@ -49,6 +50,15 @@ class ManualClock:
 
     def advance(self, ms: int) -> None:
         self._now_ms += check_forward(ms)
+
+
+def milliseconds(duration: int | timedelta) -> int:
+    """Return whole milliseconds, rounded up. Raises TypeError."""
+    if isinstance(duration, timedelta):
+        return -(-duration // timedelta(milliseconds=1))
+    if isinstance(duration, int):
+        return duration
+    raise TypeError(f"expected whole milliseconds or a timedelta, got {type(duration).__name__}")
 
 
 def check_forward(ms: int) -> int:

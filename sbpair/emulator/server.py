@@ -10,12 +10,13 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, closing
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from sbpair.emulator.access.bearer import Bearers
-from sbpair.emulator.clock import Clock, SystemClock, Timers
+from sbpair.emulator.clock import Clock, SystemClock, Timers, milliseconds
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
@@ -277,9 +278,9 @@ class Emulator:
         self.faults.end_all()
         await self._stack.aclose()
 
-    def advance(self, ms: int) -> None:
-        """Advance the clock and run at once all timers that become due."""
-        self.clock.advance(ms)
+    def advance(self, ms: int | timedelta) -> None:
+        """Advance the clock, by milliseconds or a timedelta, and run at once all timers that become due."""
+        self.clock.advance(milliseconds(ms))
         if self._storage is not None:
             self._storage.on_clock_advanced()
         if self._timer is not None:

@@ -1,7 +1,7 @@
 """Entities as Python data: the arguments of the mark `service_bus`, in the form of `declared_entities`.
 
-`queues` and `topics` are names, or mappings: of queues to properties, of topics to subscriptions. The subscriptions are
-names, or a mapping to properties or an SQL filter. `config` names a Config.json instead.
+`queues` are names, or a mapping to properties. `topics` is a mapping to subscriptions, which are names, or a mapping to
+properties or an SQL filter. `config` names a Config.json instead.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sbpair.emulator import timespan
 from sbpair.emulator.config_file import VENDOR_DEFAULTS, load_config
-from sbpair.emulator.declared_entities import Defaults, Members, declare
+from sbpair.emulator.declared_entities import Defaults, Members, declare, inner
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,23 +34,22 @@ class Declaration(NamedTuple):
     def parts(self) -> Iterator[tuple[str, object]]:
         """Yield each entity's kind and name, in lower case, with its definition."""
         for queue in self.document.get("Queues", ()):
-            yield f"queue '{queue['Name'].lower()}'", queue
+            name = queue["Name"].lower()
+            yield f"queue '{name}'", {**queue, "Name": name}
         for topic in self.document.get("Topics", ()):
             name = topic["Name"].lower()
             yield f"topic '{name}'", topic.get("Properties", {})
             for each in topic.get("Subscriptions", ()):
-                yield f"subscription '{name}/{each['Name'].lower()}'", each
+                below = each["Name"].lower()
+                yield f"subscription '{name}/{below}'", {**each, "Name": below}
 
 
 def read_declaration(arguments: Mapping[str, object], folder: Path = Path()) -> Declaration:
     """Return the declaration of a mark's arguments; `config` is relative to `folder`. Raises UsageError."""
     members = Members()
     known = members.object("", arguments, ("queues", "topics", "config"))
-    queues = [_entity(name, properties) for name, properties in _named(members, "queues", known.get("queues"))]
-    topics = [
-        {"Name": name, "Subscriptions": [_subscription(*each) for each in _named(members, f"topics.{name}", inner)]}
-        for name, inner in _named(members, "topics", known.get("topics"))
-    ]
+    queues = [_entity(members, "queues", *each) for each in _named(members, "queues", known.get("queues"))]
+    topics = [_topic(members, *each) for each in _topics(members, known.get("topics"))]
     config = known.get("config")
     if config is not None and (queues or topics):
         members.fault("config", "does not go with queues and topics")
@@ -77,15 +77,41 @@ def _named(members: Members, path: str, value: object) -> list[tuple[Any, object
     return []
 
 
-def _entity(name: object, properties: object) -> dict[str, Any]:
+def _topics(members: Members, value: object) -> list[tuple[Any, object]]:
+    if value is None or isinstance(value, Mapping):
+        return _named(members, "topics", value)
+    members.fault("topics", 'expected a mapping of topics to subscriptions, such as {"news": ["audit"]}')
+    return []
+
+
+def _topic(members: Members, name: object, subscriptions: object) -> dict[str, Any]:
+    path = f"topics.{name}"
+    below = [_subscription(members, path, *each) for each in _named(members, path, subscriptions)]
+    return {"Name": name, "Subscriptions": below}
+
+
+def _entity(members: Members, path: str, name: object, properties: object) -> dict[str, Any]:
     if isinstance(properties, Mapping):
-        properties = {_property_name(str(key)): _plain(value) for key, value in properties.items()}
+        properties = _properties(members, inner(path, name), properties)
     return {"Name": name, "Properties": {} if properties is None else properties}
 
 
-def _subscription(name: object, given: object) -> dict[str, Any]:
+def _properties(members: Members, path: str, given: Mapping[object, object]) -> dict[str, object]:
+    """Return properties with the names of Config.json. One that is given in both forms is a fault."""
+    spelled: dict[str, object] = {}
+    properties: dict[str, object] = {}
+    for key, value in given.items():
+        name = _property_name(str(key))
+        if name in spelled:
+            members.fault(inner(path, key), f"the same property as {spelled[name]}; give one of them")
+        spelled[name] = key
+        properties[name] = _plain(value)
+    return properties
+
+
+def _subscription(members: Members, path: str, name: object, given: object) -> dict[str, Any]:
     if not isinstance(given, str):
-        return _entity(name, given)
+        return _entity(members, path, name, given)
     selected = {"FilterType": "Sql", "SqlFilter": {"SqlExpression": given}}
     return {"Name": name, "Rules": [{"Name": "$Default", "Properties": selected}]}
 
@@ -96,7 +122,9 @@ def _property_name(name: str) -> str:
 
 
 def _plain(value: object) -> object:
-    return f"PT{value.total_seconds():f}S" if isinstance(value, timedelta) else value
+    if isinstance(value, timedelta):
+        return timespan.show(value // timedelta(microseconds=1) * 10)
+    return value
 
 
 def _refuse(faults: Iterable[object]) -> None:

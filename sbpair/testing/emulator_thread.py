@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
+from sbpair.emulator.faults.active import BadField
 from sbpair.emulator.server import Emulator
 from sbpair.testing.declarations import Declaration, read_declaration
 
@@ -84,7 +86,7 @@ class EmulatedNamespace:
     def declare(
         self,
         queues: Iterable[str] | Mapping[str, Mapping[str, object]] = (),
-        topics: Iterable[str] | Mapping[str, object] = (),
+        topics: Mapping[str, object] | None = None,
     ) -> None:
         """Create entities, described as in the mark `service_bus`. Raises UsageError."""
         self.create(read_declaration({"queues": queues, "topics": topics}))
@@ -97,13 +99,15 @@ class EmulatedNamespace:
         """Return the message counts of a queue, a topic, or a subscription such as `news/subscriptions/audit`."""
         return self.thread.do(lambda: self._namespace.entity(path).counts())
 
-    def advance(self, ms: int) -> None:
-        """Advance the clock of the whole emulator by milliseconds."""
+    def advance(self, ms: int | timedelta) -> None:
+        """Advance the clock of the whole emulator, by milliseconds or a timedelta."""
         self.thread.do(lambda: self.thread.emulator.advance(ms))
 
     @contextmanager
     def fault(self, kind: str, **fields: int | str) -> Iterator[str]:
-        """Begin a fault for the duration of a `with` block."""
+        """Begin a fault for the duration of a `with` block. Raises BadField for a missing, unknown or wrong field."""
+        if "namespace" in fields:
+            raise BadField("namespace", f"not expected: a fault of this object is one of '{self.name}'")
         acting = self.thread.emulator.faults.during(kind, self.name, **fields)
         identity = self.thread.do(acting.__enter__)
         try:

@@ -78,22 +78,39 @@ def _namespaces(names: Sequence[str], users: Iterable[pytest.Item]) -> Iterator[
 
 def _declare(namespaces: Sequence[EmulatedNamespace], users: Iterable[pytest.Item]) -> None:
     """Create the entities of the tests' marks. A wrong mark fails them, without a traceback."""
+    known: dict[str, tuple[pytest.Item, object]] = {}
+    for item in users:
+        problem = _declare_for(namespaces, item, known)
+        if problem:
+            pytest.fail(f"@pytest.mark.{MARK} of {item.nodeid}: {problem}", pytrace=False)
+
+
+def _declare_for(
+    namespaces: Sequence[EmulatedNamespace], item: pytest.Item, known: dict[str, tuple[pytest.Item, object]]
+) -> str:
+    """Create the entities of one test's marks. Return the problem with them, or an empty string.
+
+    `known` has the definitions of earlier tests in the same namespaces, and gets those of this test.
+    """
     from sbpair.testing.declarations import read_declaration
 
-    known: dict[str, object] = {}
-    for item in users:
-        # The closest mark comes first, and its definition of an entity wins over those of a class or a module.
-        own: dict[str, object] = {}
-        for mark in item.iter_markers(MARK):
-            try:
-                if mark.args:
-                    raise UsageError("takes queues, topics and config by name")
-                declaration = read_declaration(mark.kwargs, item.path.parent)
-                for each in namespaces:
-                    each.create(declaration)
-            except SbpairError as error:
-                pytest.fail(f"@pytest.mark.{MARK} of {item.nodeid}: {error.message}", pytrace=False)
-            own = dict(declaration.parts()) | own
-        for name, definition in own.items():
-            if known.setdefault(name, definition) != definition:
-                pytest.fail(f"@pytest.mark.{MARK} of {item.nodeid}: {name} is declared otherwise above", pytrace=False)
+    # The closest mark comes first, and its definition of an entity wins over those of a class or a module.
+    own: dict[str, tuple[object, object]] = {}
+    for node, mark in item.iter_markers_with_node(MARK):
+        try:
+            if mark.args:
+                raise UsageError("takes queues, topics and config by name")
+            declaration = read_declaration(mark.kwargs, item.path.parent)
+            for each in namespaces:
+                each.create(declaration)
+        except SbpairError as error:
+            return error.message
+        for name, definition in declaration.parts():
+            place, other = own.setdefault(name, (node, definition))
+            if place is node and other != definition:
+                return f"{name} is declared otherwise in another mark of {node.name}"
+    for name, (_, definition) in own.items():
+        first, other = known.setdefault(name, (item, definition))
+        if other != definition:
+            return f"{name} is declared otherwise above, by {first.nodeid}"
+    return ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+from datetime import timedelta
 
 import pytest
 
 from sbpair.emulator.service_errors import EntityNotFound
-from sbpair.errors import PortInUse, UsageError
+from sbpair.errors import PortInUse, SbpairError, UsageError
 from sbpair.testing import EmulatedPair, EmulatorOptions, EmulatorThread, ManualClock, RequestedNamespace
 
 
@@ -68,6 +69,33 @@ def test_a_fault_ends_with_its_block_also_after_an_error() -> None:
         assert not thread.emulator.namespaces["contoso"].is_down
         with pytest.raises(Exception, match="'no-fault' is none of"), namespace.fault("no-fault"):
             pass
+
+
+def test_a_wrong_field_of_a_fault_is_refused_by_name() -> None:
+    with EmulatorThread() as thread:
+        for fields, message in (
+            ({"entty": "orders"}, "entty: unknown; expected entity"),
+            ({"colour": "red"}, "colour: unknown; expected one of kind, namespace, entity"),
+            ({"count": "1"}, "count: a whole number from 0 is expected"),
+            ({"namespace": "contoso-dr"}, "namespace: not expected: a fault of this object is one of 'contoso'"),
+        ):
+            with pytest.raises(SbpairError, match=message), thread["contoso"].fault("throttle", **fields):
+                pass
+        with thread["contoso"].fault("throttle", entity=None, count=1):
+            assert len(thread.emulator.faults.active()) == 1
+
+
+def test_the_clock_advances_by_milliseconds_or_a_timedelta() -> None:
+    with EmulatorThread(clock=ManualClock()) as thread:
+        before = thread.do(thread.emulator.clock.now_ms)
+        for duration in (250, timedelta(minutes=1), timedelta(microseconds=1)):
+            thread["contoso"].advance(duration)
+        assert thread.do(thread.emulator.clock.now_ms) == before + 250 + 60_000 + 1
+        for wrong in ("1", 1.5, None):
+            with pytest.raises(TypeError, match="expected whole milliseconds or a timedelta, got "):
+                thread["contoso"].advance(wrong)
+        with pytest.raises(ValueError, match="cannot set a clock back by 1000 ms"):
+            thread["contoso"].advance(timedelta(seconds=-1))
 
 
 def test_the_environment_of_a_pair_names_both_sides() -> None:

@@ -77,6 +77,9 @@ WRONG_MARKS = [
     ("queues={'a': {'lock_duraton': 1}}", "Queues[0].Properties.LockDuraton: unknown property; expected LockDuration"),
     ("queues={'a': {'lock_duration': 'PT9M'}}", "Queues[0].Properties.LockDuration: The value of LockDuration is not"),
     ("queues={'a': {'forward_to': 'b'}}", "Queues[0].Properties.ForwardTo: there is no queue or topic 'b'"),
+    ("queues={'a': {'lock_duration': 'PT5S', 'LockDuration': 'PT5S'}}", "queues.a.LockDuration: the same property as"),
+    ("topics={'t': {'a': {'status': '', 'Status': ''}}}", "topics.t.a.Status: the same property as status; give one"),
+    ("topics=['news']", "topics: expected a mapping of topics to subscriptions, such as"),
     ("topics={'news': 'audit'}", "topics.news: expected names, or a mapping of names"),
     (
         "topics={'news': {'audit': 'color = = 1'}}",
@@ -108,6 +111,7 @@ def test_a_wrong_mark_fails_its_test_with_its_place(run: Callable, pytester: pyt
         assert len(found) == 1
         assert message in found[0]
     assert "Traceback" not in messages(result)
+    assert "During handling" not in messages(result)
     assert "sbpair/testing" not in messages(result)
 
 
@@ -122,7 +126,33 @@ def test_second(service_bus_session): ...
 """
     )
     result.assert_outcomes(errors=2)
-    assert "::test_second: queue 'orders' is declared otherwise above" in messages(result)
+    assert "::test_second: queue 'orders' is declared otherwise above, by " in messages(result)
+    assert "::test_first" in messages(result)
+
+
+def test_two_definitions_of_one_queue_in_the_marks_of_one_test_are_refused(run: Callable) -> None:
+    result = run(
+        """
+from datetime import timedelta
+
+@pytest.mark.service_bus(queues={"orders": {"lock_duration": "PT5S"}})
+@pytest.mark.service_bus(queues={"orders": {"lock_duration": "PT10S"}})
+def test_function(service_bus): ...
+
+class TestClass:
+    pytestmark = [pytest.mark.service_bus(topics={"news": {"a": sql}}) for sql in ("a = 1", "a = 2")]
+
+    def test_method(self, service_bus): ...
+
+@pytest.mark.service_bus(queues={"orders": {"lock_duration": "PT5S"}})
+@pytest.mark.service_bus(queues={"Orders": {"LockDuration": timedelta(seconds=5)}})
+def test_agreed(service_bus): ...
+"""
+    )
+    result.assert_outcomes(errors=2, passed=1)
+    found = messages(result)
+    assert "::test_function: queue 'orders' is declared otherwise in another mark of test_function" in found
+    assert "::test_method: subscription 'news/a' is declared otherwise in another mark of TestClass" in found
 
 
 def test_the_mark_and_the_fixtures_are_described(run: Callable) -> None:

@@ -5,6 +5,7 @@ A fault stays listed until it is ended, even if its count is used up.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -79,7 +80,8 @@ class Faults:
     @contextmanager
     def during(self, kind: str, namespace: str, **wanted: int | str) -> Iterator[str]:
         """Begin a fault for the duration of a block: `with faults.during("latency", "contoso", ms=200):`."""
-        identity = self.begin(Fault(kind, namespace, **wanted))  # type: ignore[arg-type]  # names say which are numbers
+        given = {name: value for name, value in wanted.items() if value is not None}
+        identity = self.begin(read_fault({"kind": kind, "namespace": namespace, **given}))
         try:
             yield identity
         finally:
@@ -187,7 +189,8 @@ def read_fault(document: object) -> Fault:
         raise BadField("body", "a JSON object is expected")
     for name, value in document.items():
         if name not in _NAMES:
-            raise BadField(str(name)[:100], f"unknown; known are {', '.join(_NAMES)}")
+            near = difflib.get_close_matches(str(name), _NAMES, 1) or [f"one of {', '.join(_NAMES)}"]
+            raise BadField(str(name)[:100], f"unknown; expected {near[0]}")
         if name in _NUMBERS:
             read_count(name, value)
         elif not isinstance(value, str):
