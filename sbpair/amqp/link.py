@@ -126,10 +126,7 @@ class LinkSession(Protocol):
 
 
 class Link(ProtocolEndpoint):
-    """The common part of both kinds of link. `remote` is the peer's attach; `context` belongs to the owner.
-
-    Once the link has ended, `abandoned` holds the unsettled deliveries that it sent.
-    """
+    """The common part of both kinds of link. `remote` is the peer's attach; `context` belongs to the owner."""
 
     IS_RECEIVER = False
 
@@ -143,7 +140,6 @@ class Link(ProtocolEndpoint):
         self.delivery_count = 0
         self.credit = 0
         self.context: Any = None
-        self.abandoned: list[Sent] = []
 
     def accept(
         self, *, source: Any = None, target: Any = None, snd_settle_mode: int | None = None, **terms: Any

@@ -196,9 +196,7 @@ class Session(ProtocolEndpoint):
         link.lose()
         if self._waiting:
             self._waiting = deque(item for item in self._waiting if item[0] is not link)
-        link.abandoned += [sent for sent in self.sent.values() if sent.link is link]
-        if link.abandoned:
-            self.sent = {key: sent for key, sent in self.sent.items() if sent.link is not link}
+        self.sent = {key: sent for key, sent in self.sent.items() if sent.link is not link}
         self.received = {key: got for key, got in self.received.items() if got.link is not link}
         if link.state is EndpointState.CLOSED:
             self._links.pop(link.handle, None)
