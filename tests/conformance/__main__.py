@@ -7,12 +7,13 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from azure.core.exceptions import AzureError
 
 from tests.conformance import entity_checks, queue_checks, transaction_checks
 from tests.conformance.bench import Bench, NotAConnectionString, Service
-from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS
+from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS, SAMPLES
 from tests.conformance.report import FORMATS, Outcome, failed, render
 from tests.conformance.runs import run_javascript, run_python
 from tests.conformance.samples import run_samples
@@ -29,13 +30,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("connection_string", nargs="?", help=f"of a namespace, with Manage [default: ${VARIABLE}]")
     parser.add_argument("--output", choices=FORMATS, default="text")
-    parser.add_argument("--management", metavar="URL", help="the URL of management requests, if it is another")
+    parser.add_argument(
+        "--management", metavar="URL", type=_url, help="the URL of management requests, if it is another"
+    )
     parser.add_argument("--area", choices=AREAS, action="append", help="check this area only; repeatable")
     parser.add_argument("--samples", action="store_true", help="run the published samples too: some minutes")
     options, more = parser.parse_known_args(arguments)
     if more:
         # Not repeated: it may be a second connection string.
         parser.error("too many arguments, or an unknown option")
+    areas = options.area or AREAS
+    if options.samples and SAMPLES not in areas:
+        parser.error(f"--samples runs nothing without its area: add --area {SAMPLES}, or leave --area out")
+    if options.area == [SAMPLES] and not options.samples:
+        parser.error(f"--area {SAMPLES} checks nothing without --samples: add it")
     given = options.connection_string or os.environ.get(VARIABLE)
     if not given:
         parser.error(f"expected a connection string, as argument or in {VARIABLE}")
@@ -44,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NotAConnectionString as error:
         parser.error(str(error))
     try:
-        outcomes = asyncio.run(_check(service, options.area or AREAS, samples=options.samples))
+        outcomes = asyncio.run(_check(service, areas, samples=options.samples))
     except (AzureError, OSError) as error:
         sys.stderr.write(f"{service.management}: {service.redact(str(error))}\n")
         return UNREACHABLE
@@ -53,6 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     sys.stdout.write(render(outcomes, options.output) + "\n")
     return FAILED if failed(outcomes) else 0
+
+
+def _url(text: str) -> str:
+    """Return the URL. Raises ArgumentTypeError without its text: it may be a connection string."""
+    try:
+        parts = urlsplit(text)
+        complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        complete = False
+    if not complete:
+        raise argparse.ArgumentTypeError("expected a URL such as http://localhost:5300")
+    return text
 
 
 async def _check(service: Service, areas: Sequence[str], *, samples: bool) -> list[Outcome]:

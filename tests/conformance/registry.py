@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.conformance.bench import Bench
 
+SAMPLES = "samples"
 AREAS = (
     "send", "receive", "locks", "sessions", "topics", "rules", "duplicates", "management", "transactions", "WebSocket",
-    "samples",
+    SAMPLES,
 )  # fmt: skip
 PYTHON, JAVASCRIPT = "Python", "JavaScript"
 
