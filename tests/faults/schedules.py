@@ -10,10 +10,11 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -126,12 +127,17 @@ def say(text: str) -> None:
 
 
 def seeds(text: str) -> range:
-    """`7` or `0:2000`."""
-    first, colon, end = text.partition(":")
-    return range(int(first), int(end) if colon else int(first) + 1)
+    """Return the seeds of `7` or `0:2000`. Raises ArgumentTypeError."""
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a seed or FIRST:END, such as 7 or 0:2000, got '{text}'")
+    first, end = int(found[1]), int(found[2] or int(found[1]) + 1)
+    if first >= end:
+        raise argparse.ArgumentTypeError(f"'{text}' has no seeds: END must be greater than FIRST")
+    return range(first, end)
 
 
-def parsed() -> argparse.Namespace:
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.schedules", description=__doc__)
     parser.add_argument("--seeds", type=seeds, help="simulated schedules: a seed, or FIRST:END; 0:2000 by default")
     parser.add_argument("--real", type=int, default=0, help="so many schedules over real sockets and processes")
@@ -139,7 +145,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the whole history")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def main() -> int:

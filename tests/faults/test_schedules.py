@@ -20,6 +20,7 @@ from sbpair.move.raw_source import RawSource
 from sbpair.move.receipt import Tally
 from sbpair.runs.journal import Journal
 from sbpair.syphon import runner
+from tests.faults.schedules import parsed
 from tests.faults.simulation.faults import CRASHES
 from tests.faults.simulation.plan import Plan, Step, plan
 from tests.faults.simulation.run import simulate, simulated
@@ -185,3 +186,20 @@ def test_a_syphon_in_a_busy_loop_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(RawSource, "receive", take)
     watching = next(seed for seed in range(100) if not plan(seed, now_ms=0).once)
     assert any("busy loop" in line for line in simulate(watching).wrong)
+
+
+# The arguments of the command
+
+
+@pytest.mark.parametrize("option", ["--seeds", "--real-seeds"])
+@pytest.mark.parametrize("text", ["0:0", "5:5", "9:3", "x", "", ":", "3:", "-1", "1:2:3"])
+def test_seeds_that_name_no_schedule_are_refused(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed([f"{option}={text}"])
+    assert ended.value.code == 2
+    assert f"argument {option}: " in capsys.readouterr().err
+
+
+def test_seeds_are_one_or_a_range() -> None:
+    assert parsed(["--seeds", "7"]).seeds == range(7, 8)
+    assert parsed(["--seeds", "0:2000"]).seeds == range(2000)
