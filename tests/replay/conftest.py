@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sbpair.replay import spark as spark_module
 from sbpair.replay.spark import SETTINGS
 from tests.replay.world import HASTY, World, exported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+OF_PYTEST = ("PYTEST_CURRENT_TEST",)
+"""Variables of no interest to workers."""
 
 
 def java() -> str | None:
@@ -34,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def end_java() -> None:
-    """End Java: workers get the environment that it was started with, and the next test may have another."""
+    """End Java, if it runs: workers get the environment that it was started with."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -47,16 +52,75 @@ def end_java() -> None:
 
 @pytest.fixture
 def own_java() -> Iterator[None]:
-    end_java()
+    """Start Java within the test, and end it with the test. One that tests share is put aside meanwhile."""
+    from pyspark import SparkContext
+
+    shared = SparkContext._gateway, SparkContext._jvm
+    SparkContext._gateway = SparkContext._jvm = None
     yield
+    end_java()
+    SparkContext._gateway, SparkContext._jvm = shared
+
+
+@pytest.fixture(scope="session")
+def _java_of_the_session() -> Iterator[dict[str, str]]:
+    """Yield the environment that the Java of `shared_java` was started with. Empty before its first test."""
+    yield {}
     end_java()
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Yield two namespaces and two backlog queues, whose keys are in the environment."""
+def shared_java(_java_of_the_session: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the Java of earlier tests: to start it takes longer than a short replay.
+
+    Workers get the environment that Java was started with, and with it the variables that differ now.
+    """
+    start, began_with = spark_module._start_java, _java_of_the_session
+
+    def start_or_share(conf: Any) -> None:
+        now = {name: value for name, value in os.environ.items() if name not in OF_PYTEST}
+        if not began_with.keys() <= now.keys():
+            end_java()
+        if java_runs() and began_with:
+            conf.setAll([(f"spark.executorEnv.{name}", now[name]) for name in now if began_with.get(name) != now[name]])
+        else:
+            end_java()
+            began_with.clear()
+            began_with.update(now)
+        start(conf)
+
+    monkeypatch.setattr(spark_module, "_start_java", start_or_share)
+    if java_runs():
+        forget_settings()
+
+
+def java_runs() -> bool:
+    from pyspark import SparkContext
+
+    return SparkContext._gateway is not None
+
+
+def forget_settings() -> None:
+    """Remove the settings of the first session from Java, which has them as defaults of the later ones."""
+    from pyspark import SparkContext
+
+    system = SparkContext._jvm.System
+    for name in [*system.getProperties().stringPropertyNames()]:
+        if name.startswith("spark.") and not name.startswith("spark.submit."):
+            system.clearProperty(name)
+
+
+@pytest.fixture
+def java_if_needed(request: pytest.FixtureRequest) -> None:
+    """Prepare Java for a test with the mark. A slow one has its own, which it may end or configure."""
     if request.node.get_closest_marker("java") is not None:
-        request.getfixturevalue("own_java")
+        request.getfixturevalue("own_java" if request.node.get_closest_marker("slow") else "shared_java")
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, java_if_needed: None) -> Iterator[World]:
+    """Yield two namespaces and two backlog queues, whose keys are in the environment."""
+    del java_if_needed
     with exported(monkeypatch, queues=2) as made:
         yield made
 

@@ -37,10 +37,9 @@ LOCK_SECONDS = 300  # longer than Spark takes to start
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def place(monkeypatch: pytest.MonkeyPatch, java_if_needed: None) -> Iterator[World]:
     """Yield two namespaces and two backlog queues with long locks."""
-    if request.node.get_closest_marker("java") is not None:
-        request.getfixturevalue("own_java")
+    del java_if_needed
     with exported(monkeypatch, queues=2, lock_seconds=LOCK_SECONDS) as made:
         yield made
 

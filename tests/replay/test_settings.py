@@ -84,7 +84,7 @@ def test_a_worker_imports_pyspark_from_files_before_the_zip() -> None:
 
 
 @pytest.mark.java
-@pytest.mark.usefixtures("own_java")
+@pytest.mark.usefixtures("shared_java")
 def test_local_workers_import_pyspark_from_files_and_no_pandas() -> None:
     def report(batches: Iterator[Any]) -> Iterator[Any]:
         had = set(sys.modules)

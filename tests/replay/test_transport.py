@@ -62,7 +62,7 @@ def place() -> Iterator[tuple[World, Any]]:
 
 
 @pytest.mark.java
-@pytest.mark.usefixtures("own_java")
+@pytest.mark.usefixtures("shared_java")
 @pytest.mark.parametrize("mode", ReplayMode)
 def test_the_tasks_of_a_replay_go_through_the_proxy(
     place: tuple[World, Any], mode: ReplayMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
