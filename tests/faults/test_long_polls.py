@@ -19,7 +19,7 @@ HOUR = 3_600.0
 DETACHES_AN_HOUR = 6
 
 
-@pytest.mark.parametrize("hours", [1, 24])
+@pytest.mark.parametrize("hours", [2, pytest.param(24, marks=pytest.mark.slow)])
 def test_ten_idle_queues_call_receive_forty_times_an_hour(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(monkeypatch)
 

@@ -39,7 +39,14 @@ def messages(result: pytest.RunResult) -> str:
     return result.stdout.str()
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadscope")], ids=["one process", "xdist"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param((), id="one process"),
+        # The next test has workers too.
+        pytest.param(("-n", "2", "--dist", "loadscope"), id="xdist", marks=pytest.mark.slow),
+    ],
+)
 def test_tests_of_a_user_pass(run: Callable, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     (pytester.path / "Config.json").write_text(CONFIG)
     run(SAMPLES, *workers).assert_outcomes(passed=13)
