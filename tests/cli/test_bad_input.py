@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.kit.command import Here
+
 KEYED = "SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0a2V5"
 CLOUDS = (".servicebus.windows.net", ".servicebus.usgovcloudapi.net", ".servicebus.chinacloudapi.cn")
 NOWHERE = "00000000-0000-0000-0000-000000000000"
@@ -236,12 +238,19 @@ CASES = [
 
 @pytest.mark.parametrize(("arguments", "environ", "code", "what", "to_do"), CASES, ids=[None] * len(CASES))
 def test_bad_input_ends_with_an_error_and_a_hint(
-    tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, what: str, to_do: str
+    here: Here, tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, what: str, to_do: str
 ) -> None:
-    done = sbpair(tmp_path, *arguments, **environ)
-    assert done.stderr.splitlines() == [f"error: {what}", f"hint: {to_do}"]
-    assert (done.returncode, done.stdout) == (code, "")
-    assert "c2VjcmV0a2V5" not in done.stderr
+    ended, out, err = here(*arguments, NO_COLOR="1", **environ)
+    assert err.splitlines() == [f"error: {what}", f"hint: {to_do}"]
+    assert (ended, out) == (code, "")
+    assert "c2VjcmV0a2V5" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_with_bad_input_does_the_same(tmp_path: Path) -> None:
+    done = sbpair(tmp_path, "syphon", "--once", "--lease", "", **PAIR)
+    assert [line.partition(": ")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
+    assert (done.returncode, done.stdout) == (2, "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -263,21 +272,19 @@ def test_bad_input_ends_with_an_error_and_a_hint(
         ),
     ],
 )
-def test_unknown_commands_and_options_end_with_an_error_and_a_hint(
-    tmp_path: Path, arguments: list[str], hint: str
-) -> None:
-    done = sbpair(tmp_path, *arguments)
-    first, second = done.stderr.splitlines()
+def test_unknown_commands_and_options_end_with_an_error_and_a_hint(here: Here, arguments: list[str], hint: str) -> None:
+    code, _, err = here(*arguments, NO_COLOR="1")
+    first, second = err.splitlines()
     assert first.startswith("error: ")
-    assert (second, done.returncode) == (f"hint: {hint}", 2)
+    assert (second, code) == (f"hint: {hint}", 2)
 
 
 @pytest.mark.parametrize("asking", [["--log-format", "json"], ["--log-format=json"]])
 @pytest.mark.parametrize("slip", [["--count", "ten"], ["--frob"], ["--count", "0"]])
-def test_an_error_is_a_line_of_json_where_all_else_is(tmp_path: Path, slip: list[str], asking: list[str]) -> None:
-    done = sbpair(tmp_path, "provision", *asking, *slip, **PAIR)
-    printed = json.loads(done.stderr)
-    assert (printed["level"], printed["logger"], printed["exit_code"], done.returncode) == ("error", "sbpair", 2, 2)
+def test_an_error_is_a_line_of_json_where_all_else_is(here: Here, slip: list[str], asking: list[str]) -> None:
+    code, _, err = here("provision", *asking, *slip, NO_COLOR="1", **PAIR)
+    printed = json.loads(err)
+    assert (printed["level"], printed["logger"], printed["exit_code"], code) == ("error", "sbpair", 2, 2)
     assert printed["message"]
     assert printed["hint"]
     assert set(printed) == {"time", "level", "logger", "message", "hint", "exit_code"}

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import pty
 import re
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair import __main__
 from sbpair.config.file import PAIR_KEYS, SIDE_KEYS
 from sbpair.testing import Emulator
 from tests.kit import command
 
-Here = Callable[..., tuple[int, str, str]]
+if TYPE_CHECKING:
+    from tests.kit.command import Here
+
 KEY = "a-key-that-nobody-may-see"
 EXPECTED = {"name", "outcome", "reason", "hint", "exit_code"}
 
@@ -46,29 +45,6 @@ async def finished(words: list[str], environ: dict[str, str]) -> tuple[int, str,
 
 def made(emulator: Emulator) -> set[str]:
     return {queue.path for each in emulator.namespaces.values() for queue in each.queues()}
-
-
-@pytest.fixture
-def here(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
-    """Return a function that runs a command line in this process, with the given configuration only."""
-    for name in os.environ:
-        if name.startswith(("SBPAIR_", "XDG_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(home))
-    loggers = {name: logging.getLogger(name) for name in (None, "azure", "sbpair")}
-    before = {name: (logger.level, list(logger.handlers)) for name, logger in loggers.items()}
-
-    def invoke(*words: str, **environ: str) -> tuple[int, str, str]:
-        with monkeypatch.context() as patch:
-            for name, value in environ.items():
-                patch.setenv(name, value)
-            code = __main__.run(words)
-        return code, *capsys.readouterr()
-
-    yield invoke
-    for name, (level, handlers) in before.items():
-        loggers[name].level, loggers[name].handlers = level, handlers
-    logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def failing(out: str) -> dict[str, int]:

@@ -34,9 +34,11 @@ MAX_LINES, COLUMNS = 60, 80
 COMPLETIONS = {"bash": "sbpair.bash", "zsh": "_sbpair", "fish": "sbpair.fish", "powershell": "sbpair.ps1"}
 
 
+SETTINGS = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
+
+
 def sbpair(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    settings = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", **environ}
-    return command.run(*arguments, env={**os.environ, **settings})
+    return command.run(*arguments, env={**os.environ, **SETTINGS, **environ})
 
 
 def help_text(name: str) -> str:
@@ -61,10 +63,15 @@ def completion_script(shell: str) -> str:
 
 
 @pytest.mark.parametrize("name", HELPS)
-def test_a_help_text_is_as_it_was_last_agreed(name: str) -> None:
-    assert help_text(name) == (GOLDEN / f"{name}.txt").read_text(), (
+def test_a_help_text_is_as_it_was_last_agreed(name: str, here: command.Here) -> None:
+    expected = (GOLDEN / f"{name}.txt").read_text()
+    assert here(*HELPS[name], "--help", **SETTINGS) == (0, expected, ""), (
         "if it should change: python tests/cli/test_golden.py"
     )
+
+
+def test_a_process_prints_the_same_help() -> None:
+    assert help_text("sbpair-replay-run") == (GOLDEN / "sbpair-replay-run.txt").read_text()
 
 
 @pytest.mark.parametrize("name", HELPS)

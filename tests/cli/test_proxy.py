@@ -42,10 +42,12 @@ class Office:
             self.env[each.name.upper().replace("-", "_")] = f"Endpoint=sb://{HOSTS[each.name]}/;{key}"
             proxy.routes[f"{HOSTS[each.name]}:443"] = port
 
-    async def run(self, command: str, text: str = "", **more: str) -> tuple[int, str, str]:
+    async def run(
+        self, command: str, text: str = "", *, program: tuple[str, str] = ("-m", "sbpair"), **more: str
+    ) -> tuple[int, str, str]:
         """Run a command. The password is in nothing that it writes."""
         stdin = asyncio.subprocess.PIPE if text else asyncio.subprocess.DEVNULL
-        process = await start(*command.split(), env=self.env | more, stdin=stdin, python=())
+        process = await start(*command.split(), env=self.env | more, stdin=stdin, python=(), program=program)
         code, out, err = await finished(process, text)
         for secret in (PASSWORD, expected().removeprefix("Basic "), "nobody-may-see"):
             assert secret not in out + err
@@ -88,6 +90,17 @@ async def test_every_command_goes_through_the_proxy(tmp_path: Path) -> None:
         assert {*here.proxy.targets} == {f"{host}:443" for host in HOSTS.values()}
 
 
+HASTY = """
+from sbpair import __main__, http_tunnel
+from sbpair.azure import retry
+from sbpair.model.backoff import Backoff
+retry.BACKOFF = Backoff(0.01, retry.MAX_WAIT_SECONDS)
+http_tunnel.TUNNEL_SECONDS /= {divisor}
+__main__.main()
+"""
+"""The program, which does not wait for seconds before it tries again. A silent proxy has less time too."""
+
+
 def answered(status: int) -> bytes:
     return f"HTTP/1.1 {status} Whatever\r\nContent-Length: 0\r\n\r\n".encode()
 
@@ -112,7 +125,8 @@ async def test_a_proxy_that_refuses_is_named(
 ) -> None:
     async with office(tmp_path, answer=answer) as here:
         sides = {f"SBPAIR_{side}_PROXY": here.proxy.url for side in ("PRIMARY", "SECONDARY")}
-        ended, out, err = await here.run(f"{command} -vv --debug", **sides)
+        hasty = ("-c", HASTY.format(divisor=1 if answer is not None else 10))
+        ended, out, err = await here.run(f"{command} -vv --debug", program=hasty, **sides)
         assert (ended, out) == (code, ""), err
         error = next(line for line in err.splitlines() if line.startswith("error: "))
         assert problem in error

@@ -71,15 +71,19 @@ def test_each_check_of_the_script_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("output", ["text", "json", "markdown"])
-def test_a_failed_check_is_named_with_its_source_and_ends_with_3(output: str) -> None:
+def test_a_failed_check_is_named_with_its_source_and_ends_with_3(
+    output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Running([("contoso", 0, "basic")]) as running:
-        done = run("--area", "duplicates", "--output", output, **{VARIABLE: running.connection_string})
+        monkeypatch.setenv(VARIABLE, running.connection_string)
+        code = main(["--area", "duplicates", "--output", output])
         assert entities_of(running) == []
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert "a received message is still known" in done.stdout
-    assert "duplicate-detection" in done.stdout
+    out, err = capsys.readouterr()
+    assert code == 3, out + err
+    assert "a received message is still known" in out
+    assert "duplicate-detection" in out
     if output == "json":
-        document = json.loads(done.stdout)
+        document = json.loads(out)
         assert (document["passed"], document["failed"]) == (0, 2)
         assert "Basic tier" in document["checks"][0]["error"]
 

@@ -7,13 +7,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from sbpair.testing import Emulator
+
+Here = Callable[..., tuple[int, str, str]]
+"""Runs a command line in this process: the fixture `here`."""
 
 SIDES = ("PRIMARY", "SECONDARY")
 STRICT = ("-W", "error")
@@ -51,13 +54,14 @@ async def start(
     *words: str,
     env: dict[str, str],
     python: tuple[str, ...] = STRICT,
+    program: tuple[str, str] = ("-m", "sbpair"),
     stdin: int = asyncio.subprocess.DEVNULL,
     stdout: int = asyncio.subprocess.PIPE,
     stderr: int = asyncio.subprocess.PIPE,
     prepare: Callable[[], object] | None = None,
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, *python, "-m", "sbpair", *words),
+        *(sys.executable, *python, *program, *words),
         env=env,
         stdin=stdin,
         stdout=stdout,
