@@ -238,7 +238,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         if name.startswith(("SBPAIR_", "XDG_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    loggers = {name: logging.getLogger(name) for name in (None, "azure", "sbpair")}
+    thresholds, loggers = gc.get_threshold(), {name: logging.getLogger(name) for name in (None, "azure", "sbpair")}
     before = {name: (logger.level, list(logger.handlers)) for name, logger in loggers.items()}
 
     def invoke(*words: str, **environ: str) -> tuple[int, str, str]:
@@ -252,6 +252,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     for name, (level, handlers) in before.items():
         loggers[name].level, loggers[name].handlers = level, handlers
     logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[2]
 SAMPLES = Path(__file__).with_name("samples.py").read_text()
 CONFIG = '{"UserConfig": {"Namespaces": [{"Name": "sbemulatorns", "Queues": [{"Name": "queue.1"}]}]}} // its end'
+WITHOUT_HYPOTHESIS = ("-p", "no:hypothesispytest")
+"""Its plugin takes longer to load than all else of a run."""
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def run_file(text: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(text if "import pytest" in text else f"import pytest\n{text}")
-        return pytester.runpytest_subprocess("--strict-markers", "-W", "error", *options)
+        return pytester.runpytest_subprocess(*WITHOUT_HYPOTHESIS, "--strict-markers", "-W", "error", *options)
 
     return run_file
 
