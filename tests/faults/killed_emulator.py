@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 QUEUE = "orders"
 KEPT, SCHEDULED, DEAD, DEFERRED, GONE = "active", "scheduled", "dead letter", "deferred", "gone"
-CONFIG = {"UserConfig": {"Namespaces": [{"Name": "contoso", "Queues": [{"Name": QUEUE}]}]}}
+MAX_DELIVERIES = 3
+ORDERS = {"Name": QUEUE, "Properties": {"MaxDeliveryCount": MAX_DELIVERIES}}
+CONFIG = {"UserConfig": {"Namespaces": [{"Name": "contoso", "Queues": [ORDERS]}]}}
 BEFORE_RECEIVING = 30
 EXPECTED = (ServiceBusError, OSError, ValueError, asyncio.TimeoutError)
 """What a client raises once its connection is gone."""
@@ -135,8 +137,8 @@ class Workload:
             while True:
                 for message in await receiver.receive_messages(5, max_wait_time=1):
                     place = self._random.choice([GONE, GONE, DEAD, DEFERRED, KEPT])
-                    # Abandoned for the tenth time, it is dead-lettered.
-                    last = place == KEPT and (message.delivery_count or 0) >= 9
+                    # Its last delivery has failed if it is abandoned or deferred: it is dead-lettered.
+                    last = place in (KEPT, DEFERRED) and (message.delivery_count or 0) >= MAX_DELIVERIES - 1
                     await self._ledger.move([str(message.message_id)], DEAD if last else place, places[place](message))
 
     async def delete(self, client: ServiceBusClient) -> None:
