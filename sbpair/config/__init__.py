@@ -30,7 +30,7 @@ from sbpair.config.setting import (
 )
 from sbpair.errors import SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret
-from sbpair.model.pair import Endpoint, SasKey, SasToken
+from sbpair.model.pair import MASK, Endpoint, sign_in
 from sbpair.model.proxy import proxy_for
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ VARIABLES = (
     *(f"SBPAIR_{side.upper()}_{key}" for side in SIDES for key in ENVIRONMENT_KEYS),
 )
 DEFAULT_PAIR = "default"
-MASK = "***"
 UNSET = Setting("", "", Origin.DEFAULT)
 
 
@@ -138,14 +137,6 @@ def _proxy_setting(setting: Setting, endpoint: Endpoint, environ: Environment) -
     if endpoint.proxy is None:
         setting = Setting("", proxy.source, Origin.ENVIRONMENT)
     return replace(setting, value=shown)
-
-
-def sign_in(endpoint: Endpoint) -> str:
-    """Describe the credential, without secrets."""
-    credential = endpoint.credential
-    if isinstance(credential, SasKey):
-        return f"key {credential.name} {MASK}"
-    return f"signature {MASK}" if isinstance(credential, SasToken) else "identity"
 
 
 def unknown_variables(flags: Flags, environ: Environment) -> dict[str, str]:

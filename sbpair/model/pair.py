@@ -45,6 +45,8 @@ class Identity:
 
 Credential = SasKey | SasToken | Identity
 
+MASK = "***"
+
 
 class Transport(StrEnum):
     """The carrier of AMQP."""
@@ -100,6 +102,14 @@ class Endpoint:
     def tls_name(self) -> str:
         """The host of the certificate, and the one that AMQP opens."""
         return urlsplit(f"//{self.authority}").hostname or self.host
+
+
+def sign_in(endpoint: Endpoint) -> str:
+    """Describe the credential, without secrets."""
+    credential = endpoint.credential
+    if isinstance(credential, SasKey):
+        return f"key {credential.name} {MASK}"
+    return f"signature {MASK}" if isinstance(credential, SasToken) else "identity"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class NamedMessage:
 class Receipt:
     """Counts are deliveries, except `distinct`, which counts messages: a message may be delivered more than once.
 
+    `dead_letter_reasons` counts dead-lettered and expired messages, also those that `dead_letters` does not name.
+
     `doubtful` names the messages without an outcome from one side, in whichever bucket they ended: each may arrive in
     the primary twice, now or after another run.
 
@@ -59,6 +61,7 @@ class Receipt:
     queues: dict[str, dict[str, int]] = field(default_factory=dict)
     destinations: dict[str, int] = field(default_factory=dict)
     dead_letters: tuple[NamedMessage, ...] = ()
+    dead_letter_reasons: dict[str, int] = field(default_factory=dict)
     doubtful: tuple[NamedMessage, ...] = ()
     operations: Operations = field(default_factory=Operations)
 
@@ -95,6 +98,7 @@ class Tally:
         self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._destinations: Counter[str] = Counter()
         self._dead_letters: list[NamedMessage] = []
+        self._reasons: Counter[str] = Counter()
         self._doubtful: list[NamedMessage] = []
         self._locked: dict[str, int] = {}
         self._repeats = 0
@@ -117,8 +121,10 @@ class Tally:
             raise ValueError(f"a receipt has no bucket {bucket!r}")
         self._queues[queue][bucket] += 1
 
-    def dead_lettered(self, named: NamedMessage, *, bucket: str = "dead_lettered") -> None:
+    def dead_lettered(self, named: NamedMessage, reason: str, *, bucket: str = "dead_lettered") -> None:
+        """Count a dead-lettered message. `reason` is one of few, that of `named` may differ for each message."""
         self.ended(named.queue, bucket)
+        self._reasons[reason] += 1
         if len(self._dead_letters) < MAX_LISTED:
             self._dead_letters.append(named)
 
@@ -159,6 +165,7 @@ class Tally:
             },
             destinations=dict(sorted(self._destinations.items())),
             dead_letters=tuple(self._dead_letters),
+            dead_letter_reasons=dict(sorted(self._reasons.items())),
             doubtful=tuple(self._doubtful),
             operations=Operations(**self._spent),
         )

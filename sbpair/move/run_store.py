@@ -13,14 +13,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from sbpair import __version__
 from sbpair.errors import ExitCode, SbpairError
+from sbpair.model.pair import sign_in
+from sbpair.move.backlog_depth import BacklogDepth
+from sbpair.move.receipt import BUCKETS
 from sbpair.runs.database import RunDatabase, now_ms
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import hold_machine_leases
 from sbpair.runs.run_log import RunEntry, new_id
+from sbpair.runs.timeline import Figures
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Ends
+    from sbpair.move.events import SyphonEvent
     from sbpair.move.receipt import Receipt
 
 
@@ -50,6 +56,8 @@ class RunStore:
         self._receipt = receipt
         self._recorded: RunEntry | None = None
         self._last: Receipt | None = None
+        self._depth = BacklogDepth()
+        self._settings: dict[str, object] = {}
         with ExitStack() as stack:
             if lease:
                 of, entity = source or (pair, None)
@@ -72,6 +80,29 @@ class RunStore:
             elif error is not None:
                 self.finish(ExitCode.BUG, error=type(error).__name__)
 
+    def describe(self, **settings: object) -> None:
+        """Record options in force, besides those recorded before."""
+        self._settings |= settings
+        if self._recorded is not None:
+            self._recorded.describe(self._settings)
+
+    def observing(self, on_event: Callable[[SyphonEvent], None]) -> Callable[[SyphonEvent], None]:
+        """Return `on_event` for a run whose timeline has the depth of its queues."""
+
+        def take(event: SyphonEvent) -> None:
+            self._depth.take(event)
+            on_event(event)
+
+        return on_event if self._recorded is None else take
+
+    def sample(self, *, last: bool = False) -> None:
+        """Add the current figures to the timeline."""
+        if self._recorded is not None:
+            receipt = self._receipt()
+            counts = {name: int(getattr(receipt, name)) for name in ("received", *BUCKETS)}
+            depth = (self._depth.messages(), self._depth.oldest_ms())
+            self._recorded.sample(Figures(counts, receipt.destinations, *depth), last=last)
+
     def record(self) -> None:
         """Record the figures, if they have changed."""
         receipt = self._receipt()
@@ -82,6 +113,7 @@ class RunStore:
     def finish(self, exit_code: int, *, stopped: bool = False, error: str = "") -> None:
         """Record how the run ended. Leaving the context with an exception records that by itself."""
         if self._recorded is not None:
+            self.sample(last=True)
             self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
 
     def _open(self, stack: ExitStack, pair: Ends, directory: Path, command: str, may_send: Callable[[], None]) -> None:
@@ -90,6 +122,16 @@ class RunStore:
         stack.callback(self._recorded.close)
         self.journal = Journal(state, run=self.run, earlier_doubts=self._recorded.earlier_doubts, may_send=may_send)
         stack.callback(self.journal.close)
+
+
+def ends_settings(ends: Ends) -> dict[str, object]:
+    """Return how a run reaches its namespaces, without secrets, and the version that ran."""
+    found: dict[str, object] = {"sbpair": __version__, "pair": ends.name}
+    for side, endpoint in (("primary", ends.primary), ("secondary", ends.secondary)):
+        found[side] = endpoint.authority
+        found[f"{side}_transport"] = str(endpoint.transport)
+        found[f"{side}_sign_in"] = sign_in(endpoint)
+    return found
 
 
 def _run_both(first: Callable[[], None], second: Callable[[], None]) -> None:

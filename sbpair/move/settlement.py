@@ -182,7 +182,7 @@ class Settlement:
         context.dead_letter_refusals.pop(message.key, None)
         named = _named(message, decision.description)
         bucket = "expired" if isinstance(decision, Expire) else "dead_lettered"
-        context.tally.dead_lettered(named, bucket=bucket)
+        context.tally.dead_lettered(named, decision.reason, bucket=bucket)
         context.on_event(
             DeadLettered(
                 named.queue, named.sequence_number, named.message_id, decision.reason, named.reason, named.destination

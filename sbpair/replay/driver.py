@@ -11,14 +11,17 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
+from sbpair.move.run_store import ends_settings
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, RECEIPT_FILE, REMOVED_FILE, STOP_FILE
 from sbpair.replay.drain_task import save_accepted
 from sbpair.replay.phases import Phases, check_executors, check_selected_destinations, check_spark_reads
 from sbpair.replay.progress import OnEvent, ReplayPhase
+from sbpair.replay.recorded_progress import ReplayTimeline, run_settings
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, TaskJob, load_run, save_run
 from sbpair.replay.selection import check_selection
 from sbpair.replay.spark import spark_session, stopping
@@ -78,7 +81,8 @@ def start_run(
             archive.create()
             archive.check_writable()
             save_run(archive, run)
-            return _recorded(request, archive, "replay run", lambda: _run(request, archive, run, held, on_event))
+            act = partial(_run, request, archive, run, held)
+            return _recorded(request, archive, run, "replay run", act, on_event)
         except SbpairError:
             if not held.used:
                 with suppress(SbpairError):
@@ -102,10 +106,17 @@ def resume_run(
     archive.check_writable()
     with _leases(request, archive) as held:
         archive.remove(STOP_FILE)
-        return _recorded(request, archive, "replay resume", lambda: _run(request, archive, run, held, on_event))
+        return _recorded(request, archive, run, "replay resume", partial(_run, request, archive, run, held), on_event)
 
 
-def _recorded(request: ReplayRequest, archive: Archive, command: str, act: Callable[[], ReplayResult]) -> ReplayResult:
+def _recorded(
+    request: ReplayRequest,
+    archive: Archive,
+    run: ReplayRun,
+    command: str,
+    act: Callable[[OnEvent], ReplayResult],
+    on_event: OnEvent,
+) -> ReplayResult:
     """Record a run in the state of this machine, for `sbpair runs list`. A replay does not depend on that record."""
     known = {"archive": request.archive}
     with ExitStack() as stack:
@@ -113,11 +124,14 @@ def _recorded(request: ReplayRequest, archive: Archive, command: str, act: Calla
             state = stack.enter_context(RunDatabase(request.state, request.pair))
             entry = stack.enter_context(closing(RunEntry(state, command, run_id=archive.run)))
             entry.record(known)
+            entry.describe({**ends_settings(request.pair), **run_settings(run)})
         except (MachineLacks, BlockingIOError) as error:
             log.warning("run %s cannot be recorded: %s", archive.run, error)
-            return act()
+            return act(on_event)
+        timeline = ReplayTimeline(entry, on_event)
+        stack.callback(timeline.end)
         try:
-            result = act()
+            result = act(timeline)
         except SbpairError as error:
             entry.finish(None, error.exit_code, error=error.message)
             raise

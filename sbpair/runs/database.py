@@ -34,7 +34,7 @@ MAX_LOG_BYTES = 4 * 1024 * 1024
 FORMAT = FileFormat(
     name="state",
     application_id=0x5B9A1204,
-    version=1,
+    version=2,
     schema=(
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
         """CREATE TABLE runs (id TEXT PRIMARY KEY, command TEXT NOT NULL, started_ms INTEGER NOT NULL, ended_ms INTEGER,
@@ -46,6 +46,14 @@ FORMAT = FileFormat(
         queue TEXT NOT NULL, destination TEXT NOT NULL, state INTEGER NOT NULL, at_ms INTEGER NOT NULL,
         keys TEXT NOT NULL)""",
     ),
+    upgrades={
+        2: (
+            "ALTER TABLE runs ADD COLUMN settings TEXT",
+            # `figures` is the JSON of a sample's fields, without its run and time.
+            """CREATE TABLE samples (run TEXT NOT NULL, at_ms INTEGER NOT NULL, figures TEXT NOT NULL,
+            PRIMARY KEY (run, at_ms)) WITHOUT ROWID""",
+        ),
+    },
     elsewhere="pass --state DIR for another directory",
     if_broken="move it away: messages that were in flight when it broke may then arrive twice",
 )

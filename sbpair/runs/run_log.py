@@ -20,10 +20,12 @@ from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.runs.database import now_ms
 from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, doubts_of
 from sbpair.runs.lease import Lock, is_locked
+from sbpair.runs.timeline import TimelineWriter
 
 if TYPE_CHECKING:
     from sbpair.runs.database import Row, RunDatabase
     from sbpair.runs.open_doubts import Doubt
+    from sbpair.runs.timeline import Figures
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class RunRecord:
     """One run. Times are ms since 1970; `ended_ms` and `exit_code` are None for a running or crashed one.
 
     `error` is why it failed, `receipt` the last one it wrote; that of a replay is its proof, with its `archive`.
+    `settings` are the options in force, without secrets; {} for a run of an earlier version.
     """
 
     id: str
@@ -62,6 +65,7 @@ class RunRecord:
     exit_code: int | None
     error: str
     receipt: dict[str, object] | None
+    settings: dict[str, object]
     doubts: tuple[Doubt, ...]
 
     @property
@@ -80,8 +84,8 @@ def new_id(started_ms: int, chance: Callable[[], float] = random.random) -> str:
 
 # A resumed replay goes on with its row.
 _INSERT = (
-    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET command = excluded.command,"
-    " ended_ms = NULL, outcome = excluded.outcome, exit_code = NULL, error = ''"
+    "INSERT INTO runs (id, command, started_ms, outcome) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+    " command = excluded.command, ended_ms = NULL, outcome = excluded.outcome, exit_code = NULL, error = ''"
 )
 
 
@@ -102,9 +106,9 @@ class RunEntry:
         self._lock = Lock(self._running_file)
         try:
             self.earlier_doubts = _record_crashes(state)
-            row = (self.id, command, clock_ms(), None, RunOutcome.RUNNING, None, "", None)
-            state.write((_INSERT, [row]))
+            state.write((_INSERT, [(self.id, command, clock_ms(), RunOutcome.RUNNING)]))
             _trim(state)
+            self._timeline: TimelineWriter | None = TimelineWriter(state, self.id)
         except BaseException:
             self.close()
             raise
@@ -112,6 +116,19 @@ class RunEntry:
     def record(self, receipt: Mapping[str, object]) -> None:
         """Write the current figures: a crash leaves the last ones written."""
         self._try("UPDATE runs SET receipt = ? WHERE id = ?", (json.dumps(receipt), self.id))
+
+    def describe(self, settings: Mapping[str, object]) -> None:
+        """Write the options in force, which hold no secret."""
+        self._try("UPDATE runs SET settings = ? WHERE id = ?", (json.dumps(settings), self.id))
+
+    def sample(self, figures: Figures, *, last: bool = False) -> None:
+        """Add figures to the timeline. After a failure, the run goes on without one."""
+        if self._timeline is not None:
+            try:
+                self._timeline.add(self._clock_ms(), figures, last=last)
+            except SbpairError as error:
+                self._timeline = None
+                log.warning("run %s has no further timeline: %s", self.id, error.message)
 
     def finish(
         self, receipt: Mapping[str, object] | None, exit_code: int, *, stopped: bool = False, error: str = ""
@@ -162,12 +179,13 @@ def match_id(ids: Iterable[str], start: str) -> str | None:
 
 
 def _run(state: RunDatabase, row: Row) -> RunRecord:
-    run_id, command, started, ended, outcome, exit_code, error, receipt = row
+    run_id, command, started, ended, outcome, exit_code, error, receipt, settings = row
     if outcome == RunOutcome.RUNNING and not is_locked(_running_file(state, run_id)):
         outcome = RunOutcome.CRASHED
     doubts = doubts_of(state, run_id, ended=outcome != RunOutcome.RUNNING)
-    read = None if receipt is None else json.loads(receipt)
-    return RunRecord(run_id, command, started, ended, RunOutcome(outcome), exit_code, error, read, tuple(doubts))
+    read, known = (None if each is None else json.loads(each) for each in (receipt, settings))
+    end = (RunOutcome(outcome), exit_code, error)
+    return RunRecord(run_id, command, started, ended, *end, read, known or {}, tuple(doubts))
 
 
 WITH_RECEIPT = (*MOVED, ExitCode.INTERRUPTED)
@@ -197,6 +215,7 @@ def _trim(state: RunDatabase) -> None:
     state.write(
         (f"DELETE FROM runs WHERE outcome <> ? AND id NOT IN ({kept})", [(RunOutcome.RUNNING, MAX_KEPT)]),  # noqa: S608
         ("DELETE FROM flights WHERE state <> ? AND run NOT IN (SELECT id FROM runs)", [(ACCEPTED,)]),
+        ("DELETE FROM samples WHERE run NOT IN (SELECT id FROM runs)", [()]),
     )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -37,6 +37,7 @@ class FileFormat:
 
     `application_id` identifies the kind in SQLite's header. `schema` creates, among others, the table `meta`, which
     holds the owner. `elsewhere` and `if_broken` are hints: how to choose another file, how to handle a broken one.
+    `upgrades` are the statements that lead to a later version from the one before, for new files too.
     """
 
     name: str
@@ -45,6 +46,7 @@ class FileFormat:
     schema: tuple[str, ...]
     elsewhere: str
     if_broken: str
+    upgrades: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def check(self, path: Path, db: sqlite3.Connection) -> bool:
         """Return whether the file holds anything. Raises StateRefused for another kind or a newer version."""
@@ -151,6 +153,20 @@ class SqliteFile:
                 f"{self.path} is the {self._format.name} of {_describe(found)}, not of {_describe(owner)}",
                 hint=self._format.elsewhere,
             )
+        if self._version() < self._format.version:
+            with self.transaction():
+                self._upgrade()
+
+    def _version(self) -> int:
+        [[version]] = self._db.execute("PRAGMA user_version")
+        return int(version)
+
+    def _upgrade(self) -> None:
+        """Apply the statements of later versions, unless another process has."""
+        for version in range(self._version() + 1, self._format.version + 1):
+            for statement in self._format.upgrades.get(version, ()):
+                self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version = {self._format.version}")
 
     def _create(self, owner: list[tuple[str, ...]]) -> None:
         if self._format.check(self.path, self._db):  # another process created it first
@@ -160,7 +176,7 @@ class SqliteFile:
         values = ", ".join("?" * len(owner[0]))
         self._db.executemany(f"INSERT INTO meta VALUES ({values})", owner)  # noqa: S608
         self._db.execute(f"PRAGMA application_id = {self._format.application_id}")
-        self._db.execute(f"PRAGMA user_version = {self._format.version}")
+        self._upgrade()
 
 
 def connect(

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -20,11 +20,12 @@ from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 from sbpair.move.receipt import NamedMessage, Tally
-from sbpair.move.run_store import RunStore
+from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.runs.database import now_ms
 from sbpair.runs.lease_location import check_queue
 from sbpair.runs.run_log import new_id
 from sbpair.runs.session_lease import hold_lease
+from sbpair.runs.timeline import SPACING_MS
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
@@ -156,12 +157,23 @@ async def run(
         store = stack.enter_context(
             RunStore(pair, state, command, tally.receipt, lease=lease, source=source, run=run_id, may_send=may_send)
         )
+        store.describe(
+            **ends_settings(spec.ends),
+            source=spec.source,
+            mode="once" if once else "watch",
+            order="backlog" if ordered else "none",
+            ttl=str((limits or MoveLimits()).ttl),
+            max_held=max_held,
+            max_missing="all" if allow_missing else max_missing,
+            wait_for_locks=wait_for_locks,
+            lease=lease_queue or ("this machine" if lease else "none"),
+        )
         missing = MissingDestinations(None if allow_missing else max_missing)
         context = MoveContext(
             namespace=spec.ends.secondary.name,
             tally=tally,
             journal=store.journal,
-            on_event=on_event,
+            on_event=store.observing(on_event),
             timings=timings.move,
             max_held=max_held,
             ordered=ordered,
@@ -185,7 +197,7 @@ async def run(
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
         async with AsyncExitStack() as open_while_moving:
-            prepared = await _unless_stopped(stop, _prepare(open_while_moving, plan, pair, limits))
+            prepared = await _unless_stopped(stop, _prepare(open_while_moving, plan, pair, limits, store))
             if prepared is not None:
                 plan, find, found = prepared
                 pool = WorkerPool(plan, find if found.managed and not once else None)
@@ -219,7 +231,7 @@ async def run(
 
 
 async def _prepare(
-    stack: AsyncExitStack, plan: RunPlan, pair: Ends, limits: MoveLimits | None
+    stack: AsyncExitStack, plan: RunPlan, pair: Ends, limits: MoveLimits | None, store: RunStore
 ) -> tuple[RunPlan, Find, QueuesFound]:
     """Open both namespaces' management, and return the whole plan, a way to list the queues, and the first queues."""
     # Loading the SDK takes half a second: a wrong option is reported before.
@@ -231,7 +243,7 @@ async def _prepare(
     get_token = await stack.enter_async_context(token_getter(spec.ends))
     find = _queue_finder(pair, spec, control, context.on_event)
     found = await find()
-    rate_limiter, send_cost = await _limit(stack, spec.ends, control, limits)
+    rate_limiter, send_cost = await _limit(stack, spec.ends, control, limits, store)
     context = replace(context, rate_limiter=rate_limiter, send_cost=send_cost)
     plan = replace(plan, context=context, get_token=get_token)
     if found.managed:
@@ -274,7 +286,7 @@ async def _take_lease(
 
 
 async def _limit(
-    stack: AsyncExitStack, pair: Ends, control: AtomNamespace, limits: MoveLimits | None
+    stack: AsyncExitStack, pair: Ends, control: AtomNamespace, limits: MoveLimits | None, store: RunStore
 ) -> tuple[RateLimiter | None, SendCost | None]:
     """Return the rate limiter for namespaces of these tiers, and the cost of a message if credits are limited."""
     if limits is None:
@@ -286,7 +298,9 @@ async def _limit(
         primary, secondary = await stack.enter_async_context(open_destinations(pair.primary)), DestinationCache(control)
         tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(secondary)))
         send_cost = SendCosts(primary).of
-    return effective_limits(limits, tiers, shared=pair.same).rate_limiter(asyncio.get_running_loop().time()), send_cost
+    effective = effective_limits(limits, tiers, shared=pair.same)
+    store.describe(primary_tier=tiers.primary, secondary_tier=tiers.secondary, **asdict(effective))
+    return effective.rate_limiter(asyncio.get_running_loop().time()), send_cost
 
 
 def _queue_finder(pair: Ends, spec: MoveSpec, control: AtomNamespace, on_event: OnEvent) -> Find:
@@ -331,7 +345,7 @@ async def _run_workers(
     pool: WorkerPool, queues: Sequence[str], hurry: asyncio.Event, store: RunStore, sample_seconds: float | None
 ) -> list[QueueWorker]:
     sampler = None if sample_seconds is None else DepthSampler(pool, sample_seconds)
-    beside = [_record(store)]
+    beside = [_record(store), _sample(store)]
     if pool.plan.lease is not None:
         beside.append(pool.fail_without(pool.plan.lease))
     if sampler is not None:
@@ -349,6 +363,12 @@ async def _record(store: RunStore) -> None:
     while True:
         await asyncio.sleep(RECORD_SECONDS)
         store.record()
+
+
+async def _sample(store: RunStore) -> None:
+    while True:
+        store.sample()
+        await asyncio.sleep(SPACING_MS / 1000)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -153,7 +153,7 @@ def test_a_receipt_balances_exactly_when_every_delivery_has_one_end(ends, missin
         if bucket == "sent":
             tally.sent(queue, "orders", 1, 10)
         elif bucket in ("dead_lettered", "expired"):
-            tally.dead_lettered(NamedMessage(queue, 1, None, None, "why"), bucket=bucket)
+            tally.dead_lettered(NamedMessage(queue, 1, None, None, "why"), "Expired", bucket=bucket)
         else:
             tally.ended(queue, bucket)
     for _ in range(missing):
@@ -207,8 +207,8 @@ def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
     tally = Tally()
     for number in range(MAX_LISTED + 5):
         tally.received("q", 1)
-        tally.dead_lettered(NamedMessage("q", number, None, None, "why"))
-        tally.doubtful(NamedMessage("q", number, None, None, "why"))
+        tally.dead_lettered(NamedMessage("q", number, None, None, "why"), "DestinationNotFound")
+        tally.doubtful(NamedMessage("q", number, None, None, "why"), "DestinationNotFound")
     receipt = tally.receipt()
     assert receipt.dead_lettered == MAX_LISTED + 5
     assert len(receipt.dead_letters) == len(receipt.doubtful) == MAX_LISTED

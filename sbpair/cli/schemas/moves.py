@@ -55,6 +55,7 @@ _RECEIPT = fields(
     queues=mapping("Counts of each backlog queue", record("Counts of one queue", **_COUNTED)),
     destinations=mapping("Sent messages of each destination", count("Sent messages")),
     dead_letters=array("Dead-lettered messages, at most 1000", _NAMED_WITH_REASON),
+    dead_letter_reasons=optional(mapping("Dead-lettered messages by reason", count("Messages"))),
     doubtful=array("Possible duplicates, at most 1000", _NAMED_WITH_REASON),
     operations=record("Billable operations of the run", **OPERATIONS),
 )

@@ -1,0 +1,57 @@
+"""How many messages the sources of a run still have, and since when the oldest waits: from the run's events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sbpair.move.events import QueueDepths, QueueProgress, QueuesFound
+
+if TYPE_CHECKING:
+    from sbpair.move.events import SyphonEvent
+
+
+class BacklogDepth:
+    """Takes the events of a run. A queue is counted now and then; in between, its messages follow from its progress."""
+
+    def __init__(self) -> None:
+        self._progress: dict[str, QueueProgress | None] = {}
+        self._counted: dict[str, tuple[int, int]] = {}  # its messages, and how many had left it by then
+        self._peeked: dict[str, int | None] = {}
+
+    def take(self, event: SyphonEvent) -> None:
+        """Take one event; most kinds have no effect."""
+        match event:
+            case QueuesFound(queues):
+                for queue in queues:
+                    self._progress.setdefault(queue, None)
+            case QueueProgress(queue):
+                self._progress[queue] = event
+                if event.remaining is not None:
+                    self._counted[queue] = event.remaining, event.gone
+            case QueueDepths(queue, messages, oldest_ms):
+                progress = self._progress.get(queue)
+                self._counted[queue] = messages, progress.gone if progress else 0
+                self._peeked[queue] = oldest_ms
+
+    def messages(self) -> int | None:
+        """Return the messages of all queues; None until each has been counted."""
+        left = [self._left(queue, progress) for queue, progress in self._progress.items()]
+        known = [each for each in left if each is not None]
+        return sum(known) if known and len(known) == len(left) else None
+
+    def oldest_ms(self) -> int | None:
+        """Return when the oldest known message was enqueued, in ms since 1970."""
+        held = [each.oldest_ms for each in self._progress.values() if each and each.oldest_ms is not None]
+        peeked = [at for queue, at in self._peeked.items() if at is not None and self._waits(queue)]
+        return min(held + peeked, default=None)
+
+    def _waits(self, queue: str) -> bool:
+        """Return whether the last peek of a queue is still the best known: it holds nothing, and is not empty."""
+        progress = self._progress.get(queue)
+        return (progress is None or progress.oldest_ms is None) and bool(self._left(queue, progress))
+
+    def _left(self, queue: str, progress: QueueProgress | None) -> int | None:
+        if queue not in self._counted:
+            return None
+        messages, gone = self._counted[queue]
+        return max(0, messages - (progress.gone - gone if progress else 0), progress.held if progress else 0)
