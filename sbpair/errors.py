@@ -29,6 +29,7 @@
     │   ├── SessionLocked           3  another receiver holds the session
     │   ├── SessionLockLost         3  the session is no longer held by this receiver
     │   └── UnreadableMessage       3  azure-servicebus cannot decode a delivered message
+    ├── SkipLimitReached            3  as many messages as permitted are skipped and kept locked
     ├── ProtocolError               6  bytes that violate AMQP 1.0
     └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
         └── PortInUse               7
@@ -217,6 +218,12 @@ class SessionLockLost(ServiceRefused):
 
 class UnreadableMessage(ServiceRefused):
     """A message that azure-servicebus cannot decode, however often it is received."""
+
+
+class SkipLimitReached(SbpairError):
+    """A move keeps as many messages locked as permitted, that its filter does not choose."""
+
+    exit_code = ExitCode.PARTIAL_OR_FINDINGS
 
 
 class ProtocolError(SbpairError):

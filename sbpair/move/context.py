@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,16 +12,19 @@ from sbpair.model.backoff import Backoff
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.missing_destinations import MissingDestinations
 from sbpair.move.receipt import Tally
+from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 from sbpair.runs.journal import Journal
 
 if TYPE_CHECKING:
     from sbpair.model.message_key import Key
     from sbpair.move.events import SyphonEvent
+    from sbpair.move.interface import ReceivedMessage
     from sbpair.move.rate_limit import RateLimiter
 
 DEFAULT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
 
 SendCost = Callable[[str], Awaitable[float]]
+Choose = Callable[["Sequence[ReceivedMessage]", int], Sequence[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class MoveContext:
     """`namespace` holds the backlog. `send_cost` returns the credits of a message by its destination.
 
     With `keeps_refused`, a message that its destination refuses stays in its source, and is not dead-lettered.
+    `chosen` returns which received messages to move, at a time of the service in ms since 1970; None moves all. At most
+    `max_skipped` others are kept locked at once.
     `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the backlog refused to dead-letter a message,
     and the last reason.
     """
@@ -81,6 +86,8 @@ class MoveContext:
     jitter: Callable[[], float] = random.random
     ordered: bool = True
     ttl: TimeToLive = TimeToLive.ORIGINAL
+    chosen: Choose | None = None
+    max_skipped: int = DEFAULT_MAX_SKIPPED
     rate_limiter: RateLimiter | None = None
     send_cost: SendCost | None = None
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)

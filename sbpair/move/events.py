@@ -27,6 +27,8 @@ class QueueOpened:
 class QueueProgress:
     """Progress of a worker. `gone` deliveries have ended outside of the queue: sent, or dead-lettered.
 
+    `skipped` messages stay in the queue, locked until the run ends.
+
     `remaining` is how many messages the queue has, if it was just counted. `oldest_ms` is when the message held longest
     was enqueued, in ms since 1970; None without held messages. The worker waits for `locked` messages that others have
     locked, at the latest until `locked_until_ms`.
@@ -41,6 +43,7 @@ class QueueProgress:
     oldest_ms: int | None = None
     locked: int = 0
     locked_until_ms: int | None = None
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from itertools import compress, repeat
 from typing import TYPE_CHECKING
 
 from sbpair.model.message_key import message_keys
-from sbpair.move.interface import RoutedMessage, get_facts, get_ordinal
+from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_ordinal
 from sbpair.move.message.route import Send, field_getter
 
 if TYPE_CHECKING:
@@ -42,12 +42,14 @@ class Intake:
         senders: DestinationSenders,
         settlement: Settlement,
         context: MoveContext,
+        service_ms: Callable[[], int],
     ) -> None:
         self._backlog_queue = backlog_queue
         self._route = route
         self._senders = senders
         self._settlement = settlement
         self._context = context
+        self._service_ms = service_ms
         self._redeliveries: dict[int, tuple[ReceivedMessage, ReceivedMessage]] = {}
 
     @property
@@ -81,6 +83,10 @@ class Intake:
         return max(0, min(limit, max(1, bytes_left // (held.largest or ASSUMED_BYTES))))
 
     def accept(self, messages: Sequence[ReceivedMessage]) -> None:
+        if (self._context.chosen is not None or self._settlement.skipped.numbers) and not (
+            messages := self._without_skipped(messages)
+        ):
+            return
         held, journal = self._settlement.held, self._context.journal
         by_key, repeats = self._by_key(messages), 0
         keys = by_key.keys()
@@ -98,6 +104,39 @@ class Intake:
         """Return a message whose lock is lost, if it waits. If it is being sent, its sender decides."""
         if self._senders.drop(message):
             self._settlement.count_returned(message)
+
+    def _without_skipped(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
+        """Skip messages that are not chosen or were skipped before, and return the others."""
+        settlement, known = self._settlement, self._settlement.skipped.numbers
+        if known and (again := [each for each in messages if each.facts.sequence_number in known]):
+            settlement.skipped.add(again)
+            settlement.spend("received", again)
+            messages = [each for each in messages if each.facts.sequence_number not in known]
+        if self._context.chosen is None or not messages:
+            return messages
+        chosen = self._context.chosen(messages, self._service_ms())
+        left = [each for each, is_chosen in zip(messages, chosen, strict=True) if not is_chosen]
+        if not left:
+            return messages
+        skipped = self._unknown(left)
+        repeats = sum(map(self._context.journal.seen, map(get_key, skipped)))
+        self._context.tally.received(self._backlog_queue, len(skipped), repeats=repeats)
+        settlement.spend("received", skipped)
+        settlement.skip(skipped)
+        kept = set(map(id, skipped))
+        return [each for each in messages if id(each) not in kept]
+
+    def _unknown(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
+        """Return messages that are not being moved already, and that the primary does not have."""
+        held, journal = self._settlement.held, self._context.journal
+        keys = self._by_key(messages).keys()
+        if not (held.contains_any(keys) or journal.seen_any(keys)):
+            return messages
+        return [
+            each
+            for each in messages
+            if not (held.contains_any({each.key: None}.keys()) or journal.was_accepted(each.key))
+        ]
 
     def _by_key(self, messages: Sequence[ReceivedMessage]) -> dict[Key, ReceivedMessage]:
         """Set the keys of messages, and return the messages by key."""

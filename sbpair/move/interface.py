@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from sbpair.move.message.route import field_getter
 
@@ -25,6 +26,18 @@ class ReceivedMessage(Protocol):
     @property
     def ordinal(self) -> int:
         """Its place in the order of its source."""
+
+
+@dataclass(slots=True, eq=False)
+class KeptMessage:
+    """All that is kept of a message that stays in its source: its sequence number, and its lock.
+
+    `delivery` is the engine's. `lock_until` is as in ReceivedMessage.
+    """
+
+    number: int
+    lock_until: float
+    delivery: Any
 
 
 class RoutedMessage(NamedTuple):
@@ -85,6 +98,21 @@ class MessageSource(Protocol):
 
     async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
         """Renew locks, and set each `lock_until`. Raises MessageLockLost if one is lost."""
+
+
+class KeepingSource(Protocol):
+    """A source whose messages may stay in it, locked."""
+
+    queue: str
+
+    def keep(self, messages: Sequence[ReceivedMessage]) -> list[KeptMessage]:
+        """Return all that has to be kept of messages until they are released."""
+
+    async def release_kept(self, messages: Sequence[KeptMessage]) -> int:
+        """Unlock messages, with their delivery count unchanged. Return how many failed. Never raises."""
+
+    async def renew_kept(self, messages: Sequence[KeptMessage]) -> None:
+        """Renew locks as `MessageSource.renew` does."""
 
 
 SendOutcome: TypeAlias = Callable[[], Awaitable[None]]

@@ -9,6 +9,7 @@ stays in the backlog. After that, it may be delivered again, and the journal kno
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,9 @@ from sbpair.move.held import renew_locks
 from sbpair.move.intake import Intake
 from sbpair.move.message.route import router
 from sbpair.move.settlement import Settlement
+from sbpair.move.skipped import SkippedMessages
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
 
     from sbpair.errors import SbpairError, Unavailable
@@ -33,12 +34,19 @@ class Mover:
     """The three stages of one backlog queue. Each accepted message ends in one bucket of the receipt."""
 
     def __init__(
-        self, source: MessageSource, primary: Destination, tasks: asyncio.TaskGroup, context: MoveContext
+        self,
+        source: MessageSource,
+        primary: Destination,
+        tasks: asyncio.TaskGroup,
+        context: MoveContext,
+        skipped: SkippedMessages | None = None,
     ) -> None:
+        """Create a mover. `skipped` are messages that the run has skipped over earlier connections."""
         self._source = source
         self._context = context
         self._latch = FailureLatch(source.interrupt)
-        self._settlement = Settlement(source, tasks, context, self._latch)
+        self._skipped = SkippedMessages() if skipped is None else skipped
+        self._settlement = Settlement(source, tasks, context, self._latch, self._skipped)
         route = router(context.ttl, self._service_ms)
         new_sender = partial(
             DestinationSender,
@@ -50,7 +58,7 @@ class Mover:
             latch=self._latch,
         )
         self._senders = DestinationSenders(new_sender, tasks, context, self._latch)
-        self._intake = Intake(source.queue, route, self._senders, self._settlement, context)
+        self._intake = Intake(source.queue, route, self._senders, self._settlement, context, self._service_ms)
         self.accept = self._intake.accept
         self.unsettleable = self._settlement.unsettleable
         self.fail, self.wait_changed = self._latch.fail, self._latch.wait_changed
@@ -81,8 +89,14 @@ class Mover:
         first = self._settlement.held.first()
         return None if first is None else first.facts.enqueued_at or None
 
-    def held_numbers(self) -> set[int]:
-        return {message.facts.sequence_number for message in self._settlement.held}
+    @property
+    def locked(self) -> int:
+        """Messages that this mover keeps locked: held or skipped ones."""
+        return self.held + len(self._skipped)
+
+    def own_numbers(self) -> set[int]:
+        """Return the sequence numbers of held and of skipped messages, also of skipped ones whose lock is lost."""
+        return {message.facts.sequence_number for message in self._settlement.held} | self._skipped.numbers
 
     def waiting(self) -> dict[str, int]:
         """Return how many messages wait, by destination that backs off."""
@@ -93,13 +107,17 @@ class Mover:
         return self._senders.count_stuck(failures) == self.held
 
     async def renew_locks(self) -> None:
-        await renew_locks(self._settlement.held, self._source, self._context, self._intake.drop_lost)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(renew_locks(self._settlement.held, self._source, self._context, self._intake.drop_lost))
+            tasks.create_task(self._skipped.renew(self._context))
 
     async def touch_link(self) -> None:
-        """Release the newest waiting message, to receive it again: the service closes unused links."""
+        """Release the newest waiting or skipped message, to receive it again: the service closes unused links."""
         newest = self._senders.drop_newest()
         if newest is not None:
             await self._settlement.release([newest])
+        else:
+            await self._skipped.release_newest()
 
     async def finish(self) -> None:
         """Stop: finish and settle pending sends, and release the rest."""
@@ -107,6 +125,7 @@ class Mover:
         self._settlement.flush()
         await self._source.stop()
         self._latch.abort_waits()
+        await self._settlement.release_skipped()
         while self._senders.busy or self.held > len(self._idle()):
             await self._latch.wait_changed(1.0)
         idle = self._idle()
@@ -117,6 +136,7 @@ class Mover:
         """Complete accepted messages and release all others, without a wait for pending sends: after a cancellation."""
         await self._source.stop()
         self._intake.abandon_redeliveries()
+        await self._settlement.release_skipped()
         await self._settlement.end_held()
 
     @property
@@ -133,6 +153,7 @@ class Mover:
         """End everything held after the source has gone: the messages are in the backlog, and still locked."""
         self._intake.abandon_redeliveries()
         self._settlement.return_all()
+        self._skipped.forget_locks()
 
     def _idle(self) -> list[ReceivedMessage]:
         """Return the held messages that wait for a destination, or for the end of the delivery that they supersede."""

@@ -16,7 +16,7 @@ from sbpair.amqp_client.client import AmqpClient, lock_token
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, dead_letter
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.model.message_key import NO_KEY
-from sbpair.move.interface import PeekedHeader
+from sbpair.move.interface import KeptMessage, PeekedHeader, get_lock_until
 from sbpair.move.message import envelope
 from sbpair.move.message.decode import Decoder
 from sbpair.move.message.form import BACKLOG, MessageForm
@@ -223,12 +223,29 @@ class RawSource:
     async def release(self, messages: Sequence[ReceivedMessage]) -> Failures:
         return await self._settle(messages, RELEASED)
 
+    def keep(self, messages: Sequence[ReceivedMessage]) -> list[KeptMessage]:
+        """Return all that has to be kept of messages until they are released."""
+        mine = cast("Sequence[RawReceivedMessage]", messages)
+        # Bytes that are not a message have no number.
+        numbers = [each.facts.sequence_number or -int.from_bytes(each.delivery.tag) for each in mine]
+        return list(map(KeptMessage, numbers, map(get_lock_until, mine), map(_delivery_of, mine)))
+
+    async def release_kept(self, messages: Sequence[KeptMessage]) -> int:
+        """Unlock messages, with their delivery count unchanged. Return how many failed."""
+        deliveries = sorted(map(_delivery_of, messages), key=_id_of)
+        return len(await self._receiver.settle_each(deliveries, RELEASED))
+
     async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None:
         for _, error in await self._settle([message], dead_letter(reason, description)):
             raise error
 
     async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
-        mine = cast("Sequence[RawReceivedMessage]", messages)
+        await self._renew(cast("Sequence[RawReceivedMessage]", messages))
+
+    async def renew_kept(self, messages: Sequence[KeptMessage]) -> None:
+        await self._renew(messages)
+
+    async def _renew(self, mine: Sequence[RawReceivedMessage | KeptMessage]) -> None:
         for start in range(0, len(mine), _MAX_RENEW):
             chunk = mine[start : start + _MAX_RENEW]
             tokens = [lock_token(message.delivery.tag) for message in chunk]

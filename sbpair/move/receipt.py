@@ -1,7 +1,7 @@
 """The receipt of a run: the end of every received delivery, in buckets that must add up. Pure.
 
-Identity: received = sent + already_sent + expired + dead_lettered + released + in_doubt. Each delivery ends in
-exactly one bucket, and `balanced` checks it.
+Identity: received = sent + already_sent + expired + dead_lettered + released + in_doubt + skipped. Each delivery ends
+in exactly one bucket, and `balanced` checks it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from sbpair.errors import ExitCode
 from sbpair.model.cost import Operations
 
-BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt")
+BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt", "skipped")
 
 GONE = ("sent", "already_sent", "expired", "dead_lettered")
 """Buckets whose messages are no longer in the backlog."""
@@ -39,6 +39,9 @@ class NamedMessage:
 class Receipt:
     """Counts are deliveries, except `distinct`, which counts messages: a message may be delivered more than once.
 
+    `skipped` messages stay in the backlog, as wanted. A message that is skipped is counted once, however often it is
+    received. `stayed` names those that stay for another reason than a filter.
+
     `dead_letter_reasons` counts dead-lettered and expired messages, also those that `dead_letters` does not name.
 
     `doubtful` names the messages without an outcome from one side, in whichever bucket they ended: each may arrive in
@@ -55,6 +58,7 @@ class Receipt:
     dead_lettered: int = 0
     released: int = 0
     in_doubt: int = 0
+    skipped: int = 0
     locked: int = 0
     distinct: int = 0
     bytes_sent: int = 0
@@ -63,6 +67,7 @@ class Receipt:
     dead_letters: tuple[NamedMessage, ...] = ()
     dead_letter_reasons: dict[str, int] = field(default_factory=dict)
     doubtful: tuple[NamedMessage, ...] = ()
+    stayed: tuple[NamedMessage, ...] = ()
     operations: Operations = field(default_factory=Operations)
 
     @property
@@ -71,15 +76,15 @@ class Receipt:
 
     @property
     def remaining(self) -> int:
-        """Messages that went back to the backlog and were not delivered again."""
-        return self.distinct - self.sent - self.expired - self.dead_lettered
+        """Messages that went back to the backlog and were not delivered again, except skipped ones."""
+        return self.distinct - self.sent - self.expired - self.dead_lettered - self.skipped
 
     @property
     def exit_code(self) -> int:
         """0 if every received message has arrived; 3 if some need attention; 1 if the counts do not add up."""
         if not self.balanced:
             return ExitCode.BUG
-        findings = self.expired or self.dead_lettered or self.locked or self.remaining > 0
+        findings = self.expired or self.dead_lettered or self.locked or self.stayed or self.remaining > 0
         return ExitCode.PARTIAL_OR_FINDINGS if findings else ExitCode.DONE
 
     def document(self) -> dict[str, object]:
@@ -100,6 +105,7 @@ class Tally:
         self._dead_letters: list[NamedMessage] = []
         self._reasons: Counter[str] = Counter()
         self._doubtful: list[NamedMessage] = []
+        self._stayed: list[NamedMessage] = []
         self._locked: dict[str, int] = {}
         self._repeats = 0
         self._bytes_sent = 0
@@ -116,10 +122,10 @@ class Tally:
         self._destinations[destination] += count
         self._bytes_sent += size
 
-    def ended(self, queue: str, bucket: str) -> None:
+    def ended(self, queue: str, bucket: str, count: int = 1) -> None:
         if bucket not in BUCKETS:
             raise ValueError(f"a receipt has no bucket {bucket!r}")
-        self._queues[queue][bucket] += 1
+        self._queues[queue][bucket] += count
 
     def dead_lettered(self, named: NamedMessage, reason: str, *, bucket: str = "dead_lettered") -> None:
         """Count a dead-lettered message. `reason` is one of few, that of `named` may differ for each message."""
@@ -131,6 +137,16 @@ class Tally:
     def doubtful(self, named: NamedMessage) -> None:
         if len(self._doubtful) < MAX_LISTED:
             self._doubtful.append(named)
+
+    def stayed(self, named: NamedMessage) -> None:
+        """Name a skipped message that stays for another reason than a filter."""
+        if len(self._stayed) < MAX_LISTED:
+            self._stayed.append(named)
+
+    @property
+    def skipped(self) -> int:
+        """Messages that were skipped in all queues."""
+        return sum(counts["skipped"] for counts in self._queues.values())
 
     def spent(self, what: str, operations: int) -> None:
         """Count billable operations of a kind in SPENT."""
@@ -167,5 +183,6 @@ class Tally:
             dead_letters=tuple(self._dead_letters),
             dead_letter_reasons=dict(sorted(self._reasons.items())),
             doubtful=tuple(self._doubtful),
+            stayed=tuple(self._stayed),
             operations=Operations(**self._spent),
         )

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from sbpair.errors import InDoubt, SbpairError, Unavailable
+from sbpair.errors import InDoubt, SbpairError, SkipLimitReached, Unavailable
 from sbpair.model.cost import UNIT_BYTES, units
 from sbpair.move.events import DeadLettered
 from sbpair.move.held import HeldMessages
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sbpair.move.destination_sender import BatchSend
     from sbpair.move.failure_latch import FailureLatch
     from sbpair.move.interface import Failures, MessageSource, ReceivedMessage
+    from sbpair.move.skipped import SkippedMessages
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,15 @@ class Settlement:
     """
 
     def __init__(
-        self, source: MessageSource, tasks: asyncio.TaskGroup, context: MoveContext, latch: FailureLatch
+        self,
+        source: MessageSource,
+        tasks: asyncio.TaskGroup,
+        context: MoveContext,
+        latch: FailureLatch,
+        skipped: SkippedMessages,
     ) -> None:
         self.held = HeldMessages()
+        self.skipped = skipped
         self.error: Unavailable | None = None
         self.unsettled: deque[ReceivedMessage] = deque(maxlen=MAX_UNSETTLED)
         self.refused: deque[ReceivedMessage] = deque(maxlen=MAX_UNSETTLED)
@@ -129,6 +136,34 @@ class Settlement:
         self._log_failures("released", await self._source.release(messages))
         for message in messages:
             self.count_returned(message)
+
+    def skip(self, messages: Sequence[ReceivedMessage], reason: str = "") -> None:
+        """Leave messages in the backlog, locked until the run ends. With a `reason`, each is named in the receipt.
+
+        Beyond the limit they are released, and the run ends.
+        """
+        context, queue = self._context, self._source.queue
+        room = max(0, context.max_skipped - context.tally.skipped)
+        if len(messages) > room:
+            self._latch.fail(_limit_reached(context.max_skipped))
+            self._spawn(self.release([self._hold(each) for each in messages[room:]]), messages[room])
+            messages = messages[:room]
+        self.skipped.add(messages)
+        context.tally.ended(queue, "skipped", len(messages))
+        for message in messages:
+            if reason:
+                context.tally.stayed(_named(message, reason))
+            if message in self.held:
+                self._end(message, None)
+
+    def _hold(self, message: ReceivedMessage) -> ReceivedMessage:
+        if message not in self.held:
+            self.held.add(message)
+        return message
+
+    async def release_skipped(self) -> None:
+        """Unlock skipped messages, with their delivery counts unchanged."""
+        self._context.tally.spent("received", await self.skipped.release_all())
 
     def count_returned(self, message: ReceivedMessage) -> None:
         """End a delivery that is back in the backlog: as released, or in doubt. No-op if it ended before."""
@@ -225,6 +260,13 @@ class Settlement:
 
     def _spawn(self, ending: Coroutine[object, object, None], message: ReceivedMessage) -> None:
         self._tasks.create_task(ending, name=f"settle {message.facts.sequence_number}")
+
+
+def _limit_reached(limit: int) -> SkipLimitReached:
+    return SkipLimitReached(
+        f"{limit} messages are skipped and kept locked, which is the limit",
+        hint="choose more messages, or raise --max-skipped: a skipped message takes about 400 bytes of memory",
+    )
 
 
 def _named(message: ReceivedMessage, reason: str) -> NamedMessage:

@@ -80,8 +80,8 @@ class QueueEnd:
             return False
         remaining = 0
         if self._plan.count is not None:
-            remaining = await self._plan.count(self._queue) - len(mover.unsettleable()) - mover.held
-            self._report(mover, remaining + mover.held)
+            remaining = await self._plan.count(self._queue) - len(mover.unsettleable()) - mover.locked
+            self._report(mover, remaining + mover.locked)
             self.counts += 1
             if remaining <= 0:
                 self.locked.clear()
@@ -89,12 +89,13 @@ class QueueEnd:
         if await self._is_first_still_there(source):
             return False
         # A slow service has not delivered yet what it has: the whole queue is peeked only when that is unlikely.
-        mine = mover.held_numbers() | mover.unsettleable().keys()
+        mine = mover.own_numbers() | mover.unsettleable().keys()
         found = await self._peek_old(source, mine, 1 if self._empty_receives < EMPTY_RECEIVES else MAX_LOCKED)
         others = found.active - mine
         before, self._peeked = self._peeked, others
         if not others:
-            return await self._is_excess_left(mover, 0 if found.skipped else remaining - found.deferred)
+            lost = max(0, len(found.active) - len(mover.unsettleable()) - mover.locked)  # skipped ones
+            return await self._is_excess_left(mover, 0 if found.skipped else remaining - found.deferred - lost)
         self._excess_receives = 0
         if self._empty_receives < EMPTY_RECEIVES or not others <= before:
             return False
@@ -117,13 +118,7 @@ class QueueEnd:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
         if not all(self._new.include(message.facts.enqueued_at) for message in messages):
             return False
-        now = asyncio.get_running_loop().time()
-        if self.locked and now < self._peek_at:
-            return False
-        self._peek_at = now + PEEK_SECONDS  # a busy queue would be peeked at each receive
-        if await self._is_first_still_there(source):
-            return False
-        mine = mover.held_numbers() | mover.unsettleable().keys()
+        mine = mover.own_numbers() | mover.unsettleable().keys()
         others = (await self._peek_old(source, mine, MAX_LOCKED)).active - mine
         if others:
             # Older than those received: they would have been delivered before.

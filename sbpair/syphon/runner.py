@@ -21,6 +21,7 @@ from sbpair.move.message.route import TimeToLive
 from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.move.run_store import RunStore, ends_settings
+from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 from sbpair.runs.database import now_ms
 from sbpair.runs.lease_location import check_queue
 from sbpair.runs.run_log import new_id
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
     from sbpair.model.pair import Ends, Pair
     from sbpair.move.events import QueuesFound, SyphonEvent
+    from sbpair.move.filter.compiler import MessageFilter
     from sbpair.move.rate_limit import Limit, RateLimiter
     from sbpair.move.receipt import Receipt
     from sbpair.runs.journal import Journal
@@ -116,6 +118,8 @@ async def run(
     max_missing: int = MAX_MISSING,
     allow_missing: bool = False,
     wait_for_locks: bool = True,
+    where: MessageFilter | None = None,
+    max_skipped: int = DEFAULT_MAX_SKIPPED,
     timings: RunTimings = DEFAULT_TIMINGS,
     spec: MoveSpec | None = None,
 ) -> SyphonResult:
@@ -142,6 +146,9 @@ async def run(
     A worker that has lost a connection ends the other one and opens both again. If `reconnect` is False,
     ConnectionFaulted ends it, and a watch as a whole. After `max_missing` dead-lettered messages of a destination that
     the primary lacks, its other messages stay in the backlog, unless `allow_missing`.
+
+    With `where`, only messages are moved for which that filter is true. The others are `skipped`: kept locked until the
+    run ends, at most `max_skipped` of them, and released with their delivery counts unchanged.
 
     Raises only errors found before anything is received, such as EntityMissing without any backlog queue, LeaseHeld, or
     StateRefused for the state of another pair.
@@ -180,6 +187,8 @@ async def run(
             ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
             missing=missing,
             keeps_refused=spec.keeps_refused,
+            chosen=None if where is None else where.choose,
+            max_skipped=max_skipped,
         )
         plan = RunPlan(
             once,

@@ -21,6 +21,7 @@ from sbpair.errors import (
     SbpairError,
     ServiceRefused,
     Silent,
+    SkipLimitReached,
     Unavailable,
     Unsafe,
 )
@@ -29,6 +30,7 @@ from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened
 from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
 from sbpair.move.raw_source import LOCK_SECONDS
+from sbpair.move.skipped import SkippedMessages
 from sbpair.syphon.queue_end import TRIES, QueueEnd
 from sbpair.syphon.worker_connections import PROBE_SECONDS, PairState, WorkerConnections, open_connections
 
@@ -115,6 +117,7 @@ class QueueWorker:
         self._connections: WorkerConnections | None = None
         self._opening: asyncio.Timeout | None = None
         self._mover: Mover | None = None
+        self._skipped = SkippedMessages()
         self._last_used = 0.0
         self._unsettled: Sequence[ReceivedMessage] = ()
         self._refused: Sequence[ReceivedMessage] = ()
@@ -227,7 +230,8 @@ class QueueWorker:
     async def _move(self, connections: WorkerConnections) -> None:
         plan, tasks = self._plan, asyncio.TaskGroup()
         failure: SbpairError | None = None
-        mover = self._mover = Mover(connections.source, connections.primary, tasks, plan.context)
+        self._skipped.source = connections.source
+        mover = self._mover = Mover(connections.source, connections.primary, tasks, plan.context, self._skipped)
         primary_lost = partial(connections.primary_lost, mover.retry_now)
         try:
             async with tasks:
@@ -305,14 +309,14 @@ class QueueWorker:
         """Receive once, and reopen the link each time the service closes it as unused."""
         loop = asyncio.get_running_loop()
         until = loop.time() + (self.end.poll_seconds if self._plan.once else self._plan.timings.long_poll_seconds)
-        if mover.held:
+        if mover.locked:
             until = min(until, self._last_used + UNUSED_SECONDS)
         while not self._plan.stop.is_set():
             source.grant(limit)
             try:
                 messages = await source.receive(limit, seconds=max(0.0, until - loop.time()))
             except Unavailable:
-                if mover.held or await self._unless_interrupted(source.reopen()) is False:
+                if mover.locked or await self._unless_interrupted(source.reopen()) is False:
                     raise
             else:
                 self._last_used = loop.time() if messages else self._last_used
@@ -322,7 +326,7 @@ class QueueWorker:
     async def _touch_link(self, source: RawSource, mover: Mover) -> None:
         """Keep the link alive while messages are held for long: they are settled over it."""
         now = asyncio.get_running_loop().time()
-        if mover.held and now - self._last_used >= UNUSED_SECONDS:
+        if mover.locked and now - self._last_used >= UNUSED_SECONDS:
             await source.stop()
             await mover.touch_link()
             self._last_used = now
@@ -394,7 +398,7 @@ class QueueWorker:
             self.error = error
             # All workers share the key, state and lease: the others would fail one by one. And a watch without one of
             # its queues would look like a complete one.
-            shared = isinstance(error, (AccessError, Unsafe, MachineLacks))
+            shared = isinstance(error, (AccessError, Unsafe, MachineLacks, SkipLimitReached))
             if shared or (isinstance(error, Unavailable) and not self._plan.once):
                 self._plan.stop.set()
         since_ms, side = None, None
@@ -426,5 +430,5 @@ class QueueWorker:
     def _emit_progress(self, mover: Mover, remaining: int | None = None) -> None:
         tally, queue = self._plan.context.tally, self.queue
         received, sent, gone = tally.count(queue, "received"), tally.count(queue, "sent"), tally.gone(queue)
-        event = QueueProgress(queue, received, sent, mover.held, remaining, gone, mover.oldest_ms, *self.end.waits_for)
-        self._plan.context.on_event(event)
+        ends, skipped = (received, sent, mover.held, remaining, gone, mover.oldest_ms), tally.count(queue, "skipped")
+        self._plan.context.on_event(QueueProgress(queue, *ends, *self.end.waits_for, skipped))

@@ -18,6 +18,7 @@ from sbpair.model.backoff import Backoff
 from sbpair.model.cost import UNIT_BYTES, Operations
 from sbpair.model.message_key import NO_KEY, Key
 from sbpair.move.context import MoveContext, MoveTimings
+from sbpair.move.interface import KeptMessage
 from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
@@ -26,6 +27,7 @@ from tests.kit.costs import moved as moved_cost
 if TYPE_CHECKING:
     from sbpair.move.interface import RoutedMessage, SendOutcome
     from sbpair.move.receipt import Receipt
+    from sbpair.move.skipped import SkippedMessages
 
 UNREACHABLE = errors.Unreachable("it is away")
 IN_DOUBT = errors.InDoubt("no answer came")
@@ -114,11 +116,20 @@ class Memory:
             return [(message, error) for message in messages]
         return []
 
+    def keep(self, messages: Sequence[Any]) -> list[KeptMessage]:
+        return [KeptMessage(each.facts.sequence_number, each.lock_until, each) for each in messages]
+
+    async def release_kept(self, messages: Sequence[KeptMessage]) -> int:
+        return len(await self.settled("release", [each.delivery for each in messages]))
+
     async def dead_letter(self, message: Any, _reason: str, _description: str) -> None:
         await self.answer("dead_letter", message)
 
     async def renew(self, messages: Sequence[Any]) -> None:
         await self.answer("renew", *messages)
+
+    async def renew_kept(self, messages: Sequence[KeptMessage]) -> None:
+        await self.answer("renew", *(each.delivery for each in messages))
 
     async def stop(self) -> None:
         self.stopped = True
@@ -145,12 +156,13 @@ async def move(
     *,
     settle: bool = True,
     then: Callable[[Mover], Awaitable[None]] | None = None,
+    skipped: SkippedMessages | None = None,
 ) -> Mover:
     """Drive a mover as a worker does, from the first delivery to the end."""
     made: Mover | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            made = Mover(memory, memory, tasks, context)
+            made = Mover(memory, memory, tasks, context, skipped)
             locks = tasks.create_task(made.renew_locks())
             made.accept(messages)
             while settle and made.held and not made.stuck(3) and made.fatal is None:

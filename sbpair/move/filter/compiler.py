@@ -384,6 +384,10 @@ class MessageFilter:
         part = compile_text(self.text)
         self._run, self.remarks = part.run, part.remarks
 
+    def choose(self, messages: Sequence[Any], now_ms: int) -> list[bool]:
+        """Return which received messages the filter is true for, at a time of the service in ms since 1970."""
+        return [self.matches(FilteredMessage(each.facts, each.content, now_ms)) for each in messages]
+
     def matches(self, message: FilteredMessage) -> bool:
         """Return whether the filter is true for a message."""
         try:

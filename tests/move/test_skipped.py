@@ -1,0 +1,205 @@
+"""Messages that a mover skips: kept locked, counted once, and released in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair import errors
+from sbpair.move.skipped import SkippedMessages
+from tests.move.test_mover import FAST, LOST, UNREACHABLE, Memory, fast_context, message, move, receipt_of
+
+if TYPE_CHECKING:
+    from sbpair.move.context import MoveContext
+    from sbpair.move.mover import Mover
+
+
+def odd_ones(messages: Sequence[Any], _now_ms: int) -> list[bool]:
+    return [each.facts.sequence_number % 2 == 1 for each in messages]
+
+
+def choosing(**changed: Any) -> MoveContext:
+    return fast_context(chosen=odd_ones, **changed)
+
+
+async def skip_and_move(
+    memory: Memory, numbers: Sequence[int], context: MoveContext, **options: Any
+) -> SkippedMessages:
+    skipped = SkippedMessages(memory)
+    await move(memory, [message(number) for number in numbers], context, skipped=skipped, **options)
+    return skipped
+
+
+def done(memory: Memory, what: str) -> list[int]:
+    return [number for name, number in memory.done if name == what]
+
+
+async def test_messages_that_are_not_chosen_are_released_in_the_end() -> None:
+    memory, context = Memory(), choosing()
+    skipped = await skip_and_move(memory, [1, 2, 3, 4], context)
+    receipt = receipt_of(context)
+    assert (done(memory, "complete"), done(memory, "release")) == ([1, 3], [2, 4])
+    assert (receipt.received, receipt.sent, receipt.skipped, receipt.released) == (4, 2, 2, 0)
+    assert (receipt.remaining, receipt.exit_code) == (0, 0)
+    assert (len(skipped), skipped.numbers) == (0, {2, 4})
+
+
+async def test_skipped_messages_take_no_room_from_chosen_ones() -> None:
+    context = choosing(max_held=3)
+
+    async def check(mover: Mover) -> None:
+        mover.accept([message(number) for number in (4, 6, 8, 10, 12)])
+        assert (mover.room, mover.held, mover.locked) == (3, 0, 6)
+        assert mover.own_numbers() == {2, 4, 6, 8, 10, 12}
+
+    await skip_and_move(Memory(), [2], context, then=check)
+    assert receipt_of(context).skipped == 6
+
+
+async def test_skipped_message_that_comes_again_is_counted_once() -> None:
+    memory, context = Memory(), choosing()
+
+    async def again(mover: Mover) -> None:
+        mover.accept([message(2), message(4), message(5)])
+        while mover.held:
+            await mover.wait_changed(1.0)
+
+    await skip_and_move(memory, [1, 2], context, then=again)
+    receipt = receipt_of(context)
+    assert (receipt.received, receipt.sent, receipt.skipped, receipt.distinct) == (4, 2, 2, 4)
+    assert done(memory, "release") == [2, 4]
+
+
+async def test_message_skipped_over_an_earlier_connection_stays_skipped() -> None:
+    context = choosing()
+    skipped = await skip_and_move(Memory(), [2], context)
+    # Its age or its delivery count may be other ones now.
+    everything = replace(context, chosen=lambda messages, _now_ms: [True] * len(messages))
+    memory = Memory()
+    skipped.source = memory
+    await move(memory, [message(2), message(4)], everything, skipped=skipped)
+    receipt = receipt_of(context)
+    assert (receipt.received, receipt.sent, receipt.skipped) == (2, 1, 1)
+    assert (done(memory, "complete"), done(memory, "release")) == ([4], [2])
+
+
+async def test_locks_of_skipped_messages_are_renewed() -> None:
+    memory = Memory()
+    context = choosing(timings=replace(FAST, renew_before_seconds=10_000.0))
+
+    async def wait(_mover: Mover) -> None:
+        while len(done(memory, "renew")) < 7:  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+
+    await skip_and_move(memory, [2, 4, 6], context, then=wait)
+    assert done(memory, "renew")[:6] == [2, 4, 6, 2, 4, 6]
+    assert receipt_of(context).operations.renewals >= 6
+
+
+async def test_lost_lock_among_skipped_messages_is_found() -> None:
+    memory = Memory(renew=[LOST, LOST, None, LOST, None])
+    context = choosing(timings=replace(FAST, renew_before_seconds=10_000.0))
+    numbers: list[int] = []
+
+    async def wait(mover: Mover) -> None:
+        await memory.used_up("renew")
+        numbers.append(mover.locked)
+
+    await skip_and_move(memory, [2, 4, 6, 8], context, then=wait)
+    assert numbers[0] in (2, 3)
+    assert receipt_of(context).skipped == 4
+
+
+async def test_renewal_that_fails_is_tried_again() -> None:
+    memory = Memory(renew=[UNREACHABLE])
+    context = choosing(timings=replace(FAST, renew_before_seconds=10_000.0))
+
+    async def wait(_mover: Mover) -> None:
+        while not done(memory, "renew"):  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+
+    await skip_and_move(memory, [2], context, then=wait)
+    assert done(memory, "release") == [2]
+
+
+async def test_more_than_the_limit_are_released_and_the_run_fails() -> None:
+    memory, context = Memory(), choosing(max_skipped=3)
+    made: list[errors.SbpairError | None] = []
+
+    async def see(mover: Mover) -> None:
+        made.append(mover.fatal)
+
+    await skip_and_move(memory, [2, 4, 6, 8, 10], context, then=see)
+    receipt = receipt_of(context)
+    assert (receipt.received, receipt.skipped, receipt.released) == (5, 3, 2)
+    assert sorted(done(memory, "release")) == [2, 4, 6, 8, 10]
+    assert isinstance(made[0], errors.SkipLimitReached)
+    assert "--max-skipped" in made[0].hint
+    assert receipt.exit_code == made[0].exit_code == 3
+
+
+async def test_message_that_the_primary_has_is_completed_though_not_chosen() -> None:
+    context = choosing()
+    memory = Memory()
+    await move(memory, [message(2)], replace(context, chosen=None))
+    again = Memory()
+    context.journal._remember(99, [("ns", "q", 2, 1, "m2")])  # as an earlier run left it
+    await skip_and_move(again, [2], context)
+    receipt = receipt_of(context)
+    assert (receipt.already_sent, receipt.skipped) == (1, 0)
+    assert done(again, "complete") == [2]
+
+
+async def test_redelivery_of_a_chosen_message_is_not_skipped_while_it_is_sent() -> None:
+    memory = Memory(send=["hang"])
+    chosen = {1}
+    context = fast_context(chosen=lambda messages, _: [each.facts.sequence_number in chosen for each in messages])
+
+    async def again(mover: Mover) -> None:
+        await memory.reached.wait()
+        chosen.clear()  # as if its age mattered
+        mover.accept([message(1)])
+        assert mover.locked == mover.held == 2
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await skip_and_move(memory, [1], context, settle=False, then=again)
+    assert receipt_of(context).skipped == 0
+
+
+async def test_message_skipped_for_a_reason_is_named_and_a_finding() -> None:
+    context = fast_context()
+    memory = Memory(send=["hang"])
+
+    async def refuse(mover: Mover) -> None:
+        await memory.reached.wait()
+        [waiting] = mover._senders.waiting() or list(mover._settlement.held)[-1:]
+        mover._settlement.skip([waiting], "the destination has seen its id")
+        assert mover.locked == 2
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await skip_and_move(memory, [1, 2], context, settle=False, then=refuse)
+    receipt = receipt_of(context)
+    assert (receipt.skipped, receipt.exit_code) == (1, 3)
+    assert [(each.sequence_number, each.reason) for each in receipt.stayed] == [(2, "the destination has seen its id")]
+
+
+@given(st.lists(st.lists(st.integers(1, 12), max_size=5, unique=True), max_size=6), st.integers(0, 4))
+async def test_every_delivery_is_in_one_bucket_whatever_comes_again(rounds: list[list[int]], limit: int) -> None:
+    memory, context = Memory(), choosing(max_skipped=limit)
+
+    async def go(mover: Mover) -> None:
+        for numbers in rounds:
+            mover.accept([message(number) for number in numbers])
+            await mover.wait_changed(0.01)
+
+    await skip_and_move(memory, [], context, then=go)
+    receipt = receipt_of(context)
+    assert receipt.skipped == min(limit, len({each for numbers in rounds for each in numbers if each % 2 == 0}))
