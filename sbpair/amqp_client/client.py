@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from sbpair import errors
 from sbpair.amqp.conditions import status_error
 from sbpair.amqp.performatives import Accepted, Outcome, Rejected, Source
-from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Value
-from sbpair.amqp_client.raw_links import RawReceiver, RawSender
+from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, UInt, Value
+from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawReceiver, RawSender
 from sbpair.amqp_client.request_client import RequestClient, Response
 from sbpair.amqp_client.stream import Stream, open_stream
 from sbpair.amqp_client.tokens import GetToken, TokenSource, source_for
@@ -44,6 +44,7 @@ RETRY_RENEW_SECONDS = 10.0
 
 FILTER = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+TIMEOUT = Symbol("com.microsoft:timeout")
 
 _TICKS_TO_1970 = 621_355_968_000_000_000
 _TICKS_PER_MS = 10_000
@@ -55,15 +56,25 @@ class SessionReceiver(RawReceiver):
     Invariant: the lock belongs to the link, and ends with it. `AmqpClient.renew_session` renews it.
     """
 
-    def __init__(self, stream: Stream, session: Session, address: str, session_id: str) -> None:
+    def __init__(
+        self, stream: Stream, session: Session, address: str, session_id: str | None, seconds: float = 0.0
+    ) -> None:
+        """Create a link to one session, or without an id to the next one that is free within `seconds`."""
         super().__init__(stream, session, address)
-        self.session_id = session_id
+        self.session_id = session_id or ""
+        self._any = session_id is None
+        if self._any:
+            wait = Map([(TIMEOUT, UInt(int(1000 * seconds)))])
+            self._terms = {"seconds": seconds + ANSWER_SECONDS, "properties": wait}
         self._source = Source(address, filter=Map([(FILTER, session_id)]))
 
     async def attach(self) -> None:
-        """Open the link. Raises SessionLocked; ServiceRefused if the peer grants no session, or another one."""
+        """Open the link. Raises SessionLocked; TimedOut without a free session; ServiceRefused for another one."""
         await super().attach()
-        if self._granted_session() != self.session_id:
+        granted = self._granted_session()
+        if self._any and isinstance(granted, str):
+            self.session_id = granted
+        elif granted != self.session_id:
             self.close()
             raise errors.ServiceRefused(
                 f"link to {self.address!r}: the session was not granted",
@@ -137,6 +148,13 @@ class AmqpClient:
         """
         await self._authorize(address)
         session = SessionReceiver(self._stream, self._begin(), address, session_id)
+        await session.attach()
+        return session
+
+    async def next_session(self, address: str, seconds: float) -> SessionReceiver:
+        """Lock the next session of an entity that has messages. Raises TimedOut if none is free within `seconds`."""
+        await self._authorize(address)
+        session = SessionReceiver(self._stream, self._begin(), address, None, seconds)
         await session.attach()
         return session
 

@@ -325,6 +325,7 @@ class RawReceiver(ClientLink):
         self._link = session.receiver(f"sbpair-{next(_names)}")
         super().__init__(stream, self._link, address)
         self._source = Source(address)
+        self._terms: dict[str, Any] = {}
         self._arrived: deque[Delivery] = deque()
         self.lost: list[Delivery] = []
         self._interrupted = False
@@ -332,7 +333,7 @@ class RawReceiver(ClientLink):
 
     async def attach(self) -> None:
         target = Target(f"sbpair-{self.name}")
-        await self.open(source=self._source, target=target, snd_settle_mode=0, rcv_settle_mode=1)
+        await self.open(source=self._source, target=target, snd_settle_mode=0, rcv_settle_mode=1, **self._terms)
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, WindowOpened):
@@ -384,15 +385,20 @@ class RawReceiver(ClientLink):
 
         Raises nothing: a lost link has nothing to return.
         """
-        before = self._windows_seen
         self.grant(0)
+        await self.drain(seconds=seconds)
+        return self.take_remaining()
+
+    async def drain(self, *, seconds: float = STOP_SECONDS) -> None:
+        """Use up the credit: wait until the peer has sent what it has now, and gives the rest of the credit back."""
+        before = self._windows_seen
         self._link.drain()
+        self.stream.flush_soon()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.error is None and self._windows_seen == before:
                     self._changed.clear()
                     await self._changed.wait()
-        return self.take_remaining()
 
     def take_remaining(self) -> list[Delivery]:
         """Remove and return deliveries not yet taken; if the link was lost, [], and they are kept as `lost`."""

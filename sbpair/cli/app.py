@@ -29,6 +29,8 @@ GROUPS = {
     },
     "Move": {
         "syphon": "Move stranded messages from the backlog queues back to the primary.",
+        "move": "Move messages from any queue or subscription to any queue or topic.",
+        "redrive": "Move the dead letters of an entity back to where they came from.",
         "replay": "Move a large backlog with Spark: archive, send and prove it.",
         "runs": "Show earlier runs and the messages they left in doubt.",
     },

@@ -129,9 +129,13 @@ def _filled(paragraph: str, width: int) -> str:
 
 
 def _section(title: str, rows: list[Row], width: int) -> str:
-    longest = max((len(name) for name, _text in rows if len(name) <= MAX_NAME), default=MAX_NAME)
-    lines = [line for name, text in rows for line in _lines(name, text, longest, width)]
-    return "\n".join([f"{title}:", *lines])
+    names = {len(name) for name, _text in rows if len(name) <= MAX_NAME} or {MAX_NAME}
+    # A long name may have a line of its own: the column that takes the fewest lines is best.
+    tables = [
+        [line for name, text in rows for line in _lines(name, text, longest, width)]
+        for longest in sorted(names, reverse=True)
+    ]
+    return "\n".join([f"{title}:", *min(tables, key=len)])
 
 
 def _lines(name: str, text: str, longest: int, width: int) -> Iterator[str]:

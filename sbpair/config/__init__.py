@@ -111,21 +111,31 @@ def effective(profile: Profile, environ: Environment) -> dict[str, Setting]:
     found = {key: settings[key] for key in ("pair", "config", "state")}
     found |= {key: replace(settings.get(key, UNSET), value=getattr(pair, key)) for key in PAIR_KEYS}
     for side, endpoint in zip(SIDES, (pair.primary, pair.secondary), strict=True):
-        address = settings[f"{side}.address"]
-        found[f"{side}.namespace"] = replace(address, value=endpoint.authority)
-        found[f"{side}.sign_in"] = replace(address, value=sign_in(endpoint))
-        values: dict[str, str | bool] = {
-            "name": endpoint.name,
-            "endpoint": endpoint.amqp_address,
-            "tls": endpoint.tls,
-            "ca_file": endpoint.ca_file or "",
-        }
-        for name, value in values.items():
-            default = UNSET if value == "" else Setting("", f"{side}.namespace", Origin.DERIVED)
-            found[f"{side}.{name}"] = replace(settings.get(f"{side}.{name}", default), value=value)
-        implied = Setting("", f"{side}.proxy", Origin.DERIVED) if endpoint.proxy else UNSET
-        found[f"{side}.transport"] = replace(settings.get(f"{side}.transport", implied), value=str(endpoint.transport))
-        found[f"{side}.proxy"] = _proxy_setting(settings.get(f"{side}.proxy", UNSET), endpoint, environ)
+        found |= effective_endpoint(side, endpoint, settings, environ)
+    return found
+
+
+def effective_endpoint(
+    side: str, endpoint: Endpoint, settings: Mapping[str, Setting], environ: Environment
+) -> dict[str, Setting]:
+    """Return every value of one namespace, as `effective` does."""
+    address = settings[f"{side}.address"]
+    found = {
+        f"{side}.namespace": replace(address, value=endpoint.authority),
+        f"{side}.sign_in": replace(address, value=sign_in(endpoint)),
+    }
+    values: dict[str, str | bool] = {
+        "name": endpoint.name,
+        "endpoint": endpoint.amqp_address,
+        "tls": endpoint.tls,
+        "ca_file": endpoint.ca_file or "",
+    }
+    for name, value in values.items():
+        default = UNSET if value == "" else Setting("", f"{side}.namespace", Origin.DERIVED)
+        found[f"{side}.{name}"] = replace(settings.get(f"{side}.{name}", default), value=value)
+    implied = Setting("", f"{side}.proxy", Origin.DERIVED) if endpoint.proxy else UNSET
+    found[f"{side}.transport"] = replace(settings.get(f"{side}.transport", implied), value=str(endpoint.transport))
+    found[f"{side}.proxy"] = _proxy_setting(settings.get(f"{side}.proxy", UNSET), endpoint, environ)
     return found
 
 

@@ -66,12 +66,13 @@ def pair_names(flags: Flags, environ: Environment) -> list[str]:
 
 
 def named_variables(path: Path) -> set[object]:
-    """Return the variables of secrets that any pair of the file names; none if it is unreadable."""
+    """Return the variables of secrets that the file names; none if it is unreadable."""
     try:
         tables = [table for table in read_pairs(path).values() if isinstance(table, dict)]
+        namespaces = list(read_namespaces(path).values())
     except SbpairError:
         return set()
-    sides = [table.get(side) for table in tables for side in SIDES]
+    sides = [table.get(side) for table in tables for side in SIDES] + namespaces
     return {side.get(key) for side in sides if isinstance(side, dict) for key in VARIABLE_KEYS}
 
 
@@ -94,6 +95,21 @@ def create_file(path: Path, text: str) -> None:
 
 def read_pairs(path: Path) -> dict[str, object]:
     """Return the tables under `pairs`, by name; none without a file. Raises UsageError, MachineLacks."""
+    return _read_tables(path, "pairs")
+
+
+def read_namespaces(path: Path) -> dict[str, object]:
+    """Return the tables under `namespaces`, as `read_pairs` does."""
+    tables = _read_tables(path, "namespaces")
+    for name in tables:
+        if name in SIDES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            shown = "…" if holds_secret(name) else name
+            hint = "use up to 64 letters, digits, '.', '-' and '_'; primary and secondary are the sides of a pair"
+            raise UsageError(f"{path}: {shown!r} cannot be the name of a namespace", hint=hint)
+    return tables
+
+
+def _read_tables(path: Path, kind: str) -> dict[str, object]:
     try:
         with path.open("rb") as file:
             content: dict[str, object] = tomllib.load(file)
@@ -109,11 +125,11 @@ def read_pairs(path: Path) -> dict[str, object]:
         raise UsageError(f"{path} is not UTF-8, as TOML is", hint="save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
-    entries = _table(content, ("pairs",), str(path))
-    pairs = entries.get("pairs", {})
-    if not isinstance(pairs, dict):
-        raise UsageError(f"{path}: pairs is not a table", hint="write [pairs.NAME]")
-    return pairs
+    entries = _table(content, ("pairs", "namespaces"), str(path))
+    tables = entries.get(kind, {})
+    if not isinstance(tables, dict):
+        raise UsageError(f"{path}: {kind} is not a table", hint=f"write [{kind}.NAME]")
+    return tables
 
 
 def file_layer(name: str, table: object, path: Path, environ: Environment) -> Layer:
@@ -125,6 +141,11 @@ def file_layer(name: str, table: object, path: Path, environ: Environment) -> La
         if side in entries:
             layer |= _side_layer(side, entries[side], f"{path} [pairs.{name}.{side}]", environ)
     return layer
+
+
+def namespace_layer(name: str, table: object, path: Path, environ: Environment) -> Layer:
+    """Return the settings of `[namespaces.NAME]`. Raises UsageError with the key and its place."""
+    return _side_layer(f"namespaces.{name}", table, f"{path} [namespaces.{name}]", environ)
 
 
 def _side_layer(side: str, table: object, place: str, environ: Environment) -> Layer:

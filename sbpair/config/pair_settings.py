@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from sbpair.config.setting import Secret, Setting
+from sbpair.config.setting import SIDES, Secret, Setting
 from sbpair.errors import UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
@@ -29,8 +29,10 @@ def build_pair(name: str, settings: Mapping[str, Setting]) -> Pair:
 
 
 def build_endpoint(side: str, settings: Mapping[str, Setting], pair: str) -> Endpoint:
-    """Build one side of a pair: its address, and its overrides."""
+    """Build one side of a pair, or a single namespace: its address, and its overrides."""
     address = settings.get(f"{side}.address")
+    if address is None and side not in SIDES:
+        raise UsageError(f"[{side}] has no address", hint="give it a namespace, or a connection_string_env")
     if address is None:
         raise UsageError(
             f"pair {pair!r} has no {side} namespace",

@@ -27,7 +27,7 @@ from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
-    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.model.pair import Endpoint, Ends, Pair
     from sbpair.model.queues import Retrying
     from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage
     from sbpair.replication.keys import KeyRule, Received
@@ -89,7 +89,7 @@ def source_of(pair: Pair, name: str, side: Side | None = None, *, dead_letters: 
 
 
 async def peek_messages(
-    pair: Pair,
+    pair: Ends,
     sources: Sequence[PeekSource],
     *,
     limit: int,
@@ -116,7 +116,7 @@ async def peek_messages(
     return result
 
 
-async def count_messages(pair: Pair, source: PeekSource) -> int | None:
+async def count_messages(pair: Ends, source: PeekSource) -> int | None:
     """Return the number of messages that a source has, roughly; None if unknown, as without the Manage claim."""
     from sbpair.azure.atom import open_atom
 
@@ -161,29 +161,32 @@ def with_reason(reason: str) -> Keep:
 
 
 async def count_dead_letters(
-    pair: Pair, queues: Sequence[str], *, limit: int, on_event: OnEvent = lambda _event: None
+    pair: Ends, sources: Sequence[PeekSource], *, limit: int, on_event: OnEvent = lambda _event: None
 ) -> list[DeadLetterCount]:
-    """Count up to `limit` dead letters of each queue by cause. Raises EntityMissing, AccessError, Unavailable."""
+    """Count up to `limit` messages of each dead-letter queue by cause.
+
+    Raises EntityMissing, AccessError, Unavailable.
+    """
     slots = asyncio.Semaphore(QUEUES_AT_ONCE)
     found: dict[str, list[DeadLetterCount]] = {}
 
-    async def group(peek: Peek, queue: str) -> None:
+    async def group(peek: Peek, source: PeekSource) -> None:
         messages: defaultdict[tuple[str | None, str | None], list[int]] = defaultdict(list)
 
         async def take(message: PeekedMessage) -> None:
             messages[cause_in(message.sections).reason, message.facts.path].append(message.facts.enqueued_at)
 
         async with slots:
-            source = PeekSource("secondary", dead_letter_path(queue))
             position = PeekPosition(source.path)
             await peek(source, position, limit, take)
+        queue = parent_path(source.path)
         found[queue] = [
             DeadLetterCount(queue, *cause, len(times), min(times), position.ended) for cause, times in messages.items()
         ]
 
     async with _open_peek(pair, on_event) as peek:
-        await gather_all(group(peek, queue) for queue in queues)
-    return [each for queue in queues for each in found[queue]]
+        await gather_all(group(peek, source) for source in sources)
+    return [each for source in sources for each in found[parent_path(source.path)]]
 
 
 Peek = Callable[[PeekSource, PeekPosition, "int | None", "OnMessage"], Awaitable[None]]
@@ -191,7 +194,7 @@ Peek = Callable[[PeekSource, PeekPosition, "int | None", "OnMessage"], Awaitable
 
 
 @asynccontextmanager
-async def _open_peek(pair: Pair, on_event: OnEvent) -> AsyncIterator[Peek]:
+async def _open_peek(pair: Ends, on_event: OnEvent) -> AsyncIterator[Peek]:
     from sbpair.azure.credentials import token_getter
 
     clock = time.monotonic
@@ -231,5 +234,5 @@ def _taker(result: PeekResult, source: PeekSource, limit: int, keep: Keep | None
     return take
 
 
-def _endpoint(pair: Pair, source: PeekSource) -> Endpoint:
+def _endpoint(pair: Ends, source: PeekSource) -> Endpoint:
     return pair.primary if source.side == "primary" else pair.secondary

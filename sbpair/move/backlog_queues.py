@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sbpair import backlog
 from sbpair.errors import EntityMissing, NotAuthorized
@@ -31,8 +31,13 @@ async def find(pair: Pair, control: AtomNamespace) -> QueuesFound:
     return QueuesFound(tuple(queues), tuple(path for path in queues if path.lower() not in known), managed=True)
 
 
-async def find_one(source: str, control: AtomNamespace) -> QueuesFound:
-    """Return one source, and whether its messages can be counted. Raises EntityMissing."""
+async def find_sources(pair: Ends, source: str | None, control: AtomNamespace) -> QueuesFound:
+    """Return one source, and whether its messages can be counted; the backlog queues if it is None.
+
+    Raises EntityMissing.
+    """
+    if source is None:
+        return await find(cast("Pair", pair), control)
     try:
         await control.counts(parent_path(source))
     except NotAuthorized:

@@ -68,7 +68,8 @@ DEFAULT_MOVE_TIMINGS = MoveTimings()
 class MoveContext:
     """`namespace` holds the backlog. `send_cost` returns the credits of a message by its destination.
 
-    With `keeps_refused`, a message that its destination refuses stays in its source, and is not dead-lettered.
+    With `keeps_refused`, a message that its destination refuses stays in its source, and is not dead-lettered;
+    so does one that was enqueued within the last `duplicate_window_ms`.
     `chosen` returns which received messages to move, at a time of the service in ms since 1970; None moves all. At most
     `max_skipped` others are kept locked at once.
     `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the backlog refused to dead-letter a message,
@@ -92,5 +93,6 @@ class MoveContext:
     send_cost: SendCost | None = None
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
     keeps_refused: bool = False
+    duplicate_window_ms: int = 0
     missing: MissingDestinations = field(default_factory=MissingDestinations)
     dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

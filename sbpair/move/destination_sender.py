@@ -168,7 +168,7 @@ class DestinationSender:
         [decision] = self._route([routed.message.facts])
         if isinstance(decision, Send):
             return routed._replace(send=decision)
-        self._settlement.dead_letter(routed.message, decision)
+        self._settlement.turn_away(routed.message, decision)
         return None
 
     def _max_messages(self) -> int:
@@ -276,7 +276,7 @@ class DestinationSender:
             self._clear_failures()
         for routed in refused_messages:
             self.queue.sent_alone(routed, accepted=False)
-            self._settlement.dead_letter(routed.message, decide(self.destination, error.message))
+            self._settlement.turn_away(routed.message, decide(self.destination, error.message))
         return held
 
     # After a failure.

@@ -192,6 +192,6 @@ class Intake:
         """Dead-letter the messages that can have no destination. Return the others, and their decisions."""
         for message, decision in zip(messages, decisions, strict=True):
             if not isinstance(decision, Send):
-                self._settlement.dead_letter(message, decision)
+                self._settlement.turn_away(message, decision)
         has_destination = [isinstance(decision, Send) for decision in decisions]
         return list(compress(messages, has_destination)), list(compress(decisions, has_destination))

@@ -57,6 +57,8 @@ class MissingDestinations:
     def hold_error(self, destination: str) -> Unavailable:
         """Return why the messages of a held destination wait."""
         count = self.dead_lettered[self._spellings[destination.lower()]]
+        if not self._limit:
+            return Unavailable("it does not exist: its messages stay in the source; create it")
         return Unavailable(
             f"it does not exist in the primary: {count} of its messages were dead-lettered, the others stay in the"
             " backlog; create it, or pass --allow-missing to dead-letter them all"

@@ -47,7 +47,7 @@ class Mover:
         self._latch = FailureLatch(source.interrupt)
         self._skipped = SkippedMessages() if skipped is None else skipped
         self._settlement = Settlement(source, tasks, context, self._latch, self._skipped)
-        route = router(context.ttl, self._service_ms)
+        route = router(context.ttl, self._service_ms, context.duplicate_window_ms)
         new_sender = partial(
             DestinationSender,
             backlog_queue=source.queue,

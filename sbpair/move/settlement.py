@@ -127,7 +127,11 @@ class Settlement:
 
     # Not accepted.
 
-    def dead_letter(self, message: ReceivedMessage, decision: DeadLetter | Expire) -> None:
+    def turn_away(self, message: ReceivedMessage, decision: DeadLetter | Expire) -> None:
+        """Dead-letter a message that cannot be sent, or leave it in its source."""
+        if self._context.keeps_refused:
+            self.skip([message], decision.description)
+            return
         self._spawn(self._dead_letter(message, decision), message)
 
     async def release(self, messages: list[ReceivedMessage]) -> None:
@@ -138,7 +142,7 @@ class Settlement:
             self.count_returned(message)
 
     def skip(self, messages: Sequence[ReceivedMessage], reason: str = "") -> None:
-        """Leave messages in the backlog, locked until the run ends. With a `reason`, each is named in the receipt.
+        """Keep messages in the backlog, locked until the run ends. With a `reason`, each is named in the receipt.
 
         Beyond the limit they are released, and the run ends.
         """

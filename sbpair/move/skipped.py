@@ -51,6 +51,14 @@ class SkippedMessages:
         self._renewals += kept
         self._added.set()
 
+    def detach(self) -> SkippedMessages:
+        """Return all that are locked, to be released apart from those to come. Both have one set of numbers."""
+        detached = SkippedMessages(self.source)
+        detached.numbers = self.numbers
+        detached._kept, self._kept = self._kept, {}
+        self._renewals.clear()
+        return detached
+
     def forget_locks(self) -> None:
         """Give up all locks, after the link has gone: the messages come again."""
         self._kept.clear()

@@ -1,7 +1,7 @@
 """Forecast of a syphon run, added up message by message. Pure; memory does not depend on the backlog.
 
-Identity, for each flow and in total: messages = sent + dead_lettered + expired + deferred + scheduled. `move.route`
-decides about each message, as in a real run.
+Identity, for each flow and in total: messages = sent + dead_lettered + expired + skipped + deferred + scheduled.
+`move.route` decides about each message, as in a real run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sbpair.move.message.route import Route
     from sbpair.syphon.limits import EffectiveLimits, PairTiers
 
-OUTCOMES = ("sent", "dead_lettered", "expired", "deferred", "scheduled")
+OUTCOMES = ("sent", "dead_lettered", "expired", "skipped", "deferred", "scheduled")
 
 MAX_FLOWS = 20_000
 MAX_REASONS = 1_000

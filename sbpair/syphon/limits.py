@@ -6,7 +6,7 @@ Asks a namespace only for its tier and its filters. Without permission, it assum
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sbpair.errors import NetworkRefused, NotAuthorized, SbpairError, Unavailable
@@ -50,6 +50,11 @@ class EffectiveLimits:
     primary_credits: float | None = None
     secondary_credits: float | None = None
 
+    def shared(self) -> EffectiveLimits:
+        """Return the limits of a run whose ends are one namespace, with one supply of credits."""
+        half = self.primary_credits and self.primary_credits / 2
+        return replace(self, primary_credits=half, secondary_credits=half)
+
     def rate_limiter(self, now: float) -> RateLimiter | None:
         """Create the limiter that all workers of a run share; None without any limit."""
         if self == EffectiveLimits():
@@ -57,10 +62,10 @@ class EffectiveLimits:
         return RateLimiter(now, rate=self.rate, primary=self.primary_credits, secondary=self.secondary_credits)
 
 
-def effective_limits(limits: MoveLimits, tiers: PairTiers, *, shared: bool = False) -> EffectiveLimits:
-    """Return the limits of a run. `shared` is whether both ends are one namespace, with one supply of credits."""
-    each = [credits_of(limits.credits, tier) for tier in (tiers.primary, tiers.secondary)]
-    return EffectiveLimits(limits.rate, *(half and half / 2 for half in each) if shared else each)
+def effective_limits(limits: MoveLimits, tiers: PairTiers) -> EffectiveLimits:
+    return EffectiveLimits(
+        limits.rate, credits_of(limits.credits, tiers.primary), credits_of(limits.credits, tiers.secondary)
+    )
 
 
 async def tier_of(control: DestinationCache) -> str | None:

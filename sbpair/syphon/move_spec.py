@@ -16,7 +16,8 @@ class MoveSpec:
     """A move between two ends: of one `source`, or of the backlog queues if that is None.
 
     `command` is its name in the list of runs. `sessions` is whether the source has sessions. A run ends after
-    `max_messages` were sent. With `keeps_refused`, a message that the destination refuses stays in its source.
+    `max_messages` were sent. With `keeps_refused`, a message that the destination refuses stays in its source, and so
+    does one that was enqueued within the last `duplicate_window_ms`: the destination may know its id.
     """
 
     ends: Ends
@@ -26,3 +27,4 @@ class MoveSpec:
     sessions: bool = False
     max_messages: int | None = None
     keeps_refused: bool = False
+    duplicate_window_ms: int = 0

@@ -19,6 +19,7 @@ from sbpair.errors import EntityMissing
 from sbpair.model import cost
 from sbpair.move import backlog_queues
 from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
+from sbpair.move.message.form import BACKLOG, MessageForm
 from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, refused
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeker, PeekPosition
@@ -33,10 +34,11 @@ from sbpair.syphon.limits import (
     effective_limits,
     tier_of,
 )
+from sbpair.syphon.move_spec import MoveSpec
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Sections
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
     from sbpair.model.queues import Retrying
     from sbpair.move.events import QueuesFound
     from sbpair.move.message.route import Route
@@ -51,9 +53,10 @@ OnEvent = Callable[["QueuesFound | Peeked | Retrying"], object]
 
 
 async def make_forecast(
-    pair: Pair,
+    pair: Ends,
     limits: MoveLimits | None = None,
     *,
+    spec: MoveSpec | None = None,
     only: Sequence[str] = (),
     aside: Callable[[Facts, Route], tuple[str | None, bool]] = lambda _facts, _decision: (None, False),
     effective_limits: Callable[[MoveLimits, PairTiers], EffectiveLimits] = effective_limits,
@@ -63,7 +66,7 @@ async def make_forecast(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Forecast:
-    """Peek every backlog queue of `pair`, and forecast a run with these limits.
+    """Peek every backlog queue of `pair`, or the source of `spec`, and forecast a run with these limits.
 
     For another kind of mover, `only` are the queues to peek. `aside` returns the outcome of a message that is received
     and not sent, and whether it is a duplicate. `in_turn` is for a mover that receives everything before it sends.
@@ -74,7 +77,8 @@ async def make_forecast(
     primary it finds missing destinations, without, a note reports that they were not checked. Raises SbpairError if
     peeks fail, and EntityMissing without any backlog queue.
     """
-    limits = limits or MoveLimits()
+    limits, spec = limits or MoveLimits(), spec or MoveSpec(pair)
+    ends = spec.ends
     # Loading the SDK takes half a second: a wrong option is reported before.
     from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
@@ -82,30 +86,33 @@ async def make_forecast(
 
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        control = await enter(open_atom(pair.secondary))
-        primary, secondary = await enter(open_destinations(pair.primary)), DestinationCache(control)
-        get_token = await enter(token_getter(pair))
-        lookup = DestinationLookup(pair.primary, primary, stack, get_token)
-        found = await backlog_queues.find(pair, control)
+        control = await enter(open_atom(ends.secondary))
+        primary, secondary = await enter(open_destinations(ends.primary)), DestinationCache(control)
+        get_token = await enter(token_getter(ends))
+        lookup = DestinationLookup(ends.primary, primary, stack, get_token)
+        found = await backlog_queues.find_sources(pair, spec.source, control)
         tiers = PairTiers(await lookup.tier(), await tier_of(secondary))
         effective = effective_limits(limits, tiers)
+        if ends.same:
+            effective = effective.shared()
         rate_limiter = RateLimiter(clock(), primary=effective.secondary_credits if limits.credits is not None else None)
-        peeker = Peeker(pair.secondary, get_token, rate_limiter, clock, sleep, on_event)
-        scan = _PreviewScan(ForecastBuilder(limits.ttl, int(now() * 1000)), lookup, peeker, aside)
+        peeker = Peeker(ends.secondary, get_token, rate_limiter, clock, sleep, on_event, form=spec.form)
+        scan = _PreviewScan(ForecastBuilder(limits.ttl, int(now() * 1000)), lookup, peeker, aside, spec.form)
         on_event(found)
         await scan.run(tuple(only) or found.queues)
     if not scan.found:
-        raise backlog_queues.none_found(pair)
+        raise scan.missing if scan.missing and spec.source else backlog_queues.none_found(pair)
     if lookup.unavailable:
         scan.notes.append(f"destinations were not checked: {lookup.unavailable}")
     peeked = [flow for flow in scan.sums.flows() if flow.outcomes["scheduled"] < flow.messages]
     behind_seconds = max((flow.oldest_ms or 0 for flow in peeked), default=0) / 1000 - now()
     if behind_seconds > CLOCK_MARGIN_SECONDS:
-        clock_is = f"this machine's clock is {behind_seconds:.0f} s behind that of {pair.secondary.name}"
+        clock_is = f"this machine's clock is {behind_seconds:.0f} s behind that of {ends.secondary.name}"
         scan.notes.append(f"the age of messages is unknown: {clock_is}")
-    sides = ((pair.primary, tiers.primary), (pair.secondary, tiers.secondary))
-    unknown = [end.name for end, tier in sides if not tier]
-    sums, (primary_tier, secondary_tier) = scan.sums, (tier or DEFAULT_TIER for _, tier in sides)
+    sides = {ends.primary.name: tiers.primary, ends.secondary.name: tiers.secondary}
+    unknown = [name for name, tier in sides.items() if not tier]
+    sums = scan.sums
+    primary_tier, secondary_tier = tiers.primary or DEFAULT_TIER, tiers.secondary or DEFAULT_TIER
     return Forecast(
         queues=tuple(scan.found),
         flows=tuple(sums.flows()),
@@ -127,6 +134,8 @@ class _PreviewScan:
     lookup: DestinationLookup
     peeker: Peeker
     aside: Callable[[Facts, Route], tuple[str | None, bool]]
+    form: MessageForm = BACKLOG
+    missing: EntityMissing | None = None
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
     found: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -145,6 +154,7 @@ class _PreviewScan:
                 await self.peeker.peek(position, self._judge)
         except EntityMissing as error:
             self.notes.append(error.message)
+            self.missing = error
         else:
             self.found.append(position.queue)
         if position.truncated:
@@ -172,7 +182,7 @@ class _PreviewScan:
         destination = self.lookup.name(send.destination)
         filters: int | None = None
         if isinstance(entity, DestinationEntity):
-            filters, entity = entity.filters, _refusal(entity, sections, facts, send, self.sums.now_ms)
+            filters, entity = entity.filters, _refusal(entity, sections, facts, send, self.sums.now_ms, self.form)
         if entity is not None:
             self.sums.turn_away(facts, destination, entity)
         else:
@@ -182,12 +192,14 @@ class _PreviewScan:
 _STAYS = {DEFERRED: "deferred", SCHEDULED: "scheduled"}
 
 
-def _refusal(entity: DestinationEntity, sections: Sections, facts: Facts, send: Send, now_ms: int) -> DeadLetter | None:
+def _refusal(
+    entity: DestinationEntity, sections: Sections, facts: Facts, send: Send, now_ms: int, form: MessageForm
+) -> DeadLetter | None:
     """Return why an existing destination would refuse a message, if it would."""
     if entity.requires_session and send.session_id is None and sections.read_properties().group_id is None:
         return refused(send.destination, "it requires sessions, and the message has none")
     limit = entity.message_bytes
     # In the backlog a message is larger by its aliases.
-    if limit is not None and facts.size > limit and len(restore(sections, send, now_ms)) > limit:
+    if limit is not None and facts.size > limit and len(restore(sections, send, now_ms, form)) > limit:
         return refused(send.destination, f"it is larger than the {limit} bytes that are allowed")
     return None

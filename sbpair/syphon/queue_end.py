@@ -37,11 +37,13 @@ PEEK_SECONDS = 5.0  # how often a queue is peeked that delivers new messages whi
 class QueueEnd:
     """`counts` is how often the queue was counted and the result reported. `locked` are its messages as last peeked.
 
-    `report` gets the result of a count, or None after a change of `locked`.
+    `only_new` is whether the run left only messages that were enqueued after it began. `report` gets the result of a
+    count, or None after a change of `locked`.
     """
 
     def __init__(self, queue: str, plan: RunPlan, report: Callable[[Mover, int | None], None]) -> None:
         self.counts = 0
+        self.only_new = False
         self.locked = LockedMessages()
         self._queue = queue
         self._plan = plan
@@ -118,13 +120,22 @@ class QueueEnd:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
         if not all(self._new.include(message.facts.enqueued_at) for message in messages):
             return False
+        now = asyncio.get_running_loop().time()
+        if self.locked and now < self._peek_at:
+            return False
+        self._peek_at = now + PEEK_SECONDS  # a busy queue would be peeked at each receive
+        if await self._is_first_still_there(source):
+            return False
         mine = mover.own_numbers() | mover.unsettleable().keys()
         others = (await self._peek_old(source, mine, MAX_LOCKED)).active - mine
+        if others and self._plan.spec.sessions:
+            return False  # of sessions to come
         if others:
             # Older than those received: they would have been delivered before.
             self._peeked = others
             await self._note_locked(others, mover)
-        return not (others and self._plan.wait_for_locks)
+        self.only_new = not (others and self._plan.wait_for_locks)
+        return self.only_new
 
     async def _peek_old(self, source: RawSource, mine: set[int], limit: int) -> PeekedQueue:
         """Peek old messages until `limit` of them are not `mine`."""

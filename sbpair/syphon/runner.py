@@ -34,7 +34,7 @@ from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, LockSeconds, QueueWorke
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
-    from sbpair.model.pair import Ends, Pair
+    from sbpair.model.pair import Ends
     from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.filter.compiler import MessageFilter
     from sbpair.move.rate_limit import Limit, RateLimiter
@@ -189,6 +189,7 @@ async def run(
             keeps_refused=spec.keeps_refused,
             chosen=None if where is None else where.choose,
             max_skipped=max_skipped,
+            duplicate_window_ms=spec.duplicate_window_ms,
         )
         plan = RunPlan(
             once,
@@ -307,7 +308,9 @@ async def _limit(
         primary, secondary = await stack.enter_async_context(open_destinations(pair.primary)), DestinationCache(control)
         tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(secondary)))
         send_cost = SendCosts(primary).of
-    effective = effective_limits(limits, tiers, shared=pair.same)
+    effective = effective_limits(limits, tiers)
+    if pair.same:
+        effective = effective.shared()
     store.describe(primary_tier=tiers.primary, secondary_tier=tiers.secondary, **asdict(effective))
     return effective.rate_limiter(asyncio.get_running_loop().time()), send_cost
 
@@ -318,10 +321,7 @@ def _queue_finder(pair: Ends, spec: MoveSpec, control: AtomNamespace, on_event: 
 
     async def find() -> QueuesFound:
         nonlocal last
-        if spec.source is None:
-            found = await backlog_queues.find(cast("Pair", pair), control)
-        else:
-            found = await backlog_queues.find_one(spec.source, control)
+        found = await backlog_queues.find_sources(pair, spec.source, control)
         if found != last:
             last = found
             on_event(found)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,6 +30,7 @@ from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened
 from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
 from sbpair.move.raw_source import LOCK_SECONDS
+from sbpair.move.session_source import ParkedSessions, SessionSource, SessionsSource
 from sbpair.move.skipped import SkippedMessages
 from sbpair.syphon.queue_end import TRIES, QueueEnd
 from sbpair.syphon.worker_connections import PROBE_SECONDS, PairState, WorkerConnections, open_connections
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 
 # How long a link may go unused while messages are held: after ten minutes the service closes it.
 UNUSED_SECONDS = 540.0
+SESSION_SECONDS = 60.0  # how long a watch waits for a session that has messages
 RELEASE_SECONDS = 2.0  # how long releasing held messages may take before the connection is ended
 
 Count = Callable[[str], Awaitable[int]]
@@ -193,9 +195,43 @@ class QueueWorker:
             try:
                 self._plan.context.on_event(QueueOpened(self.queue))
                 await self._settle_left(connections.source)
-                await self._move(connections)
+                if isinstance(connections.source, SessionsSource):
+                    await self._move_sessions(connections, connections.source)
+                else:
+                    await self._move(connections, self._skipped)
             finally:
                 self._connections = None
+
+    async def _move_sessions(self, connections: WorkerConnections, source: SessionsSource) -> None:
+        """Move one session after the other, until none is left."""
+        parked = ParkedSessions(source)
+        renewing = asyncio.create_task(parked.keep_locked(self._plan.context), name=f"renew sessions of {self.queue}")
+        try:
+            idle = Mover(source, connections.primary, asyncio.TaskGroup(), self._plan.context, parked)
+            while not (self._plan.stop.is_set() or self._is_full(idle)):
+                if await self._move_next(connections, source, idle, parked):
+                    return
+        finally:
+            renewing.cancel()
+            await parked.close(self._plan.context)
+
+    async def _move_next(
+        self, connections: WorkerConnections, source: SessionsSource, idle: Mover, parked: ParkedSessions
+    ) -> bool:
+        """Move the next session, if there is one. Return whether nothing remains to wait for."""
+        plan = self._plan
+        seconds = self.end.poll_seconds if plan.once else SESSION_SECONDS
+        session = await self._unless_interrupted(source.next_session(seconds))
+        if session is None:
+            plan.context.tally.spent("empty_receives", 1)
+            return plan.once and not plan.stop.is_set() and await self.end.is_empty(source, idle)
+        self._connections = replace(connections, source=session)
+        try:
+            return await self._move(self._connections, parked.skipped_in(session), parked)
+        finally:
+            self._connections = connections
+            if session not in parked:
+                session.close()
 
     async def _settle_left(self, source: RawSource) -> None:
         """Settle what a lost connection left locked: complete what the primary accepted, and unlock the rest."""
@@ -227,11 +263,14 @@ class QueueWorker:
         finally:
             self._opening = None
 
-    async def _move(self, connections: WorkerConnections) -> None:
+    async def _move(
+        self, connections: WorkerConnections, skipped: SkippedMessages, parked: ParkedSessions | None = None
+    ) -> bool:
+        """Move what the source has. Return whether all that is left is new, or for destinations that back off."""
         plan, tasks = self._plan, asyncio.TaskGroup()
         failure: SbpairError | None = None
-        self._skipped.source = connections.source
-        mover = self._mover = Mover(connections.source, connections.primary, tasks, plan.context, self._skipped)
+        skipped.source = connections.source
+        mover = self._mover = Mover(connections.source, connections.primary, tasks, plan.context, skipped)
         primary_lost = partial(connections.primary_lost, mover.retry_now)
         try:
             async with tasks:
@@ -248,6 +287,9 @@ class QueueWorker:
                 except SbpairError as error:
                     failure = connections.fault() or error
                 plan.context.missing.note_left(self.queue, mover.waiting())
+                is_stuck = mover.held > 0
+                if parked is not None and isinstance(connections.source, SessionSource):
+                    parked.park(connections.source, skipped.detach())
                 await mover.finish()
                 self._emit_progress(mover)
                 for task in background:
@@ -271,6 +313,7 @@ class QueueWorker:
             raise failure
         # Not before the end: each of them would come again at once.
         await connections.source.settle_by_token(self._locked_still(self._refused), RELEASED)
+        return is_stuck or self.end.only_new
 
     # Receive.
 
@@ -302,8 +345,16 @@ class QueueWorker:
                     return
                 continue
             plan.context.tally.spent("empty_receives", 1)
-            if plan.once and mover.fatal is None and await self.end.is_empty(source, mover):
+            if await self._is_over(source, mover):
                 return
+
+    async def _is_over(self, source: RawSource, mover: Mover) -> bool:
+        """Return whether nothing remains to wait for, after a receive that returned nothing."""
+        if isinstance(source, SessionSource):
+            if mover.held:
+                await mover.wait_changed(self._plan.timings.empty_wait_seconds)
+            return not mover.held or (self._plan.once and mover.stuck(TRIES))
+        return self._plan.once and mover.fatal is None and await self.end.is_empty(source, mover)
 
     async def _receive(self, source: RawSource, mover: Mover, limit: int) -> Sequence[ReceivedMessage]:
         """Receive once, and reopen the link each time the service closes it as unused."""

@@ -17,6 +17,7 @@ from sbpair.errors import ConnectionFaulted, SbpairError, Unavailable
 from sbpair.move.failure_latch import set_within
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.raw_source import RawSource
+from sbpair.move.session_source import SessionsSource
 from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ async def open_connections(
     async with AsyncExitStack() as stack:
         connecting = stack.enter_async_context(connect(spec.ends.secondary, get_token=get_token))
         wire = await sides.secondary.connected(connecting)
-        source = await RawSource.open(wire, queue, form=spec.form, lock_seconds=lock_seconds)
+        kind = SessionsSource if spec.sessions else RawSource
+        source = await kind.open(wire, queue, form=spec.form, lock_seconds=lock_seconds)
         primary = RawPrimary(spec.ends.primary, get_token=get_token)
         stack.push_async_callback(primary.close)
         # Fails before any message is locked if the primary cannot be reached.

@@ -185,6 +185,7 @@ def test_progress_lines_are_periodic_and_only_for_changed_counts() -> None:
         "received": 5,
         "sent": 2,
         "held": 3,
+        "skipped": 0,
         "locked": 0,
         "locked_until_ms": None,
         "per_second": 0.1,

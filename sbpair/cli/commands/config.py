@@ -9,6 +9,7 @@ from sbpair.cli.options.values import flags_of, in_words, warn_of_unknown_variab
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.config.file import create_file, file_setting
+from sbpair.config.namespaces import PREFIX, all_namespaces, has_pair
 from sbpair.config.setting import Flags
 from sbpair.errors import UsageError
 
@@ -35,6 +36,10 @@ namespace = "contoso.servicebus.windows.net"      # signs in as az login did, or
 
 [pairs.orders.secondary]
 connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=sb://contoso-dr…'
+
+# A namespace for --namespace archive and archive:ENTITY, of no pair, with the keys of a side:
+# [namespaces.archive]
+# namespace = "contoso-archive.servicebus.windows.net"
 """
 
 
@@ -72,7 +77,10 @@ def command(
         return 0
     warn_of_unknown_variables(flags, screen)
     _require_some(flags, file)
-    found = config.effective(config.load(flags, os.environ), os.environ)
+    namespaces = all_namespaces(flags, os.environ)
+    found = config.effective(config.load(flags, os.environ), os.environ) if has_pair(flags, os.environ) else {}
+    for each in namespaces:
+        found |= config.effective_endpoint(f"{PREFIX}{each.name}", each.endpoint, each.settings, os.environ)
     entries = [
         {"key": key, "value": setting.value, "source": setting.source, "origin": str(setting.origin)}
         for key, setting in found.items()

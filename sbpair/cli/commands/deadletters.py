@@ -52,11 +52,11 @@ def list_groups(
     """
     check_at_least("--max", limit, 1, f"the default is {MAX_PEEK}")
     pair = selected_pair(connection, screen, count=count)
-    from sbpair.message_io.peek import count_dead_letters
+    from sbpair.message_io.peek import count_dead_letters, source_of
 
-    queues = moves.backlog_paths(pair, queue)
+    sources = [source_of(pair, each, dead_letters=True) for each in moves.backlog_paths(pair, queue)]
     with PeekProgress(screen) as progress:
-        groups = run(count_dead_letters(pair, queues, limit=limit, on_event=progress))
+        groups = run(count_dead_letters(pair, sources, limit=limit, on_event=progress))
     total, exact, now = sum(each.messages for each in groups), all(each.exact for each in groups), time.time()
     entries, rows = [], []
     for each in groups:

@@ -50,10 +50,15 @@ class QueueRow:
     locked: int = 0
     locked_until_ms: int | None = None
     locked_seconds: float = 0.0
+    skipped: int = 0
 
     @property
     def eta_seconds(self) -> float | None:
         """Seconds until it is empty at this rate; those that are locked leave once they are free."""
+        if self.skipped and self.remaining is not None:
+            # As many of the others are chosen as of those received.
+            chosen = (self.remaining - self.skipped) * max(0, self.received - self.skipped) // max(1, self.received)
+            return time_left(chosen, self.per_second)
         if not self.locked:
             return None if self.remaining is None else time_left(self.remaining, self.per_second)
         # Without a count, it has received all others.
@@ -291,11 +296,12 @@ class Board:
             rate,
             None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
             at.held,
-            "; ".join(filter(None, (note, dead))),
+            "; ".join(filter(None, (note, f"{at.skipped} skipped" if at.skipped else "", dead))),
             idle=not (left or at.held or rate or dead or (note and not state.done)),
             locked=at.locked,
             locked_until_ms=at.locked_until_ms,
             locked_seconds=max(0.0, ((at.locked_until_ms or now_ms) - now_ms) / 1000),
+            skipped=at.skipped,
         )
 
 
@@ -367,6 +373,7 @@ def together(name: str, rows: tuple[QueueRow, ...]) -> QueueRow:
         locked=sum(row.locked for row in rows),
         locked_until_ms=max(untils, default=None),
         locked_seconds=max((row.locked_seconds for row in rows), default=0.0),
+        skipped=sum(row.skipped for row in rows),
     )
 
 

@@ -15,7 +15,7 @@ from sbpair.cli.render.screen import Document
 from sbpair.move import events
 
 if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
 
 Value = TypeVar("Value")
 
@@ -77,7 +77,7 @@ class EventLines:
         self._destinations: dict[str, tuple[object, ...]] = {}
         self._next = now + interval
 
-    def connecting(self, pair: "Pair", now_ms: int) -> Document:
+    def connecting(self, pair: "Ends", now_ms: int) -> Document:
         """Return the first line."""
         names = {"primary": pair.primary.name, "secondary": pair.secondary.name}
         return {**_head("connecting", now_ms), **names}
@@ -163,6 +163,7 @@ def _queue(row: QueueRow, now_ms: int) -> Document:
         "received": row.received,
         "sent": row.sent,
         "held": row.held,
+        "skipped": row.skipped,
         "locked": row.locked,
         "locked_until_ms": row.locked_until_ms,
         "per_second": round(row.per_second, 1),
@@ -183,7 +184,7 @@ def _destination(row: DestinationRow, now_ms: int) -> Document:
 
 
 def _figures(row: QueueRow) -> tuple[object, ...]:
-    return row.remaining, row.received, row.sent, row.held, row.locked, row.locked_until_ms
+    return row.remaining, row.received, row.sent, row.held, row.skipped, row.locked, row.locked_until_ms
 
 
 def _whole(seconds: float | None) -> int | None:

@@ -15,7 +15,7 @@ from sbpair.cli.render.screen import Document, Screen, plural, some, spoken
 from sbpair.move import events
 
 if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
 
 SAMPLE_SECONDS = 30.0
 """Time between counts of a queue for a live view; a count costs as much as ten messages."""
@@ -30,7 +30,7 @@ class MoveProgress(Progress):
     `sample_seconds` is the time between counts of a queue; None for none. `interval` is the time between reports.
     """
 
-    def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
+    def __init__(self, screen: Screen, pair: "Ends", interval: float) -> None:
         super().__init__()
         self.sample_seconds = None if screen.quiet else SAMPLE_SECONDS
         self._screen, self._pair, self._interval = screen, pair, interval
@@ -78,7 +78,7 @@ class MoveProgress(Progress):
 class TextMoveProgress(MoveProgress):
     """Prints the state of the whole run at intervals, too."""
 
-    def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
+    def __init__(self, screen: Screen, pair: "Ends", interval: float) -> None:
         super().__init__(screen, pair, interval)
         self._last = ""
         self._due = 0.0  # what it waits for, if it does
@@ -123,7 +123,7 @@ def progress_text(view: BoardView) -> str:
 class LiveMoveProgress(MoveProgress):
     """Draws every queue and destination, and prints the text above."""
 
-    def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
+    def __init__(self, screen: Screen, pair: "Ends", interval: float) -> None:
         from sbpair.cli.progress.live_table import LiveTable, draw_board
 
         super().__init__(screen, pair, interval)
@@ -133,7 +133,7 @@ class LiveMoveProgress(MoveProgress):
 class JsonMoveProgress(MoveProgress):
     """Writes JSON lines instead of text; with --quiet, only warnings."""
 
-    def __init__(self, screen: Screen, pair: "Pair", interval: float) -> None:
+    def __init__(self, screen: Screen, pair: "Ends", interval: float) -> None:
         super().__init__(screen, pair, 0.0)  # the lines know what is due
         self._lines = EventLines(time.monotonic(), interval)
         self._connecting = True
@@ -154,7 +154,7 @@ class JsonMoveProgress(MoveProgress):
         write_lines(self._screen, (each for each in lines if not self._screen.quiet or each["level"] == "warning"))
 
 
-def move_progress(screen: Screen, pair: "Pair", interval: float) -> MoveProgress:
+def move_progress(screen: Screen, pair: "Ends", interval: float) -> MoveProgress:
     """Return the progress of a move, in the form that suits stderr."""
     text = MoveProgress if screen.quiet else TextMoveProgress
     return choose_form(screen, LiveMoveProgress, JsonMoveProgress, text)(screen, pair, interval)

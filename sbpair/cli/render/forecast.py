@@ -23,12 +23,16 @@ REASONS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class ForecastWording:
-    """The words of a command for the outcomes of messages. `again` is whether it counts duplicates."""
+    """The words of a command for the outcomes of messages, and for the ends of a move.
+
+    `again` is whether it counts duplicates.
+    """
 
     schema: str
     outcomes: "Mapping[str, str]"
     dead_letters: str
     again: bool = False
+    ends: tuple[str, str] = ("primary", "secondary")
 
 
 _REPLAYED = (
@@ -42,6 +46,12 @@ _REPLAYED = (
     "scheduled",
 )
 SYPHON = ForecastWording("sbpair/syphon-preview/1", {fate: fate for fate in OUTCOMES}, "dead_letters")
+MOVE = ForecastWording(
+    "sbpair/move-preview/1",
+    {fate: fate for fate in OUTCOMES} | {"dead_lettered": "refused"},
+    "refused_messages",
+    ends=("destination", "source"),
+)
 REPLAY = ForecastWording(
     "sbpair/replay-plan/1",
     {fate: fate for fate in _REPLAYED} | {"dead_lettered": "quarantined"},
@@ -56,6 +66,7 @@ def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str,
     def sums(flow: FlowStats) -> dict[str, object]:
         return _sums(flow, forecast.now_ms, words)
 
+    primary, secondary = words.ends
     by_queue: dict[str, list[FlowStats]] = {queue: [] for queue in forecast.queues}
     by_destination: defaultdict[str, list[FlowStats]] = defaultdict(list)
     for flow in forecast.flows:
@@ -72,8 +83,12 @@ def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str,
         "flows": [{"queue": flow.queue, "destination": flow.destination, **sums(flow)} for flow in forecast.flows],
         words.dead_letters: [asdict(each) for each in forecast.dead_letters],
         "ttl": str(forecast.ttl),
-        "tiers": asdict(forecast.tiers),
-        "limits": asdict(forecast.limits),
+        "tiers": {primary: forecast.tiers.primary, secondary: forecast.tiers.secondary},
+        "limits": {
+            "rate": forecast.limits.rate,
+            f"{primary}_credits": forecast.limits.primary_credits,
+            f"{secondary}_credits": forecast.limits.secondary_credits,
+        },
         "seconds": None if forecast.seconds is None else round(forecast.seconds, 3),
         "operations": {**asdict(forecast.estimate.operations), "by_sbpair": forecast.estimate.operations.by_sbpair},
         "cost": {
@@ -96,11 +111,11 @@ def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str
         yield ""
     counted = [(shown.replace("_", " "), whole.outcomes[fate]) for fate, shown in words.outcomes.items()]
     yield from columns([("WOULD BE", "COUNT"), ("peeked", whole.messages), *counted])
-    for line in _remarks(forecast, whole):
+    for line in _remarks(forecast, whole, words):
         yield from wrapped(line)
 
 
-def _remarks(forecast: "Forecast", whole: FlowStats) -> Iterator[str]:
+def _remarks(forecast: "Forecast", whole: FlowStats, words: ForecastWording) -> Iterator[str]:
     yield from map(_doomed, forecast.dead_letters[:REASONS_SHOWN])
     if len(forecast.dead_letters) > REASONS_SHOWN:
         yield f"… and {len(forecast.dead_letters) - REASONS_SHOWN} more reasons: --output json has all of them"
@@ -108,8 +123,8 @@ def _remarks(forecast: "Forecast", whole: FlowStats) -> Iterator[str]:
         yield f"repeat a message id of the same destination (--dedup message-id): {whole.duplicates}"
     if whole.overdue and not whole.outcomes["expired"]:
         yield f"past their time to live, with --ttl remaining: {whole.overdue}"
-    yield _time(forecast)
-    yield _cost(forecast)
+    yield _time(forecast, words)
+    yield _cost(forecast, words)
 
 
 def _sums(flow: FlowStats, now_ms: int, words: ForecastWording) -> dict[str, object]:
@@ -165,12 +180,12 @@ def _doomed(doomed: "DeadLetterGroup") -> str:
     return clean(f"{doomed.reason}: {plural(doomed.messages, 'message')} ({listed}): {doomed.description}")
 
 
-def _time(forecast: "Forecast") -> str:
-    limits = forecast.limits
+def _time(forecast: "Forecast", words: ForecastWording) -> str:
+    limits, (primary, secondary) = forecast.limits, words.ends
     figures = (
         ("messages a second", limits.rate),
-        ("credits a second in the primary", limits.primary_credits),
-        ("credits a second in the secondary", limits.secondary_credits),
+        (f"credits a second in the {primary}", limits.primary_credits),
+        (f"credits a second in the {secondary}", limits.secondary_credits),
     )
     limiting = ", ".join(f"{figure:g} {unit}" for unit, figure in figures if figure is not None)
     if forecast.seconds is None:
@@ -178,7 +193,7 @@ def _time(forecast: "Forecast") -> str:
     return f"time: at least {spoken(forecast.seconds)}, at {limiting}"
 
 
-def _cost(forecast: "Forecast") -> str:
+def _cost(forecast: "Forecast", words: ForecastWording) -> str:
     estimate = forecast.estimate
     operations = estimate.operations
     price = "no price in the table"
@@ -186,7 +201,7 @@ def _cost(forecast: "Forecast") -> str:
         price = f"{_amount(span.minimum)} to {_amount(span.maximum)} {estimate.currency}"
     return (
         f"cost: {operations.by_sbpair} operations of sbpair, {price} at the prices of {estimate.dated};"
-        f" {operations.delivered} more of the receivers in the primary"
+        f" {operations.delivered} more of the receivers in the {words.ends[0]}"
     )
 
 

@@ -29,13 +29,14 @@ NAMED = fields(
 )
 _NAMED_WITH_REASON = record("One message", **NAMED, reason=text("Why it is named"))
 _BUCKETS = {
-    "received": "Deliveries from the backlog; equals the sum of the next six",
+    "received": "Deliveries from the backlog; equals the sum of the next seven",
     "sent": "Accepted by the primary and completed in the backlog",
     "already_sent": "Accepted by an earlier run, completed without sending",
     "expired": "Dead-lettered, since past the time to live",
     "dead_lettered": "Dead-lettered, since no destination exists",
     "released": "Returned to the backlog",
     "in_doubt": "Sent, without an answer",
+    "skipped": "Left in the queue, each counted once: not chosen, or refused by the destination of a move",
 }
 _COUNTED = fields(**{name: count(what) for name, what in _BUCKETS.items()})
 OPERATIONS = fields(
@@ -57,12 +58,11 @@ _RECEIPT = fields(
     dead_letters=array("Dead-lettered messages, at most 1000", _NAMED_WITH_REASON),
     dead_letter_reasons=optional(mapping("Dead-lettered messages by reason", count("Messages"))),
     doubtful=array("Possible duplicates, at most 1000", _NAMED_WITH_REASON),
+    stayed=array("Skipped messages that stay for a reason of their own, at most 1000", _NAMED_WITH_REASON),
     operations=record("Billable operations of the run", **OPERATIONS),
 )
 RECEIPT = record("The receipt of a move", **_RECEIPT)
-SYPHON = document(
-    "sbpair/syphon/1",
-    "The receipt of sbpair syphon.",
+_MOVE = fields(
     run=text("Id of the run"),
     **_RECEIPT,
     failures=records("Queues that failed", "One queue", queue=text("Its path"), reason=text("Why it failed")),
@@ -91,6 +91,12 @@ SYPHON = document(
         )
     ),
 )
+SYPHON = document("sbpair/syphon/1", "The receipt of sbpair syphon.", **_MOVE)
+MOVE = document(
+    "sbpair/move/1",
+    "The receipt of sbpair move and redrive. The backlog is the source here, and the primary the destination.",
+    **_MOVE,
+)
 
 _SECONDS_OF_AGE = fields(
     overdue=count("Messages past their time to live if the time in the backlog counts"),
@@ -100,8 +106,17 @@ _SECONDS_OF_AGE = fields(
 )
 
 
-def forecast(name: str, description: str, outcomes: dict[str, str], doomed: tuple[str, str]) -> Schema:
-    """Return the schema of a forecast: `outcomes` by key, and the key and description of its undeliverable groups."""
+def forecast(
+    name: str,
+    description: str,
+    outcomes: dict[str, str],
+    doomed: tuple[str, str],
+    ends: tuple[str, str] = ("primary", "secondary"),
+) -> Schema:
+    """Return the schema of a forecast: `outcomes` by key, and the key and description of its undeliverable groups.
+
+    `ends` are the names of the namespaces.
+    """
     sums = fields(
         messages=count("All peeked messages; equals the sum of the outcomes"),
         bytes=count("Their bytes"),
@@ -135,14 +150,12 @@ def forecast(name: str, description: str, outcomes: dict[str, str], doomed: tupl
         ttl=choice("Rule of the time to live", "original", "remaining"),
         tiers=record(
             "Tiers of the namespaces; null if unknown",
-            primary=nullable(text("Primary")),
-            secondary=nullable(text("Secondary")),
+            **{end: nullable(text(end.capitalize())) for end in ends},
         ),
         limits=record(
             "Limits of the run; null is no limit",
             rate=nullable(number("Messages a second")),
-            primary_credits=nullable(number("Credits a second of the primary")),
-            secondary_credits=nullable(number("Credits a second of the secondary")),
+            **{f"{end}_credits": nullable(number(f"Credits a second of the {end}")) for end in ends},
         ),
         seconds=nullable(number("Lower bound of the duration; null if nothing limits it")),
         operations=record(
@@ -173,6 +186,20 @@ PREVIEW = forecast(
         "scheduled": "Scheduled messages, which stay",
     },
     ("dead_letters", "Messages that would be dead-lettered, by reason"),
+)
+
+MOVE_PREVIEW = forecast(
+    "sbpair/move-preview/1",
+    "The preview of sbpair move and redrive with --dry-run.",
+    {
+        "sent": "Messages that would be sent",
+        "refused": "Messages that would stay, since their destination would refuse them",
+        "expired": "Messages that would stay, since past their time to live",
+        "deferred": "Deferred messages, which stay",
+        "scheduled": "Scheduled messages, which stay",
+    },
+    ("refused_messages", "Messages that would be refused, by reason"),
+    ("destination", "source"),
 )
 
 _MODE = choice("Mode of the run", "archive", "direct")
@@ -362,6 +389,7 @@ SYPHON_EVENT = forms(
         received=count("Received messages"),
         sent=count("Sent messages"),
         held=count("Messages held under lock"),
+        skipped=count("Skipped messages, kept locked until the run ends"),
         locked=count("Messages that others have locked, and that the run waits for"),
         locked_until_ms=nullable(count("When they are free at the latest, in ms since 1970; null without any")),
         per_second=_PER_SECOND,

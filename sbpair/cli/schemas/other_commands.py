@@ -369,6 +369,17 @@ DEAD_LETTERS_LIST = document(
     groups=records("Groups", "One group", **_GROUP),
 )
 
+_DEAD_LETTER_REASON = {name: schema for name, schema in _GROUP.items() if name != "queue"}
+REDRIVE_REASONS = document(
+    "sbpair/redrive-reasons/1",
+    "The dead letters of one entity by reason, and destination if aliases name one. JSON Lines have one group each.",
+    record("The line of a group", **_DEAD_LETTER_REASON),
+    entity=text("Path of the dead-letter queue"),
+    messages=count("All dead letters, at least so many if exact is false"),
+    exact=flag("Whether messages is exact"),
+    groups=records("Groups", "One group", **_DEAD_LETTER_REASON),
+)
+
 SEND = document(
     "sbpair/send/1",
     "The receipt of sbpair send: messages = primary + backlog + outbox + in_doubt + failed.",

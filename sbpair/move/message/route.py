@@ -5,6 +5,7 @@ The source reads Facts from a message; the link to the destination applies the d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -91,6 +92,7 @@ Route: TypeAlias = Send | Expire | DeadLetter
 INVALID = "InvalidBacklogMessage"
 REFUSED = "RefusedByPrimary"
 MISSING = "DestinationNotFound"
+DUPLICATE = "DuplicateDetection"
 EXPIRED = "TTLExpiredException"
 """The service's own reason, so that a search for expired messages finds these too."""
 
@@ -110,11 +112,32 @@ def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 
     return decision
 
 
-def router(ttl: TimeToLive, now_ms: Callable[[], int]) -> Callable[[Sequence[Facts]], list[Route]]:
-    """Return a function that routes many messages by the same rules."""
+def router(
+    ttl: TimeToLive, now_ms: Callable[[], int], duplicate_window_ms: int = 0
+) -> Callable[[Sequence[Facts]], list[Route]]:
+    """Return a function that routes many messages by the same rules.
+
+    A message that was enqueued within the last `duplicate_window_ms` is not sent: its destination may know its id.
+    """
+    if duplicate_window_ms:
+        every = router(ttl, now_ms)
+
+        def unless_known(many: Sequence[Facts]) -> list[Route]:
+            decisions, since_ms = every(many), now_ms() - duplicate_window_ms
+            return [
+                _known_until(facts.enqueued_at + duplicate_window_ms) if facts.enqueued_at > since_ms else decision
+                for facts, decision in zip(many, decisions, strict=True)
+            ]
+
+        return unless_known
     if ttl is TimeToLive.ORIGINAL:
         return _route_original
     return lambda many: [route(facts, ttl=ttl, now_ms=now_ms()) for facts in many]
+
+
+def _known_until(at_ms: int) -> DeadLetter:
+    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(-(-at_ms // 1000)))
+    return DeadLetter(DUPLICATE, f"the destination detects duplicates, and may drop it until {until}")
 
 
 def _route_original(many: Sequence[Facts]) -> list[Route]:

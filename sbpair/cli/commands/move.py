@@ -1,0 +1,54 @@
+"""`sbpair move`: the messages of any queue, subscription or dead-letter queue, to any queue or topic."""
+
+from dataclasses import replace
+
+from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, MoveWording, move_messages, preview_move
+from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
+from sbpair.cli.options.reach import checked_ends, reach_of
+from sbpair.cli.options.values import check_at_least
+from sbpair.cli.render.screen import Screen
+
+USAGE = "[--once | --watch | --dry-run] [OPTIONS]"
+
+
+def command(
+    *,
+    source: str = argument("SOURCE", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME"),
+    destination: str = argument("DESTINATION", "[SIDE:]QUEUE or [SIDE:]TOPIC"),
+    dead_letters: bool = flag("--dead-letters", "Move the dead letters of the source instead"),
+    limit: int | None = option("--max N", "End after N messages were sent"),
+    allow_duplicate_detection: bool = ALLOW_DUPLICATE_DETECTION,
+    namespace: str | None = NAMESPACE,
+    terms: MoveTerms,
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Move messages from any queue or subscription to any queue or topic.
+
+    A message may arrive twice, but is never lost. All but a dead letter's cause stays as it is; a refused message stays
+    in the source. SIDE is primary, secondary or a name of [namespaces.NAME]. --once is the default.
+
+    Examples:
+      sbpair move orders orders-repair --dead-letters --dry-run
+      sbpair move events/subscriptions/audit archive:audit --max 100
+
+    Exit codes: 3 some were refused or left behind; 4 another process moves this source; 130 interrupted
+
+    See also: sbpair help move
+    """
+    if limit is not None:
+        check_at_least("--max", limit, 1, "leave it out to move all messages")
+    mode = terms.mode("--once")
+    terms.check_limits()
+    reach = reach_of(connection, screen, namespace, state=terms.state)
+    origin = reach.address(source, dead_letters=dead_letters, what="SOURCE")
+    target = reach.address(destination, what="DESTINATION")
+    allowed = allow_duplicate_detection
+    spec, owner = checked_ends(reach, screen, "move", origin, target, allow_duplicate_detection=allowed)
+    if mode == "--dry-run":
+        from sbpair.cli.render.forecast import MOVE
+
+        return preview_move(screen, owner.ends, terms, MOVE, spec=spec)
+    words = MoveWording("sbpair/move/1", ("move", source, destination), origin.path)
+    spec = replace(spec, max_messages=limit)
+    return move_messages(screen, owner.ends, owner.directory, terms, mode, spec=spec, words=words, max_missing=0)

@@ -1,0 +1,121 @@
+"""`sbpair redrive`: the dead letters of an entity, back to where they came from."""
+
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from sbpair import backlog
+from sbpair.cli.command_loop import run
+from sbpair.cli.completion import backlog_queues
+from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, MoveWording, move_messages, preview_move
+from sbpair.cli.next_command import next_command
+from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
+from sbpair.cli.options.reach import checked_ends, reach_of
+from sbpair.cli.options.values import check_at_least
+from sbpair.cli.progress.line_progress import PeekProgress
+from sbpair.cli.render.screen import Screen, grouped, rounded, spoken
+from sbpair.cli.render.status import LEGEND, sampled
+from sbpair.cli.render.table import columns
+from sbpair.errors import UsageError
+from sbpair.model.entities import subscription_of
+from sbpair.model.pair import Ends
+
+if TYPE_CHECKING:
+    from sbpair.cli.options.reach import Reach
+    from sbpair.move.entity_address import EntityAddress
+
+USAGE = "[--once | --watch | --dry-run] [OPTIONS]"
+MAX_PEEK = 1_000
+
+
+def command(
+    *,
+    entity: str = argument("ENTITY", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME", complete=backlog_queues),
+    by_reason: bool = flag("--by-reason", "Move nothing; count the dead letters by reason"),
+    all_subscriptions: bool = flag("--all-subscriptions", "Send a subscription's to its topic: all get them"),
+    allow_duplicate_detection: bool = ALLOW_DUPLICATE_DETECTION,
+    limit: int | None = option("--max N", "Send N at most; with --by-reason, peek N at most"),
+    namespace: str | None = NAMESPACE,
+    terms: MoveTerms,
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Move the dead letters of an entity back to where they came from.
+
+    Those of a backlog queue go where their aliases say. Only the cause is removed; a refused message stays. SIDE is
+    primary, secondary or a name of [namespaces.NAME]. --once is the default.
+
+    Examples:
+      sbpair redrive orders --by-reason
+      sbpair redrive orders --max 10
+
+    Exit codes: 3 some were refused or left behind; 4 another process moves this source; 130 interrupted
+
+    See also: sbpair help move
+    """
+    if limit is not None:
+        check_at_least("--max", limit, 1, "leave it out to move all messages")
+    if by_reason and (terms.once or terms.watch or terms.dry_run):
+        raise UsageError("--by-reason moves nothing", hint="leave out --once, --watch and --dry-run, or --by-reason")
+    mode = terms.mode("--once")
+    terms.check_limits()
+    reach = reach_of(connection, screen, namespace, state=terms.state)
+    source = reach.address(entity, dead_letters=True, what="ENTITY")
+    if by_reason:
+        return _print_reasons(screen, entity, source, limit or MAX_PEEK)
+    target = _origin(reach, source, all_subscriptions=all_subscriptions)
+    allowed = allow_duplicate_detection
+    spec, owner = checked_ends(reach, screen, "redrive", source, target, allow_duplicate_detection=allowed)
+    if mode == "--dry-run":
+        from sbpair.cli.render.forecast import MOVE
+
+        return preview_move(screen, owner.ends, terms, MOVE, spec=spec)
+    words = MoveWording("sbpair/move/1", ("redrive", entity), source.path)
+    spec = replace(spec, max_messages=limit)
+    return move_messages(screen, owner.ends, owner.directory, terms, mode, spec=spec, words=words, max_missing=0)
+
+
+def _origin(reach: "Reach", source: "EntityAddress", *, all_subscriptions: bool) -> "EntityAddress | None":
+    """Return where dead letters came from; None for those of a backlog queue, whose aliases name it."""
+    subscription = subscription_of(source.parent)
+    if all_subscriptions and subscription is None:
+        raise UsageError("--all-subscriptions is for a subscription", hint=f"leave it out: {source.parent} is none")
+    if subscription is None:
+        is_backlog = source.side == "secondary" and backlog.under_prefix(reach.pair.primary.name, source.parent)
+        return None if is_backlog else source._replace(path=source.parent)
+    if not all_subscriptions:
+        move = next_command("move", source, "QUEUE")
+        raise UsageError(
+            f"{source.parent} takes no messages: its topic gives them to every subscription",
+            hint=f"add --all-subscriptions to send them to the topic; or move them to a queue: {move}",
+        )
+    return source._replace(path=subscription.topic)
+
+
+def _print_reasons(screen: Screen, entity: str, source: "EntityAddress", limit: int) -> int:
+    from sbpair.message_io.peek import PeekSource, count_dead_letters
+
+    ends = Ends(source.side, source.endpoint, source.endpoint)
+    with PeekProgress(screen) as progress:
+        groups = run(count_dead_letters(ends, [PeekSource("primary", source.path)], limit=limit, on_event=progress))
+    now, exact = time.time(), all(each.exact for each in groups)
+    total = sum(each.messages for each in groups)
+    entries, rows = [], []
+    for each in sorted(groups, key=lambda group: -group.messages):
+        age = max(0.0, now - each.oldest_ms / 1000) if each.oldest_ms > 0 else None
+        entry = asdict(each)
+        entries.append(
+            {name: entry[name] for name in ("reason", "destination", "messages", "exact")}
+            | {"oldest_seconds": rounded(age)}
+        )
+        oldest = "" if age is None else spoken(age)
+        rows.append((each.reason or "(none)", sampled(each.messages, exact=each.exact), oldest, each.destination or ""))
+    table = columns([("REASON", "DEAD", "OLDEST", "DESTINATION"), *rows], optional=("DESTINATION",)) if rows else []
+    head = {"entity": source.path, "messages": total, "exact": exact}
+    screen.result("sbpair/redrive-reasons/1", {**head, "groups": entries}, table, entries)
+    if not exact:
+        screen.say(f"{LEGEND}; --max N peeks more")
+    number = f"{'' if exact else '~'}{grouped(total)} dead letter{'' if total == 1 else 's'}"
+    way = next_command("redrive", entity, without={"by_reason", "limit"})
+    screen.say(f"{number}; send them back with {way}" if groups else "no dead letters")
+    return 0

@@ -1,0 +1,254 @@
+"""Runs of `sbpair syphon`, `move` and `redrive`: their common options, and a result as output."""
+
+import asyncio
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sbpair.cli.command_loop import run, run_gracefully
+from sbpair.cli.next_command import next_command
+from sbpair.cli.options import moves
+from sbpair.cli.options.common import STATE, flag, option, option_group
+from sbpair.cli.options.values import check_goes_with, seconds_of
+from sbpair.cli.render.receipt import breakdown
+from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
+from sbpair.cli.render.table import columns, wrapped
+from sbpair.errors import ExitCode, UsageError
+from sbpair.move.receipt import BUCKETS
+
+if TYPE_CHECKING:
+    from sbpair.cli.render.forecast import ForecastWording
+    from sbpair.model.pair import Ends
+    from sbpair.move.receipt import NamedMessage
+    from sbpair.syphon import runner
+    from sbpair.syphon.limits import MoveLimits
+    from sbpair.syphon.move_spec import MoveSpec
+
+
+ALLOW_DUPLICATE_DETECTION = flag("--allow-duplicate-detection", "Also move what its destination may drop")
+
+
+@option_group
+class MoveTerms:
+    """The options of every mover."""
+
+    once: bool = flag("--once", "Move the messages that are there now, then exit")
+    watch: bool = flag("--watch", "Keep moving until interrupted")
+    dry_run: bool = flag("--dry-run", "Move nothing; preview outcomes, duration and cost")
+    order: Literal["backlog", "none"] = option(
+        "--order ORDER",
+        "backlog keeps each queue's order per destination; none is faster",
+        default="backlog",
+    )
+    rate: str | None = moves.RATE
+    share: str | None = moves.CREDITS
+    ttl: moves.Ttl = moves.TTL
+    state: Path | None = STATE
+    lease: str | None = moves.LEASE
+    no_lease: bool = moves.NO_LEASE
+    no_wait_for_locks: bool = moves.NO_WAIT_FOR_LOCKS
+    progress_interval: str = option(
+        "--progress-interval DURATION", "Time between lines of progress off a terminal", panel="Output", default="30s"
+    )
+
+    def mode(self, default: str = "") -> str:
+        """Return --once, --watch or --dry-run. Raises UsageError for several, or for none without a `default`."""
+        modes = (("--once", self.once), ("--watch", self.watch), ("--dry-run", self.dry_run))
+        given = [name for name, value in modes if value] or [each for each in (default,) if each]
+        if len(given) != 1:
+            raise UsageError(
+                f"{' and '.join(given)} exclude each other"
+                if given
+                else "expected one of --once, --watch and --dry-run",
+                hint="--once moves the messages that are there now; --watch keeps moving; --dry-run only previews",
+            )
+        moves.check_lease(self.lease, no_lease=self.no_lease)
+        moving, locks = given[0] != "--dry-run", {"--no-wait-for-locks": self.no_wait_for_locks}
+        check_goes_with("--once and --watch", moving, {"--lease": self.lease}, "a dry run needs no lock")
+        why = "--watch receives messages as they are unlocked; --dry-run counts them"
+        check_goes_with("--once", given[0] == "--once", locks, why)
+        return given[0]
+
+    def check_limits(self) -> "tuple[float, MoveLimits]":
+        """Return the seconds between lines of progress, and the limits. Raises UsageError."""
+        interval = seconds_of("--progress-interval", self.progress_interval, minimum=1, limit=86_400)
+        return interval, moves.limits_of(self.rate, self.share, self.ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWording:
+    """The words of one mover: its schema, its command with arguments, and what it leaves messages in."""
+
+    schema: str
+    command: tuple[str, ...]
+    source: str = "backlog"
+
+
+SYPHON = MoveWording("sbpair/syphon/1", ("syphon",))
+
+
+def move_messages(
+    screen: Screen,
+    ends: "Ends",
+    state: Path,
+    terms: MoveTerms,
+    mode: str,
+    *,
+    spec: "MoveSpec | None" = None,
+    words: MoveWording = SYPHON,
+    **more: Any,
+) -> int:
+    """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`."""
+    from sbpair.cli.progress.move_progress import move_progress
+    from sbpair.syphon import runner
+
+    interval, limits = terms.check_limits()
+    once = mode == "--once"
+
+    async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
+        with move_progress(screen, spec.ends if spec else ends, interval) as shown:
+            return await runner.run(
+                ends,
+                once=once,
+                stop=stop,
+                hurry=hurry,
+                ordered=terms.order == "backlog",
+                limits=limits,
+                on_event=shown,
+                sample_seconds=shown.sample_seconds,
+                count_remaining=True,
+                state=state,
+                lease=not terms.no_lease,
+                lease_queue=terms.lease,
+                wait_for_locks=not terms.no_wait_for_locks,
+                spec=spec,
+                **more,
+            )
+
+    result = run_gracefully(move)
+    screen.result(words.schema, _document(result, mode, words), _table(result, mode, words))
+    _warn(screen, result, words)
+    return _exit_code_of(result, once=once)
+
+
+def preview_move(
+    screen: Screen,
+    ends: "Ends",
+    terms: MoveTerms,
+    words: "ForecastWording",
+    *,
+    spec: "MoveSpec | None" = None,
+    max_missing: float = math.inf,
+) -> int:
+    """Print the forecast of a move, and return the exit code."""
+    from sbpair.cli.progress.line_progress import PeekProgress
+    from sbpair.cli.render import forecast
+    from sbpair.move.message.route import MISSING
+    from sbpair.syphon import preview
+
+    _, limits = terms.check_limits()
+    with PeekProgress(screen) as progress:
+        result = run(preview.make_forecast(ends, limits, spec=spec, on_event=progress))
+    if any(each.reason == MISSING and each.messages > max_missing for each in result.dead_letters):
+        note = f"of each missing destination a run dead-letters {max_missing} messages and leaves the others"
+        result = replace(result, notes=(*result.notes, f"{note}: create it, or pass --allow-missing"))
+    screen.result(words.schema, forecast.document(result, words), forecast.table(result, words))
+    for note in result.notes:
+        screen.warn(note)
+    return result.exit_code
+
+
+def _warn(screen: Screen, result: "runner.SyphonResult", words: MoveWording) -> None:
+    for each in result.missing:
+        if each.held:
+            dead = plural(each.dead_lettered, "message")
+            text = (
+                f"{each.destination} does not exist in the primary: {dead} dead-lettered, {each.held} left in the"
+                " backlog; create it and run again, or add --allow-missing"
+            )
+            if words.source != "backlog":
+                text = f"{each.destination} does not exist: {each.held} left in {words.source}; create it, run again"
+            screen.warn(text)
+    failures: dict[str, tuple[list[str], str]] = {}
+    for queue, error in result.failures:
+        failures.setdefault(error.message, ([], error.hint))[0].append(queue)
+    for reason, (queues, hint) in failures.items():
+        screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
+
+
+def _document(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, object]:
+    return {
+        "run": result.run,
+        **result.receipt.document(),
+        "failures": [{"queue": queue, "reason": error.message} for queue, error in result.failures],
+        "seconds": round(result.seconds, 3),
+        "stopped": result.stopped,
+        "remaining": result.remaining and asdict(result.remaining),
+        "missing_destinations": list(map(asdict, result.missing)),
+        "next_commands": list(_next_commands(result, mode, words).values()),
+        "limit": None if result.limit is None else {**result.limit._asdict()},
+    }
+
+
+def _table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iterator[str]:
+    receipt = result.receipt
+    counted = {bucket: getattr(receipt, bucket) for bucket in BUCKETS}
+    yield from columns(
+        [("MESSAGES", "COUNT"), ("received", receipt.received)]
+        + [(bucket.replace("_", " "), number) for bucket, number in counted.items()]
+        + ([("left locked", receipt.locked)] if receipt.locked else [])
+    )
+    yield from breakdown(receipt.document())
+    if result.limit is not None:
+        yield str(result.limit)
+    yield from _named("dead-lettered", receipt.dead_letters)
+    yield from _named("possible duplicates", receipt.doubtful)
+    if not receipt.balanced:
+        yield "the counts do not add up: please report this"
+    where = "the backlog" if words.source == "backlog" else words.source
+    left, ended = result.remaining, "was stopped" if result.stopped else "ended"
+    text = f"; {'' if left.exact else 'at least '}{plural(left.messages, 'message')} in {where}" if left else ""
+    yield f"run {result.run} {ended} after {spoken(result.seconds)}{text}"
+    for purpose, command in _next_commands(result, mode, words).items():
+        yield f"{purpose}: {command}"
+
+
+def _next_commands(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, str]:
+    """Return the commands to go on with, by purpose."""
+    commands = {}
+    if result.stopped or result.failures or (result.remaining and result.remaining.messages):
+        commands["to continue"] = next_command(
+            words.command[0], *words.command[1:], mode, without={"no_wait_for_locks"}
+        )
+    if result.receipt.dead_lettered or result.receipt.expired:
+        # With these, it would give the same messages up again.
+        without = ("allow_missing", "ttl", "order")
+        replay = next_command("replay run", "--dead-letters", "--archive", "DIR", without=without)
+        commands["to send the dead letters"] = replay
+    return commands
+
+
+def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
+    """Yield one line for each reason, with the first few ids. JSON has up to a thousand."""
+    by_reason: dict[str, list[str]] = {}
+    for each in messages:
+        by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))
+    for reason, ids in by_reason.items():
+        yield from wrapped(clean(f"{heading}: {plural(len(ids), 'message')} ({some(ids)}): {reason}"))
+
+
+def _exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
+    """Return the exit code: a signal ends `--watch` normally, but interrupts `--once`.
+
+    A watch with dead letters, or with messages left for a missing destination, ends with 3.
+    """
+    if result.hurried and result.receipt.balanced:
+        return ExitCode.INTERRUPTED
+    if not result.stopped or result.failures or not result.receipt.balanced:
+        return result.exit_code
+    if once:
+        return ExitCode.INTERRUPTED
+    receipt, held = result.receipt, any(each.held for each in result.missing)
+    return ExitCode.PARTIAL_OR_FINDINGS if receipt.dead_lettered or receipt.expired or held else ExitCode.DONE

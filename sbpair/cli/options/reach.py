@@ -1,0 +1,181 @@
+"""Entities as users name them, `[SIDE:]ENTITY`, in the namespaces that a command can reach; and the ends of a move.
+
+SIDE is `primary`, `secondary`, or the name of `[namespaces.NAME]`. A colon is illegal in the path of an entity.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sbpair import backlog
+from sbpair.cli.command_loop import run
+from sbpair.cli.options.values import flags_of, warn_of_unknown_variables
+from sbpair.cli.render.screen import spoken
+from sbpair.config import load, refuse_secrets, state_setting
+from sbpair.config.namespaces import SingleNamespace, load_namespace
+from sbpair.config.setting import SIDES, Environment, Flags
+from sbpair.errors import NameInvalid, UsageError
+from sbpair.model.entities import subscription_of
+from sbpair.model.pair import Ends
+from sbpair.move.entity_address import EntityAddress
+from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
+
+if TYPE_CHECKING:
+    from sbpair.cli.options.common import PairSelection
+    from sbpair.cli.render.screen import Screen
+    from sbpair.config import Profile
+    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.syphon.move_spec import MoveSpec
+
+
+class StateOwner(NamedTuple):
+    """The pair, or the namespace, in whose state directory the runs of a move are recorded."""
+
+    ends: Ends
+    directory: Path
+
+
+@dataclass
+class Reach:
+    """The namespaces that a command can name: both of its pair, and those of the file.
+
+    Each is read from the configuration when it is first named. `namespace` is that of `--namespace`.
+    """
+
+    flags: Flags
+    environ: Environment
+    namespace: str | None = None
+    _profile: Profile | None = None
+    _namespaces: dict[str, SingleNamespace] = field(default_factory=dict)
+
+    @property
+    def profile(self) -> Profile:
+        if self._profile is None:
+            self._profile = load(self.flags, self.environ)
+        return self._profile
+
+    @property
+    def pair(self) -> Pair:
+        return self.profile.pair
+
+    def address(
+        self, text: str, *, side: str | None = None, dead_letters: bool = False, what: str = "entity"
+    ) -> EntityAddress:
+        """Return the entity that a text names. `side` is that of an option. Raises UsageError."""
+        given, colon, name = text.rpartition(":")
+        if colon and (not given or not name):
+            raise UsageError(f"{what} {text!r}: expected SIDE:ENTITY", hint="write primary:orders, or orders alone")
+        if given and side is not None and given != side:
+            raise UsageError(f"{what} {text!r} names {given}, and --side {side}", hint="name the side once")
+        return self._address(given or side or self.namespace or "", name, dead_letters, what)
+
+    def owner(self, *ends: EntityAddress) -> StateOwner:
+        """Return whose runs a move is: those of `--namespace`, of the pair, or of the source's namespace."""
+        if self.namespace is None and any(each.side in SIDES for each in ends):
+            return StateOwner(self.pair, self.profile.state_directory)
+        name = self.namespace or ends[0].side
+        found = self._namespace(name)
+        return StateOwner(found.ends, Path(str(state_setting(name, self.flags, self.environ).value)))
+
+    def _address(self, side: str, name: str, dead_letters: bool, what: str) -> EntityAddress:
+        path = parent_path(name)
+        if path.isdecimal() and side in ("", "secondary"):
+            path, side = backlog.queue_path(self.pair.primary.name, int(path)), "secondary"
+        try:
+            backlog.check_path(path, shorten="give the name of a queue, topic or subscription")
+        except NameInvalid as error:
+            raise NameInvalid(f"{what}: {error.message}", hint=error.hint) from None
+        if not side:
+            side = "secondary" if backlog.under_prefix(self.pair.primary.name, path) else "primary"
+        found = dead_letter_path(path) if dead_letters or is_dead_letter_path(name) else path
+        return EntityAddress(side, self.endpoint(side), found)
+
+    def endpoint(self, side: str) -> Endpoint:
+        """Return the namespace of a side. Raises UsageError if it does not exist."""
+        if side in SIDES and side != self.namespace:
+            return self.pair.primary if side == "primary" else self.pair.secondary
+        return self._namespace(side).endpoint
+
+    def _namespace(self, name: str) -> SingleNamespace:
+        if name not in self._namespaces:
+            may_be_host = name == self.namespace
+            self._namespaces[name] = load_namespace(name, self.flags, self.environ, may_be_host=may_be_host)
+        return self._namespaces[name]
+
+
+def reach_of(connection: PairSelection, screen: Screen, namespace: str | None, *, state: Path | None = None) -> Reach:
+    """Return the namespaces that a command line can name. Raises UsageError if the configuration is wrong."""
+    flags = flags_of(connection, state=state)
+    warn_of_unknown_variables(flags, screen)
+    refuse_secrets(os.environ)
+    reach = Reach(flags, os.environ, namespace)
+    if namespace is not None:
+        reach.endpoint(namespace)
+    return reach
+
+
+def checked_ends(
+    reach: Reach,
+    screen: Screen,
+    command: str,
+    source: EntityAddress,
+    destination: EntityAddress | None,
+    *,
+    allow_duplicate_detection: bool = False,
+) -> tuple[MoveSpec, StateOwner]:
+    """Check both ends of a move before anything is received. Return what it moves, and whose run it is.
+
+    Without a destination, the source has dead letters of a backlog queue, whose aliases name their destinations.
+    """
+    from sbpair.azure.credentials import token_getter
+    from sbpair.move.message.form import BACKLOG_DEAD_LETTERS, kept_for
+    from sbpair.syphon.move_checks import CheckedEnds, check_ends, check_names
+    from sbpair.syphon.move_spec import MoveSpec
+
+    if destination is not None:
+        check_names(source, destination)
+    owner = reach.owner(source, *([destination] if destination else []))
+    primary = owner.ends.primary if destination is None else destination.endpoint
+    ends = Ends(owner.ends.name, primary, source.endpoint)
+
+    async def check() -> CheckedEnds:
+        async with token_getter(ends) as get_token:
+            return await check_ends(source, destination, get_token)
+
+    found, window_ms = run(check()), 0
+    if destination is not None and found.duplicate_window_ms != 0 and not allow_duplicate_detection:
+        window_ms = _duplicate_window(screen, source, destination, found.duplicate_window_ms)
+    line = f"{command} {source}" if destination is None else f"{command} {source} {destination}"
+    return MoveSpec(
+        ends,
+        line,
+        BACKLOG_DEAD_LETTERS if destination is None else kept_for(destination.path),
+        source.path,
+        sessions=found.sessions,
+        keeps_refused=True,
+        duplicate_window_ms=window_ms,
+    ), owner
+
+
+def _duplicate_window(screen: Screen, source: EntityAddress, destination: EntityAddress, window_ms: int | None) -> int:
+    """Warn of a destination that detects duplicates. Return how long messages wait that it has accepted before."""
+    subscription = subscription_of(source.parent)
+    before = source._replace(path=subscription.topic if subscription else source.parent)
+    returns = source.is_dead_letters and destination.equals(before)
+    name = destination.path
+    if window_ms is None:
+        if returns:
+            screen.warn(f"{name} drops these messages if it detects duplicates, which only the Manage claim shows")
+        return 0
+    seconds = spoken(window_ms / 1000)
+    if returns:
+        screen.warn(
+            f"{name} detects duplicates: messages enqueued within {seconds} stay, since it would drop them;"
+            " --allow-duplicate-detection moves them all the same"
+        )
+        return window_ms
+    screen.warn(f"{name} detects duplicates: it drops a message whose id it has accepted within {seconds}")
+    return 0

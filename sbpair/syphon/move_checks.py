@@ -1,0 +1,151 @@
+"""Checks of the ends of a move, before anything is received: each refusal says what to do."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from sbpair.amqp_client.client import connect
+from sbpair.backlog import TICKS_PER_MS
+from sbpair.errors import AccessError, EntityMissing, NameTaken, ServiceRefused, Unavailable, UsageError
+from sbpair.model.durations import ticks
+from sbpair.model.entities import Queue, Topic, subscription_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sbpair.amqp_client.client import AmqpClient, GetToken
+    from sbpair.azure.atom import AtomNamespace
+    from sbpair.move.entity_address import EntityAddress
+
+log = logging.getLogger(__name__)
+
+MAX_FORWARDS = 200
+"""Entities that are read to find a forward that leads back to the source."""
+
+
+def check_names(source: EntityAddress, destination: EntityAddress) -> None:
+    """Raise UsageError for ends that no service would accept, or that would feed each other."""
+    if destination.is_dead_letters:
+        hint = f"move to {destination.parent}, or to a queue that you create for them"
+        raise UsageError(f"{destination.path} is a dead-letter queue: nothing can be sent to it", hint=hint)
+    if subscription_of(destination.path):
+        hint = "name a queue; or a topic, which gives its messages to every subscription"
+        raise UsageError(f"{destination.path} is a subscription, which accepts no messages", hint=hint)
+    if source.equals(destination):
+        hint = "name another destination; --dead-letters moves the dead letters of the source"
+        raise UsageError(f"{source.path} is both the source and the destination", hint=hint)
+    subscription = subscription_of(source.path)
+    if subscription and not source.is_dead_letters and destination.equals(source._replace(path=subscription.topic)):
+        raise _leads_back([destination.path, source.path])
+
+
+class CheckedEnds(NamedTuple):
+    """Facts of both ends. `sessions` is whether the source has sessions.
+
+    `duplicate_window_ms` is how long the destination remembers message ids to detect duplicates: 0 if it does not, None
+    without the Manage claim.
+    """
+
+    sessions: bool
+    duplicate_window_ms: int | None = 0
+
+
+async def check_ends(
+    source: EntityAddress, destination: EntityAddress | None, get_token: GetToken | None
+) -> CheckedEnds:
+    """Check that the destination, if it is known, accepts messages, and that the source gives them.
+
+    Raises EntityMissing, UsageError, AccessError, Unavailable; ServiceRefused for an entity that is disabled.
+    """
+    from sbpair.azure.atom import open_atom
+
+    if destination is not None:
+        async with connect(destination.endpoint, get_token=get_token) as client:
+            with _named(destination, "create it, or name another destination"):
+                (await client.sender(destination.path)).close()
+    async with connect(source.endpoint, get_token=get_token) as client:
+        with _named(source, "check the name of the source and its namespace"):
+            has_sessions = await _needs_session(client, source.path)
+    if destination is None:
+        return CheckedEnds(has_sessions)
+    async with open_atom(destination.endpoint) as control:
+        if source.same_namespace(destination) and not source.is_dead_letters:
+            await _check_forwards(control, source.path, destination.path)
+        return CheckedEnds(has_sessions, await _duplicate_window_ms(control, destination.path))
+
+
+@contextmanager
+def _named(address: EntityAddress, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except EntityMissing as error:
+        text = f"{address.path} does not exist in {address.endpoint.name}"
+        raise EntityMissing(text, entity=error.entity, hint=hint) from error
+
+
+async def _duplicate_window_ms(control: AtomNamespace, path: str) -> int | None:
+    try:
+        try:
+            found: Queue | Topic = await control.read_effective(Queue(path))
+        except NameTaken:
+            found = await control.read_effective(Topic(path))
+    except (AccessError, Unavailable) as error:
+        log.info("it is not known whether %s detects duplicates: %s", path, error.message)
+        return None
+    window = ticks(found.duplicate_detection_history_time_window)
+    return window // TICKS_PER_MS if found.requires_duplicate_detection else 0
+
+
+async def _needs_session(client: AmqpClient, path: str) -> bool:
+    """Open a receiver that gets nothing. Return whether only a receiver of sessions can."""
+    try:
+        (await client.receiver(path)).close()
+    except ServiceRefused as error:
+        text = error.message.partition(": ")[2].lower()
+        if "session" in text:
+            return True
+        if "topic" in text:
+            hint = f"name one of its subscriptions: {path}/subscriptions/NAME"
+            raise UsageError(f"{path} is a topic, which holds no messages", hint=hint) from None
+        raise
+    return False
+
+
+async def _check_forwards(control: AtomNamespace, source: str, destination: str) -> None:
+    """Follow forwards from the destination. Raise UsageError if one leads to the source."""
+    waiting, seen = [[destination]], {destination.lower()}
+    while waiting and len(seen) < MAX_FORWARDS:
+        chain = waiting.pop(0)
+        try:
+            found = await _next_entities(control, chain[-1])
+        except (AccessError, EntityMissing, Unavailable) as error:
+            log.info("the forwards of %s are not known: %s", chain[-1], error.message)
+            continue
+        for path in found:
+            if path.lower() == source.lower():
+                raise _leads_back([*chain, path])
+            if path.lower() not in seen:
+                seen.add(path.lower())
+                waiting.append([*chain, path])
+
+
+async def _next_entities(control: AtomNamespace, path: str) -> list[str]:
+    """Return where an entity gives its messages: a subscription's are named after their topic."""
+    subscription = subscription_of(path)
+    if subscription is not None:
+        known = await control.read_effective(subscription)
+        return [known.forward_to] if known.forward_to else []
+    try:
+        queue = await control.read_effective(Queue(path))
+    except NameTaken:
+        return [f"{path}/subscriptions/{each.name}" for each in await control.subscriptions(path)]
+    return [queue.forward_to] if queue.forward_to else []
+
+
+def _leads_back(chain: list[str]) -> UsageError:
+    way = " -> ".join(chain)
+    return UsageError(
+        f"messages would come back to the source: {way}", hint="name a destination that does not lead to the source"
+    )
