@@ -61,6 +61,8 @@ DOORS = {
     "pandas": {"replay"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "matplotlib": {"cli"},
+    "jinja2": {"cli"},
     "opentelemetry": {"failover"},
     "pytest": {"testing"},
     "click": set(),

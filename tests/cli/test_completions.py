@@ -98,7 +98,7 @@ def completed(
         ("sbpair status --fail-on d", ["dead-letters"]),
         ("sbpair status --fail-on dead-letters,", ["dead-letters,messages"]),
         ("sbpair audit --fail-on missing,n", []),
-        ("sbpair runs ", ["list", "show"]),
+        ("sbpair runs ", ["list", "show", "report"]),
         ("sbpair audit --output = js", ["json", "jsonl"]),
         ("sbpair audit --output =", ["table", "json", "jsonl"]),
         ("sbpair syphon --once --pair = orders-", ["orders-eu"]),

@@ -1,4 +1,4 @@
-"""`sbpair runs list` and `sbpair runs show`: print the records of earlier runs."""
+"""`sbpair runs list` and `show`: print the records of earlier runs."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sbpair.cli.commands.runs_report import report_run
 from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import STATE, PairSelection, argument
@@ -82,7 +83,7 @@ def show_run(
     return 0
 
 
-SUBCOMMANDS = {"list": list_runs, "show": show_run}
+SUBCOMMANDS = {"list": list_runs, "show": show_run, "report": report_run}
 
 
 def _entry(run: "RunRecord") -> dict[str, object]:

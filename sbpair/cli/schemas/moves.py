@@ -256,6 +256,20 @@ RUNS = document(
     runs=records("Runs, the latest first", "One run", **_RUN),
 )
 
+RUNS_REPORT = document(
+    "sbpair/runs-report/1",
+    "The files that sbpair runs report has written.",
+    run=text("Id of the run"),
+    outcome=choice("How it ended", "running", "done", "stopped", "failed", "crashed"),
+    files=records(
+        "Files",
+        "One file",
+        format=choice("Its format", "html", "markdown"),
+        path=text("Its path, as given"),
+        bytes=count("Its size"),
+    ),
+)
+
 _COMPARED = fields(
     sent=count("Sent messages"),
     received=count("Received messages"),

@@ -1,0 +1,1 @@
+"""The report of one run: facts from its record, plots, and pages in HTML and Markdown."""

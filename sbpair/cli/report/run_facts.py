@@ -1,0 +1,358 @@
+"""The content of a report, made from the record of a run. Pure: the pages only render it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from sbpair.cli.logs import utc
+from sbpair.cli.render.receipt import OPERATIONS, PROOF_BUCKETS
+from sbpair.cli.render.screen import clean, grouped, size, spoken
+from sbpair.cli.report.series import Plot, plots_of, timeline_rows
+from sbpair.model.cost import Operations, estimate
+from sbpair.move.receipt import BUCKETS
+from sbpair.runs.run_log import RunOutcome
+
+if TYPE_CHECKING:
+    from sbpair.replay.checksums import ArchiveFiles
+    from sbpair.runs.open_doubts import Doubt
+    from sbpair.runs.run_log import RunRecord
+    from sbpair.runs.timeline import Sample
+
+ROWS_SHOWN = 200
+"""How many rows a table has at most: the JSON of `sbpair runs show` has all of them."""
+
+MAX_TEXT = 300
+DEFAULT_TIER = "Standard"
+UNFINISHED = (RunOutcome.RUNNING, RunOutcome.CRASHED)
+NOT_SET = {"rate": "no limit", "credits": "no limit", "tier": "unknown"}
+
+Cell = str | int
+"""A text, or a number that is aligned to the right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of a section. `more` were left out. `shares` adds a bar to each number of the second column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    more: int = 0
+    shares: bool = False
+
+    @property
+    def largest(self) -> int:
+        return max((int(row[1]) for row in self.rows), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the report. `notes` are sentences in front of its tables."""
+
+    title: str
+    notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """The equation of a receipt: `whole` equals the sum of `parts`. `verdict` is good, open or bad, with its text."""
+
+    whole: tuple[str, int]
+    parts: tuple[tuple[str, int], ...]
+    verdict: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """All facts of a run. `alerts` come first, each with its tone: bad, warn or note."""
+
+    title: str
+    subtitle: str
+    run: str
+    outcome: str
+    tone: str
+    when: str
+    alerts: tuple[tuple[str, str], ...]
+    tiles: tuple[tuple[str, str], ...]
+    identity: Equation | None
+    plots: tuple[Plot, ...]
+    timeline: Table | None
+    sections: tuple[Section, ...]
+    footer: str
+
+
+def report_of(
+    run: RunRecord, samples: Sequence[Sample], *, now_ms: int, version: str, archive: ArchiveFiles | str | None = None
+) -> RunReport:
+    """Return the report. `archive` are the files of a replay, or why they cannot be read."""
+    receipt: Mapping[str, Any] = run.receipt or {}
+    replayed = run.kind == "replay"
+    end_ms = run.ended_ms or (now_ms if run.outcome == RunOutcome.RUNNING else _last_ms(run, samples))
+    identity = _proved(receipt) if replayed else _identity(run, receipt)
+    plots, rows = plots_of(run.started_ms, end_ms, samples), timeline_rows(run.started_ms, end_ms, samples)
+    sections = (
+        _destinations(receipt, plots, (end_ms - run.started_ms) / 1000),
+        _ages(samples),
+        _not_sent(receipt) if replayed else _dead_letters(receipt),
+        _in_doubt(run, receipt),
+        _queues(receipt),
+        *_archive(archive, receipt),
+        _configuration(run.settings),
+        _cost(run, receipt),
+    )
+    return RunReport(
+        f"sbpair {run.command}",
+        _between(run),
+        run.id,
+        run.outcome.value,
+        {RunOutcome.DONE: "warn" if run.exit_code else "good", RunOutcome.RUNNING: "note"}.get(run.outcome, "bad"),
+        _when(run, end_ms),
+        tuple(_alerts(run, samples)),
+        tuple(_tiles(run, receipt, samples, end_ms)),
+        identity,
+        plots,
+        Table(rows[0], rows[1]) if rows else None,
+        tuple(each for each in sections if each is not None),
+        f"Times are in UTC. Written by sbpair {version} at {utc(now_ms / 1000)}.",
+    )
+
+
+def short(value: object) -> str:
+    """Return a text of a message or a service on one line, cut after MAX_TEXT characters."""
+    text = clean(value)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+
+
+# The head.
+
+
+def _between(run: RunRecord) -> str:
+    primary, secondary = run.settings.get("primary"), run.settings.get("secondary")
+    return f"from {short(secondary)} to {short(primary)}" if primary and secondary else ""
+
+
+def _when(run: RunRecord, end_ms: int) -> str:
+    spent = spoken((end_ms - run.started_ms) / 1000)
+    started = utc(run.started_ms / 1000)
+    if run.ended_ms is not None:
+        return f"{started} to {utc(end_ms / 1000)}, {spent}"
+    return f"since {started}, {spent} " + ("so far" if run.outcome == RunOutcome.RUNNING else "until its last figures")
+
+
+def _last_ms(run: RunRecord, samples: Sequence[Sample]) -> int:
+    return max(run.started_ms, samples[-1].at_ms if samples else 0)
+
+
+def _alerts(run: RunRecord, samples: Sequence[Sample]) -> Iterable[tuple[str, str]]:
+    if run.outcome == RunOutcome.RUNNING:
+        yield "note", "This run is still going on: all figures are those so far."
+    if run.outcome == RunOutcome.CRASHED:
+        yield "bad", "This run ended without recording its end. Its figures are the last ones it wrote."
+    if run.error:
+        yield "bad", f"It failed: {short(run.error)}"
+    if run.outcome == RunOutcome.STOPPED:
+        yield "warn", "This run was stopped before it had finished."
+    if not samples:
+        yield "note", "This run has no timeline: it ended too early, or an earlier version of sbpair recorded it."
+
+
+def _tiles(
+    run: RunRecord, receipt: Mapping[str, Any], samples: Sequence[Sample], end_ms: int
+) -> Iterable[tuple[str, str]]:
+    last = samples[-1].figures.counts if samples else {}
+    replayed = run.kind == "replay"
+    whole = receipt.get("archived") or receipt.get("received") or last.get("received", 0)
+    sent = int(receipt.get("acknowledged" if replayed else "sent", last.get("sent", 0)))
+    yield ("archived" if replayed and receipt.get("mode") != "direct" else "received"), grouped(int(whole))
+    yield "sent", grouped(sent)
+    seconds = (end_ms - run.started_ms) / 1000
+    yield "sent a second", f"{sent / seconds:.1f}" if seconds > 0 else "-"
+    if receipt.get("bytes_sent"):
+        yield "sent", size(int(receipt["bytes_sent"]))
+    dead = ("expired", "quarantined") if replayed else ("expired", "dead_lettered")
+    yield ("not sendable" if replayed else "dead-lettered"), grouped(sum(int(receipt.get(name, 0)) for name in dead))
+    twice = (len(run.doubts), len(receipt.get("doubtful", [])), int(receipt.get("doubtful_total", 0)))
+    yield "possible duplicates", grouped(max(twice))
+
+
+# The identity.
+
+
+def _identity(run: RunRecord, receipt: Mapping[str, Any]) -> Equation | None:
+    if "received" not in receipt:
+        return None
+    parts = [(name.replace("_", " "), int(receipt.get(name, 0))) for name in BUCKETS]
+    whole = int(receipt["received"])
+    held = whole - sum(number for _, number in parts)
+    if run.outcome in UNFINISHED and held > 0:
+        text = f"{grouped(held)} were held then: they are in the backlog, unless they were sent."
+        return Equation(("received", whole), (*parts, ("held", held)), "open", text)
+    return _judged(("received", whole), parts, balanced=not held)
+
+
+def _proved(proof: Mapping[str, Any]) -> Equation | None:
+    if "acknowledged" not in proof:
+        return None
+    whole, rest = ("received", "in_doubt") if proof.get("mode") == "direct" else ("archived", "unsent")
+    parts = [(name, int(proof.get(name) or 0)) for name in (*PROOF_BUCKETS, rest)]
+    total = int(proof.get(whole) or 0)
+    sound = not (proof.get("contradictions") or proof.get("unknown"))
+    named = [(name.replace("_", " "), number) for name, number in parts]
+    return _judged((whole, total), named, balanced=sound and total == sum(number for _, number in parts))
+
+
+def _judged(whole: tuple[str, int], parts: Iterable[tuple[str, int]], *, balanced: bool) -> Equation:
+    text = "Each message is accounted for." if balanced else "The counts do not add up: please report this."
+    return Equation(whole, tuple(parts), "good" if balanced else "bad", text)
+
+
+# The sections.
+
+
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], *, shares: bool = False) -> Table:
+    shown = tuple(tuple(each if isinstance(each, int) else short(each) for each in row) for row in rows[:ROWS_SHOWN])
+    return Table(columns, shown, len(rows) - len(shown), shares)
+
+
+def _destinations(receipt: Mapping[str, Any], plots: Sequence[Plot], seconds: float) -> Section:
+    sent = sorted(receipt.get("destinations", {}).items(), key=lambda each: (-each[1], each[0]))
+    if not sent:
+        return Section("Destinations", ("No message was sent.",))
+    peaks = next((plot.peaks for plot in plots if plot.peaks), {})
+    rows = [
+        (
+            name,
+            int(number),
+            f"{number / seconds:.1f}" if seconds > 0 else "-",
+            f"{peaks[name]:.1f}" if name in peaks else "-",
+        )
+        for name, number in sent
+    ]
+    return Section("Destinations", (), (_table(("destination", "sent", "a second", "at most"), rows, shares=True),))
+
+
+def _ages(samples: Sequence[Sample]) -> Section | None:
+    ages = [
+        (each.at_ms, (each.at_ms - each.figures.oldest_ms) / 1000)
+        for each in samples
+        if each.figures.oldest_ms is not None
+    ]
+    if not ages:
+        return None
+    chosen = {"at first": ages[0], "at most": max(ages, key=lambda each: each[1]), "at last": ages[-1]}
+    rows = [(name, spoken(max(0.0, age)), utc(at_ms / 1000)) for name, (at_ms, age) in chosen.items()]
+    return Section("Age of the oldest message", (), (_table(("", "age", "time"), rows),))
+
+
+def _dead_letters(receipt: Mapping[str, Any]) -> Section:
+    named = receipt.get("dead_letters", [])
+    number = int(receipt.get("dead_lettered", 0)) + int(receipt.get("expired", 0))
+    if not number:
+        return Section("Dead letters", ("No message was dead-lettered.",))
+    reasons = sorted(receipt.get("dead_letter_reasons", {}).items(), key=lambda each: (-each[1], each[0]))
+    rows = [(_message(each), each["queue"], each["destination"] or "-", each["reason"]) for each in named]
+    table = _table(("message", "queue", "destination", "description"), rows)
+    tables = (_table(("reason", "messages"), reasons, shares=True),) if reasons else ()
+    return Section("Dead letters", (), (*tables, _with_more(table, number)))
+
+
+def _not_sent(proof: Mapping[str, Any]) -> Section:
+    reasons = list(proof.get("reasons", {}).items())
+    if not reasons:
+        return Section("Messages that were not sent", ("None, except for those that the equation names.",))
+    table = _table(("reason", "messages"), reasons, shares=True)
+    return Section("Messages that were not sent", ("They stay in the archive.",), (table,))
+
+
+def _in_doubt(run: RunRecord, receipt: Mapping[str, Any]) -> Section:
+    doubts = [_of_doubt(each) for each in run.doubts]
+    keys = {tuple(row[:3]) for row in doubts}
+    listed = [
+        (_message(each), each["queue"], each["destination"] or "-", each.get("reason", "sent without an answer"))
+        for each in receipt.get("doubtful", [])
+    ]
+    rows = doubts + [row for row in listed if row[:3] not in keys]
+    number = max(len(rows), int(receipt.get("doubtful_total", 0)))
+    if not rows:
+        return Section("In doubt", ("None: no message may have arrived twice.",))
+    note = "The primary may have these messages, and may have them twice."
+    table = _table(("message", "queue", "destination", "reason"), rows)
+    return Section("In doubt", (note,), (_with_more(table, number),))
+
+
+def _of_doubt(doubt: Doubt) -> tuple[str, str, str, str]:
+    return (doubt.message_id or str(doubt.sequence_number), doubt.queue, doubt.destination, "sent without an answer")
+
+
+def _message(named: Mapping[str, Any]) -> str:
+    return str(named.get("message_id") or named.get("sequence_number"))
+
+
+def _with_more(table: Table, number: int) -> Table:
+    return Table(table.columns, table.rows, max(table.more, number - len(table.rows)), table.shares)
+
+
+def _queues(receipt: Mapping[str, Any]) -> Section | None:
+    found = {name: counts for name, counts in receipt.get("queues", {}).items() if any(counts.values())}
+    if not found:
+        return None
+    names = [name for name in next(iter(found.values())) if any(counts.get(name) for counts in found.values())]
+    rows = [(queue, *(int(counts.get(name, 0)) for name in names)) for queue, counts in found.items()]
+    remaining = receipt.get("remaining_in_queues") or {}
+    notes = tuple(f"{grouped(number)} remain in {short(queue)}." for queue, number in remaining.items())
+    if receipt.get("locked"):
+        notes += (f"{grouped(int(receipt['locked']))} were left locked by another receiver.",)
+    return Section("Queues", notes, (_table(("queue", *(name.replace("_", " ") for name in names)), rows),))
+
+
+def _archive(archive: ArchiveFiles | str | None, proof: Mapping[str, Any]) -> Iterable[Section]:
+    if archive is None:
+        return
+    place = short(proof.get("archive", ""))
+    if isinstance(archive, str):
+        yield Section("Archive", (f"The archive {place} was not read: {short(archive)}",))
+        return
+    rows = [(each.name, each.files, size(each.bytes), each.sha256 or "-") for each in archive.directories]
+    note = f"{place} holds the files of this run. A checksum covers the names and the contents of a directory's files."
+    check = f"cd {shlex.quote(archive.root)} && find ledger -type f | LC_ALL=C sort | xargs sha256sum | sha256sum"
+    table = _table(("directory", "files", "size", "SHA-256"), rows)
+    yield Section("Archive", (note,), (table,), (check,) if archive.is_local else ())
+
+
+def _configuration(settings: Mapping[str, object]) -> Section:
+    if not settings:
+        return Section("Configuration", ("An earlier version of sbpair recorded this run without its options.",))
+    rows = [(name.replace("_", " "), _setting(name, value)) for name, value in settings.items()]
+    return Section("Configuration", (), (_table(("option", "value"), rows),))
+
+
+def _setting(name: str, value: object) -> str:
+    if value is None:
+        return next((text for end, text in NOT_SET.items() if name.endswith(end)), "none")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cost(run: RunRecord, receipt: Mapping[str, Any]) -> Section:
+    spent = receipt.get("operations")
+    if not spent:
+        return Section("Cost", ("The operations of this run were not recorded.",))
+    known = {each.name for each in fields(Operations)}
+    operations = Operations(**{name: int(number) for name, number in spent.items() if name in known})
+    tiers = {side: str(run.settings.get(f"{side}_tier") or "") for side in ("primary", "secondary")}
+    found = estimate(operations, **{side: tier or DEFAULT_TIER for side, tier in tiers.items()})
+    rows = [(text, int(spent.get(name, 0))) for name, text in OPERATIONS.items()]
+    notes = [] if all(tiers.values()) else [f"{DEFAULT_TIER} is assumed where the tier is unknown."]
+    if found.by_sbpair is not None:
+        money = [f"{each.quantize(Decimal('0.01'))}" for each in (found.by_sbpair.minimum, found.by_sbpair.maximum)]
+        span = money[0] if money[0] == money[1] else f"{money[0]} to {money[1]}"
+        notes.insert(0, f"{span} {found.currency}, by the prices of {found.dated}.")
+    rows.append(("all operations", found.operations.by_sbpair))
+    return Section("Cost", tuple(notes), (_table(("billable operations", "number"), rows),))

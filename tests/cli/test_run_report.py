@@ -1,0 +1,252 @@
+"""`sbpair runs report`: content, hostile texts, and files that are written as a whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from sbpair.cli.report.html_page import render_html
+from sbpair.cli.report.markdown_text import code, render_markdown
+from sbpair.cli.report.run_facts import RunReport, report_of
+from sbpair.move.receipt import NamedMessage, Tally
+from sbpair.replay.archive import Archive
+from sbpair.replay.checksums import files_of
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.run_log import RunEntry, find_run
+from sbpair.runs.timeline import Figures, timeline_of
+from tests.kit import command
+from tests.runs.states import PAIR
+
+START = 1_795_425_632_000
+QUEUE = "contoso/x-servicebus-transfer/0"
+HOSTILE = "<script>alert(1)</script>\u202e|`</code>@octocat`\n# x \\| [a](http://evil.example)"
+
+
+class Page(HTMLParser):
+    """The tags, attributes and texts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.headings: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] == "h2" and data.strip():
+            self.headings.append(data)
+
+
+def moved(messages: int, *, hostile: str = "orders") -> Tally:
+    tally = Tally()
+    tally.received(QUEUE, messages + 1)
+    tally.sent(QUEUE, hostile, messages, 10 * messages)
+    tally.dead_lettered(NamedMessage(QUEUE, 1, hostile, hostile, hostile), hostile)
+    tally.doubtful(NamedMessage(QUEUE, 2, hostile, hostile, hostile))
+    return tally
+
+
+def report(directory: Path, *, samples: int = 20, ended: bool = True, tally: Tally | None = None) -> RunReport:
+    """Return the report of a run with these samples; one that has not `ended` has crashed."""
+    now, tally = [START], tally or moved(100)
+    with RunDatabase(directory, PAIR) as state:
+        run = RunEntry(state, "syphon --once", clock_ms=lambda: now[0])
+        run.describe({"primary": "contoso.example", "secondary": "contoso-dr.example", "primary_tier": "Premium"})
+        run.record(tally.receipt().document())
+        sent = tally.sent_to()
+        for number in range(samples):
+            now[0] = START + 2_000 * number
+            part = {name: count * number // samples for name, count in sent.items()}
+            run.sample(Figures({"received": number, "sent": number}, part, 100 - number, START - 60_000))
+        if ended:
+            run.finish(tally.receipt().document(), 3)
+        run.close()
+        found = find_run(state, run.id)
+        return report_of(found, timeline_of(state, run.id), now_ms=now[0], version="0.1.0")
+
+
+def test_a_page_has_its_sections_and_loads_nothing(tmp_path: Path) -> None:
+    text = render_html(report(tmp_path))
+    page = Page(text)
+    assert page.headings[:3] == ["Timeline", "Destinations", "Age of the oldest message"]
+    assert {"Dead letters", "In doubt", "Queues", "Configuration", "Cost"} <= set(page.headings)
+    assert page.tags.count("svg") == 6
+    assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]
+    assert "default-src 'none'" in text
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    body = text[text.index("</style>") :]
+    assert re.findall(r"#[0-9a-f]{6}\b", body) == []  # all colours are the page's
+
+
+def test_hostile_texts_do_not_become_markup(tmp_path: Path) -> None:
+    made = report(tmp_path, tally=moved(9, hostile=HOSTILE))
+    page, markdown = Page(render_html(made)), render_markdown(made)
+    assert "script" not in page.tags
+    assert "\u202e" not in markdown
+    lines = [line for line in markdown.splitlines() if "octocat" in line]
+    assert lines
+    for line in lines:
+        assert "<script" not in line
+        assert "@" not in line
+        assert "http:" not in line
+        assert line.startswith("| ")
+
+
+@pytest.mark.parametrize("text", ["plain", "a|b", "`", "a\\", " x ", "<b>", "@team", "x\\|y"])
+def test_code_in_markdown_holds_no_bare_mark(text: str) -> None:
+    found = code(text)
+    inside = found[1:-1] if found.startswith("`") else re.sub(r"&#\d+;|</?code>", "", found)
+    assert not set("`|\\") & set(inside)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2])
+def test_a_run_without_a_timeline_has_no_plots(tmp_path: Path, samples: int) -> None:
+    made = report(tmp_path, samples=samples)
+    assert "svg" not in Page(render_html(made)).tags
+    assert "# `sbpair syphon --once`: done" in render_markdown(made)
+
+
+def test_an_empty_run_says_that_nothing_was_sent(tmp_path: Path) -> None:
+    text = render_markdown(report(tmp_path, tally=Tally()))
+    assert "No message was sent." in text
+    assert "**0 received = " in text
+
+
+def test_a_crashed_run_counts_what_it_held(tmp_path: Path) -> None:
+    tally = moved(100)
+    tally.received(QUEUE, 5)
+    made = report(tmp_path, ended=False, tally=tally)
+    assert made.identity is not None
+    assert (made.outcome, made.identity.verdict, made.identity.parts[-1]) == ("crashed", "open", ("held", 5))
+    assert "crashed" in render_html(made)
+
+
+def test_counts_that_do_not_add_up_are_shown_as_such(tmp_path: Path) -> None:
+    tally = moved(100)
+    tally.received(QUEUE, 5)
+    made = report(tmp_path, tally=tally)
+    assert made.identity is not None
+    assert made.identity.verdict == "bad"
+
+
+def test_a_replay_has_its_equation_and_checksums(tmp_path: Path) -> None:
+    with RunDatabase(tmp_path / "state", PAIR) as state:
+        run = RunEntry(state, "replay run")
+        archive = Archive(str(tmp_path / "archive"), run.id)
+        archive.create()
+        for number in range(3):
+            archive.write(f"ledger/{number}/x.parquet", bytes([number]))
+        proof = {"mode": "archive", "archived": 3, "acknowledged": 3, "archive": str(tmp_path / "archive")}
+        run.finish(proof, 0)
+        run.close()
+        found = find_run(state, run.id)
+    files = files_of(archive)
+    text = render_markdown(report_of(found, [], now_ms=START, version="0.1.0", archive=files))
+    assert "**3 archived = 3 acknowledged + " in text
+    [ledger] = files.directories
+    shell = "find ledger -type f | LC_ALL=C sort | xargs sha256sum | sha256sum"
+    done = subprocess.run(["sh", "-c", shell], cwd=archive.root, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == ledger.sha256
+    assert str(ledger.sha256) in text
+    assert len(hashlib.sha256().hexdigest()) == len(str(ledger.sha256))
+
+
+def test_a_page_of_many_destinations_and_messages_stays_below_a_megabyte(tmp_path: Path) -> None:
+    tally = Tally()
+    for number in range(3_000):
+        tally.received(QUEUE, 2)
+        tally.sent(QUEUE, f"destination-{number}", 1, 100)
+        tally.dead_lettered(NamedMessage(QUEUE, number, "m" * 128, "gone", "r" * 500), "DestinationNotFound")
+    assert len(render_html(report(tmp_path, samples=1_900, tally=tally)).encode()) < 1_000_000
+
+
+# The command
+
+
+def run(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = command.environment(
+        None, SBPAIR_PRIMARY_NAMESPACE="contoso.example", SBPAIR_SECONDARY_NAMESPACE="contoso-dr.example"
+    )
+    return command.run("runs", "report", *words, "--state", str(directory), env=env)
+
+
+def test_files_are_replaced_and_named_in_json(tmp_path: Path) -> None:
+    made = report(tmp_path / "state")
+    (tmp_path / "r.html").write_text("before")
+    names = ["--html", str(tmp_path / "r.html"), "--markdown", str(tmp_path / "r.md")]
+    done = run(tmp_path / "state", made.run, *names, "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert [Path(each["path"]).stat().st_size for each in document["files"]] == [
+        each["bytes"] for each in document["files"]
+    ]
+    assert (tmp_path / "r.html").read_text().startswith("<!DOCTYPE html>")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.md", "state"]
+    done = run(tmp_path / "state", made.run, "--markdown", "-")
+    assert done.stdout.startswith("# `sbpair syphon --once`: done\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        ([], 2, "expected --html FILE or --markdown FILE"),
+        (["--html", ""], 2, "--html is empty"),
+        (["--html", "-", "--markdown", "-"], 2, "two reports cannot share stdout"),
+        (["--markdown", "-", "-o", "json"], 2, "--output json cannot share stdout"),
+        (["--html", "x", "--markdown", "x"], 2, "name the same file"),
+        (["--html", "/nowhere/r.html"], 7, "/nowhere/r.html cannot be written: No such file"),
+        (["--markdown", "/"], 7, "/ cannot be written: Is a directory"),
+        (["--markdown", "/proc/r.md"], 7, "/proc/r.md cannot be written"),
+    ],
+)
+def test_wrong_input_is_refused_before_any_work(tmp_path: Path, words: list[str], status: int, text: str) -> None:
+    done = run(tmp_path / "state", "2611", *words)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(f"error: {text}" if status == 7 else "error: ")
+    assert text in done.stderr
+    assert "hint: " in done.stderr
+
+
+def test_an_unknown_run_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "r.md").write_text("before")
+    done = run(tmp_path / "state", "2611", "--markdown", str(tmp_path / "r.md"))
+    assert (done.returncode, (tmp_path / "r.md").read_text()) == (2, "before")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.md"]
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: Debian's package chromium")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_the_page_without_scrolling_sideways(tmp_path: Path, width: int) -> None:
+    page = tmp_path / "r.html"
+    frame = tmp_path / "frame.html"
+    page.write_text(render_html(report(tmp_path / "state", tally=moved(9, hostile="x" * 250))))
+    script = "onload=()=>document.title=frames[0].document.documentElement.scrollWidth"
+    frame.write_text(
+        f'<iframe src="r.html" style="width:{width}px;height:900px;border:0"></iframe><script>{script}</script>'
+    )
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom")
+    home = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [str(CHROMIUM), *options, frame.as_uri()], capture_output=True, text=True, timeout=60, check=True, env=home
+    )
+    title = re.search(r"<title>(\d+)</title>", done.stdout)
+    assert title
+    assert int(title[1]) <= width
