@@ -18,7 +18,7 @@ MAX_TEXT: Final = 100_000
 """Characters of a filter: a list of a thousand message ids fits."""
 
 _SHOWN_BEFORE, _SHOWN = 50, 72
-HINT: Final = "for example: --where \"sys.Label = 'red' AND age < '1h'\"; sbpair help filters"
+HINT: Final = "for example: --where \"sys.Label = 'red' AND age < '1h'\""
 
 
 class FilterInvalid(UsageError):
