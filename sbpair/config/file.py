@@ -51,6 +51,11 @@ def file_setting(flags: Flags, environ: Environment) -> Setting:
 def config_path(flags: Flags, environ: Environment) -> Path:
     """Return the file's path. One named explicitly must exist."""
     setting = file_setting(flags, environ)
+    if holds_secret(str(setting.value), is_setting=True):
+        raise UsageError(
+            f"{setting.source} holds a connection string or a password, which is a secret",
+            hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING, SBPAIR_PRIMARY_PROXY or the secondary's variables",
+        )
     path = Path(str(setting.value))
     if setting.source in ("--config", "SBPAIR_CONFIG") and not path.exists():
         raise UsageError(f"{setting.source}: {path} does not exist", hint="check the path")

@@ -1052,7 +1052,18 @@ def test_a_lock_token_is_a_guid_in_the_order_of_dotnet() -> None:
 def test_the_public_face_of_the_client_is_small() -> None:
     public = {name for name in dir(AmqpClient) if not name.startswith("_")}
     assert public == {
-        *("abort", "close", "endpoint", "error", "renew_claims", "lost", "peek", "receiver", "renew_locks"),
+        *(
+            "abort",
+            "close",
+            "endpoint",
+            "error",
+            "renew_claims",
+            "lost",
+            "next_session",
+            "peek",
+            "receiver",
+            "renew_locks",
+        ),
         *("request", "sender", "settle_locked"),
         *("session", "renew_session", "session_state", "set_session_state"),
     }

@@ -145,7 +145,7 @@ RECEIPT = {
 DOUBTS = tuple(Doubt(f"r{at}", PATHS[0], at, f"a-message-id-{at}", LONG) for at in range(2))
 RUNS = [
     RunRecord(
-        "261122-175236-znkq", "syphon --watch", 1_795_000_000_000, None, RunOutcome.CRASHED, None, "", None, DOUBTS
+        "261122-175236-znkq", "syphon --watch", 1_795_000_000_000, None, RunOutcome.CRASHED, None, "", None, {}, DOUBTS
     ),
     RunRecord(
         "261122-101500-k86c",
@@ -156,6 +156,7 @@ RUNS = [
         3,
         "",
         RECEIPT,
+        {},
         DOUBTS,
     ),
 ]

@@ -184,6 +184,7 @@ PREVIEW = forecast(
         "expired": "Messages that would expire",
         "deferred": "Deferred messages, which stay",
         "scheduled": "Scheduled messages, which stay",
+        "skipped": "Messages that a run would leave, since not chosen",
     },
     ("dead_letters", "Messages that would be dead-lettered, by reason"),
 )
