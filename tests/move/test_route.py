@@ -208,7 +208,7 @@ def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
     for number in range(MAX_LISTED + 5):
         tally.received("q", 1)
         tally.dead_lettered(NamedMessage("q", number, None, None, "why"), "DestinationNotFound")
-        tally.doubtful(NamedMessage("q", number, None, None, "why"), "DestinationNotFound")
+        tally.doubtful(NamedMessage("q", number, None, None, "why"))
     receipt = tally.receipt()
     assert receipt.dead_lettered == MAX_LISTED + 5
     assert len(receipt.dead_letters) == len(receipt.doubtful) == MAX_LISTED
