@@ -50,6 +50,13 @@ def end_java() -> None:
         SparkContext._gateway = SparkContext._jvm = None
 
 
+def forget_java(conf: Any) -> None:
+    """End Java, if it runs, and take the settings along: a SparkConf that was made while Java ran keeps them there."""
+    settings = dict(conf.getAll())
+    end_java()
+    conf._jconf, conf._conf = None, settings
+
+
 @pytest.fixture
 def own_java() -> Iterator[None]:
     """Start Java within the test, and end it with the test. One that tests share is put aside meanwhile."""
@@ -80,11 +87,11 @@ def shared_java(_java_of_the_session: dict[str, str], monkeypatch: pytest.Monkey
     def start_or_share(conf: Any) -> None:
         now = {name: value for name, value in os.environ.items() if name not in OF_PYTEST}
         if not began_with.keys() <= now.keys():
-            end_java()
+            forget_java(conf)
         if java_runs() and began_with:
             conf.setAll([(f"spark.executorEnv.{name}", now[name]) for name in now if began_with.get(name) != now[name]])
         else:
-            end_java()
+            forget_java(conf)
             began_with.clear()
             began_with.update(now)
         start(conf)
