@@ -45,6 +45,9 @@ GROUPS = {
         "audit": "Compare the backlog queues with the expected ones and count messages.",
         "deadletters": "Show the dead letters of the backlog queues and their reasons.",
     },
+    "Plan": {
+        "cost": "Estimate the cost of an outage, and when the backlog is full.",
+    },
     "Rehearse": {
         "drill": "Rehearse an outage end to end on a local emulator.",
         "emulator": "Run Service Bus namespaces on this machine.",

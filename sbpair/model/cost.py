@@ -85,9 +85,13 @@ class PriceStep:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """The prices of a tier's operations; what is due by the hour is not part of an estimate."""
+    """The prices of a tier's operations, and its base price an hour, which is no part of an estimate.
+
+    In Premium, the base price is that of one messaging unit.
+    """
 
     steps: tuple[PriceStep, ...]
+    hourly: Decimal = Decimal(0)
 
     def price(self, operations: int, *, after: int = 0) -> Decimal:
         """Return the price of operations in a month that already had `after` others."""
@@ -124,9 +128,10 @@ PRICES = Prices(
                 PriceStep(2_500_000_000, Decimal("0.50")),
                 PriceStep(None, Decimal("0.20")),
             ),
+            hourly=Decimal("0.0135"),
         ),
         # Messaging units are billed by the hour; operations are free.
-        "premium": Tariff((PriceStep(None, Decimal(0)),)),
+        "premium": Tariff((PriceStep(None, Decimal(0)),), hourly=Decimal("0.928")),
         "basic": Tariff((PriceStep(None, Decimal("0.05")),)),
     },
 )
@@ -160,10 +165,12 @@ def estimate(operations: Operations, *, secondary: str, primary: str) -> Estimat
     operations.
     """
     spent = ((secondary, operations.secondary), (primary, operations.primary))
-    return Estimate(operations, _span(spent), _span([(primary, operations.delivered)]), PRICES.currency, PRICES.dated)
+    delivered = price_range([(primary, operations.delivered)])
+    return Estimate(operations, price_range(spent), delivered, PRICES.currency, PRICES.dated)
 
 
-def _span(spent: Iterable[tuple[str, int]]) -> MoneyRange | None:
+def price_range(spent: Iterable[tuple[str, int]]) -> MoneyRange | None:
+    """Return the price of operations, each number with its tier; None if the table lacks a tier."""
     by_tier: dict[str, int] = {}
     for tier, operations in spent:
         by_tier[tier.lower()] = by_tier.get(tier.lower(), 0) + operations

@@ -18,7 +18,7 @@ ROOT = Path(sbpair.__file__).parent
 LEVELS: list[set[str]] = [
     {"cli"},
     {"drill", "doctor", "status"},
-    {"replay", "message_io"},
+    {"replay", "message_io", "planning"},
     {"replication"},
     {"failover"},
     {"syphon", "management", "emulator"},

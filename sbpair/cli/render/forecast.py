@@ -92,8 +92,8 @@ def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str,
         "seconds": None if forecast.seconds is None else round(forecast.seconds, 3),
         "operations": {**asdict(forecast.estimate.operations), "by_sbpair": forecast.estimate.operations.by_sbpair},
         "cost": {
-            "by_sbpair": _span(forecast.estimate.by_sbpair),
-            "delivered": _span(forecast.estimate.delivered),
+            "by_sbpair": span(forecast.estimate.by_sbpair),
+            "delivered": span(forecast.estimate.delivered),
             "currency": forecast.estimate.currency,
             "dated": forecast.estimate.dated,
         },
@@ -145,8 +145,9 @@ def _found(forecast: "Forecast", destination: str) -> dict[str, object] | None:
     return None if entity is None else {"topic": entity.is_topic, "filters": entity.filters}
 
 
-def _span(span: "MoneyRange | None") -> dict[str, float] | None:
-    return None if span is None else {"minimum": float(span.minimum), "maximum": float(span.maximum)}
+def span(money: "MoneyRange | None") -> dict[str, float] | None:
+    """Return a range of money as JSON; None if it is unknown."""
+    return None if money is None else {"minimum": float(money.minimum), "maximum": float(money.maximum)}
 
 
 def _age(at_ms: int | None, now_ms: int) -> float | None:
@@ -197,14 +198,14 @@ def _cost(forecast: "Forecast", words: ForecastWording) -> str:
     estimate = forecast.estimate
     operations = estimate.operations
     price = "no price in the table"
-    if (span := estimate.by_sbpair) is not None:
-        price = f"{_amount(span.minimum)} to {_amount(span.maximum)} {estimate.currency}"
+    if (money := estimate.by_sbpair) is not None:
+        price = f"{amount(money.minimum)} to {amount(money.maximum)} {estimate.currency}"
     return (
         f"cost: {operations.by_sbpair} operations of sbpair, {price} at the prices of {estimate.dated};"
         f" {operations.delivered} more of the receivers in the {words.ends[0]}"
     )
 
 
-def _amount(amount: Decimal) -> str:
+def amount(money: Decimal) -> str:
     """Return an amount with two decimals; a small amount is not 0."""
-    return "under 0.01" if 0 < amount < Decimal("0.01") else f"{amount:.2f}"
+    return "under 0.01" if 0 < money < Decimal("0.01") else f"{money:.2f}"

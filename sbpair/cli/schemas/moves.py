@@ -47,6 +47,7 @@ OPERATIONS = fields(
     management_calls=count("Counts and peeks"),
     by_sbpair=count("All operations of sbpair"),
 )
+MONEY = record("Bounds of a cost", minimum=number("Lower bound"), maximum=number("Upper bound"))
 _RECEIPT = fields(
     **_COUNTED,
     locked=count("Messages left in the backlog, locked by another receiver or a killed run; not received"),
@@ -128,7 +129,6 @@ def forecast(
         topic=flag("Whether it is a topic"),
         filters=count("Filters a message meets there"),
     )
-    money = record("Bounds of a cost", minimum=number("Lower bound"), maximum=number("Upper bound"))
     group = record(
         "Messages with one reason",
         reason=text("The reason"),
@@ -166,8 +166,8 @@ def forecast(
         ),
         cost=record(
             "Cost of the operations",
-            by_sbpair=nullable(money),
-            delivered=nullable(money),
+            by_sbpair=nullable(MONEY),
+            delivered=nullable(MONEY),
             currency=text("Currency"),
             dated=text("Date of the prices"),
         ),

@@ -1,0 +1,210 @@
+"""`sbpair cost`: estimates the cost of an outage by `sbpair.planning.outage_cost`."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
+
+from sbpair.cli.command_loop import run
+from sbpair.cli.options.common import PairSelection, flag, option
+from sbpair.cli.options.values import check_at_least, check_goes_with, positive_seconds_of, selected_pair
+from sbpair.cli.render.forecast import amount, span
+from sbpair.cli.render.screen import Screen, grouped, plural, size, spoken
+from sbpair.cli.render.table import columns, wrapped
+from sbpair.errors import UsageError
+from sbpair.model.cost import PRICES
+
+if TYPE_CHECKING:
+    from sbpair.model.cost import MoneyRange
+    from sbpair.model.tiers import Capacity
+    from sbpair.planning.outage_cost import BacklogRoom, OutageCost, PairCapacity, TierCost
+
+MAX_COUNT = 1_000
+
+
+def command(
+    *,
+    outage: str = option("--outage DURATION", "Length of the outage, such as 4h", default=...),
+    rate: str = option("--rate RATE", "Messages sent meanwhile: 50 a second, 30/m or 100/h", default=...),
+    size_: str = option("--size SIZE", "Size of a message: 2KB, 500B or 1MB", default=...),
+    tier: Literal["basic", "standard", "premium"] | None = option("--tier TIER", "Only this tier [default: all]"),
+    units: int | None = option("--units N", "Messaging units, with --tier premium: 1, 2, 4, 8 or 16 [default: all]"),
+    count: int | None = option("--count -n N", "Number of backlog queues [default: 10]"),
+    live: bool = flag("--live", "Read tiers and backlog queues from the pair"),
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Estimate the cost of an outage, and when the backlog is full.
+
+    Nothing is contacted, unless --live is given: it needs Manage on both namespaces, and assumes what it cannot read.
+    Prices are ranges: the minimum applies while a month's included operations last.
+
+    Examples:
+      sbpair cost --outage 4h --rate 50 --size 2KB
+      sbpair cost --outage 4h --rate 50 --size 2KB --live -o json
+
+    See also: sbpair help planning
+    """
+    from sbpair.planning import outage_cost
+
+    planned = outage_cost.Outage(_seconds(outage), _rate(rate), outage_cost.parse_size(size_))
+    if planned.messages < 1:
+        raise UsageError("no message is sent in such an outage", hint="raise --outage or --rate")
+    check_goes_with("--tier premium", tier == "premium", {"--units": units})
+    if units is not None and units not in outage_cost.MESSAGING_UNITS:
+        raise UsageError(f"--units is {units}, and must be 1, 2, 4, 8 or 16", hint="leave it out for all of them")
+    if count is not None:
+        check_at_least("--count", count, 1, "the original used 10")
+        if count > MAX_COUNT:
+            raise UsageError(f"--count is {count}, and must be at most {MAX_COUNT}", hint="the original used 10")
+    room, capacities = outage_cost.room_of(count or 10), outage_cost.usual_capacities(tier, units)
+    notes: list[str] = []
+    if live:
+        room, capacities, notes = _live(connection, screen, {"--tier": tier, "--count": count})
+    else:
+        given = {f"--{name}": value for name, value in asdict(connection).items()}
+        check_goes_with("--live", given=False, followers=given)
+    found = outage_cost.cost_of(planned, room, capacities, notes)
+    screen.result("sbpair/cost/1", _document(found, live=live), _table(found))
+    return 0
+
+
+def _live(
+    connection: PairSelection, screen: Screen, others: dict[str, object]
+) -> "tuple[BacklogRoom, list[PairCapacity], list[str]]":
+    from sbpair.planning.live_backlog import read_backlog
+
+    for name, given in others.items():
+        if given is not None:
+            raise UsageError(f"{name} and --live exclude each other", hint="--live reads it from the pair")
+    found = run(read_backlog(selected_pair(connection, screen)))
+    return found.room, [found.capacity], found.notes
+
+
+def _seconds(text: str) -> float:
+    from sbpair.planning.outage_cost import MAX_SECONDS
+
+    if re.fullmatch(r"[\d.]+", text.strip()):
+        raise UsageError(f"--outage: expected a duration with its unit, got {text!r}", hint="write 4h, 90m or 2d")
+    seconds = positive_seconds_of("--outage", text, hint="write a duration, as in 4h")
+    if seconds > MAX_SECONDS:
+        raise UsageError(f"--outage is {text}, and must be at most 366d", hint="write 4h, 90m or 2d")
+    return seconds
+
+
+def _rate(text: str) -> float:
+    from sbpair.move.rate_limit import parse_rate
+    from sbpair.planning.outage_cost import MAX_RATE
+
+    rate = parse_rate(text)
+    if rate > MAX_RATE:
+        raise UsageError(f"--rate is {text}, and must be at most {MAX_RATE}/s", hint="write 50, 30/m or 100/h")
+    return rate
+
+
+def _document(found: "OutageCost", *, live: bool) -> dict[str, object]:
+    stages = [{"stage": stage, "article": article, "billed": billed} for stage, article, billed in found.charges]
+    partitioned = found.full_in_seconds_partitioned
+    return {
+        "outage": {**asdict(found.outage), "messages": found.outage.messages, "units": found.units},
+        "backlog": {
+            **asdict(found.room),
+            "full_in_seconds": round(found.full_in_seconds, 3),
+            "full_in_seconds_partitioned": None if partitioned is None else round(partitioned, 3),
+            "stored": found.stored,
+            "not_stored": found.not_stored,
+        },
+        "charges": stages,
+        "operations": {**asdict(found.operations), "by_sbpair": found.operations.by_sbpair},
+        "polling": {"an_hour": found.polls_an_hour, "in_30_days": found.polls_a_month},
+        "tiers": [_tier_document(each) for each in found.tiers],
+        "live": live,
+        "currency": PRICES.currency,
+        "dated": PRICES.dated,
+        "notes": list(found.notes),
+    }
+
+
+def _tier_document(each: "TierCost") -> dict[str, object]:
+    def side(capacity: "Capacity") -> dict[str, object]:
+        return {"tier": capacity.tier.name, "units": capacity.units}
+
+    return {
+        "secondary": side(each.capacity.secondary),
+        "primary": side(each.capacity.primary),
+        "operations": span(each.operations),
+        "by_sbpair": span(each.by_sbpair),
+        "idle": span(each.idle),
+        "base": span(each.base),
+        "move_back_seconds": each.move_back_seconds,
+    }
+
+
+def _table(found: "OutageCost") -> Iterator[str]:
+    outage = found.outage
+    total = size(outage.messages * outage.message_bytes)
+    yield from wrapped(
+        f"{spoken(outage.seconds)} at {outage.rate:g} messages a second of {size(outage.message_bytes)}:"
+        f" {grouped(outage.messages)} messages, {total}"
+    )
+    yield ""
+    whole = tuple(map(sum, zip(*(each[1:] for each in found.charges), strict=True)))
+    yield from columns([("CHARGE", "ARTICLE", "BILLED TODAY"), *found.charges, ("in all", *whole)])
+    yield ""
+    yield from columns([("TIER", "OPERATIONS", "BY SBPAIR", "MOVE BACK", "IDLE 30D", "BASE"), *map(_row, found.tiers)])
+    for line in (_full(found), *_assumptions(found), *(f"note: {each}" for each in found.notes)):
+        yield from wrapped(line)
+
+
+def _row(each: "TierCost") -> tuple[str, ...]:
+    secondary, primary = map(_tier, each.capacity.both)
+    seconds = each.move_back_seconds
+    return (
+        secondary if secondary == primary else f"{secondary}, primary {primary}",
+        _money(each.operations),
+        _money(each.by_sbpair),
+        "by network" if seconds is None else spoken(seconds),
+        _money(each.idle),
+        _money(each.base),
+    )
+
+
+def _tier(capacity: "Capacity") -> str:
+    return capacity.tier.name + (f" {capacity.units} MU" if capacity.units else "")
+
+
+def _money(found: "MoneyRange") -> str:
+    least, most = amount(found.minimum), amount(found.maximum)
+    return least if least == most else f"{least} to {most}"
+
+
+def _full(found: "OutageCost") -> str:
+    room = found.room
+    whole = "" if room.queues == 1 else " in all"
+    text = f"full: {plural(room.queues, 'backlog queue')} of {size(room.max_bytes)}{whole}"
+    if room.used_bytes:
+        text += f", {size(room.used_bytes)} of it in use,"
+    text += f" {'is' if room.queues == 1 else 'are'} full after {spoken(found.full_in_seconds)}"
+    if found.full_in_seconds_partitioned is not None:
+        text += f" (partitioned in Standard: {spoken(found.full_in_seconds_partitioned)})"
+    if found.not_stored:
+        text += (
+            f"; {grouped(found.not_stored)} messages do not fit: their sends fail, or go to the application's outbox,"
+            " and add no cost here"
+        )
+    return text
+
+
+def _assumptions(found: "OutageCost") -> Iterator[str]:
+    yield (
+        f"idle: a mover that watches empty queues receives {found.polls_an_hour} times an hour, and"
+        f" {grouped(found.polls_a_month)} times in 30 days"
+    )
+    yield (
+        f"prices: {PRICES.currency} of {PRICES.dated}, without tax; BASE is due for both namespaces with or without an"
+        " outage"
+    )
+    yield (
+        "assumed: senders use all queues alike, one receiver for each message, no filters; aliases and pings are not"
+        " counted"
+    )

@@ -1,0 +1,77 @@
+"""Schemas of the output of cost."""
+
+from sbpair.cli.schemas.builders import (
+    array,
+    choice,
+    count,
+    document,
+    flag,
+    nullable,
+    number,
+    record,
+    records,
+    text,
+)
+from sbpair.cli.schemas.moves import MONEY, OPERATIONS
+
+_SIDE = record(
+    "One namespace",
+    tier=choice("Its tier", "Basic", "Standard", "Premium"),
+    units=nullable(count("Messaging units of a Premium namespace")),
+)
+COST = document(
+    "sbpair/cost/1",
+    "The cost of an outage. JSON Lines have the document.",
+    outage=record(
+        "The outage",
+        seconds=number("Its length"),
+        rate=number("Messages a second"),
+        message_bytes=count("Size of a message"),
+        messages=count("Messages that are sent"),
+        units=count("Operations that one send or receive of a message is billed as"),
+    ),
+    backlog=record(
+        "The backlog queues",
+        queues=count("Number of queues"),
+        max_bytes=count("Size of all of them"),
+        used_bytes=count("Bytes in use"),
+        partitioned=nullable(flag("Whether they are partitioned; null if they were not read")),
+        full_in_seconds=number("Time from the start of the outage until all are full"),
+        full_in_seconds_partitioned=nullable(number("The same for partitioned queues of Standard; null if known")),
+        stored=count("Messages that fit"),
+        not_stored=count("Messages that do not fit"),
+    ),
+    charges=records(
+        "The four charges of the stored messages",
+        "One charge",
+        stage=text("Stage", example="sent to the backlog"),
+        article=count("Operations by the documentation of the feature: one for each stage"),
+        billed=count("Operations billed today: a receive and its completion are two"),
+    ),
+    operations=record(
+        "Billable operations",
+        stranded=count("Operations of the applications to send to the backlog"),
+        delivered=count("Operations of the receivers in the primary"),
+        **OPERATIONS,
+    ),
+    polling=record(
+        "Receives of a mover that watches empty queues",
+        an_hour=count("In an hour"),
+        in_30_days=count("In 30 days"),
+    ),
+    tiers=records(
+        "The cost by tier",
+        "One pair of tiers",
+        secondary=_SIDE,
+        primary=_SIDE,
+        operations=MONEY,
+        by_sbpair=MONEY,
+        idle=MONEY,
+        base=MONEY,
+        move_back_seconds=nullable(number("Time to move the messages back; null if only the network limits it")),
+    ),
+    live=flag("Whether tiers and queues were read from the pair"),
+    currency=text("Currency"),
+    dated=text("Date of the prices"),
+    notes=array("Remarks and assumptions", text("One remark")),
+)

@@ -1,0 +1,262 @@
+"""Cost of an outage by tier: its messages' operations, the base price, idle polling, and when the backlog is full.
+
+Pure. Messages that no longer fit the backlog cost nothing: they are not stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from sbpair.backlog import queue_spec
+from sbpair.errors import UsageError
+from sbpair.model import cost, tiers
+from sbpair.model.cost import PRICES, MoneyRange, Operations
+from sbpair.model.tiers import BASIC, MEGABYTES, PARTITIONS, PREMIUM, STANDARD, Capacity
+from sbpair.move.rate_limit import NAMESPACE_CREDITS, credits_of
+
+LONG_POLL_SECONDS = 900
+"""A mover that watches an empty queue receives so long: 10 queues are 40 receives an hour."""
+
+MONTH_DAYS = 30
+HOUR, DAY = 3_600, 86_400
+MESSAGING_UNITS = (1, 2, 4, 8, 16)
+MESSAGE_BYTES = {BASIC.name: 256 * 1024, STANDARD.name: 256 * 1024, PREMIUM.name: 100 * 1024 * 1024}
+"""The largest message of each tier."""
+
+ALIAS_BYTES = 1024
+"""A message of the backlog is larger by its aliases, and a path alone may have 260 characters."""
+
+MAX_SECONDS, MAX_RATE = 366 * DAY, 1_000_000
+QUEUE_MEGABYTES = queue_spec("any", 0).max_size_in_megabytes
+
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(b|kb|mb)?", re.ASCII | re.IGNORECASE)
+_SIZE_BYTES = {"b": 1, "kb": 1024, "mb": 1024 * 1024}
+_SIZE_HINT = "write 2KB, 500B or 1MB; a bare number is in KB"
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """An outage of so many seconds, in which applications send `rate` messages a second."""
+
+    seconds: float
+    rate: float
+    message_bytes: int
+
+    @property
+    def messages(self) -> int:
+        return round(self.seconds * self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogRoom:
+    """The queues of a backlog, and the bytes of them all. `partitioned` is None if it is not known."""
+
+    queues: int = 10
+    max_bytes: int = 10 * QUEUE_MEGABYTES * MEGABYTES * 1024
+    used_bytes: int = 0
+    partitioned: bool | None = None
+
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.max_bytes - self.used_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PairCapacity:
+    """The tiers of the two namespaces."""
+
+    secondary: Capacity
+    primary: Capacity
+
+    @property
+    def both(self) -> tuple[Capacity, Capacity]:
+        return self.secondary, self.primary
+
+
+@dataclass(frozen=True, slots=True)
+class TierCost:
+    """The cost of an outage in namespaces of these tiers.
+
+    `operations` are those of every message, from its sender to its receiver, `by_sbpair` the part of a mover, `idle`
+    the polling of empty queues for 30 days. `base` is due by the hour, with or without an outage.
+    """
+
+    capacity: PairCapacity
+    operations: MoneyRange
+    by_sbpair: MoneyRange
+    idle: MoneyRange
+    base: MoneyRange
+    move_back_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutageCost:
+    """The cost of an outage. Of its messages, `stored` fit the backlog.
+
+    `full_in_seconds` counts from the start of the outage. `full_in_seconds_partitioned` is that of partitioned queues
+    in Standard; None without Standard, and for known queues.
+    """
+
+    outage: Outage
+    room: BacklogRoom
+    stored: int
+    full_in_seconds: float
+    full_in_seconds_partitioned: float | None
+    operations: Operations
+    tiers: tuple[TierCost, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def units(self) -> int:
+        """The billed units of one message."""
+        return cost.units(self.outage.message_bytes)
+
+    @property
+    def polls_an_hour(self) -> int:
+        return _polls(self.room, HOUR)
+
+    @property
+    def polls_a_month(self) -> int:
+        """The receives of 30 days."""
+        return _polls(self.room, MONTH_DAYS * DAY)
+
+    @property
+    def not_stored(self) -> int:
+        return self.outage.messages - self.stored
+
+    @property
+    def charges(self) -> tuple[tuple[str, int, int], ...]:
+        """The four charges of each stored message: its stage, those of the article, and those billed today."""
+        each = self.stored * self.units
+        return (
+            ("sent to the backlog", each, each),
+            ("received from the backlog", each, 2 * each),
+            ("sent to the primary", each, each),
+            ("received from the primary", each, 2 * each),
+        )
+
+
+def room_of(queues: int) -> BacklogRoom:
+    """Return the room of so many backlog queues, as they are provisioned."""
+    return BacklogRoom(queues, queues * QUEUE_MEGABYTES * MEGABYTES * 1024)
+
+
+def usual_capacities(tier: str | None = None, units: int | None = None) -> list[PairCapacity]:
+    """Return pairs of one tier each: Standard, and Premium by messaging units; with `tier` and `units`, only those.
+
+    Raises UsageError for a tier that cannot have backlog queues.
+    """
+    if tier == BASIC.name.lower():
+        raise basic_refused("--tier basic")
+    found = [Capacity(STANDARD), *(Capacity(PREMIUM, each) for each in MESSAGING_UNITS)]
+    return [
+        PairCapacity(each, each)
+        for each in found
+        if tier in (None, each.tier.name.lower()) and (units is None or each.units == units)
+    ]
+
+
+def basic_refused(what: str) -> UsageError:
+    return UsageError(
+        f"{what}: a Basic namespace cannot have backlog queues: it keeps no message for more than 14 days",
+        hint="use Standard or Premium for the secondary",
+    )
+
+
+def cost_of(
+    outage: Outage, room: BacklogRoom, capacities: Sequence[PairCapacity], notes: Sequence[str] = ()
+) -> OutageCost:
+    """Return the cost of an outage in pairs of these capacities. Raises UsageError if none can have such messages."""
+    possible = [each for each in capacities if outage.message_bytes <= _message_bytes(each)]
+    if not possible:
+        limit = max(map(_message_bytes, capacities)) // 1024
+        raise UsageError(
+            f"--size is {outage.message_bytes // 1024} KB, and a message has at most {limit} KB in this tier",
+            hint="make the messages smaller" if any(_is_premium(each) for each in capacities) else "use Premium",
+        )
+    stored = min(outage.messages, room.free_bytes // outage.message_bytes)
+    filling = outage.rate * outage.message_bytes
+    fill_seconds = room.free_bytes / filling
+    operations = cost.of_units(stored * cost.units(outage.message_bytes), 0)
+    operations += Operations(empty_receives=room.queues, management_calls=room.queues)
+    standard = any(STANDARD in (each.secondary.tier, each.primary.tier) for each in possible)
+    return OutageCost(
+        outage=outage,
+        room=room,
+        stored=stored,
+        full_in_seconds=fill_seconds,
+        full_in_seconds_partitioned=PARTITIONS * fill_seconds if standard and room.partitioned is None else None,
+        operations=operations,
+        tiers=tuple(_tier_cost(each, outage, stored, operations, _polls(room, MONTH_DAYS * DAY)) for each in possible),
+        notes=(*notes, *_remarks(outage, capacities)),
+    )
+
+
+def parse_size(text: str) -> int:
+    """Parse `2KB`, `500B` or `1MB` to bytes; a bare number is in KB. Raises UsageError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--size: expected a size such as 2KB, got {text[:40]!r}", hint=_SIZE_HINT)
+    found = int(Decimal(match[1]) * _SIZE_BYTES[(match[2] or "kb").lower()])
+    limit = MESSAGE_BYTES[PREMIUM.name]
+    if not 1 <= found <= limit:
+        raise UsageError(f"--size is {text.strip()}, and must be from 1B to {limit >> 20}MB", hint=_SIZE_HINT)
+    return found
+
+
+def _tier_cost(capacity: PairCapacity, outage: Outage, stored: int, operations: Operations, polls: int) -> TierCost:
+    secondary, primary = (each.tier.name for each in capacity.both)
+    rates = [rate for tier in (secondary, primary) if (rate := credits_of(None, tier)) is not None]
+    return TierCost(
+        capacity=capacity,
+        operations=_price(
+            (secondary, operations.stranded + operations.secondary),
+            (primary, operations.primary + operations.delivered),
+        ),
+        by_sbpair=_price((secondary, operations.secondary), (primary, operations.primary)),
+        idle=_price((secondary, polls)),
+        base=_base(capacity, Decimal(outage.seconds) / HOUR),
+        move_back_seconds=stored / min(rates) if rates else None,
+    )
+
+
+def _polls(room: BacklogRoom, seconds: int) -> int:
+    return room.queues * seconds // LONG_POLL_SECONDS
+
+
+def _price(*spent: tuple[str, int]) -> MoneyRange:
+    found = cost.price_range(spent)
+    assert found is not None  # noqa: S101  # for the type checker: the table has every tier
+    return found
+
+
+def _base(capacity: PairCapacity, hours: Decimal) -> MoneyRange:
+    """Return the base price of both namespaces. Standard's is billed once a subscription, or for each namespace."""
+    prices = [PRICES.tariffs[each.tier.name.lower()].hourly * (each.units or 1) * hours for each in capacity.both]
+    standard = [price for price, each in zip(prices, capacity.both, strict=True) if each.tier is STANDARD]
+    return MoneyRange(sum(prices, Decimal(0)) - sum(standard[1:], Decimal(0)), sum(prices, Decimal(0)))
+
+
+def _remarks(outage: Outage, capacities: Sequence[PairCapacity]) -> list[str]:
+    found = []
+    smallest = min(map(_message_bytes, capacities))
+    standard = any(not _is_premium(each) for each in capacities)
+    if outage.message_bytes > smallest:
+        found.append(f"Standard is left out: its messages have at most {smallest // 1024} KB")
+    elif outage.message_bytes > smallest - ALIAS_BYTES:
+        found.append("messages of this size may not fit the backlog, where their aliases enlarge them")
+    if standard and outage.rate > NAMESPACE_CREDITS:
+        rate = f"{outage.rate:g} messages a second are more than the {NAMESPACE_CREDITS:.0f} credits of Standard"
+        found.append(f"{rate}: senders would be slowed down")
+    return found
+
+
+def _message_bytes(capacity: PairCapacity) -> int:
+    return min(MESSAGE_BYTES[each.tier.name] for each in capacity.both)
+
+
+def _is_premium(capacity: PairCapacity) -> bool:
+    return all(each.tier is tiers.PREMIUM for each in capacity.both)

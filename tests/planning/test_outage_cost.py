@@ -1,0 +1,130 @@
+"""The cost of an outage: the article's figures, the price table, and a backlog that is full."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbpair.errors import UsageError
+from sbpair.model.cost import PRICES, MoneyRange, units
+from sbpair.model.tiers import BASIC, PREMIUM, STANDARD, Capacity
+from sbpair.planning.outage_cost import (
+    LONG_POLL_SECONDS,
+    BacklogRoom,
+    Outage,
+    OutageCost,
+    PairCapacity,
+    cost_of,
+    parse_size,
+    room_of,
+    usual_capacities,
+)
+from sbpair.syphon.worker import RunTimings
+
+FOUR_HOURS = Outage(4 * 3600, 50, 2048)
+GB = 1024**3
+
+
+def cost(outage: Outage = FOUR_HOURS, room: BacklogRoom = room_of(10), tier: str | None = None) -> OutageCost:  # noqa: B008
+    return cost_of(outage, room, usual_capacities(tier))
+
+
+def test_ten_idle_queues_are_forty_receives_an_hour() -> None:
+    found = cost()
+    assert (found.polls_an_hour, 24 * found.polls_an_hour, found.polls_a_month) == (40, 960, 28_800)
+    assert RunTimings().long_poll_seconds == LONG_POLL_SECONDS
+
+
+@given(st.integers(1, 10**6), st.floats(0.001, 10**6), st.integers(1, 262_144), st.integers(1, 1000))
+def test_a_stored_message_has_four_charges_and_is_billed_six_times(
+    seconds: int, rate: float, size: int, queues: int
+) -> None:
+    found = cost_of(Outage(seconds, rate, size), room_of(queues), usual_capacities())
+    each = found.stored * units(size)
+    assert [article for _, article, _ in found.charges] == [each] * 4
+    assert sum(billed for _, _, billed in found.charges) == 6 * each
+    assert found.operations.total == 6 * each + 2 * queues
+    assert found.stored + found.not_stored == found.outage.messages
+    assert found.stored * size <= found.room.free_bytes
+    assert found.not_stored == 0 or (found.stored + 1) * size > found.room.free_bytes
+    for tier in found.tiers:
+        for money in (tier.operations, tier.by_sbpair, tier.idle, tier.base):
+            assert 0 <= money.minimum <= money.maximum
+
+
+def test_standard_is_priced_by_operations_and_premium_by_hours() -> None:
+    standard, *premium = cost().tiers
+    billed = Decimal(6 * 720_000 + 20)
+    assert standard.operations == MoneyRange(Decimal(0), billed * Decimal("0.80") / 1_000_000)
+    assert standard.by_sbpair.maximum == (Decimal(3 * 720_000) + 20) * Decimal("0.80") / 1_000_000
+    assert standard.base == MoneyRange(4 * Decimal("0.0135"), 8 * Decimal("0.0135"))
+    assert standard.move_back_seconds == 720_000 / 500
+    assert [each.capacity.primary.units for each in premium] == [1, 2, 4, 8, 16]
+    for each in premium:
+        assert (each.operations, each.idle, each.move_back_seconds) == (MoneyRange(), MoneyRange(), None)
+        price = each.capacity.primary.units * Decimal("0.928") * 2 * 4
+        assert each.base == MoneyRange(price, price)
+
+
+def test_two_tiers_each_have_their_own_price() -> None:
+    capacity = PairCapacity(Capacity(PREMIUM, 2), Capacity(STANDARD))
+    [found] = cost_of(FOUR_HOURS, room_of(10), [capacity]).tiers
+    assert found.operations.maximum == PRICES.tariffs["standard"].dearest(3 * 720_000)
+    assert found.base.minimum == found.base.maximum == 4 * (2 * Decimal("0.928") + Decimal("0.0135"))
+    assert found.move_back_seconds == 720_000 / 500
+    basic = PairCapacity(Capacity(STANDARD), Capacity(BASIC))
+    assert cost_of(FOUR_HOURS, room_of(10), [basic]).tiers[0].operations.minimum == 3 * 720_000 * Decimal("0.00000005")
+
+
+def test_a_backlog_is_full_when_its_bytes_are_used() -> None:
+    found = cost(Outage(86_400, 100, 100 * 1024))
+    assert found.full_in_seconds == 50 * GB / (100 * 100 * 1024)
+    assert found.full_in_seconds_partitioned == 16 * found.full_in_seconds
+    assert (found.stored, found.not_stored) == (50 * GB // 102_400, 8_640_000 - 50 * GB // 102_400)
+    assert cost(FOUR_HOURS, tier="premium").full_in_seconds_partitioned is None
+    assert cost(FOUR_HOURS, BacklogRoom(1, GB, partitioned=False)).full_in_seconds_partitioned is None
+
+
+def test_bytes_in_use_leave_less_room() -> None:
+    half = cost(FOUR_HOURS, BacklogRoom(1, 2 * GB, used_bytes=GB, partitioned=False))
+    assert half.full_in_seconds == GB / (50 * 2048)
+    full = cost(FOUR_HOURS, BacklogRoom(1, GB, used_bytes=GB + 1, partitioned=False))
+    assert (full.full_in_seconds, full.stored, full.not_stored) == (0, 0, 720_000)
+    assert full.operations.total == 2
+
+
+def test_basic_is_refused_with_the_reason() -> None:
+    with pytest.raises(UsageError, match="no message for more than 14 days"):
+        usual_capacities("basic")
+
+
+def test_messages_too_large_for_standard_leave_premium() -> None:
+    found = cost(Outage(3600, 1, 256 * 1024 + 1))
+    assert [each.capacity.secondary.tier for each in found.tiers] == [PREMIUM] * 5
+    assert found.notes == ("Standard is left out: its messages have at most 256 KB",)
+    with pytest.raises(UsageError, match="a message has at most 256 KB in this tier"):
+        cost(Outage(3600, 1, 256 * 1024 + 1), tier="standard")
+
+
+def test_a_size_near_the_limit_and_a_high_rate_are_noted() -> None:
+    assert cost().notes == ()
+    assert "may not fit the backlog" in cost(Outage(3600, 1, 256 * 1024)).notes[0]
+    assert "senders would be slowed down" in cost(Outage(3600, 1001, 1024)).notes[0]
+    assert cost(Outage(3600, 1001, 1024), tier="premium").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2KB", 2048), ("2", 2048), ("2 kb", 2048), ("500B", 500), ("0.5", 512), ("1MB", 1048576), ("100mb", 104857600)],
+)
+def test_a_size_has_a_unit_or_is_in_kb(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "KB", "-1KB", "0", "0B", "0.0001", "1GB", "101MB", "1e3", "1,5", "2K B", "²KB"])
+def test_another_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--size"):
+        parse_size(text)
