@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sbpair.move.failure_latch import start_task
 from sbpair.move.interface import get_place
 
 if TYPE_CHECKING:
@@ -99,14 +100,14 @@ class DestinationSenders:
                 self._start(sender)
             elif not self._gathering:
                 self._gathering = True
-                self._tasks.create_task(self._gather(), name="gather")
+                start_task(self._tasks, self._gather(), "gather")
 
     def _may_start(self, sender: DestinationSender) -> bool:
         return len(sender.queue) > 0 and sender.rounds < self._max_rounds and not self._latch.stopping.is_set()
 
     def _start(self, sender: DestinationSender) -> None:
         sender.rounds += 1
-        self._tasks.create_task(self._run(sender), name=f"send to {sender.destination}")
+        start_task(self._tasks, self._run(sender), f"send to {sender.destination}")
 
     async def _gather(self) -> None:
         await asyncio.sleep(self._gather_seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -77,6 +77,18 @@ class FailureLatch:
         """Wait until a delivery ends or a destination backs off, at most `seconds`."""
         self.changed.clear()
         await set_within(self.changed, seconds)
+
+
+def start_task(tasks: asyncio.TaskGroup, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None] | None:
+    """Start a task; None in a group that is being cancelled, whose messages stay held until the mover releases them.
+
+    Only a callback of the loop gets there, such as that of the end of a delivery.
+    """
+    try:
+        return tasks.create_task(work, name=name)
+    except RuntimeError:
+        work.close()
+        return None
 
 
 async def set_within(event: asyncio.Event, seconds: float) -> bool:

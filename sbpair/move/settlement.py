@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sbpair.errors import InDoubt, SbpairError, SkipLimitReached, Unavailable
 from sbpair.model.cost import UNIT_BYTES, units
 from sbpair.move.events import DeadLettered
+from sbpair.move.failure_latch import start_task
 from sbpair.move.held import HeldMessages
 from sbpair.move.interface import get_key
 from sbpair.move.message.route import DeadLetter, Expire
@@ -263,7 +264,7 @@ class Settlement:
             end.set_result(None)
 
     def _spawn(self, ending: Coroutine[object, object, None], message: ReceivedMessage) -> None:
-        self._tasks.create_task(ending, name=f"settle {message.facts.sequence_number}")
+        start_task(self._tasks, ending, f"settle {message.facts.sequence_number}")
 
 
 def _limit_reached(limit: int) -> SkipLimitReached:
@@ -314,9 +315,9 @@ class SettlementBuffer:
         limit = min(self._batch_limits.min_contiguous, self._max_unsettled)
         if not self._deciding and (self._flushing or len(self._accepted) >= limit):
             self._deciding = True
-            self._tasks.create_task(self._settle_due(), name=self._name)
+            start_task(self._tasks, self._settle_due(), self._name)
         if self._accepted and self._timer is None:
-            self._timer = self._tasks.create_task(self._settle_late(), name=self._name)
+            self._timer = start_task(self._tasks, self._settle_late(), self._name)
 
     def flush(self) -> None:
         """Let nothing wait from now on."""

@@ -300,6 +300,26 @@ async def test_a_stop_settles_without_waiting_for_a_contiguous_range(late: bool)
     assert [number for what, number in memory.done if what == "complete"] == [1, 3, 5, 7, 9]
 
 
+class CancelledMeanwhile(Memory):
+    """Dead-letters a message in the very turn in which its mover is cancelled."""
+
+    moving: asyncio.Task[Mover]
+
+    async def dead_letter(self, message: Any, _reason: str, _description: str) -> None:
+        self.done.append(("dead_letter", message.facts.sequence_number))
+        self.moving.cancel()
+
+
+async def test_a_redelivery_that_is_admitted_after_a_cancellation_is_released() -> None:
+    memory, context = CancelledMeanwhile(), fast_context()
+    memory.moving = asyncio.create_task(move(memory, [message(1, None), message(1, None)], context))
+    with pytest.raises(asyncio.CancelledError):
+        await memory.moving
+    receipt = receipt_of(context)
+    assert (receipt.received, receipt.dead_lettered, receipt.released) == (2, 1, 1)
+    assert memory.done == [("dead_letter", 1)]
+
+
 @pytest.mark.parametrize("accepted_before", [False, True])
 async def test_a_cancelled_completion_is_counted(accepted_before: bool) -> None:
     memory, context = Memory(complete=["hang"]), fast_context()
