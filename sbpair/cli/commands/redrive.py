@@ -1,6 +1,7 @@
 """`sbpair redrive`: the dead letters of an entity, back to where they came from."""
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,18 @@ from sbpair.model.pair import Ends
 if TYPE_CHECKING:
     from sbpair.cli.options.reach import Reach
     from sbpair.move.entity_address import EntityAddress
+    from sbpair.move.filter.compiler import MessageFilter
 
 USAGE = "[--once | --watch | --dry-run] [OPTIONS]"
 MAX_PEEK = 1_000
+NO_REASON = "(none)"
 
 
 def command(
     *,
     entity: str = argument("ENTITY", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME", complete=backlog_queues),
     by_reason: bool = flag("--by-reason", "Move nothing; count the dead letters by reason"),
+    reason: list[str] | None = option("--reason TEXT", "Only dead letters with this reason; repeatable"),
     all_subscriptions: bool = flag("--all-subscriptions", "Send a subscription's to its topic: all get them"),
     allow_duplicate_detection: bool = ALLOW_DUPLICATE_DETECTION,
     limit: int | None = option("--max N", "Send N at most; with --by-reason, peek N at most"),
@@ -42,12 +46,13 @@ def command(
 ) -> int:
     """Move the dead letters of an entity back to where they came from.
 
-    Those of a backlog queue go where their aliases say. Only the cause is removed; a refused message stays. SIDE is
-    primary, secondary or a name of [namespaces.NAME]. --once is the default.
+    Those of a backlog queue go where their aliases say. Only the cause is removed; a refused message stays, and so do
+    those of other reasons than --reason. SIDE is primary, secondary or a name of [namespaces.NAME]. --once is the
+    default.
 
     Examples:
       sbpair redrive orders --by-reason
-      sbpair redrive orders --max 10
+      sbpair redrive orders --reason Timeout --max 10
 
     Exit codes: 3 some were refused or left behind; 4 another process moves this source; 130 interrupted
 
@@ -59,20 +64,38 @@ def command(
         raise UsageError("--by-reason moves nothing", hint="leave out --once, --watch and --dry-run, or --by-reason")
     mode = terms.mode("--once")
     terms.check_limits()
+    reasons = frozenset(map(_reason, reason or ()))
     reach = reach_of(connection, screen, namespace, state=terms.state)
     source = reach.address(entity, dead_letters=True, what="ENTITY")
     if by_reason:
-        return _print_reasons(screen, entity, source, limit or MAX_PEEK)
+        return _print_reasons(screen, entity, source, limit or MAX_PEEK, reasons)
     target = _origin(reach, source, all_subscriptions=all_subscriptions)
     allowed = allow_duplicate_detection
     spec, owner = checked_ends(reach, screen, "redrive", source, target, allow_duplicate_detection=allowed)
+    where = _chosen(reasons)
     if mode == "--dry-run":
+        if where is not None:
+            raise UsageError("--reason and --dry-run exclude each other", hint="--by-reason counts without a move")
         from sbpair.cli.render.forecast import MOVE
 
         return preview_move(screen, owner.ends, terms, MOVE, spec=spec)
     words = MoveWording("sbpair/move/1", ("redrive", entity), source.path)
     spec = replace(spec, max_messages=limit)
-    return move_messages(screen, owner.ends, owner.directory, terms, mode, spec=spec, words=words, max_missing=0)
+    ends, state = owner.ends, owner.directory
+    return move_messages(screen, ends, state, terms, mode, spec=spec, words=words, max_missing=0, where=where)
+
+
+def _reason(text: str) -> str:
+    """Return a reason that --by-reason shows; "" for dead letters without one."""
+    if not text.strip():
+        raise UsageError("--reason is empty", hint=f"--by-reason shows the reasons; {NO_REASON} is one, too")
+    return "" if text.lower() == NO_REASON else text
+
+
+def _chosen(reasons: Collection[str]) -> "MessageFilter | None":
+    from sbpair.move.filter.compiler import MessageFilter
+
+    return MessageFilter("", reasons=reasons) if reasons else None
 
 
 def _origin(reach: "Reach", source: "EntityAddress", *, all_subscriptions: bool) -> "EntityAddress | None":
@@ -92,12 +115,15 @@ def _origin(reach: "Reach", source: "EntityAddress", *, all_subscriptions: bool)
     return source._replace(path=subscription.topic)
 
 
-def _print_reasons(screen: Screen, entity: str, source: "EntityAddress", limit: int) -> int:
+def _print_reasons(screen: Screen, entity: str, source: "EntityAddress", limit: int, reasons: Collection[str]) -> int:
     from sbpair.message_io.peek import PeekSource, count_dead_letters
 
     ends = Ends(source.side, source.endpoint, source.endpoint)
     with PeekProgress(screen) as progress:
         groups = run(count_dead_letters(ends, [PeekSource("primary", source.path)], limit=limit, on_event=progress))
+    if reasons:
+        wanted = set(map(str.lower, reasons))
+        groups = [each for each in groups if (each.reason or "").lower() in wanted]
     now, exact = time.time(), all(each.exact for each in groups)
     total = sum(each.messages for each in groups)
     entries, rows = [], []
@@ -109,7 +135,9 @@ def _print_reasons(screen: Screen, entity: str, source: "EntityAddress", limit: 
             | {"oldest_seconds": rounded(age)}
         )
         oldest = "" if age is None else spoken(age)
-        rows.append((each.reason or "(none)", sampled(each.messages, exact=each.exact), oldest, each.destination or ""))
+        rows.append(
+            (each.reason or NO_REASON, sampled(each.messages, exact=each.exact), oldest, each.destination or "")
+        )
     table = columns([("REASON", "DEAD", "OLDEST", "DESTINATION"), *rows], optional=("DESTINATION",)) if rows else []
     head = {"entity": source.path, "messages": total, "exact": exact}
     screen.result("sbpair/redrive-reasons/1", {**head, "groups": entries}, table, entries)

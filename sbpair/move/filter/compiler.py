@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -372,17 +372,24 @@ class MessageFilter:
     """A compiled filter. `remarks` are doubts about its text, for the user.
 
     `failures` counts messages for which it could not be calculated, and which were not chosen; `first_failure` is why.
+    With `reasons`, a message also needs one of these as its dead-letter reason, in any case; "" is that of dead letters
+    without one. Without a text, nothing else.
     """
 
     text: str
     failures: int = 0
     first_failure: str = ""
     remarks: tuple[str, ...] = ()
+    reasons: Collection[str] = ()
 
     def __post_init__(self) -> None:
         """Compile the text. Raises FilterInvalid."""
-        part = compile_text(self.text)
-        self._run, self.remarks = part.run, part.remarks
+        if self.text or not self.reasons:
+            part = compile_text(self.text)
+            self._run, self.remarks = part.run, part.remarks
+        else:
+            self._run = lambda _message: True
+        self._reasons = frozenset(map(str.lower, self.reasons))
 
     def choose(self, messages: Sequence[Any], now_ms: int) -> list[bool]:
         """Return which received messages the filter is true for, at a time of the service in ms since 1970."""
@@ -390,9 +397,20 @@ class MessageFilter:
 
     def matches(self, message: FilteredMessage) -> bool:
         """Return whether the filter is true for a message."""
+        if self._reasons and _reason(message).lower() not in self._reasons:
+            return False
         try:
             return self._run(message) is True
         except Incalculable as error:
             self.failures += 1
             self.first_failure = self.first_failure or f"message {message.facts.sequence_number}: {error.message}"
             return False
+
+
+def _reason(message: FilteredMessage) -> str:
+    """Return the dead-letter reason; "" without one, as of a message that cannot be read."""
+    try:
+        found = OWN["reason"].read(message)
+    except Incalculable:
+        return ""
+    return found if isinstance(found, str) else ""
