@@ -46,9 +46,8 @@ def command(
 ) -> int:
     """Move the dead letters of an entity back to where they came from.
 
-    Those of a backlog queue go where their aliases say. Only the cause is removed; a refused message stays, and so do
-    those of other reasons than --reason. SIDE is primary, secondary or a name of [namespaces.NAME]. --once is the
-    default.
+    Those of a backlog queue go where their aliases say; refused ones stay. SIDE is primary, secondary or a name of
+    [namespaces.NAME]. --once is the default.
 
     Examples:
       sbpair redrive orders --by-reason
