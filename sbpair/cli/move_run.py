@@ -108,7 +108,7 @@ def move_messages(
     once = mode == "--once"
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
-        with move_progress(screen, spec.ends if spec else ends, interval) as shown:
+        with move_progress(screen, ends, interval, spec) as shown:
             return await runner.run(
                 ends,
                 once=once,

@@ -35,7 +35,7 @@ ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 
 Now = Callable[[], float]
 
-_NOT_CONNECTED = Unreachable("not connected to the primary", hint="retry in a minute")
+_NOT_CONNECTED = Unreachable("not connected to the namespace of the destination", hint="retry in a minute")
 
 
 class Sendable(Protocol):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode
 from sbpair.model import cost
-from sbpair.move.message.route import DeadLetter, Expire, Facts, TimeToLive, route
+from sbpair.move.message.route import DUPLICATE, DeadLetter, Expire, Facts, TimeToLive, route, router
 from sbpair.move.peek.destination_lookup import OTHERS
 from sbpair.move.receipt import NamedMessage
 
@@ -77,10 +77,10 @@ class DeadLetterGroup:
 
 
 class ForecastBuilder:
-    """Adds up messages to a forecast."""
+    """Adds up messages to a forecast, some of which a destination that detects duplicates may know."""
 
-    def __init__(self, ttl: TimeToLive, now_ms: int) -> None:
-        self._ttl = ttl
+    def __init__(self, ttl: TimeToLive, now_ms: int, duplicate_window_ms: int = 0) -> None:
+        self._route = router(ttl, lambda: now_ms, duplicate_window_ms)
         self.now_ms = now_ms
         self._flows: dict[tuple[str, str | None], FlowStats] = {}
         self._dead_letters: dict[tuple[str, str], DeadLetterGroup] = {}
@@ -88,7 +88,7 @@ class ForecastBuilder:
 
     def decide(self, facts: Facts) -> Route:
         """Return the decision of a run, by the message alone."""
-        return route(facts, ttl=self._ttl, now_ms=self.now_ms)
+        return self._route([facts])[0]
 
     def add(self, facts: Facts, destination: str | None, outcome: str, *, received: bool = True) -> None:
         """Add a message that would not be sent; unless `received`, it stays in the backlog: deferred, or scheduled."""
@@ -113,6 +113,8 @@ class ForecastBuilder:
         self._flow(facts.queue, destination).overdue += expired
         group = self._group(decision)
         group.messages += 1
+        if decision.reason == DUPLICATE:
+            group.description = max(group.description, decision.description)  # the latest time
         if len(group.examples) < EXAMPLES:
             name = NamedMessage(facts.queue, facts.sequence_number, facts.message_id, destination, decision.description)
             group.examples.append(name)
@@ -153,7 +155,7 @@ class ForecastBuilder:
         return flow
 
     def _group(self, decision: DeadLetter | Expire) -> DeadLetterGroup:
-        key = (decision.reason, decision.description)
+        key = (decision.reason, "" if decision.reason == DUPLICATE else decision.description)
         if key not in self._dead_letters and len(self._dead_letters) >= MAX_REASONS:
             key = ("", "for other reasons than those listed")
         return self._dead_letters.setdefault(key, DeadLetterGroup(*key))

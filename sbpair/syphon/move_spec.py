@@ -28,3 +28,8 @@ class MoveSpec:
     max_messages: int | None = None
     keeps_refused: bool = False
     duplicate_window_ms: int = 0
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The words for its source and its destination in messages."""
+        return ("backlog", "primary") if self.source is None else ("source", "destination")

@@ -97,7 +97,9 @@ async def make_forecast(
             effective = effective.shared()
         rate_limiter = RateLimiter(clock(), primary=effective.secondary_credits if limits.credits is not None else None)
         peeker = Peeker(ends.secondary, get_token, rate_limiter, clock, sleep, on_event, form=spec.form)
-        scan = _PreviewScan(ForecastBuilder(limits.ttl, int(now() * 1000)), lookup, peeker, aside, spec.form)
+        scan = _PreviewScan(
+            ForecastBuilder(limits.ttl, int(now() * 1000), spec.duplicate_window_ms), lookup, peeker, aside, spec.form
+        )
         on_event(found)
         await scan.run(tuple(only) or found.queues)
     if not scan.found:

@@ -215,7 +215,7 @@ async def run(
                 may_count = count_remaining and not hurry.is_set()
                 remaining = await _remaining(plan, workers, plan.count if may_count else None)
         failures = _failures(pair, spec, workers, tally, session, stopped=stop.is_set())
-        for named in _possible_duplicates(store.journal, run_id):
+        for named in _possible_duplicates(store.journal, run_id, spec):
             tally.doubtful(named)
         limiter = plan.context.rate_limiter
         result = SyphonResult(
@@ -416,19 +416,20 @@ async def _remaining(plan: RunPlan, workers: list[QueueWorker], count: Count | N
             async with asyncio.timeout(COUNT_SECONDS):
                 counts = await asyncio.gather(*(count(worker.queue) for worker in there))
         except (SbpairError, TimeoutError) as error:
-            log.info("the backlog could not be counted: %s", error)
+            log.info("what is left could not be counted: %s", error)
         else:
             return RemainingMessages(sum(counts), exact=True)
     return RemainingMessages(left, exact=False)
 
 
-def _possible_duplicates(journal: Journal, run_id: str) -> Iterator[NamedMessage]:
+def _possible_duplicates(journal: Journal, run_id: str, spec: MoveSpec) -> Iterator[NamedMessage]:
     """Yield messages that the mover did not name itself: unconfirmed ones, and those that earlier runs left in doubt.
 
     Doubts of crashed runs are named once in any case, and each doubt once its message ended.
     """
+    source, destination = spec.words
     for _, queue, number, _, message_id in journal.unconfirmed():
-        why = "the primary accepted it, and the backlog did not confirm its completion"
+        why = f"the {destination} accepted it, and the {source} did not confirm its completion"
         yield NamedMessage(queue, number, message_id, None, why)
     reasons = dict.fromkeys(journal.in_doubt(), "{} ended before they were confirmed")
     for doubt, sent in journal.ended_doubts():

@@ -79,15 +79,16 @@ class PairState:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConnections:
-    """Both connections, open."""
+    """Both connections, open. `words` name the two ends in messages."""
 
     source: RawSource
     primary: RawPrimary
+    words: tuple[str, str] = ("backlog", "primary")
 
     async def backlog_lost(self) -> ConnectionFaulted:
         """Wait until the connection to the backlog is lost: nothing more can be settled over it."""
         await self.source.wait_lost()
-        return _faulted("backlog", self.source.broken)
+        return self._faulted(0, self.source.broken)
 
     async def primary_lost(self, on_restored: Callable[[], None]) -> ConnectionFaulted:
         """Wait until the connection to the primary is lost and was not restored in time. Raises AccessError."""
@@ -95,11 +96,11 @@ class WorkerConnections:
         while (why := await self._reconnect_primary()) is None:
             on_restored()
             await self.primary.wait_lost()
-        return _faulted("primary", why)
+        return self._faulted(1, why)
 
     def fault(self) -> ConnectionFaulted | None:
-        lost: tuple[tuple[str, RawSource | RawPrimary], ...] = (("backlog", self.source), ("primary", self.primary))
-        return next((_faulted(name, side.broken) for name, side in lost if side.broken is not None), None)
+        lost = (self.source.broken, self.primary.broken)
+        return next((self._faulted(end, why) for end, why in enumerate(lost) if why is not None), None)
 
     async def end_together(
         self,
@@ -121,6 +122,15 @@ class WorkerConnections:
         self.primary.abort(error)
         self.source.abort(error)
 
+    def _faulted(self, end: int, why: Exception | None) -> ConnectionFaulted:
+        lost, other = self.words[end], self.words[1 - end]
+        error = ConnectionFaulted(
+            f"the connection to the {lost} was lost, and the one to the {other} was ended with it: {why}",
+            hint="retry in a minute",
+        )
+        error.side = ("secondary", "primary")[end]
+        return error
+
     async def _reconnect_primary(self) -> Exception | None:
         """Return None once connected, or the last error after FAULT_SECONDS."""
         why: Exception = TimeoutError("no answer")
@@ -135,16 +145,6 @@ class WorkerConnections:
                     else:
                         return None
         return why
-
-
-def _faulted(lost: str, why: Exception | None) -> ConnectionFaulted:
-    other, side = ("backlog", "primary") if lost == "primary" else ("primary", "secondary")
-    error = ConnectionFaulted(
-        f"the connection to the {lost} was lost, and the one to the {other} was ended with it: {why}",
-        hint="retry in a minute",
-    )
-    error.side = side
-    return error
 
 
 @asynccontextmanager
@@ -164,4 +164,4 @@ async def open_connections(
         stack.push_async_callback(primary.close)
         # Fails before any message is locked if the primary cannot be reached.
         await sides.primary.connected(primary.check())
-        yield WorkerConnections(source, primary)
+        yield WorkerConnections(source, primary, spec.words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,6 +40,7 @@ from sbpair.move.missing_destinations import MissingDestinations
 from sbpair.syphon import runner
 from sbpair.syphon.move_checks import check_ends, check_names
 from sbpair.syphon.move_spec import MoveSpec
+from sbpair.syphon.preview import make_forecast
 from sbpair.syphon.worker import RunTimings
 from sbpair.testing import Emulator
 from tests.kit.stranded import numbered, put
@@ -272,6 +274,23 @@ async def test_messages_that_the_destination_may_know_stay_until_its_window_ends
     [stayed] = result.receipt.stayed
     assert "detects duplicates" in stayed.reason
     assert result.exit_code == 3
+
+
+async def test_forecast_has_until_when_possible_duplicates_stay() -> None:
+    async with world() as w:
+        path, takes, has = w.create("queue", "from")
+        now_ms = takes.namespace.clock.now_ms()
+        for number in range(3):
+            put(takes, numbered(number, "orders"))
+        w.create("queue", "to")
+        ends = Ends("p", w.endpoints[0], w.endpoints[0])
+        spec = MoveSpec(ends, "redrive", kept_for("to"), path, keeps_refused=True, duplicate_window_ms=600_000)
+        forecast = await make_forecast(ends, spec=spec)
+        assert ids(has) == ["m0", "m1", "m2"]
+    [group] = forecast.dead_letters
+    until = datetime.fromisoformat(group.description.rpartition(" until ")[2])
+    assert (group.messages, forecast.exit_code) == (3, 3)
+    assert 600 <= until.timestamp() - now_ms / 1000 < 660
 
 
 async def test_a_stale_absolute_expiry_does_not_expire_a_moved_message() -> None:

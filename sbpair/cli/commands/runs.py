@@ -37,7 +37,7 @@ def group() -> None:
 
 
 def list_runs(*, state: Path | None = STATE, connection: PairSelection, screen: Screen) -> int:
-    """List the syphons and replays of a pair, the latest first.
+    """List the syphons, moves and replays of a pair, the latest first.
 
     OUTCOME is running, done, stopped, failed or crashed; IN DOUBT counts messages sent without an answer.
 

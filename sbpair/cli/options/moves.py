@@ -24,7 +24,7 @@ CREDITS = option(
     "Share of a Standard namespace's 1000 credits a second, or a number, or none [default: 50%; Premium: none]",
 )
 TTL = option(
-    "--ttl MODE", "original restarts the time to live; remaining counts time in the backlog, too", default="original"
+    "--ttl MODE", "original restarts the time to live; remaining counts time in the source, too", default="original"
 )
 LEASE = option("--lease QUEUE", "Lock the pair across machines, with this session queue")
 NO_LEASE = flag("--no-lease", "Ignore another mover of the pair on this machine")

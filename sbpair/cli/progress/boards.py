@@ -265,7 +265,7 @@ class Board:
                     self._away[side] = since, event
                 elif retry_seconds is None:
                     self._away.clear()  # it answered
-                if side != "primary":
+                if side not in ("primary", "destination"):
                     state.counted = None  # the backlog may have changed, or be gone
             case _:
                 state.failed = None

@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from sbpair.cli.logs import utc
@@ -16,6 +17,7 @@ from sbpair.move import events
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Ends
+    from sbpair.syphon.move_spec import MoveSpec
 
 SAMPLE_SECONDS = 30.0
 """Time between counts of a queue for a live view; a count costs as much as ten messages."""
@@ -30,11 +32,12 @@ class MoveProgress(Progress):
     `sample_seconds` is the time between counts of a queue; None for none. `interval` is the time between reports.
     """
 
-    def __init__(self, screen: Screen, pair: "Ends", interval: float) -> None:
+    def __init__(self, screen: Screen, spec: "MoveSpec", interval: float) -> None:
         super().__init__()
         self.sample_seconds = None if screen.quiet else SAMPLE_SECONDS
-        self._screen, self._pair, self._interval = screen, pair, interval
-        self._board = Board(time.monotonic(), f"connecting to {pair.secondary.name} and {pair.primary.name}")
+        self._screen, self._spec, self._interval = screen, spec, interval
+        names = dict.fromkeys((spec.ends.secondary.name, spec.ends.primary.name))
+        self._board = Board(time.monotonic(), f"connecting to {' and '.join(names)}")
         self._print = EventPrinter(screen)
         self._lock = threading.Lock()
         self._due = time.monotonic() + interval
@@ -54,6 +57,8 @@ class MoveProgress(Progress):
 
     def __call__(self, event: events.SyphonEvent) -> None:
         """Report one event."""
+        if isinstance(event, events.QueueFailed) and event.side is not None and self._spec.source is not None:
+            event = replace(event, side=self._spec.words[event.side == "primary"])
         with self._lock:
             self._board.take(event, time.monotonic())
         self._print(event)
@@ -78,14 +83,15 @@ class MoveProgress(Progress):
 class TextMoveProgress(MoveProgress):
     """Prints the state of the whole run at intervals, too."""
 
-    def __init__(self, screen: Screen, pair: "Ends", interval: float) -> None:
-        super().__init__(screen, pair, interval)
+    def __init__(self, screen: Screen, spec: "MoveSpec", interval: float) -> None:
+        super().__init__(screen, spec, interval)
         self._last = ""
         self._due = 0.0  # what it waits for, if it does
 
     def __call__(self, event: events.SyphonEvent) -> None:
         if isinstance(event, events.QueuesFound):
-            self._screen.say(f"moving {plural(len(event.queues), 'backlog queue')} to {self._pair.primary.name}")
+            what = self._spec.source or plural(len(event.queues), "backlog queue")
+            self._screen.say(f"moving {what} to {self._spec.form.destination or self._spec.ends.primary.name}")
             self._due = time.monotonic() + FIRST_SECONDS
         super().__call__(event)
 
@@ -123,18 +129,18 @@ def progress_text(view: BoardView) -> str:
 class LiveMoveProgress(MoveProgress):
     """Draws every queue and destination, and prints the text above."""
 
-    def __init__(self, screen: Screen, pair: "Ends", interval: float) -> None:
+    def __init__(self, screen: Screen, spec: "MoveSpec", interval: float) -> None:
         from sbpair.cli.progress.live_table import LiveTable, draw_board
 
-        super().__init__(screen, pair, interval)
+        super().__init__(screen, spec, interval)
         self._shown = LiveTable(self._view, draw_board)
 
 
 class JsonMoveProgress(MoveProgress):
     """Writes JSON lines instead of text; with --quiet, only warnings."""
 
-    def __init__(self, screen: Screen, pair: "Ends", interval: float) -> None:
-        super().__init__(screen, pair, 0.0)  # the lines know what is due
+    def __init__(self, screen: Screen, spec: "MoveSpec", interval: float) -> None:
+        super().__init__(screen, spec, 0.0)  # the lines know what is due
         self._lines = EventLines(time.monotonic(), interval)
         self._connecting = True
 
@@ -147,17 +153,22 @@ class JsonMoveProgress(MoveProgress):
         with self._lock:
             if self._connecting and not last:
                 self._connecting = False
-                self._write([self._lines.connecting(self._pair, wall_clock_ms())])
+                self._write([self._lines.connecting(self._spec.ends, wall_clock_ms())])
             self._write(self._lines.tick(now, wall_clock_ms(), last=last))
 
     def _write(self, lines: Iterable[Document]) -> None:
         write_lines(self._screen, (each for each in lines if not self._screen.quiet or each["level"] == "warning"))
 
 
-def move_progress(screen: Screen, pair: "Ends", interval: float) -> MoveProgress:
-    """Return the progress of a move, in the form that suits stderr."""
+def move_progress(screen: Screen, pair: "Ends", interval: float, spec: "MoveSpec | None" = None) -> MoveProgress:
+    """Return the progress of a move, or of the pair's syphon without a `spec`, in the form that suits stderr."""
+    from sbpair.syphon.move_spec import MoveSpec
+
     text = MoveProgress if screen.quiet else TextMoveProgress
-    return choose_form(screen, LiveMoveProgress, JsonMoveProgress, text)(screen, pair, interval)
+    return choose_form(screen, LiveMoveProgress, JsonMoveProgress, text)(screen, spec or MoveSpec(pair), interval)
+
+
+_SIDES = {"primary", "secondary", "source", "destination"}
 
 
 class EventPrinter:
@@ -184,7 +195,7 @@ class EventPrinter:
                     self._backing_off.discard(destination)
                     self._screen.say(f"{destination} available again")
             case events.QueueOpened():
-                for side in self._failed & {"primary", "secondary"}:
+                for side in self._failed & _SIDES:
                     self._screen.say(f"{side} reachable again")
                 # A failure that comes back is worth another warning.
                 self._failed.clear()
@@ -266,6 +277,6 @@ def locked_text(found: list[events.MessagesLocked], now_ms: int) -> str:
 
 def print_found(screen: Screen, found: events.QueuesFound) -> None:
     """Print the number of backlog queues, and those beyond the pair's count."""
-    screen.detail(f"{len(found.queues)} backlog queues{'' if found.managed else ', from the count: no Manage claim'}")
+    screen.detail(f"{plural(len(found.queues), 'queue')}{'' if found.managed else ', without the Manage claim'}")
     for queue in found.stranded:
         screen.warn(f"{queue} is beyond the pair's count: no client uses it; it is emptied, too")

@@ -134,7 +134,13 @@ def short(value: object) -> str:
 
 def _between(run: RunRecord) -> str:
     primary, secondary = run.settings.get("primary"), run.settings.get("secondary")
-    return f"from {short(secondary)} to {short(primary)}" if primary and secondary else ""
+    if not (primary and secondary):
+        return ""
+    return f"in {short(primary)}" if primary == secondary else f"from {short(secondary)} to {short(primary)}"
+
+
+def _words(run: RunRecord) -> tuple[str, str]:
+    return ("source", "destination") if run.settings.get("source") else ("backlog", "primary")
 
 
 def _when(run: RunRecord, end_ms: int) -> str:
@@ -191,7 +197,7 @@ def _identity(run: RunRecord, receipt: Mapping[str, Any]) -> Equation | None:
     whole = int(receipt["received"])
     held = whole - sum(number for _, number in parts)
     if run.outcome in UNFINISHED and held > 0:
-        text = f"{grouped(held)} were held then: they are in the backlog, unless they were sent."
+        text = f"{grouped(held)} were held then: they are in the {_words(run)[0]}, unless they were sent."
         return Equation(("received", whole), (*parts, ("held", held)), "open", text)
     return _judged(("received", whole), parts, balanced=not held)
 
@@ -281,7 +287,7 @@ def _in_doubt(run: RunRecord, receipt: Mapping[str, Any]) -> Section:
     number = max(len(rows), int(receipt.get("doubtful_total", 0)))
     if not rows:
         return Section("In doubt", ("None: no message may have arrived twice.",))
-    note = "The primary may have these messages, and may have them twice."
+    note = f"The {_words(run)[1]} may have these messages, and may have them twice."
     table = _table(("message", "queue", "destination", "reason"), rows)
     return Section("In doubt", (note,), (_with_more(table, number),))
 
