@@ -30,6 +30,10 @@ class FailureLatch:
     def fail(self, error: SbpairError) -> None:
         """Stop because of an error that every message would meet."""
         self.fatal = self.fatal or error
+        self.halt()
+
+    def halt(self) -> None:
+        """Start no more sends, and end waits."""
         self.stopping.set()
         self._interrupt()
         self.changed.set()

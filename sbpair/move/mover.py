@@ -61,13 +61,22 @@ class Mover:
         self._intake = Intake(source.queue, route, self._senders, self._settlement, context, self._service_ms)
         self.accept = self._intake.accept
         self.unsettleable = self._settlement.unsettleable
-        self.fail, self.wait_changed = self._latch.fail, self._latch.wait_changed
+        self.fail, self.halt = self._latch.fail, self._latch.halt
         self.retry_now = self._latch.end_backoffs
 
     @property
     def fatal(self) -> SbpairError | None:
         """Why no message at all can be sent."""
         return self._latch.fatal
+
+    @property
+    def halted(self) -> bool:
+        """Whether it starts no more sends: `finish` is next."""
+        return self._latch.stopping.is_set()
+
+    async def wait_changed(self, seconds: float) -> None:
+        """Wait until a delivery ends or a destination backs off, at most `seconds`. No-op once halted."""
+        await (asyncio.sleep(0) if self.halted else self._latch.wait_changed(seconds))
 
     @property
     def settlement_error(self) -> Unavailable | None:

@@ -92,6 +92,7 @@ class WorkerPool:
     async def _interrupt(self) -> None:
         await self.plan.stop.wait()
         self._over.set()
+        self.plan.gate.end()
         for worker in self.workers:
             worker.interrupt()
 

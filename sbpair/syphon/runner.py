@@ -27,6 +27,7 @@ from sbpair.runs.lease_location import check_queue
 from sbpair.runs.run_log import new_id
 from sbpair.runs.session_lease import hold_lease
 from sbpair.runs.timeline import SPACING_MS
+from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
@@ -122,6 +123,7 @@ async def run(
     max_skipped: int = DEFAULT_MAX_SKIPPED,
     timings: RunTimings = DEFAULT_TIMINGS,
     spec: MoveSpec | None = None,
+    gate: IntakeGate | None = None,
 ) -> SyphonResult:
     """Move the messages of the pair's backlog queues to their destinations in the primary.
 
@@ -148,7 +150,8 @@ async def run(
     the primary lacks, its other messages stay in the backlog, unless `allow_missing`.
 
     With `where`, only messages are moved for which that filter is true. The others are `skipped`: kept locked until the
-    run ends, at most `max_skipped` of them, and released with their delivery counts unchanged.
+    run ends, at most `max_skipped` of them, and released with their delivery counts unchanged. While the `gate` is
+    closed, the run keeps its connections and leases, and no message.
 
     Raises only errors found before anything is received, such as EntityMissing without any backlog queue, LeaseHeld, or
     StateRefused for the state of another pair.
@@ -202,6 +205,7 @@ async def run(
             wait_for_locks=wait_for_locks,
             lease=session,
             timings=timings,
+            gate=gate or IntakeGate(),
         )
         started = time.monotonic()
         workers: list[QueueWorker] = []

@@ -32,6 +32,7 @@ from sbpair.move.mover import Mover
 from sbpair.move.raw_source import LOCK_SECONDS
 from sbpair.move.session_source import ParkedSessions, SessionSource, SessionsSource
 from sbpair.move.skipped import SkippedMessages
+from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.queue_end import TRIES, QueueEnd
 from sbpair.syphon.worker_connections import PROBE_SECONDS, PairState, WorkerConnections, open_connections
 
@@ -86,7 +87,7 @@ class RunPlan:
     without the Manage claim. `source_lock_seconds` is that of the sources, None if unknown. `wait_for_locks` is whether
     `--once` waits for messages that others have locked.
     `started_ms` is when the run began, in ms since 1970. `reconnect` is whether a lost connection is opened again.
-    `lease` keeps movers on other machines away.
+    `lease` keeps movers on other machines away. While `gate` is closed, nothing is received, sent or held.
     """
 
     once: bool
@@ -103,10 +104,14 @@ class RunPlan:
     lease: SessionLease | None = None
     timings: RunTimings = DEFAULT_TIMINGS
     sides: PairState = field(default_factory=PairState)
+    gate: IntakeGate = field(default_factory=IntakeGate)
 
 
 class QueueWorker:
-    """`error` is why it could not go on. `end` decides when `--once` is done."""
+    """`error` is why it could not go on. `end` decides when `--once` is done.
+
+    Most attributes are the state of the current connection, which other tasks interrupt and sample.
+    """
 
     def __init__(self, queue: str, plan: RunPlan) -> None:
         self.queue = queue
@@ -114,7 +119,7 @@ class QueueWorker:
         self.error: SbpairError | None = None
         self._plan = plan
         self._failures = 0
-        self._was_open = False
+        self._was_open = self._interrupted = False
         self._blocked_by: tuple[str, ...] = ()
         self._connections: WorkerConnections | None = None
         self._opening: asyncio.Timeout | None = None
@@ -146,8 +151,11 @@ class QueueWorker:
             self._report_stuck()
 
     def interrupt(self) -> None:
-        """Check `stop` now, without waiting for the receive or the attempt to connect."""
-        if self._connections is not None:
+        """Move no more, without waiting for the receive or the attempt to connect."""
+        self._interrupted = True
+        if self._mover is not None:
+            self._mover.halt()
+        elif self._connections is not None:
             self._connections.source.interrupt()
         if self._opening is not None:
             self._opening.reschedule(asyncio.get_running_loop().time())
@@ -184,7 +192,14 @@ class QueueWorker:
 
     # Connections.
 
+    async def _may_move(self) -> bool:
+        """Wait until the gate is open. Return False for a run that stops."""
+        await self._plan.gate.wait_open()
+        return not self._plan.stop.is_set()
+
     async def _connect_and_move(self) -> None:
+        if not await self._may_move():
+            return
         async with AsyncExitStack() as stack:
             plan = self._plan
             opening = open_connections(plan.spec, plan.get_token, self.queue, plan.sides, plan.source_lock_seconds)
@@ -195,20 +210,29 @@ class QueueWorker:
             try:
                 self._plan.context.on_event(QueueOpened(self.queue))
                 await self._settle_left(connections.source)
-                if isinstance(connections.source, SessionsSource):
-                    await self._move_sessions(connections, connections.source)
-                else:
-                    await self._move(connections, self._skipped)
+                while await self._may_move() and not await self._move_until_closed(connections):
+                    pass
             finally:
                 self._connections = None
+
+    async def _move_until_closed(self, connections: WorkerConnections) -> bool:
+        """Move until done or stopped, or until the gate closes. Return False if it did: all messages are back."""
+        self._interrupted = False
+        with self._plan.gate.passed(self.interrupt):
+            if isinstance(connections.source, SessionsSource):
+                await self._move_sessions(connections, connections.source)
+            else:
+                await self._move(connections, self._skipped)
+        return not self._interrupted
 
     async def _move_sessions(self, connections: WorkerConnections, source: SessionsSource) -> None:
         """Move one session after the other, until none is left."""
         parked = ParkedSessions(source)
+        parked.numbers = self._skipped.numbers  # those of earlier connections, and from before a pause
         renewing = asyncio.create_task(parked.keep_locked(self._plan.context), name=f"renew sessions of {self.queue}")
         try:
             idle = Mover(source, connections.primary, asyncio.TaskGroup(), self._plan.context, parked)
-            while not (self._plan.stop.is_set() or self._is_full(idle)):
+            while not (self._plan.stop.is_set() or self._interrupted or self._is_full(idle)):
                 if await self._move_next(connections, source, idle, parked):
                     return
         finally:
@@ -224,7 +248,7 @@ class QueueWorker:
         session = await self._unless_interrupted(source.next_session(seconds))
         if session is None:
             plan.context.tally.spent("empty_receives", 1)
-            return plan.once and not plan.stop.is_set() and await self.end.is_empty(source, idle)
+            return plan.once and not self._interrupted and await self._is_empty(source, idle)
         self._connections = replace(connections, source=session)
         try:
             return await self._move(self._connections, parked.skipped_in(session), parked)
@@ -320,7 +344,7 @@ class QueueWorker:
     async def _drain(self, source: RawSource, mover: Mover) -> None:
         plan, loop = self._plan, asyncio.get_running_loop()
         self._last_used = loop.time()
-        while not (plan.stop.is_set() or mover.fatal is not None or self._is_full(mover)):
+        while not (plan.stop.is_set() or self._interrupted or mover.halted or self._is_full(mover)):
             if source.error is not None and mover.held:
                 raise source.error
             await self._touch_link(source, mover)
@@ -340,7 +364,7 @@ class QueueWorker:
                 if plan.context.rate_limiter is not None:
                     plan.context.rate_limiter.received(loop.time(), len(messages))
                 self._emit_progress(mover)
-                if plan.once and await self.end.only_new_remain(source, messages, mover):
+                if plan.once and await self._unless_interrupted(self.end.only_new_remain(source, messages, mover)):
                     await self._wait_settled(source, mover)
                     return
                 continue
@@ -354,7 +378,10 @@ class QueueWorker:
             if mover.held:
                 await mover.wait_changed(self._plan.timings.empty_wait_seconds)
             return not mover.held or (self._plan.once and mover.stuck(TRIES))
-        return self._plan.once and mover.fatal is None and await self.end.is_empty(source, mover)
+        return self._plan.once and not mover.halted and await self._is_empty(source, mover)
+
+    async def _is_empty(self, source: RawSource, mover: Mover) -> bool:
+        return bool(await self._unless_interrupted(self.end.is_empty(source, mover)))
 
     async def _receive(self, source: RawSource, mover: Mover, limit: int) -> Sequence[ReceivedMessage]:
         """Receive once, and reopen the link each time the service closes it as unused."""
@@ -362,7 +389,7 @@ class QueueWorker:
         until = loop.time() + (self.end.poll_seconds if self._plan.once else self._plan.timings.long_poll_seconds)
         if mover.locked:
             until = min(until, self._last_used + UNUSED_SECONDS)
-        while not self._plan.stop.is_set():
+        while not self._interrupted:
             source.grant(limit)
             try:
                 messages = await source.receive(limit, seconds=max(0.0, until - loop.time()))
@@ -420,7 +447,7 @@ class QueueWorker:
         return not mover.held or (self._plan.once and mover.stuck(TRIES))
 
     async def _wait_settled(self, source: RawSource, mover: Mover) -> None:
-        while mover.held and not mover.stuck(TRIES) and mover.fatal is None and not self._plan.stop.is_set():
+        while mover.held and not mover.stuck(TRIES) and not mover.halted:
             if source.error is not None:
                 raise source.error
             await mover.wait_changed(self._plan.timings.empty_wait_seconds)
