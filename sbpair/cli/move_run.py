@@ -11,16 +11,18 @@ from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import STATE, flag, option, option_group
-from sbpair.cli.options.values import check_goes_with, seconds_of
-from sbpair.cli.render.receipt import breakdown
+from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_of
+from sbpair.cli.render.receipt import breakdown, filter_lines, warn_of_failures
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode, UsageError
 from sbpair.move.receipt import BUCKETS
+from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 
 if TYPE_CHECKING:
     from sbpair.cli.render.forecast import ForecastWording
     from sbpair.model.pair import Ends
+    from sbpair.move.filter.compiler import MessageFilter
     from sbpair.move.receipt import NamedMessage
     from sbpair.syphon import runner
     from sbpair.syphon.limits import MoveLimits
@@ -38,9 +40,7 @@ class MoveTerms:
     watch: bool = flag("--watch", "Keep moving until interrupted")
     dry_run: bool = flag("--dry-run", "Move nothing; preview outcomes, duration and cost")
     order: Literal["backlog", "none"] = option(
-        "--order ORDER",
-        "backlog keeps each queue's order per destination; none is faster",
-        default="backlog",
+        "--order ORDER", "backlog, or none: faster, in any order", default="backlog"
     )
     rate: str | None = moves.RATE
     share: str | None = moves.CREDITS
@@ -49,6 +49,8 @@ class MoveTerms:
     lease: str | None = moves.LEASE
     no_lease: bool = moves.NO_LEASE
     no_wait_for_locks: bool = moves.NO_WAIT_FOR_LOCKS
+    where: str | None = moves.WHERE
+    max_skipped: int | None = moves.MAX_SKIPPED
     progress_interval: str = option(
         "--progress-interval DURATION", "Time between lines of progress off a terminal", panel="Output", default="30s"
     )
@@ -69,6 +71,8 @@ class MoveTerms:
         check_goes_with("--once and --watch", moving, {"--lease": self.lease}, "a dry run needs no lock")
         why = "--watch receives messages as they are unlocked; --dry-run counts them"
         check_goes_with("--once", given[0] == "--once", locks, why)
+        if self.max_skipped is not None:
+            check_at_least("--max-skipped", self.max_skipped, 1, f"the default is {DEFAULT_MAX_SKIPPED}")
         return given[0]
 
     def check_limits(self) -> "tuple[float, MoveLimits]":
@@ -97,6 +101,7 @@ def move_messages(
     mode: str,
     *,
     spec: "MoveSpec | None" = None,
+    where: "MessageFilter | None" = None,
     words: MoveWording = SYPHON,
     **more: Any,
 ) -> int:
@@ -123,12 +128,15 @@ def move_messages(
                 lease=not terms.no_lease,
                 lease_queue=terms.lease,
                 wait_for_locks=not terms.no_wait_for_locks,
+                where=where,
+                max_skipped=terms.max_skipped or DEFAULT_MAX_SKIPPED,
                 spec=spec,
                 **more,
             )
 
     result = run_gracefully(move)
     screen.result(words.schema, _document(result, mode, words), _table(result, mode, words))
+    warn_of_failures(screen, where)
     _warn(screen, result, words)
     return _exit_code_of(result, once=once)
 
@@ -140,6 +148,7 @@ def preview_move(
     words: "ForecastWording",
     *,
     spec: "MoveSpec | None" = None,
+    where: "MessageFilter | None" = None,
     max_missing: float = math.inf,
 ) -> int:
     """Print the forecast of a move, and return the exit code."""
@@ -150,17 +159,26 @@ def preview_move(
 
     _, limits = terms.check_limits()
     with PeekProgress(screen) as progress:
-        result = run(preview.make_forecast(ends, limits, spec=spec, on_event=progress))
+        result = run(preview.make_forecast(ends, limits, spec=spec, where=where, on_event=progress))
     if any(each.reason == MISSING and each.messages > max_missing for each in result.dead_letters):
         note = f"of each missing destination a run dead-letters {max_missing} messages and leaves the others"
         result = replace(result, notes=(*result.notes, f"{note}: create it, or pass --allow-missing"))
+    max_skipped = terms.max_skipped or DEFAULT_MAX_SKIPPED
+    if result.where is not None and result.where.skipped > max_skipped:
+        note = f"a run ends once {max_skipped} messages are skipped: raise --max-skipped to {result.where.skipped}"
+        result = replace(result, notes=(*result.notes, note))
     screen.result(words.schema, forecast.document(result, words), forecast.table(result, words))
     for note in result.notes:
         screen.warn(note)
+    warn_of_failures(screen, where)
     return result.exit_code
 
 
 def _warn(screen: Screen, result: "runner.SyphonResult", words: MoveWording) -> None:
+    where = result.receipt.where
+    if where is not None and where.skipped:
+        stay = "does not match and stays" if where.skipped == 1 else "do not match and stay"
+        screen.say(f"{plural(where.skipped, 'message')} {stay} in {_source(words)}")
     for each in result.missing:
         if each.held:
             dead = plural(each.dead_lettered, "message")
@@ -201,18 +219,23 @@ def _table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iter
         + ([("left locked", receipt.locked)] if receipt.locked else [])
     )
     yield from breakdown(receipt.document())
+    yield from filter_lines(receipt.document())
     if result.limit is not None:
         yield str(result.limit)
     yield from _named("dead-lettered", receipt.dead_letters)
     yield from _named("possible duplicates", receipt.doubtful)
     if not receipt.balanced:
         yield "the counts do not add up: please report this"
-    where = "the backlog" if words.source == "backlog" else words.source
     left, ended = result.remaining, "was stopped" if result.stopped else "ended"
-    text = f"; {'' if left.exact else 'at least '}{plural(left.messages, 'message')} in {where}" if left else ""
+    number = left and f"{'' if left.exact else 'at least '}{plural(left.messages, 'message')}"
+    text = f"; {number} in {_source(words)}" if number else ""
     yield f"run {result.run} {ended} after {spoken(result.seconds)}{text}"
     for purpose, command in _next_commands(result, mode, words).items():
         yield f"{purpose}: {command}"
+
+
+def _source(words: MoveWording) -> str:
+    return "the backlog" if words.source == "backlog" else words.source
 
 
 def _next_commands(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, str]:

@@ -68,6 +68,8 @@ def _repeated(path: list[str], words: Collection[str], without: Collection[str])
         given["pair"] = given["against"]
     if context.command.name == "run":  # a run keeps its choice of messages
         without = {*without, "destination", "where"}
+    if ("replay" in path) != ("replay" in context.command_path.split()):  # filters of another language
+        without = {*without, "where"}
     if path[-1] != context.command.name:  # a confirmation is for one command
         without = {*without, "yes"}
     if path == ["doctor"]:  # it tests the pair, and its own --queue and --timeout are other ones

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.model.pair import Endpoint, Ends, Pair
     from sbpair.model.queues import Retrying
+    from sbpair.move.filter.compiler import MessageFilter
     from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage
     from sbpair.replication.keys import KeyRule, Received
     from sbpair.replication.sides import Side
@@ -99,7 +100,9 @@ async def peek_messages(
 ) -> PeekResult:
     """Return up to `limit` messages from the sequence number `start` on, of one source after the other.
 
-    With `keep`, only messages that it accepts. Raises EntityMissing, AccessError, Unavailable.
+    With `keep`, only messages that it accepts; it peeks until there are `limit` of them.
+
+    Raises EntityMissing, AccessError, Unavailable.
     """
     result = PeekResult()
     async with _open_peek(pair, on_event) as peek:
@@ -160,10 +163,20 @@ def with_reason(reason: str) -> Keep:
     return lambda _source, message: (cause_in(message.sections).reason or "").lower() == reason.lower()
 
 
+def matching(where: MessageFilter) -> Keep:
+    """Return a function that accepts only messages for which a filter is true now."""
+    return lambda _source, message: where.matches_peeked(*message, int(time.time() * 1000))
+
+
 async def count_dead_letters(
-    pair: Ends, sources: Sequence[PeekSource], *, limit: int, on_event: OnEvent = lambda _event: None
+    pair: Ends,
+    sources: Sequence[PeekSource],
+    *,
+    limit: int,
+    keep: Keep | None = None,
+    on_event: OnEvent = lambda _event: None,
 ) -> list[DeadLetterCount]:
-    """Count up to `limit` messages of each dead-letter queue by cause.
+    """Count up to `limit` messages of each dead-letter queue by cause. With `keep`, only those that it accepts.
 
     Raises EntityMissing, AccessError, Unavailable.
     """
@@ -174,7 +187,8 @@ async def count_dead_letters(
         messages: defaultdict[tuple[str | None, str | None], list[int]] = defaultdict(list)
 
         async def take(message: PeekedMessage) -> None:
-            messages[cause_in(message.sections).reason, message.facts.path].append(message.facts.enqueued_at)
+            if keep is None or keep(source, message):
+                messages[cause_in(message.sections).reason, message.facts.path].append(message.facts.enqueued_at)
 
         async with slots:
             position = PeekPosition(source.path)
@@ -221,15 +235,15 @@ async def _check_no_topic(endpoint: Endpoint, get_token: GetToken | None, path: 
 
 
 class _LimitReached(Exception):
-    """More messages are accepted than wanted."""
+    """As many messages are accepted as wanted."""
 
 
 def _taker(result: PeekResult, source: PeekSource, limit: int, keep: Keep | None) -> OnMessage:
     async def take(message: PeekedMessage) -> None:
         if keep is None or keep(source, message):
-            if len(result.messages) == limit:
-                raise _LimitReached
             result.messages.append((source, message))
+            if keep is not None and len(result.messages) == limit:
+                raise _LimitReached
 
     return take
 

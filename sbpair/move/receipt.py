@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode
 from sbpair.model.cost import Operations
+
+if TYPE_CHECKING:
+    from sbpair.move.filter.compiler import FilterCounts, MessageFilter
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt", "skipped")
 
@@ -40,7 +44,7 @@ class Receipt:
     """Counts are deliveries, except `distinct`, which counts messages: a message may be delivered more than once.
 
     `skipped` messages stay in the backlog, as wanted. A message that is skipped is counted once, however often it is
-    received. `stayed` names those that stay for another reason than a filter.
+    received. `stayed` names those that stay for another reason than a filter. `where` is what the filter did, if any.
 
     `dead_letter_reasons` counts dead-lettered and expired messages, also those that `dead_letters` does not name.
 
@@ -68,6 +72,7 @@ class Receipt:
     dead_letter_reasons: dict[str, int] = field(default_factory=dict)
     doubtful: tuple[NamedMessage, ...] = ()
     stayed: tuple[NamedMessage, ...] = ()
+    where: FilterCounts | None = None
     operations: Operations = field(default_factory=Operations)
 
     @property
@@ -97,15 +102,17 @@ class Receipt:
 
 
 class Tally:
-    """Counts the ends of deliveries while a run moves."""
+    """Counts the ends of deliveries while a run moves. `where` is the filter that chooses messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: MessageFilter | None = None) -> None:
+        self._where = where
         self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._destinations: Counter[str] = Counter()
         self._dead_letters: list[NamedMessage] = []
         self._reasons: Counter[str] = Counter()
         self._doubtful: list[NamedMessage] = []
         self._stayed: list[NamedMessage] = []
+        self._stayed_total = 0
         self._locked: dict[str, int] = {}
         self._repeats = 0
         self._bytes_sent = 0
@@ -140,6 +147,7 @@ class Tally:
 
     def stayed(self, named: NamedMessage) -> None:
         """Name a skipped message that stays for another reason than a filter."""
+        self._stayed_total += 1
         if len(self._stayed) < MAX_LISTED:
             self._stayed.append(named)
 
@@ -184,5 +192,6 @@ class Tally:
             dead_letter_reasons=dict(sorted(self._reasons.items())),
             doubtful=tuple(self._doubtful),
             stayed=tuple(self._stayed),
+            where=None if self._where is None else self._where.counts(total["skipped"] - self._stayed_total),
             operations=Operations(**self._spent),
         )

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 from sbpair import lazy_names
 
 if TYPE_CHECKING:
+    from sbpair.move.filter.compiler import MessageFilter
     from sbpair.move.message.route import TimeToLive
     from sbpair.syphon.limits import MoveLimits
     from sbpair.syphon.preview import make_forecast
     from sbpair.syphon.runner import SyphonResult, run
 
-__all__ = ["MoveLimits", "SyphonResult", "TimeToLive", "make_forecast", "run"]
+__all__ = ["MessageFilter", "MoveLimits", "SyphonResult", "TimeToLive", "make_forecast", "run"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "sbpair.move.filter.compiler": "MessageFilter",
         "sbpair.move.message.route": "TimeToLive",
         "sbpair.syphon.limits": "MoveLimits",
         "sbpair.syphon.preview": "make_forecast",

@@ -19,6 +19,7 @@ from sbpair.move.receipt import NamedMessage
 
 if TYPE_CHECKING:
     from sbpair.azure.interfaces import DestinationEntity
+    from sbpair.move.filter.compiler import FilterCounts
     from sbpair.move.message.route import Route
     from sbpair.syphon.limits import EffectiveLimits, PairTiers
 
@@ -172,7 +173,7 @@ def total(flows: Iterable[FlowStats], queue: str = "", destination: str | None =
 class Forecast:
     """The forecast of a run. `seconds` is None if only the network limits it.
 
-    `queues` exist. `entities` are the destinations found. `notes` list failed checks.
+    `queues` exist. `entities` are the destinations found. `notes` list failed checks. `where` is what the filter chose.
     """
 
     queues: tuple[str, ...]
@@ -186,6 +187,7 @@ class Forecast:
     ttl: TimeToLive
     now_ms: int
     notes: tuple[str, ...] = ()
+    where: FilterCounts | None = None
 
     @property
     def exit_code(self) -> int:

@@ -24,7 +24,7 @@ from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, refused
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
-from sbpair.syphon.forecast import Forecast, ForecastBuilder
+from sbpair.syphon.forecast import Forecast, ForecastBuilder, total
 from sbpair.syphon.limits import (
     ASSUMED_FILTERS,
     DEFAULT_TIER,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Ends
     from sbpair.model.queues import Retrying
     from sbpair.move.events import QueuesFound
+    from sbpair.move.filter.compiler import MessageFilter
     from sbpair.move.message.route import Route
     from sbpair.move.peek.peeker import Peeked, PeekedMessage
 
@@ -57,6 +58,7 @@ async def make_forecast(
     limits: MoveLimits | None = None,
     *,
     spec: MoveSpec | None = None,
+    where: MessageFilter | None = None,
     only: Sequence[str] = (),
     aside: Callable[[Facts, Route], tuple[str | None, bool]] = lambda _facts, _decision: (None, False),
     effective_limits: Callable[[MoveLimits, PairTiers], EffectiveLimits] = effective_limits,
@@ -67,6 +69,8 @@ async def make_forecast(
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Forecast:
     """Peek every backlog queue of `pair`, or the source of `spec`, and forecast a run with these limits.
+
+    With `where`, messages are `skipped` for which that filter is not true.
 
     For another kind of mover, `only` are the queues to peek. `aside` returns the outcome of a message that is received
     and not sent, and whether it is a duplicate. `in_turn` is for a mover that receives everything before it sends.
@@ -97,9 +101,8 @@ async def make_forecast(
             effective = effective.shared()
         rate_limiter = RateLimiter(clock(), primary=effective.secondary_credits if limits.credits is not None else None)
         peeker = Peeker(ends.secondary, get_token, rate_limiter, clock, sleep, on_event, form=spec.form)
-        scan = _PreviewScan(
-            ForecastBuilder(limits.ttl, int(now() * 1000), spec.duplicate_window_ms), lookup, peeker, aside, spec.form
-        )
+        builder = ForecastBuilder(limits.ttl, int(now() * 1000), spec.duplicate_window_ms)
+        scan = _PreviewScan(builder, lookup, peeker, aside, spec.form, where)
         on_event(found)
         await scan.run(tuple(only) or found.queues)
     if not scan.found:
@@ -113,11 +116,11 @@ async def make_forecast(
         scan.notes.append(f"the age of messages is unknown: {clock_is}")
     sides = {ends.primary.name: tiers.primary, ends.secondary.name: tiers.secondary}
     unknown = [name for name, tier in sides.items() if not tier]
-    sums = scan.sums
+    sums, flows = scan.sums, scan.sums.flows()
     primary_tier, secondary_tier = tiers.primary or DEFAULT_TIER, tiers.secondary or DEFAULT_TIER
     return Forecast(
         queues=tuple(scan.found),
-        flows=tuple(sums.flows()),
+        flows=tuple(flows),
         dead_letters=tuple(sums.dead_letters()),
         entities=lookup.entities(),
         limits=effective,
@@ -127,6 +130,7 @@ async def make_forecast(
         ttl=limits.ttl,
         now_ms=sums.now_ms,
         notes=(*scan.notes, *(f"the tier of {name} is not known; {DEFAULT_TIER} is assumed" for name in unknown)),
+        where=None if where is None else where.counts(total(flows).outcomes["skipped"]),
     )
 
 
@@ -137,6 +141,7 @@ class _PreviewScan:
     peeker: Peeker
     aside: Callable[[Facts, Route], tuple[str | None, bool]]
     form: MessageForm = BACKLOG
+    where: MessageFilter | None = None
     missing: EntityMissing | None = None
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
     found: list[str] = field(default_factory=list)
@@ -168,6 +173,9 @@ class _PreviewScan:
         destination = None if isinstance(decision, DeadLetter) else self.lookup.name(facts.path or "")
         if stays is not None:
             self.sums.add(facts, destination, stays, received=False)
+            return
+        if self.where is not None and not self.where.matches_peeked(facts, sections, self.sums.now_ms):
+            self.sums.add(facts, destination, "skipped")
             return
         outcome, is_duplicate = self.aside(facts, decision)
         if is_duplicate:

@@ -158,7 +158,7 @@ async def run(
     """
     stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
     spec = spec or MoveSpec(pair)
-    tally, run_id = Tally(), new_id(now_ms())
+    tally, run_id = Tally(where), new_id(now_ms())
     async with AsyncExitStack() as stack:
         session = None if lease_queue is None else await _take_lease(stack, spec, lease_queue, run_id, stop)
         may_send = session.check if session is not None else lambda: None
@@ -177,6 +177,7 @@ async def run(
             max_missing="all" if allow_missing else max_missing,
             wait_for_locks=wait_for_locks,
             lease=lease_queue or ("this machine" if lease else "none"),
+            **({} if where is None else {"where": where.text, "max_skipped": max_skipped}),
         )
         missing = MissingDestinations(None if allow_missing else max_missing)
         context = MoveContext(

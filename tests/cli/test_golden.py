@@ -149,7 +149,7 @@ def test_no_arguments_mean_help() -> None:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("sbpair pro", ["provision"]), ("sbpair audit --out", ["--output"]), ("sbpair syphon --w", ["--watch"])],
+    [("sbpair pro", ["provision"]), ("sbpair audit --out", ["--output"]), ("sbpair syphon --wa", ["--watch"])],
 )
 def test_a_shell_completes_commands_and_options(words: str, expected: list[str]) -> None:
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), COMPLETION_VARIABLE: "complete_bash"}

@@ -33,10 +33,10 @@ def environment(emulator: Emulator | None, *without: str, **more: str) -> dict[s
 
 
 def untimed(text: str) -> str:
-    """Return lines of stderr off a terminal without their times, which only errors and hints lack."""
+    """Return lines of stderr off a terminal without their times, which only errors, excerpts and hints lack."""
     timed = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ (?=.)")
     lines = text.splitlines(keepends=True)
-    assert all(timed.match(line) or line.startswith(("error: ", "hint: ")) for line in lines), text
+    assert all(timed.match(line) or line.startswith(("error: ", "  ", "hint: ")) for line in lines), text
     return "".join(timed.sub("", line) for line in lines)
 
 

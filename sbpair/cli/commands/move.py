@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, MoveWording, move_messages, preview_move
+from sbpair.cli.options import moves
 from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
 from sbpair.cli.options.reach import checked_ends, reach_of
 from sbpair.cli.options.values import check_at_least
@@ -32,7 +33,7 @@ def command(
       sbpair move orders orders-repair --dead-letters --dry-run
       sbpair move events/subscriptions/audit archive:audit --max 100
 
-    Exit codes: 3 some were refused or left behind; 4 another process moves this source; 130 interrupted
+    Exit codes: 3 some stayed; 4 another process moves this source; 130 interrupted
 
     See also: sbpair help move
     """
@@ -40,6 +41,7 @@ def command(
         check_at_least("--max", limit, 1, "leave it out to move all messages")
     mode = terms.mode("--once")
     terms.check_limits()
+    where = moves.filter_of(screen, terms.where)
     reach = reach_of(connection, screen, namespace, state=terms.state)
     origin = reach.address(source, dead_letters=dead_letters, what="SOURCE")
     target = reach.address(destination, what="DESTINATION")
@@ -48,7 +50,8 @@ def command(
     if mode == "--dry-run":
         from sbpair.cli.render.forecast import MOVE
 
-        return preview_move(screen, owner.ends, terms, MOVE, spec=spec)
+        return preview_move(screen, owner.ends, terms, MOVE, spec=spec, where=where)
     words = MoveWording("sbpair/move/1", ("move", source, destination), origin.path)
     spec = replace(spec, max_messages=limit)
-    return move_messages(screen, owner.ends, owner.directory, terms, mode, spec=spec, words=words, max_missing=0)
+    state = owner.directory
+    return move_messages(screen, owner.ends, state, terms, mode, spec=spec, where=where, words=words, max_missing=0)

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Literal
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
+from sbpair.cli.options import moves
 from sbpair.cli.options.common import PairSelection, argument, flag, option
 from sbpair.cli.options.values import check_at_least, selected_pair
 from sbpair.cli.progress.line_progress import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
+from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import UsageError
 
@@ -30,6 +32,7 @@ def command(
     dead_letters: bool = flag("--dead-letters", "Show the dead letters of the queue instead"),
     start: int = option("--from SEQUENCE", "First sequence number to show", default=0),
     limit: int = option("--max N", "Number of messages at most", default=10),
+    where: str | None = moves.WHERE_SHOWN,
     body: bool = flag("--body", "Also print the bodies"),
     connection: PairSelection,
     screen: Screen,
@@ -42,7 +45,7 @@ def command(
     Examples:
       sbpair peek orders --max 3 --body
       sbpair peek 4 --dead-letters
-      sbpair peek events/subscriptions/audit --from 812 -o jsonl
+      sbpair peek events/subscriptions/audit --where "sys.Subject = 'paid'" -o jsonl
 
     Exit codes: 0 shown, even if there are none; 2 no such queue; 5 no Listen claim
 
@@ -51,15 +54,18 @@ def command(
     check_at_least("--max", limit, 1, "the default is 10")
     if not 0 <= start <= MAX_SEQUENCE:
         raise UsageError(f"--from is {start}, which is not a sequence number", hint="peek prints them as SEQUENCE")
+    chosen = moves.filter_of(screen, where)
     pair = selected_pair(connection, screen)
-    from sbpair.message_io.peek import source_of
+    from sbpair.message_io.peek import matching, source_of
 
     source = source_of(pair, entity, side, dead_letters=dead_letters)
-    result, total = peeked(pair, screen, [source], limit=limit, start=start)
+    keep = None if chosen is None else matching(chosen)
+    result, total = peeked(pair, screen, [source], limit=limit, start=start, keep=keep)
     namespace = pair.primary.name if source.side == "primary" else pair.secondary.name
     head = {"namespace": namespace, "side": source.side, "entity": source.path, "total": total}
     print_peeked(screen, "sbpair/peek/1", head, result, body=body)
-    screen.say(shown_line(result, total, start=start))
+    warn_of_failures(screen, chosen)
+    screen.say(shown_line(result, total, start=start, where=chosen is not None))
     return 0
 
 

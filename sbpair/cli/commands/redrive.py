@@ -1,7 +1,6 @@
 """`sbpair redrive`: the dead letters of an entity, back to where they came from."""
 
 import time
-from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -10,10 +9,12 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, MoveWording, move_messages, preview_move
 from sbpair.cli.next_command import next_command
+from sbpair.cli.options import moves
 from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
 from sbpair.cli.options.reach import checked_ends, reach_of
 from sbpair.cli.options.values import check_at_least
 from sbpair.cli.progress.line_progress import PeekProgress
+from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen, grouped, rounded, spoken
 from sbpair.cli.render.status import LEGEND, sampled
 from sbpair.cli.render.table import columns
@@ -53,7 +54,7 @@ def command(
       sbpair redrive orders --by-reason
       sbpair redrive orders --reason Timeout --max 10
 
-    Exit codes: 3 some were refused or left behind; 4 another process moves this source; 130 interrupted
+    Exit codes: 3 some stayed; 4 another process moves this source; 130 interrupted
 
     See also: sbpair help move
     """
@@ -63,25 +64,22 @@ def command(
         raise UsageError("--by-reason moves nothing", hint="leave out --once, --watch and --dry-run, or --by-reason")
     mode = terms.mode("--once")
     terms.check_limits()
-    reasons = frozenset(map(_reason, reason or ()))
+    where = moves.filter_of(screen, terms.where, frozenset(map(_reason, reason or ())))
     reach = reach_of(connection, screen, namespace, state=terms.state)
     source = reach.address(entity, dead_letters=True, what="ENTITY")
     if by_reason:
-        return _print_reasons(screen, entity, source, limit or MAX_PEEK, reasons)
+        return _print_reasons(screen, entity, source, limit or MAX_PEEK, where)
     target = _origin(reach, source, all_subscriptions=all_subscriptions)
     allowed = allow_duplicate_detection
     spec, owner = checked_ends(reach, screen, "redrive", source, target, allow_duplicate_detection=allowed)
-    where = _chosen(reasons)
     if mode == "--dry-run":
-        if where is not None:
-            raise UsageError("--reason and --dry-run exclude each other", hint="--by-reason counts without a move")
         from sbpair.cli.render.forecast import MOVE
 
-        return preview_move(screen, owner.ends, terms, MOVE, spec=spec)
+        return preview_move(screen, owner.ends, terms, MOVE, spec=spec, where=where)
     words = MoveWording("sbpair/move/1", ("redrive", entity), source.path)
     spec = replace(spec, max_messages=limit)
     ends, state = owner.ends, owner.directory
-    return move_messages(screen, ends, state, terms, mode, spec=spec, words=words, max_missing=0, where=where)
+    return move_messages(screen, ends, state, terms, mode, spec=spec, where=where, words=words, max_missing=0)
 
 
 def _reason(text: str) -> str:
@@ -89,12 +87,6 @@ def _reason(text: str) -> str:
     if not text.strip():
         raise UsageError("--reason is empty", hint=f"--by-reason shows the reasons; {NO_REASON} is one, too")
     return "" if text.lower() == NO_REASON else text
-
-
-def _chosen(reasons: Collection[str]) -> "MessageFilter | None":
-    from sbpair.move.filter.compiler import MessageFilter
-
-    return MessageFilter("", reasons=reasons) if reasons else None
 
 
 def _origin(reach: "Reach", source: "EntityAddress", *, all_subscriptions: bool) -> "EntityAddress | None":
@@ -114,15 +106,15 @@ def _origin(reach: "Reach", source: "EntityAddress", *, all_subscriptions: bool)
     return source._replace(path=subscription.topic)
 
 
-def _print_reasons(screen: Screen, entity: str, source: "EntityAddress", limit: int, reasons: Collection[str]) -> int:
-    from sbpair.message_io.peek import PeekSource, count_dead_letters
+def _print_reasons(
+    screen: Screen, entity: str, source: "EntityAddress", limit: int, where: "MessageFilter | None"
+) -> int:
+    from sbpair.message_io.peek import PeekSource, count_dead_letters, matching
 
-    ends = Ends(source.side, source.endpoint, source.endpoint)
+    ends, sources = Ends(source.side, source.endpoint, source.endpoint), [PeekSource("primary", source.path)]
+    keep = None if where is None else matching(where)
     with PeekProgress(screen) as progress:
-        groups = run(count_dead_letters(ends, [PeekSource("primary", source.path)], limit=limit, on_event=progress))
-    if reasons:
-        wanted = set(map(str.lower, reasons))
-        groups = [each for each in groups if (each.reason or "").lower() in wanted]
+        groups = run(count_dead_letters(ends, sources, limit=limit, keep=keep, on_event=progress))
     now, exact = time.time(), all(each.exact for each in groups)
     total = sum(each.messages for each in groups)
     entries, rows = [], []
@@ -143,6 +135,10 @@ def _print_reasons(screen: Screen, entity: str, source: "EntityAddress", limit: 
     if not exact:
         screen.say(f"{LEGEND}; --max N peeks more")
     number = f"{'' if exact else '~'}{grouped(total)} dead letter{'' if total == 1 else 's'}"
+    if where is not None:
+        number += " match" if total != 1 else " matches"
+        warn_of_failures(screen, where)
     way = next_command("redrive", entity, without={"by_reason", "limit"})
-    screen.say(f"{number}; send them back with {way}" if groups else "no dead letters")
+    none = "no dead letters" if where is None else "no dead letter matches"
+    screen.say(f"{number}; send them back with {way}" if groups else none)
     return 0

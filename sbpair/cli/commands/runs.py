@@ -11,7 +11,7 @@ from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import STATE, PairSelection, argument
 from sbpair.cli.options.values import selected_profile
-from sbpair.cli.render.receipt import breakdown, proof_lines
+from sbpair.cli.render.receipt import breakdown, filter_lines, proof_lines
 from sbpair.cli.render.screen import Screen, clean, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.move.receipt import BUCKETS
@@ -122,6 +122,7 @@ def _page(run: "RunRecord") -> Iterator[str]:
     yield from columns(shown)
     if not replayed:
         yield from breakdown(receipt)
+        yield from filter_lines(receipt)
     elif "run" in receipt:
         yield ""
         yield from proof_lines(receipt)

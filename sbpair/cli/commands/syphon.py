@@ -3,8 +3,9 @@
 import math
 
 from sbpair.cli.move_run import MoveTerms, move_messages, preview_move
+from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, PairSelection, flag, option
-from sbpair.cli.options.values import check_at_least, selected_profile
+from sbpair.cli.options.values import check_at_least, check_goes_with, selected_profile
 from sbpair.cli.render.screen import Screen
 from sbpair.move.missing_destinations import MAX_MISSING
 
@@ -35,7 +36,7 @@ def command(
 
     Examples:
       sbpair syphon --dry-run
-      sbpair syphon --once --rate 200
+      sbpair syphon --once --where "path = 'orders' AND age < '1h'"
 
     Exit codes: 3 some were dead-lettered or left behind; 4 another process moves this pair; 130 interrupted
 
@@ -44,18 +45,22 @@ def command(
     mode = terms.mode()
     check_at_least("--max-held", max_held, 1, "the default is 1000")
     check_at_least("--max-missing", max_missing, 0, f"the default is {MAX_MISSING}")
+    check_goes_with("--where", terms.where is not None, {"--max-skipped": terms.max_skipped})
     terms.check_limits()
+    where = moves.filter_of(screen, terms.where)
     found = selected_profile(connection, screen, count=count, state=terms.state)
     if mode == "--dry-run":
         from sbpair.cli.render.forecast import SYPHON
 
-        return preview_move(screen, found.pair, terms, SYPHON, max_missing=math.inf if allow_missing else max_missing)
+        limit = math.inf if allow_missing else max_missing
+        return preview_move(screen, found.pair, terms, SYPHON, where=where, max_missing=limit)
     return move_messages(
         screen,
         found.pair,
         found.state_directory,
         terms,
         mode,
+        where=where,
         max_missing=max_missing,
         allow_missing=allow_missing,
         max_held=max_held,

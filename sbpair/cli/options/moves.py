@@ -9,7 +9,11 @@ from sbpair.errors import UsageError
 from sbpair.move import rate_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sbpair.cli.render.screen import Screen
     from sbpair.model.pair import Pair
+    from sbpair.move.filter.compiler import MessageFilter
     from sbpair.replay.archive import Archive
     from sbpair.syphon.limits import MoveLimits
 
@@ -23,12 +27,13 @@ CREDITS = option(
     "--credits SHARE",
     "Share of a Standard namespace's 1000 credits a second, or a number, or none [default: 50%; Premium: none]",
 )
-TTL = option(
-    "--ttl MODE", "original restarts the time to live; remaining counts time in the source, too", default="original"
-)
+TTL = option("--ttl MODE", "original, or remaining: less the wait", default="original")
 LEASE = option("--lease QUEUE", "Lock the pair across machines, with this session queue")
 NO_LEASE = flag("--no-lease", "Ignore another mover of the pair on this machine")
 NO_WAIT_FOR_LOCKS = flag("--no-wait-for-locks", "Leave messages that others have locked")
+WHERE = option("--where SQL", "Only messages that match; the others stay")
+WHERE_SHOWN = option("--where SQL", "Only messages that match; peeks on until --max of them do")
+MAX_SKIPPED = option("--max-skipped N", "End once more than N do not match [default: 100000]")
 ARCHIVE = option("--archive PATH|URL", "Directory or URL (s3://…) of the archive", default=...)
 RUN = argument("RUN", "Id of the run, or its beginning", complete=replay_runs)
 QUEUES = option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]", complete=backlog_queues)
@@ -40,6 +45,18 @@ DEDUP = option(
     default="key",
 )
 ALLOW_MISSING = flag("--allow-missing", "Quarantine messages for missing queues and topics")
+
+
+def filter_of(screen: "Screen", text: str | None, reasons: "Collection[str]" = ()) -> "MessageFilter | None":
+    """Return the filter of --where and of dead-letter reasons, and warn of doubts about it. Raises FilterInvalid."""
+    if text is None and not reasons:
+        return None
+    from sbpair.move.filter.compiler import MessageFilter
+
+    found = MessageFilter("" if text is None else text or " ", reasons=reasons)
+    for remark in found.remarks:
+        screen.warn(f"--where: {remark}")
+    return found
 
 
 def open_archive(url: str, run_id: str) -> "Archive":

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from sbpair.cli.render.receipt import filter_lines
 from sbpair.cli.render.screen import clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.move.peek.destination_lookup import OTHERS
@@ -82,6 +83,7 @@ def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str,
         ],
         "flows": [{"queue": flow.queue, "destination": flow.destination, **sums(flow)} for flow in forecast.flows],
         words.dead_letters: [asdict(each) for each in forecast.dead_letters],
+        **({} if words.again else {"where": forecast.where and asdict(forecast.where)}),
         "ttl": str(forecast.ttl),
         "tiers": {primary: forecast.tiers.primary, secondary: forecast.tiers.secondary},
         "limits": {
@@ -111,6 +113,8 @@ def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str
         yield ""
     counted = [(shown.replace("_", " "), whole.outcomes[fate]) for fate, shown in words.outcomes.items()]
     yield from columns([("WOULD BE", "COUNT"), ("peeked", whole.messages), *counted])
+    if forecast.where is not None:
+        yield from filter_lines({"where": asdict(forecast.where)})
     for line in _remarks(forecast, whole, words):
         yield from wrapped(line)
 

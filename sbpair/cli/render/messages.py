@@ -49,15 +49,15 @@ def message_table(entries: Sequence[Document]) -> list[str]:
     return columns([headings, *([row[name] for name in headings] for row in rows)], optional=["SIZE"])
 
 
-def shown_line(result: "PeekResult", total: int | None, *, start: int = 0) -> str:
-    """Return how many messages were shown, and whether there are more."""
-    shown = len(result.messages)
+def shown_line(result: "PeekResult", total: int | None, *, start: int = 0, where: bool = False) -> str:
+    """Return how many messages were shown, and whether there are more. `where` is whether a filter chose them."""
+    shown, matching = len(result.messages), " that match" if where else ""
     if result.complete:
-        where = f" from {start} on" if start else ""
-        return f"showed all {plural(shown, 'message')}{where}" if shown else f"no messages{where}"
+        since = f"{matching}{f' from {start} on' if start else ''}"
+        return f"showed all {plural(shown, 'message')}{since}" if shown else f"no messages{since}"
     if total is not None and total > shown:
         return f"showed {shown} of about {grouped(total)} messages"
-    return f"showed the first {shown}{f' from {start} on' if start else ''}; there may be more"
+    return f"showed the first {shown}{matching}{f' from {start} on' if start else ''}; there may be more"
 
 
 def enqueued(entry: Document) -> str:

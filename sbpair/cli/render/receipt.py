@@ -1,13 +1,17 @@
 """Receipts of moves and proofs of replays as text, read from their JSON form."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sbpair.cli.render.screen import clean, some
+from sbpair.cli.render.screen import Screen, clean, plural, some
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.move.receipt import BUCKETS
 
+if TYPE_CHECKING:
+    from sbpair.move.filter.compiler import MessageFilter
+
 ROWS_SHOWN = 40
+TEXT_SHOWN = 300
 PROOF_BUCKETS = ("acknowledged", "expired", "quarantined", "deduplicated")
 OPERATIONS = {
     "received": "to receive and settle",
@@ -33,6 +37,21 @@ def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
         parts = ", ".join(f"{spent[name]} {text}" for name, text in OPERATIONS.items() if spent.get(name))
         yield ""
         yield from wrapped(f"billable operations: {spent.get('by_sbpair', 0)}{f' ({parts})' if parts else ''}")
+
+
+def filter_lines(counts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the filter of a receipt or a forecast chose, if it had one."""
+    if where := counts.get("where"):
+        text = where["text"] if len(where["text"]) <= TEXT_SHOWN else f"{where['text'][: TEXT_SHOWN - 1]}…"
+        whole = plural(where["chosen"] + where["skipped"], "message")
+        yield from wrapped(clean(f"matched {where['chosen']} of {whole}: {text}"))
+
+
+def warn_of_failures(screen: Screen, where: "MessageFilter | None") -> None:
+    """Warn of messages for which a filter could not be calculated, with the reason for the first."""
+    if where is not None and where.failures:
+        failed = plural(where.failures, "message")
+        screen.warn(f"the filter could not be calculated for {failed}, which did not match; {where.first_failure}")
 
 
 def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:

@@ -48,6 +48,17 @@ OPERATIONS = fields(
     by_sbpair=count("All operations of sbpair"),
 )
 MONEY = record("Bounds of a cost", minimum=number("Lower bound"), maximum=number("Upper bound"))
+_WHERE = nullable(
+    record(
+        "What --where did; null without it",
+        text=text("The filter"),
+        chosen=count("Messages for which it was true"),
+        skipped=count("Messages that stay, since it was not true for them"),
+        failed=count("Messages among these for which it could not be calculated"),
+        first_failure=text("Why it could not be calculated for the first of these; empty for none"),
+        remarks=array("Doubts about its text", text("One remark")),
+    )
+)
 _RECEIPT = fields(
     **_COUNTED,
     locked=count("Messages left in the backlog, locked by another receiver or a killed run; not received"),
@@ -60,6 +71,7 @@ _RECEIPT = fields(
     dead_letter_reasons=optional(mapping("Dead-lettered messages by reason", count("Messages"))),
     doubtful=array("Possible duplicates, at most 1000", _NAMED_WITH_REASON),
     stayed=array("Skipped messages that stay for a reason of their own, at most 1000", _NAMED_WITH_REASON),
+    where=optional(_WHERE),
     operations=record("Billable operations of the run", **OPERATIONS),
 )
 RECEIPT = record("The receipt of a move", **_RECEIPT)
@@ -113,10 +125,11 @@ def forecast(
     outcomes: dict[str, str],
     doomed: tuple[str, str],
     ends: tuple[str, str] = ("primary", "secondary"),
+    **more: Schema,
 ) -> Schema:
     """Return the schema of a forecast: `outcomes` by key, and the key and description of its undeliverable groups.
 
-    `ends` are the names of the namespaces.
+    `ends` are the names of the namespaces, and `more` are keys of this forecast only.
     """
     sums = fields(
         messages=count("All peeked messages; equals the sum of the outcomes"),
@@ -147,6 +160,7 @@ def forecast(
         ),
         flows=records("By queue and destination", "One flow", **flow, **sums),
         **{doomed[0]: array(doomed[1], group)},
+        **more,
         ttl=choice("Rule of the time to live", "original", "remaining"),
         tiers=record(
             "Tiers of the namespaces; null if unknown",
@@ -187,6 +201,7 @@ PREVIEW = forecast(
         "skipped": "Messages that a run would leave, since not chosen",
     },
     ("dead_letters", "Messages that would be dead-lettered, by reason"),
+    where=_WHERE,
 )
 
 MOVE_PREVIEW = forecast(
@@ -198,9 +213,11 @@ MOVE_PREVIEW = forecast(
         "expired": "Messages that would stay, since past their time to live",
         "deferred": "Deferred messages, which stay",
         "scheduled": "Scheduled messages, which stay",
+        "skipped": "Messages that a run would leave, since not chosen",
     },
     ("refused_messages", "Messages that would be refused, by reason"),
     ("destination", "source"),
+    where=_WHERE,
 )
 
 _MODE = choice("Mode of the run", "archive", "direct")
@@ -238,7 +255,7 @@ _PROOF = fields(
 )
 _RUN = fields(
     id=text("Id of the run"),
-    kind=choice("Command", "syphon", "replay"),
+    kind=choice("Command", "syphon", "move", "redrive", "replay"),
     command=text("Command that ran, with its mode"),
     archive=nullable(text("Archive of a replay")),
     started=time("Start"),

@@ -16,9 +16,13 @@ from sbpair.move.filter import filter_values as values
 from sbpair.move.filter.filter_values import NUMBER, Incalculable
 from sbpair.move.filter.grammar import Misplaced, parse
 from sbpair.move.filter.message_fields import OWN, SYSTEM, FilteredMessage
+from sbpair.move.message.decode import GenericMessage
 
 if TYPE_CHECKING:
     from lark import Token
+
+    from sbpair.amqp.message import Sections
+    from sbpair.move.message.route import Facts
 
 MAX_DEPTH: Final = 64
 Run: TypeAlias = Callable[[FilteredMessage], Value]
@@ -367,9 +371,24 @@ def _membership(subject: Part, choices: list[Part], negated: bool) -> Run:
 # The result
 
 
+@dataclass(frozen=True, slots=True)
+class FilterCounts:
+    """The messages of a run that a filter was calculated for: `chosen` and `skipped` ones.
+
+    Those among the skipped ones are `failed` for which it could not be calculated.
+    """
+
+    text: str
+    chosen: int
+    skipped: int
+    failed: int
+    first_failure: str
+    remarks: tuple[str, ...]
+
+
 @dataclass
 class MessageFilter:
-    """A compiled filter. `remarks` are doubts about its text, for the user.
+    """A compiled filter. `remarks` are doubts about its text, for the user. `chosen` counts messages.
 
     `failures` counts messages for which it could not be calculated, and which were not chosen; `first_failure` is why.
     With `reasons`, a message also needs one of these as its dead-letter reason, in any case; "" is that of dead letters
@@ -377,6 +396,7 @@ class MessageFilter:
     """
 
     text: str
+    chosen: int = 0
     failures: int = 0
     first_failure: str = ""
     remarks: tuple[str, ...] = ()
@@ -395,16 +415,31 @@ class MessageFilter:
         """Return which received messages the filter is true for, at a time of the service in ms since 1970."""
         return [self.matches(FilteredMessage(each.facts, each.content, now_ms)) for each in messages]
 
+    def matches_peeked(self, facts: Facts, sections: Sections, now_ms: int) -> bool:
+        """Return whether the filter is true for a peeked message; one without sections is not a message."""
+        content = GenericMessage(sections) if len(sections) else None
+        return self.matches(FilteredMessage(facts, content, now_ms))
+
+    def counts(self, skipped: int) -> FilterCounts:
+        return FilterCounts(self._full_text(), self.chosen, skipped, self.failures, self.first_failure, self.remarks)
+
+    def _full_text(self) -> str:
+        quoted = ", ".join("'{}'".format(each.replace("'", "''")) for each in sorted(self.reasons))
+        reasons = f"reason IN ({quoted})" if quoted else ""
+        return f"{reasons} AND ({self.text})" if reasons and self.text else self.text or reasons
+
     def matches(self, message: FilteredMessage) -> bool:
         """Return whether the filter is true for a message."""
         if self._reasons and _reason(message).lower() not in self._reasons:
             return False
         try:
-            return self._run(message) is True
+            is_chosen = self._run(message) is True
         except Incalculable as error:
             self.failures += 1
             self.first_failure = self.first_failure or f"message {message.facts.sequence_number}: {error.message}"
             return False
+        self.chosen += is_chosen
+        return is_chosen
 
 
 def _reason(message: FilteredMessage) -> str:
