@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Figures:
 
     def encode(self) -> str:
         largest = sorted(self.destinations.items(), key=lambda each: (-each[1], each[0]))[:MAX_DESTINATIONS]
-        return json.dumps({**asdict(self), "destinations": dict(largest)}, separators=(",", ":"))
+        return json.dumps(asdict(replace(self, destinations=dict(largest))), separators=(",", ":"))
 
 
 class Sample(NamedTuple):
