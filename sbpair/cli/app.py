@@ -47,6 +47,7 @@ GROUPS = {
     },
     "Plan": {
         "cost": "Estimate the cost of an outage, and when the backlog is full.",
+        "export": "Write the backlog queues, and entities of a file, as Bicep or Terraform.",
     },
     "Rehearse": {
         "drill": "Rehearse an outage end to end on a local emulator.",

@@ -51,7 +51,7 @@ def command(
     pair = selected_pair(connection, screen, count=count)
     from sbpair.management import provisioning
 
-    requested = _entities(entities)
+    requested = read_entities(entities)
 
     async def main(stop: asyncio.Event, _hurry: asyncio.Event) -> tuple[provisioning.EntityReport, bool]:
         report = await provisioning.provision(
@@ -82,7 +82,7 @@ def _table(report: "EntityReport") -> list[str]:
     return columns([heading, *(_row(item, mixed=mixed) for item in report)])
 
 
-def _entities(path: Path | None) -> "EntitiesDocument":
+def read_entities(path: Path | None) -> "EntitiesDocument":
     from sbpair.management import entities_file
 
     if path is None:

@@ -1,4 +1,4 @@
-"""Schemas of the output of cost."""
+"""Schemas of the output of cost and export."""
 
 from sbpair.cli.schemas.builders import (
     array,
@@ -74,4 +74,22 @@ COST = document(
     currency=text("Currency"),
     dated=text("Date of the prices"),
     notes=array("Remarks and assumptions", text("One remark")),
+)
+EXPORT = document(
+    "sbpair/export/1",
+    "Entities of one namespace as infrastructure code. JSON Lines have the document.",
+    language=choice("Language of the code", "bicep", "terraform"),
+    side=choice("Side of the pair", "primary", "secondary"),
+    namespace=text("Name of the namespace"),
+    backlog_queues=count("Number of backlog queues"),
+    entities=records(
+        "The other entities, in the order of their file",
+        "One entity",
+        kind=choice("Its kind", "queue", "topic", "subscription", "rule"),
+        name=text("Its path", example="events/Subscriptions/audit"),
+        symbol=text("Its name in the code", example="subscription_events_audit"),
+    ),
+    needs=array("Forwarding targets that must exist, and are not described", text("Path of a queue or topic")),
+    file=nullable(text("The written file; null without one")),
+    code=nullable(text("The code; null if a file was written")),
 )

@@ -1,0 +1,124 @@
+"""`sbpair export`: writes the entities of one namespace as infrastructure code, by `sbpair.planning`."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sbpair import __version__
+from sbpair.cli.commands.provision import read_entities
+from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, option
+from sbpair.cli.options.values import selected_pair
+from sbpair.cli.render.screen import Screen, clean, plural
+from sbpair.errors import MachineLacks, UsageError
+
+if TYPE_CHECKING:
+    from sbpair.planning.entity_code import NamespaceCode
+
+STDOUT = "-"
+Language = Literal["bicep", "terraform"]
+Side = Literal["primary", "secondary"]
+
+
+def command(
+    *,
+    language: Language = argument("LANGUAGE", "bicep or terraform"),
+    side: Side = option("--side SIDE", "Namespace: primary or secondary", default="secondary"),
+    count: int | None = COUNT,
+    entities: Path | None = option("--entities FILE", "Include the entities of this TOML file, as provision does"),
+    partitioned: bool = flag("--partitioned", "Partition every queue and topic, as partitioned Premium requires"),
+    write: str | None = option("--write FILE", "Write a new file [default: stdout]"),
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Write the backlog queues, and entities of a file, as Bicep or Terraform.
+
+    Each has the description that sbpair provision creates. The file is for one namespace: the secondary has the backlog
+    queues, and both have the entities. Nothing is contacted. The file holds names, and no secrets.
+
+    Examples:
+      sbpair export bicep --entities entities.toml --write secondary.bicep
+      sbpair export terraform --side primary --entities entities.toml
+
+    Exit codes: 2 wrong options or entities, or the file exists; 7 the file cannot be written
+
+    See also: sbpair help planning
+    """
+    if write == "":
+        raise UsageError("--write is empty", hint="give the path of a new file, or - for stdout")
+    if side == "primary" and entities is None:
+        raise UsageError(
+            "the primary has no backlog queues to export", hint="add --entities FILE, or leave out --side primary"
+        )
+    if side == "primary" and count is not None:
+        raise UsageError("--count goes with --side secondary only", hint="the primary has no backlog queues")
+    pair = selected_pair(connection, screen, count=count)
+    from sbpair.planning.entity_code import namespace_code
+
+    options = {"--side": side, "--count": count, "--entities": entities, "--partitioned": partitioned}
+    code = namespace_code(
+        pair, side, read_entities(entities), partitioned=partitioned, origin=_origin(language, options)
+    )
+    text = _render(language, code)
+    target = None if write in (None, STDOUT) else write
+    if target is not None:
+        _write_new(target, text)
+    document = {
+        "language": language,
+        "side": side,
+        "namespace": code.namespace,
+        "backlog_queues": code.backlog_queues,
+        "entities": [
+            {"kind": each.entity.kind, "name": each.entity.path, "symbol": each.symbol} for each in code.resources
+        ],
+        "needs": list(code.external),
+        "file": target,
+        "code": text if target is None else None,
+    }
+    screen.result("sbpair/export/1", document, text.splitlines() if target is None else [_summary(target, code)])
+    if code.external:
+        screen.warn(f"forwarding targets that must exist already: {', '.join(code.external)}")
+    return 0
+
+
+def _origin(language: Language, options: Mapping[str, object]) -> str:
+    """Return the command line without the options that select a pair, so that it is the same everywhere."""
+    words = ["sbpair", "export", language]
+    for name, value in options.items():
+        if value not in (None, False):
+            words += [name] if value is True else [name, str(value)]
+    return f"{clean(shlex.join(words))} (version {__version__})"
+
+
+def _render(language: Language, code: "NamespaceCode") -> str:
+    if language == "bicep":
+        from sbpair.planning.bicep import bicep
+
+        return bicep(code)
+    from sbpair.planning.terraform import terraform
+
+    return terraform(code)
+
+
+def _write_new(path: str, text: str) -> None:
+    """Write a file that does not exist yet. Raises UsageError if it does, MachineLacks if it cannot be written."""
+    try:
+        with open(path, "x", encoding="utf-8", newline="\n") as opened:  # noqa: PTH123  # Path.open is no shorter
+            try:
+                opened.write(text)
+                opened.flush()
+            except OSError:
+                os.unlink(path)  # noqa: PTH108
+                raise
+    except FileExistsError as error:
+        raise UsageError(f"--write: {path} exists", hint="name a new file, or remove it first") from error
+    except OSError as error:
+        raise MachineLacks(f"{path} cannot be written: {error.strerror}", hint="choose a writable path") from error
+
+
+def _summary(path: str, code: "NamespaceCode") -> str:
+    parts = [plural(code.backlog_queues, "backlog queue")] if code.backlog_queues else []
+    kinds = [each.entity.kind for each in code.resources]
+    parts += [plural(kinds.count(kind), kind) for kind in dict.fromkeys(kinds)]
+    return f"{path}: {', '.join(parts)} of {code.namespace}"

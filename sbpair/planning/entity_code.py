@@ -1,0 +1,206 @@
+"""Entities of one namespace as resources of Azure Resource Manager, for infrastructure code.
+
+Pure. The properties are those that provisioning through Resource Manager sends; the languages only write them down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from sbpair import backlog
+from sbpair.azure.arm_json import body_of, name_of
+from sbpair.management.comparison import Key, entity_key, external_targets, needs, path_key
+from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
+from sbpair.management.provisioning import check_document
+from sbpair.model.entities import (
+    DEFAULT_RULE,
+    NO_MESSAGE,
+    AnyEntity,
+    Queue,
+    Rule,
+    SqlFilter,
+    Subscription,
+    Topic,
+    with_partitions,
+)
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Pair
+
+API_VERSION = "2026-01-01"
+NAMESPACES = "Microsoft.ServiceBus/namespaces"
+NAMESPACE_TYPE = f"{NAMESPACES}@{API_VERSION}"
+TYPES = {
+    "queue": f"{NAMESPACES}/queues@{API_VERSION}",
+    "topic": f"{NAMESPACES}/topics@{API_VERSION}",
+    "subscription": f"{NAMESPACES}/topics/subscriptions@{API_VERSION}",
+    "rule": f"{NAMESPACES}/topics/subscriptions/rules@{API_VERSION}",
+}
+"""Resource types by kind of entity, of the API version that provisioning uses."""
+
+SYMBOL_LIMIT = 100
+KEYWORDS = frozenset({"true", "false", "null", "for", "if", "in"})
+
+Json = Mapping[str, Any]
+Side = Literal["primary", "secondary"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeResource:
+    """One entity. `symbol` names it in the code, `parent` is its parent's symbol, empty for the namespace's.
+
+    `name` is the resource's, in which `~` stands for `/`. `needs` are symbols of what must exist before it.
+    """
+
+    symbol: str
+    entity: AnyEntity
+    name: str
+    parent: str
+    properties: Json
+    needs: tuple[str, ...] = ()
+
+    @property
+    def type(self) -> str:
+        return TYPES[self.entity.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultRule:
+    """The service's own rule of a new subscription, which ends once the subscription's `rules` exist."""
+
+    symbol: str
+    subscription: CodeResource
+    rules: tuple[str, ...]
+
+    @property
+    def inert_properties(self) -> Json:
+        """The properties of a rule that accepts no message."""
+        entity = self.subscription.entity
+        assert isinstance(entity, Subscription)  # noqa: S101  # for the type checker
+        never: Json = body_of(Rule(entity.topic, entity.name, DEFAULT_RULE, SqlFilter(NO_MESSAGE)))["properties"]
+        return never
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceCode:
+    """The content of one file: the backlog queues of `primary`, if any, and an application's entities.
+
+    `external` are forwarding targets that the file does not describe. `origin` is the command that wrote the file.
+    """
+
+    namespace: str
+    primary: str
+    backlog_queues: int
+    backlog_properties: Json
+    resources: tuple[CodeResource, ...]
+    default_rules: tuple[DefaultRule, ...]
+    external: tuple[str, ...]
+    origin: str
+
+    @property
+    def heading(self) -> list[str]:
+        """The lines of the comment at the top."""
+        content = [f"the backlog queues of {self.primary}"] if self.backlog_queues else []
+        if number := len(self.resources):
+            content.append("one other entity" if number == 1 else f"{number} other entities")
+        first = f"Service Bus namespace {self.namespace}: {' and '.join(content) or 'nothing'}."
+        needs = [f"Needs {path}, which exists outside this file." for path in self.external]
+        return [first, f"Written by: {self.origin}", *needs]
+
+
+def namespace_code(
+    pair: Pair,
+    side: Side,
+    entities: EntitiesDocument = NO_ENTITIES,
+    *,
+    partitioned: bool = False,
+    origin: str = "sbpair export",
+) -> NamespaceCode:
+    """Return one namespace of a pair: `entities`, and in the secondary the backlog queues.
+
+    With `partitioned`, every queue and topic is: a partitioned Premium namespace requires it. Raises UsageError for
+    entities that the service would refuse.
+    """
+    check_document(pair, entities)
+    spec = backlog.queue_spec(pair.primary.name, pair.backlog_queues - 1)
+    resources = _resources(entities.entities, partitioned=partitioned)
+    return NamespaceCode(
+        namespace=(pair.secondary if side == "secondary" else pair.primary).name,
+        primary=pair.primary.name,
+        backlog_queues=pair.backlog_queues if side == "secondary" else 0,
+        backlog_properties=body_of(with_partitions(spec) if partitioned else spec)["properties"],
+        resources=tuple(resources),
+        default_rules=tuple(_default_rules(entities.entities, resources)),
+        external=tuple(sorted(external_targets(entities.entities).values())),
+        origin=origin,
+    )
+
+
+def _resources(entities: Iterable[AnyEntity], *, partitioned: bool) -> list[CodeResource]:
+    entities = [entity for entity in entities if not _is_default(entity)]
+    taken: set[str] = set()
+    symbols = {entity_key(entity): unused_symbol(_label(entity), taken) for entity in entities}
+    found = []
+    for entity in entities:
+        wanted = with_partitions(entity) if partitioned and isinstance(entity, (Queue, Topic)) else entity
+        parent = symbols[_parent_key(entity)] if isinstance(entity, (Subscription, Rule)) else ""
+        others = {symbols[key] for key in needs(entity) & symbols.keys()} - {parent}
+        name = name_of(entity.path) if isinstance(entity, (Queue, Topic)) else entity.name
+        symbol = symbols[entity_key(entity)]
+        found.append(CodeResource(symbol, entity, name, parent, body_of(wanted)["properties"], tuple(sorted(others))))
+    return found
+
+
+def _default_rules(entities: Iterable[AnyEntity], resources: Iterable[CodeResource]) -> list[DefaultRule]:
+    """Return the service's own rules that provisioning would delete: those of subscriptions with others only."""
+    resources = list(resources)
+    kept = {_parent_key(entity) for entity in entities if isinstance(entity, Rule) and _is_default(entity)}
+    taken = {each.symbol.lower() for each in resources}
+    found = []
+    for each in resources:
+        rules = tuple(rule.symbol for rule in resources if rule.parent == each.symbol and rule.entity.kind == "rule")
+        if isinstance(each.entity, Subscription) and rules and entity_key(each.entity) not in kept:
+            symbol = unused_symbol(f"default_rule_{each.entity.topic} {each.entity.name}", taken)
+            found.append(DefaultRule(symbol, each, rules))
+    return found
+
+
+def is_plain_key(name: str) -> bool:
+    """Return whether both languages accept a name as a key without quotes."""
+    return name.isascii() and name.isalpha() and name not in KEYWORDS
+
+
+def _is_default(entity: AnyEntity) -> bool:
+    """Return whether the service itself creates the entity. A file can describe this rule only as it is."""
+    return isinstance(entity, Rule) and entity.name == DEFAULT_RULE
+
+
+def _parent_key(entity: Subscription | Rule) -> Key:
+    if isinstance(entity, Rule):
+        return entity_key(Subscription(entity.topic, entity.subscription))
+    return path_key(entity.topic)
+
+
+def _label(entity: AnyEntity) -> str:
+    match entity:
+        case Subscription():
+            path = f"{entity.topic} {entity.name}"
+        case Rule():
+            path = f"{entity.topic} {entity.subscription} {entity.name}"
+        case _:
+            path = entity.path
+    return f"{entity.kind}_{path}"
+
+
+def unused_symbol(label: str, taken: set[str]) -> str:
+    """Return an identifier of both languages that no other one equals regardless of case, and add it to `taken`."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "_", label)[:SYMBOL_LIMIT].strip("_")
+    found, number = plain, 1
+    while found.lower() in taken:
+        number += 1
+        found = f"{plain}_{number}"
+    taken.add(found.lower())
+    return found
