@@ -30,6 +30,7 @@
     │   ├── SessionLockLost         3  the session is no longer held by this receiver
     │   └── UnreadableMessage       3  azure-servicebus cannot decode a delivered message
     ├── SkipLimitReached            3  as many messages as permitted are skipped and kept locked
+    ├── RampStopped                 3  dead letters of the destination grew after a step of a ramp
     ├── ProtocolError               6  bytes that violate AMQP 1.0
     └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
         └── PortInUse               7
@@ -222,6 +223,12 @@ class UnreadableMessage(ServiceRefused):
 
 class SkipLimitReached(SbpairError):
     """A move keeps as many messages locked as permitted, that its filter does not choose."""
+
+    exit_code = ExitCode.PARTIAL_OR_FINDINGS
+
+
+class RampStopped(SbpairError):
+    """Moved messages came back as dead letters after a step of a ramp, or others came: nothing more is moved."""
 
     exit_code = ExitCode.PARTIAL_OR_FINDINGS
 

@@ -143,6 +143,21 @@ class LimitChanged:
     by: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class RampProgress:
+    """A ramp is in step `step` of `steps`, which ends at `total` sent messages; `sent` were sent so far.
+
+    `state` is that of `receipt.RampState`. It observes dead letters for `observe_seconds` then.
+    """
+
+    step: int
+    steps: int
+    total: int
+    sent: int
+    state: str
+    observe_seconds: float
+
+
 SyphonEvent: TypeAlias = (
     QueuesFound
     | QueueOpened
@@ -157,4 +172,5 @@ SyphonEvent: TypeAlias = (
     | DestinationRecovered
     | DeadLettered
     | LimitChanged
+    | RampProgress
 )

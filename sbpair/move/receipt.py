@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode
@@ -20,6 +21,8 @@ BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_d
 
 GONE = ("sent", "already_sent", "expired", "dead_lettered")
 """Buckets whose messages are no longer in the backlog."""
+
+NOT_SENT = tuple(bucket for bucket in BUCKETS if bucket not in ("sent", "in_doubt"))
 
 SPENT = ("received", "sent", "renewals", "empty_receives", "management_calls")
 """Operations that a mover causes itself."""
@@ -37,6 +40,42 @@ class NamedMessage:
     message_id: str | None
     destination: str | None
     reason: str
+
+
+class RampState(StrEnum):
+    """Where a ramp is, or was when the run ended. PASSED: the rest goes at full speed. STOPPED: dead letters grew."""
+
+    SENDING = "sending"
+    OBSERVING = "observing"
+    PASSED = "passed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class RampStep:
+    """One step. `total` and `sent` are messages since the start of the run: as wanted, and as it was."""
+
+    total: int
+    sent: int = 0
+    observed_seconds: float = 0.0
+    came_back: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RampRecord:
+    """A ramp so far. `totals` are all its steps, `steps` those begun.
+
+    `came_back` names moved messages that came back as dead letters. `other_dead_letters` came meanwhile, too: of other
+    senders, or without a message id to tell.
+    """
+
+    totals: tuple[int, ...]
+    observe_seconds: float
+    state: RampState = RampState.SENDING
+    steps: tuple[RampStep, ...] = ()
+    came_back: tuple[NamedMessage, ...] = ()
+    came_back_total: int = 0
+    other_dead_letters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +113,7 @@ class Receipt:
     stayed: tuple[NamedMessage, ...] = ()
     where: FilterCounts | None = None
     operations: Operations = field(default_factory=Operations)
+    ramp: RampRecord | None = None
 
     @property
     def balanced(self) -> bool:
@@ -105,6 +145,7 @@ class Tally:
     """Counts the ends of deliveries while a run moves. `where` is the filter that chooses messages."""
 
     def __init__(self, where: MessageFilter | None = None) -> None:
+        self.ramp: RampRecord | None = None
         self._where = where
         self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._destinations: Counter[str] = Counter()
@@ -167,6 +208,13 @@ class Tally:
     def count(self, queue: str, bucket: str) -> int:
         return self._queues.get(queue, Counter())[bucket]
 
+    @property
+    def may_arrive(self) -> int:
+        """Deliveries that were sent, are in doubt, or may still be sent."""
+        return sum(
+            counts["received"] - sum(counts[bucket] for bucket in NOT_SENT) for counts in self._queues.values()
+        )
+
     def gone(self, queue: str) -> int:
         """Return how many deliveries of a queue ended outside of it."""
         counts = self._queues.get(queue, Counter())
@@ -194,4 +242,5 @@ class Tally:
             stayed=tuple(self._stayed),
             where=None if self._where is None else self._where.counts(total["skipped"] - self._stayed_total),
             operations=Operations(**self._spent),
+            ramp=self.ramp,
         )

@@ -27,10 +27,15 @@ class FilterInvalid(UsageError):
     def __init__(self, mistake: str, text: str, at: int, *, hint: str = HINT) -> None:
         super().__init__(f"--where: {mistake} (column {at + 1})", hint=hint)
         self.column = at + 1
-        line = "".join(each if each.isprintable() else " " for each in text)
-        start = max(0, at - _SHOWN_BEFORE)
-        shown = ("…" if start else "") + line[start : start + _SHOWN] + ("…" if len(line) > start + _SHOWN else "")
-        self.excerpt = (f"  {shown}", " " * (2 + bool(start) + at - start) + "^")
+        self.excerpt = marked(text, at)
+
+
+def marked(text: str, at: int) -> tuple[str, str]:
+    """Return a text, cut if it is long, and a mark below the character at an index."""
+    line = "".join(each if each.isprintable() else " " for each in text)
+    start = max(0, at - _SHOWN_BEFORE)
+    shown = ("…" if start else "") + line[start : start + _SHOWN] + ("…" if len(line) > start + _SHOWN else "")
+    return f"  {shown}", " " * (2 + bool(start) + at - start) + "^"
 
 
 GRAMMAR: Final = r"""
