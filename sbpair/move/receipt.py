@@ -211,9 +211,7 @@ class Tally:
     @property
     def may_arrive(self) -> int:
         """Deliveries that were sent, are in doubt, or may still be sent."""
-        return sum(
-            counts["received"] - sum(counts[bucket] for bucket in NOT_SENT) for counts in self._queues.values()
-        )
+        return sum(counts["received"] - sum(counts[bucket] for bucket in NOT_SENT) for counts in self._queues.values())
 
     def gone(self, queue: str) -> int:
         """Return how many deliveries of a queue ended outside of it."""

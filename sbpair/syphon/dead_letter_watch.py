@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
-from sbpair.errors import AccessError, EntityMissing, NameTaken, NetworkRefused, NotAuthorized, ProtocolError, SbpairError
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    NameTaken,
+    NetworkRefused,
+    NotAuthorized,
+    ProtocolError,
+    SbpairError,
+)
 from sbpair.model.entities import Queue
 from sbpair.move.message.dead_letters import cause_in, dead_letter_path
 from sbpair.move.message.envelope import read_facts

@@ -41,7 +41,6 @@ MAX_LOOK_SECONDS = 5.0  # the longest time between two peeks
 MIN_LOOK_SECONDS = 1.0
 SETTLED_SECONDS = 0.05  # how often it checks whether a step is sent
 MAX_TRIES = 10  # how often `--once` tries to peek before it ends
-TURN_SECONDS = 1.0  # how long one of several workers waits for messages before the next one does
 
 GATE = "ramp"
 HINT = "write rising totals of sent messages, as in --ramp 1,10,100"
@@ -152,7 +151,8 @@ class Ramp:
     async def run(self, pool: WorkerPool) -> None:
         """Go through the steps, then lift the limit. Sets `error` and stops the run instead of raising."""
         try:
-            for self._at, self._limit in enumerate(self._steps.totals):
+            for at, total in enumerate(self._steps.totals):
+                self._at, self._limit = at, total
                 self._run.gate.open(GATE)
                 self._note(RampState.SENDING)
                 await self._sent(pool)
@@ -166,10 +166,11 @@ class Ramp:
 
     async def finish(self) -> None:
         """Observe the last messages of a run whose source has no more. Sets `error` instead of raising."""
-        if self._limit is None or self.error is not None or not self._tally.may_arrive:
+        if self._limit is None or self._run.stop.is_set() or not self._tally.may_arrive:
             return
         try:
             await self._observe()
+            self._limit = None
         except SbpairError as error:
             self._fail(error)
 
@@ -243,9 +244,7 @@ class Ramp:
         others = len(new) - len(mine) + self._watch.uncounted
         nameless = sum(each.message_id is None for each in new)
         named = tuple(_named(each) for each in mine[:MAX_LISTED])
-        self._record = replace(
-            self._record, came_back=named, came_back_total=len(mine), other_dead_letters=others
-        )
+        self._record = replace(self._record, came_back=named, came_back_total=len(mine), other_dead_letters=others)
         self._note(RampState.STOPPED, came_back=len(mine))
         raise _stopped(len(mine), others, nameless, self._sent_count())
 
@@ -261,9 +260,7 @@ class Ramp:
         steps, total, sent = self._record.steps[: self._at], self._steps.totals[self._at], self._sent_count()
         observed = 0.0 if self._observed_since is None else self._loop.time() - self._observed_since
         step = RampStep(total, sent, round(observed, 1), came_back)
-        is_last = self._at == len(self._steps.totals) - 1
-        recorded = RampState.OBSERVING if state is RampState.PASSED and not is_last else state
-        self._record = replace(self._record, state=recorded, steps=(*steps, step))
+        self._record = replace(self._record, state=state, steps=(*steps, step))
         self._tally.ramp = self._record
         if emit:
             seconds = self._steps.observe_seconds

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sbpair.move.receipt import Receipt
     from sbpair.runs.journal import Journal
     from sbpair.runs.session_lease import SessionLease
+    from sbpair.syphon.ramp import RampPlan
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ async def run(
     wait_for_locks: bool = True,
     where: MessageFilter | None = None,
     max_skipped: int = DEFAULT_MAX_SKIPPED,
+    ramp: RampPlan | None = None,
     timings: RunTimings = DEFAULT_TIMINGS,
     spec: MoveSpec | None = None,
     gate: IntakeGate | None = None,
@@ -215,11 +217,18 @@ async def run(
             prepared = await _unless_stopped(stop, _prepare(open_while_moving, plan, pair, limits, store))
             if prepared is not None:
                 plan, find, found = prepared
+                if ramp is not None:
+                    from sbpair.syphon.ramp import open_ramp
+
+                    opening = open_while_moving.enter_async_context(open_ramp(ramp, plan, found.queues))
+                    plan = replace(plan, ramp=await _unless_stopped(stop, opening))
                 pool = WorkerPool(plan, find if found.managed and not once else None)
                 workers = await _run_workers(pool, found.queues, hurry, store, sample_seconds)
                 may_count = count_remaining and not hurry.is_set()
                 remaining = await _remaining(plan, workers, plan.count if may_count else None)
         failures = _failures(pair, spec, workers, tally, session, stopped=stop.is_set())
+        if plan.ramp is not None and plan.ramp.error is not None:
+            failures.append((spec.form.destination or "destinations", plan.ramp.error))
         for named in _possible_duplicates(store.journal, run_id, spec):
             tally.doubtful(named)
         limiter = plan.context.rate_limiter
@@ -364,12 +373,18 @@ async def _run_workers(
         beside.append(pool.fail_without(pool.plan.lease))
     if sampler is not None:
         beside.append(sampler.run())
+    if pool.plan.ramp is not None:
+        beside.append(pool.plan.ramp.run(pool))
     try:
         await pool.run(queues, hurry, *beside)
     except BaseExceptionGroup as group:
         raise _first(group) from None
     if sampler is not None:
         sampler.emit_destinations()
+    if pool.plan.ramp is not None:
+        store.record()
+        await _unless_stopped(pool.plan.stop, pool.plan.ramp.finish())
+        pool.plan.ramp.close()
     return pool.workers
 
 

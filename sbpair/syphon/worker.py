@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -45,12 +46,14 @@ if TYPE_CHECKING:
     from sbpair.move.raw_source import RawSource
     from sbpair.runs.session_lease import SessionLease
     from sbpair.syphon.move_spec import MoveSpec
+    from sbpair.syphon.ramp import Ramp
 
 log = logging.getLogger(__name__)
 
 # How long a link may go unused while messages are held: after ten minutes the service closes it.
 UNUSED_SECONDS = 540.0
 SESSION_SECONDS = 60.0  # how long a watch waits for a session that has messages
+TURN_SECONDS = 1.0  # how long a worker waits for messages, in a ramp, before the next one does
 RELEASE_SECONDS = 2.0  # how long releasing held messages may take before the connection is ended
 
 Count = Callable[[str], Awaitable[int]]
@@ -105,6 +108,7 @@ class RunPlan:
     timings: RunTimings = DEFAULT_TIMINGS
     sides: PairState = field(default_factory=PairState)
     gate: IntakeGate = field(default_factory=IntakeGate)
+    ramp: Ramp | None = None
 
 
 class QueueWorker:
@@ -169,6 +173,11 @@ class QueueWorker:
         """Start no more sends because of an error that every message would meet. Pending sends finish."""
         if self._mover is not None:
             self._mover.fail(error)
+
+    @property
+    def held(self) -> int:
+        """Messages received and not settled."""
+        return 0 if self._mover is None else self._mover.held
 
     # For samples.
 
@@ -353,14 +362,12 @@ class QueueWorker:
                     return
                 continue
             self._blocked_by = ()
-            limit = await self._receivable(mover)
-            if limit == 0:
+            messages = await self._take(source, mover, await self._receivable(mover))
+            if messages is None:
                 continue
-            messages = await self._receive(source, mover, limit)
             if messages:
                 self._failures = 0
                 self.end.received(messages, source.clock_ahead_ms)
-                mover.accept(messages)
                 if plan.context.rate_limiter is not None:
                     plan.context.rate_limiter.received(loop.time(), len(messages))
                 self._emit_progress(mover)
@@ -383,10 +390,48 @@ class QueueWorker:
     async def _is_empty(self, source: RawSource, mover: Mover) -> bool:
         return bool(await self._unless_interrupted(self.end.is_empty(source, mover)))
 
-    async def _receive(self, source: RawSource, mover: Mover, limit: int) -> Sequence[ReceivedMessage]:
+    async def _take(self, source: RawSource, mover: Mover, limit: int) -> Sequence[ReceivedMessage] | None:
+        """Receive once, and move what came; None if nothing may be received now."""
+        if limit == 0:
+            return None
+        if self._plan.ramp is not None and self._plan.ramp.is_limited:
+            return await self._take_in_turn(self._plan.ramp, source, mover, limit)
+        messages = await self._receive(source, mover, limit)
+        if messages:
+            mover.accept(messages)
+        return messages
+
+    async def _take_in_turn(
+        self, ramp: Ramp, source: RawSource, mover: Mover, limit: int
+    ) -> Sequence[ReceivedMessage] | None:
+        """Receive while no other worker does, so that all together take no more than the step permits."""
+        async with ramp.turn:
+            limit = min(limit, ramp.room)
+            if limit == 0 or self._interrupted:
+                return None
+            is_shared = self._plan.spec.source is None
+            messages = await self._receive(source, mover, limit, TURN_SECONDS if is_shared else math.inf)
+            if messages:
+                try:
+                    admitted = await ramp.admit(messages)
+                except BaseException:
+                    await source.release(messages)
+                    raise
+                if not admitted:
+                    await source.release(messages)
+                    return None
+                mover.accept(messages)
+            if is_shared:
+                await source.stop()  # what it has prefetched may be another worker's share
+        return messages
+
+    async def _receive(
+        self, source: RawSource, mover: Mover, limit: int, max_seconds: float = math.inf
+    ) -> Sequence[ReceivedMessage]:
         """Receive once, and reopen the link each time the service closes it as unused."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + (self.end.poll_seconds if self._plan.once else self._plan.timings.long_poll_seconds)
+        seconds = self.end.poll_seconds if self._plan.once else self._plan.timings.long_poll_seconds
+        until = loop.time() + min(seconds, max_seconds)
         if mover.locked:
             until = min(until, self._last_used + UNUSED_SECONDS)
         while not self._interrupted:
@@ -413,6 +458,8 @@ class QueueWorker:
         """Return how many messages to receive; 0 after a wait for the rate, during which anything may change."""
         limiter, now = self._plan.context.rate_limiter, asyncio.get_running_loop().time()
         room = min(mover.room, self._allowed(mover))
+        if self._plan.ramp is not None and self._plan.ramp.is_limited:
+            room = min(room, self._plan.ramp.room)
         if limiter is None or room == 0:
             if room == 0:
                 await mover.wait_changed(self._plan.timings.empty_wait_seconds)
@@ -442,6 +489,9 @@ class QueueWorker:
 
     def _is_full(self, mover: Mover) -> bool:
         """Return whether as many messages as permitted were sent, or are held and will not be sent now."""
+        ramp = self._plan.ramp
+        if ramp is not None and ramp.is_limited and ramp.room == 0 and mover.held:
+            return self._plan.once and mover.stuck(TRIES)
         if self._plan.spec.max_messages is None or self._allowed(mover):
             return False
         return not mover.held or (self._plan.once and mover.stuck(TRIES))

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sbpair.cli.logs import utc
+from sbpair.cli.render.screen import spoken
 from sbpair.move import events
 from sbpair.move.rate_limit import Limit
+from sbpair.move.receipt import RampState
 
 if TYPE_CHECKING:
     from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
@@ -163,6 +165,7 @@ class Board:
         self._started = now
         self._start = start
         self._limit: Limit | None = None
+        self._ramp: tuple[events.RampProgress, float] | None = None
         self._away: dict[str, tuple[float, events.QueueFailed]] = {}
         self._queues: dict[str, _QueueState] = {}
         self._destinations: dict[str, _DestinationState] = {}
@@ -187,8 +190,8 @@ class Board:
                 self._recovered(queue, destination)
             case events.DeadLettered():
                 self._dead_lettered(event)
-            case events.LimitChanged(per_second, by):
-                self._limit = None if per_second is None or by is None else Limit(per_second, by)
+            case events.LimitChanged() | events.RampProgress():
+                self._run_changed(event, now)
             case _:
                 self._turn(self._queue(event.queue), event, now)
 
@@ -215,8 +218,18 @@ class Board:
             yield f"{side} unreachable since {utc(since_ms / 1000)[11:]}{retry}: {last.reason}"
         if self._limit is not None:
             yield str(self._limit)
+        if self._ramp is not None:
+            yield ramp_text(*self._ramp, sum(state.at.sent for state in self._queues.values()), now)
 
     # Events
+
+    def _run_changed(self, event: events.LimitChanged | events.RampProgress, now: float) -> None:
+        if isinstance(event, events.RampProgress):
+            self._ramp = event, now
+        elif event.per_second is None or event.by is None:
+            self._limit = None
+        else:
+            self._limit = Limit(event.per_second, event.by)
 
     def _queue(self, queue: str) -> _QueueState:
         if queue not in self._queues:
@@ -324,6 +337,20 @@ def _note(state: _QueueState, now: float) -> str:
     if state.done:
         return "done"
     return "" if state.opened else "connecting"
+
+
+def ramp_text(event: events.RampProgress, since: float, sent: int, now: float) -> str:
+    """Return where a ramp is, `sent` messages and some seconds after its last event."""
+    step = f"ramp step {event.step} of {event.steps}"
+    match event.state:
+        case RampState.SENDING:
+            return f"{step}: {min(max(sent, event.sent), event.total)} of {event.total} messages sent"
+        case RampState.OBSERVING:
+            left = max(0.0, event.observe_seconds - (now - since))
+            return f"{step}: {event.sent} messages sent, observing dead letters for {spoken(math.ceil(left))} more"
+        case RampState.STOPPED:
+            return f"{step}: {event.sent} messages sent, stopped: dead letters came"
+    return f"{step}: passed" if event.step < event.steps else f"ramp passed with {event.sent} messages"
 
 
 def at_the_latest(until_ms: int) -> str:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Self
 
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import with_options
-from sbpair.cli.progress.boards import Board, BoardView, at_the_latest, natural_key
+from sbpair.cli.progress.boards import Board, BoardView, at_the_latest, natural_key, ramp_text
 from sbpair.cli.progress.event_lines import FIRST_SECONDS, DeadLetterCounts, EventLines
 from sbpair.cli.progress.reporting import Progress, choose_form, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Document, Screen, plural, some, spoken
 from sbpair.move import events
+from sbpair.move.receipt import RampState
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Ends
@@ -185,7 +186,7 @@ class EventPrinter:
 
     def __call__(self, event: events.SyphonEvent) -> None:
         match event:
-            case events.QueueFailed() | events.MessagesLocked():
+            case events.QueueFailed() | events.MessagesLocked() | events.RampProgress():
                 self._collect(event)
             case events.DestinationBackingOff(_queue, destination, reason, seconds, waiting):
                 text = f"{destination} unavailable, retrying in {seconds:.1f} s ({waiting} waiting): {reason}"
@@ -206,8 +207,18 @@ class EventPrinter:
             case events.QueueBlocked(queue, destinations):
                 self._screen.warn(f"{queue} is blocked by {', '.join(destinations)}")
 
-    def _collect(self, event: events.QueueFailed | events.MessagesLocked) -> None:
-        """Print a failure that is not the end of a queue, and keep other events for `ended_queues`."""
+    def _ramp(self, event: events.RampProgress) -> None:
+        text = ramp_text(event, 0.0, event.sent, 0.0)
+        if event.state == RampState.STOPPED:
+            self._screen.warn(text)
+        elif event.state == RampState.OBSERVING or event.step == event.steps:
+            self._screen.say(text)
+
+    def _collect(self, event: events.QueueFailed | events.MessagesLocked | events.RampProgress) -> None:
+        """Print a ramp, and a failure that is not the end of a queue; keep other events for `ended_queues`."""
+        if isinstance(event, events.RampProgress):
+            self._ramp(event)
+            return
         if isinstance(event, events.MessagesLocked):
             with self._lock:
                 self._locked[event.queue] = event

@@ -1,0 +1,161 @@
+"""Ramps over real sockets: exact steps, and a stop as soon as moved messages come back as dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from azure.servicebus.aio import ServiceBusClient
+
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.errors import NotAuthorized, RampStopped, UsageError
+from sbpair.move.events import RampProgress
+from sbpair.move.receipt import RampState
+from sbpair.syphon.ramp import RampPlan, read_totals
+from tests.syphon.test_syphon import World, held_in, ids, names, world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BRIEF = 0.2
+
+
+async def consume(w: World, is_bad: Callable[[str], bool], done: asyncio.Event) -> None:
+    """Complete messages with the official client, and dead-letter the bad ones."""
+    async with (
+        ServiceBusClient.from_connection_string(w.primary.connection_string) as client,
+        client.get_queue_receiver("orders") as receiver,
+    ):
+        while not done.is_set():  # it may swallow a cancellation
+            for message in await receiver.receive_messages(max_message_count=50, max_wait_time=0.3):
+                if is_bad(message.message_id):
+                    await receiver.dead_letter_message(message, reason="Poison", error_description="one in ten")
+                else:
+                    await receiver.complete_message(message)
+
+
+async def beside(w: World, is_bad: Callable[[str], bool], ramp: RampPlan, **terms: Any) -> Any:
+    """Run a ramp while a consumer works."""
+    done = asyncio.Event()
+    consumer = asyncio.create_task(consume(w, is_bad, done))
+    try:
+        return await w.run(ramp=ramp, **terms)
+    finally:
+        done.set()
+        await consumer
+
+
+def steps(result: Any) -> list[tuple[int, int, int]]:
+    return [(each.total, each.sent, each.came_back) for each in result.receipt.ramp.steps]
+
+
+async def test_ramp_stops_at_the_step_whose_message_comes_back() -> None:
+    async with world() as w:
+        w.strand(*range(1, 201))
+        result = await beside(w, lambda name: int(name[1:]) % 10 == 0, RampPlan((1, 10, 100), 1.0))
+        receipt, ramp = result.receipt, result.receipt.ramp
+        assert (result.exit_code, receipt.sent, len(held_in(w.backlog()))) == (3, 10, 190)
+        assert steps(result) == [(1, 1, 0), (10, 10, 1)]
+        assert (ramp.state, ramp.came_back_total, ramp.other_dead_letters) == (RampState.STOPPED, 1, 0)
+        [back] = ramp.came_back
+        assert (back.message_id, back.reason, back.queue) == ("m10", "Poison: one in ten", "orders/$deadletterqueue")
+        [(where, error)] = result.failures
+        assert (where, type(error)) == ("destinations", RampStopped)
+        assert error.message == "1 of 10 sent messages came back as dead letters"
+        assert ids(w.backlog()) == names(*range(11, 201))
+        assert {each.delivery_count for each in held_in(w.backlog())} == {0}
+
+
+async def test_ramp_that_passes_moves_everything() -> None:
+    async with world(3) as w:
+        for index in range(3):
+            w.strand(*range(1000 * index, 1000 * index + 60), index=index)
+        result = await beside(w, lambda _name: False, RampPlan((1, 10, 100), BRIEF))
+        assert (result.exit_code, result.receipt.sent, result.failures) == (0, 180, ())
+        assert steps(result) == [(1, 1, 0), (10, 10, 0), (100, 100, 0)]
+        assert result.receipt.ramp.state == RampState.PASSED
+
+
+async def test_steps_are_exact_and_held_messages_are_none_while_it_observes() -> None:
+    async with world(2) as w:
+        for index in range(2):
+            w.strand(*range(100 * index, 100 * index + 30), index=index)
+        seen: list[tuple[int, int]] = []
+
+        def look(event: Any) -> None:
+            if isinstance(event, RampProgress) and event.state == RampState.OBSERVING:
+                locked = sum(len(w.backlog(index).messages._locks) for index in range(2))
+                seen.append((len(held_in(w.destination())), locked))
+
+        w.watchers.append(look)
+        result = await w.run(ramp=RampPlan((1, 2, 7, 50), BRIEF))
+        assert seen == [(1, 0), (2, 0), (7, 0), (50, 0)]
+        assert result.receipt.sent == 60
+
+
+async def test_ramp_larger_than_its_source_ends_after_an_observation() -> None:
+    async with world() as w:
+        w.strand(*range(5))
+        result = await w.run(ramp=RampPlan((3, 100, 1000), BRIEF))
+        assert (result.exit_code, result.receipt.sent) == (0, 5)
+        assert steps(result) == [(3, 3, 0), (100, 5, 0)]
+        assert result.receipt.ramp.steps[-1].observed_seconds >= BRIEF
+        assert result.receipt.ramp.state == RampState.PASSED
+
+
+async def test_dead_letters_from_before_are_not_counted() -> None:
+    async with world() as w:
+        for number in range(300):
+            w.strand(number)
+            [message] = w.backlog().messages.receive(1)
+            w.backlog().messages.complete(message.lock_token)
+            w.destination().send([message])
+        for message in w.destination().messages.receive(300):
+            w.destination().messages.dead_letter(message.lock_token, "Old", "")
+        w.strand(*range(1000, 1010))
+        result = await w.run(ramp=RampPlan((1, 5), BRIEF))
+        assert (result.exit_code, result.receipt.sent) == (0, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("10,1", "1 is not greater than 10 before it (column 4)"),
+        ("0", "0 is not at least 1 (column 1)"),
+        ("a", "'a' is not a whole number (column 1)"),
+        ("1,1", "1 is not greater than 1 before it (column 3)"),
+        ("", "expected a number (column 1)"),
+        ("1,,2", "expected a number (column 3)"),
+        ("1, 2 ,-3", "'-3' is not a whole number (column 7)"),
+        ("1,100001", "a step is at most 100000 messages (column 3)"),
+        ("9" * 5000, "a step is at most 100000 messages (column 1)"),
+        ("1,1.5", "'1.5' is not a whole number (column 3)"),
+        ("\u0661", "'\u0661' is not a whole number (column 1)"),
+    ],
+)
+def test_wrong_ramps_are_refused_with_their_place(text: str, mistake: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_totals(text)
+    assert caught.value.message == f"--ramp: {mistake}"
+    assert caught.value.excerpt[1].index("^") >= 2
+
+
+def test_totals_are_read() -> None:
+    assert read_totals(" 1,10 , 100000") == (1, 10, 100_000)
+
+
+@pytest.mark.parametrize("wrong", [(), (2, 1), (0,), (100_001,)])
+def test_wrong_plans_are_refused(wrong: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError):
+        RampPlan(wrong)
+
+
+async def test_destination_that_cannot_be_observed_is_refused() -> None:
+    async with world() as w:
+        w.strand(1)
+        w.may_only("primary", AccessRight.SEND)
+        with pytest.raises(NotAuthorized, match="the dead letters of orders cannot be observed"):
+            await w.run(ramp=RampPlan((1,), BRIEF))
+        assert len(held_in(w.backlog())) == 1
+        assert held_in(w.backlog())[0].delivery_count == 0
