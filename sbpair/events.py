@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sbpair.move.events import QueueOpened as QueueOpened
     from sbpair.move.events import QueueProgress as QueueProgress
     from sbpair.move.events import QueuesFound as QueuesFound
+    from sbpair.move.events import RampProgress as RampProgress
     from sbpair.move.events import SyphonEvent as SyphonEvent
     from sbpair.move.peek.peeker import Peeked as Peeked
     from sbpair.replay.progress import Expected as Expected
@@ -67,7 +68,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.move.events": (
             "DeadLettered, DestinationBackingOff, DestinationProgress, DestinationRecovered, LimitChanged, "
             "MessagesLocked, QueueBlocked, QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, "
-            "QueuesFound, SyphonEvent"
+            "QueuesFound, RampProgress, SyphonEvent"
         ),
         "sbpair.move.peek.peeker": "Peeked",
         "sbpair.replay.progress": "Expected, PhaseProgress, ReplayPhase",

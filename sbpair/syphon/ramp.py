@@ -149,7 +149,7 @@ class Ramp:
                     log.info("%s was not peeked: %s", queue, error.message)
 
     async def run(self, pool: WorkerPool) -> None:
-        """Go through the steps, then lift the limit. Sets `error` and stops the run instead of raising."""
+        """Run the steps, then lift the limit. Sets `error` and stops the run instead of raising."""
         try:
             for at, total in enumerate(self._steps.totals):
                 self._at, self._limit = at, total

@@ -29,6 +29,7 @@ from sbpair.move.events import (
     QueueOpened,
     QueueProgress,
     QueuesFound,
+    RampProgress,
     SyphonEvent,
 )
 from tests.kit.command import untimed
@@ -119,6 +120,7 @@ def test_every_event_is_either_a_line_or_part_of_one() -> None:
     printed += [RESTS, DestinationRecovered("q", "down"), QueuesFound(("q",), (), managed=False)]
     printed += [DeadLettered("q", 7, "m7", "NoPath", "there is none"), LimitChanged(500.0, "--rate")]
     printed += [MessagesLocked("q", 3, NOW_MS, waiting=True, overdue=False)]
+    printed += [RampProgress(1, 3, 10, 10, "observing", 30.0)]
     assert len(taken(lines, *printed)) == len(printed)
     assert {type(each) for each in (*figures, *printed)} == set(get_args(SyphonEvent))
 

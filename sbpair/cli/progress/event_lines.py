@@ -13,7 +13,6 @@ from sbpair.cli.progress.boards import Board, DestinationRow, QueueRow
 from sbpair.cli.progress.reporting import event_line
 from sbpair.cli.render.screen import Document
 from sbpair.move import events
-from sbpair.move.receipt import RampState
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Ends
@@ -145,15 +144,15 @@ class EventLines:
 def line(event: events.SyphonEvent, now_ms: int) -> Document:
     """Return one event as JSON: its name and its fields."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(event).__name__).lower()
-    return _head(name, now_ms, warn=getattr(event, "state", None) == RampState.STOPPED) | asdict(event)
+    return _head(name, now_ms) | asdict(event)
 
 
 def _dead_lettered(event: events.DeadLettered, messages: int, now_ms: int) -> Document:
     return {**line(event, now_ms), "messages": messages}
 
 
-def _head(name: str, now_ms: int, *, warn: bool = False) -> dict[str, object]:
-    return event_line(SCHEMA, name, now_ms, level="warning" if warn or name in WARNINGS else "info")
+def _head(name: str, now_ms: int) -> dict[str, object]:
+    return event_line(SCHEMA, name, now_ms, level="warning" if name in WARNINGS else "info")
 
 
 def _queue(row: QueueRow, now_ms: int) -> Document:

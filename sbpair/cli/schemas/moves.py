@@ -59,6 +59,24 @@ _WHERE = nullable(
         remarks=array("Doubts about its text", text("One remark")),
     )
 )
+RAMP_STATE = choice("Where the ramp is", "sending", "observing", "passed", "stopped")
+_RAMP = record(
+    "The ramp; null without one",
+    totals=array("Totals of all steps", count("Messages sent since the start")),
+    observe_seconds=number("How long dead letters are observed after each step"),
+    state=RAMP_STATE,
+    steps=records(
+        "Steps that were begun",
+        "One step",
+        total=count("Messages to send since the start of the run"),
+        sent=count("Messages sent since then"),
+        observed_seconds=number("How long dead letters were observed"),
+        came_back=count("Moved messages that came back as dead letters"),
+    ),
+    came_back=array("Moved messages that came back as dead letters, at most 1000", _NAMED_WITH_REASON),
+    came_back_total=count("All of these"),
+    other_dead_letters=count("Other dead letters that came, also those without a message id to tell"),
+)
 _RECEIPT = fields(
     **_COUNTED,
     locked=count("Messages left in the backlog, locked by another receiver or a killed run; not received"),
@@ -73,6 +91,7 @@ _RECEIPT = fields(
     stayed=array("Skipped messages that stay for a reason of their own, at most 1000", _NAMED_WITH_REASON),
     where=optional(_WHERE),
     operations=record("Billable operations of the run", **OPERATIONS),
+    ramp=optional(nullable(_RAMP)),
 )
 RECEIPT = record("The receipt of a move", **_RECEIPT)
 _MOVE = fields(
@@ -481,6 +500,15 @@ SYPHON_EVENT = forms(
         "limit-changed",
         per_second=nullable(number("Messages a second that the run is limited to; null if no limit slows it down")),
         by=nullable(text("What sets the limit", example="--credits 50%")),
+    ),
+    event(
+        "ramp-progress",
+        step=count("Number of the step, from 1"),
+        steps=count("Steps of the ramp"),
+        total=count("Messages sent since the start, after which the step ends"),
+        sent=count("Messages sent so far"),
+        state=RAMP_STATE,
+        observe_seconds=number("How long dead letters are observed after the step"),
     ),
     event("events-dropped", "warning", events=count("Lines that were not written")),
 )
