@@ -26,7 +26,14 @@ AmqpFactory: TypeAlias = Callable[[Namespace], asyncio.Protocol]
 
 STOP_SECONDS: Final = 1.0
 SILENCE_LIMIT_SECONDS: Final = 30.0
-_HTTP_OPENINGS: Final = (b"GET ", b"PUT ", b"POST", b"DELE", b"HEAD", b"PATC", b"OPTI")
+_METHODS: Final = (
+    "ACL BASELINE-CONTROL BIND CHECKIN COPY DELETE GET HEAD LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR MKCOL "
+    "MKREDIRECTREF MKWORKSPACE MOVE NOTIFY OPTIONS ORDERPATCH PATCH POST PROPFIND PURGE PUT QUERY REBIND REPORT SEARCH "
+    "SUBSCRIBE TRACE UNBIND UNCHECKOUT UNLINK UNLOCK UNSUBSCRIBE UPDATE VERSION-CONTROL "
+)
+"""The registered methods of HTTP but CONNECT: the relay passes all on."""
+
+_HTTP_OPENINGS: Final = tuple(f"{method} "[:4].encode() for method in _METHODS.split())
 OPENINGS: Final[dict[bytes, WireProtocol]] = {b"AMQP": "amqp", **dict.fromkeys(_HTTP_OPENINGS, "http")}
 WEBSOCKET_PATHS: Final = (b"/$servicebus/websocket", b"/%24servicebus/websocket")
 TLS_HANDSHAKE: Final = b"\x16\x03"

@@ -79,8 +79,11 @@ def test_a_bad_field_of_a_fault_is_named(faults, fault, where) -> None:
 
 
 def test_every_kind_of_fault_begins_and_ends(faults, namespace, queue) -> None:
+    namespace.hybrid_connections.create("hyco")
     for name, kind in KINDS.items():
         wanted = {field: OTHER_THAN_ONE.get(field, 1) for field in (*kind.needs, *kind.takes)}
+        if kind.of_relay:
+            wanted["entity"] = "hyco"
         if "partition" in wanted:
             continue
         with faults.during(name, "contoso", **wanted) as identity:

@@ -25,6 +25,7 @@ from sbpair.emulator.entities.observer import EntityObserver
 from sbpair.emulator.entities.queue import QueueEntity, entity_not_found, found
 from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity
 from sbpair.emulator.faults.fault_points import FaultPoints
+from sbpair.emulator.relay.hybrid_connection import HybridConnections
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, unwritable
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Namespace:
         self.call_soon = call_soon
         self._entities: dict[str, QueueEntity] = {}
         self._outages = 0
+        self.hybrid_connections = HybridConnections(self)
 
     @property
     def keys(self) -> tuple[AuthorizationRule, ...]:
@@ -194,7 +196,8 @@ class Namespace:
 
     def is_taken(self, path: str) -> bool:
         """Return whether an entity of any kind has this path. A queue could have that of a subscription."""
-        return self._find(path) is not None or self._find_subscription(path) is not None
+        found = self._find(path) or self._find_subscription(path) or self.hybrid_connections.find(path)
+        return found is not None
 
     def _find(self, path: str) -> QueueEntity | None:
         return self._entities.get(path.strip("/").lower())

@@ -23,5 +23,8 @@ class EntityObserver:
     def deleted(self, entity: QueueEntity) -> None:
         """React to a deletion, before the messages and the subscriptions of the entity are gone."""
 
+    def relay_changed(self) -> None:
+        """React to a hybrid connection that was created, changed or deleted."""
+
     def keys_changed(self) -> None:
         """React to new keys of the namespace."""

@@ -53,7 +53,9 @@ class Faults:
         if namespace is None:
             raise BadField("namespace", f"'{fault.namespace[:100]}' is none of {', '.join(sorted(self._namespaces))}")
         check_fields(fault, kind)
-        if not kind.of_any_entity:
+        if kind.of_relay:
+            check_hybrid_connection(fault, namespace)
+        elif not kind.of_any_entity:
             check_entity(fault, namespace)
         check_request(fault)
         check_partition(fault, namespace)
@@ -137,6 +139,21 @@ class Faults:
         wanted = {"status": status, "sub_code": sub_code, "method": method, "retry_after_seconds": retry_after_seconds}
         return self.begin(Fault("refuse-requests", namespace, entity, count=count, **wanted))  # type: ignore[arg-type]
 
+    def relay_down(self, namespace: str, entity: str | None = None, *, status: int | None = None) -> str:
+        return self.begin(Fault("relay-down", namespace, entity, status=status))
+
+    def relay_no_listeners(self, namespace: str, entity: str | None = None) -> str:
+        return self.begin(Fault("relay-no-listeners", namespace, entity))
+
+    def relay_drop_listeners(self, namespace: str, entity: str | None = None) -> str:
+        return self.begin(Fault("relay-drop-listeners", namespace, entity))
+
+    def relay_swallow_response(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
+        return self.begin(Fault("relay-swallow-response", namespace, entity, count=count))
+
+    def relay_without_via(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
+        return self.begin(Fault("relay-without-via", namespace, entity, count=count))
+
     def advance_clock(self, namespace: str, ms: int) -> str:
         return self.begin(Fault("clock", namespace, ms=ms))
 
@@ -163,6 +180,12 @@ def check_entity(fault: Fault, namespace: Namespace) -> None:
         namespace.resolve(fault.entity)
     except EntityNotFound as error:
         raise BadField("entity", f"'{fault.entity[:100]}' is no entity of namespace '{fault.namespace}'") from error
+
+
+def check_hybrid_connection(fault: Fault, namespace: Namespace) -> None:
+    if fault.entity is not None and namespace.hybrid_connections.find(fault.path) is None:
+        text = f"'{fault.entity[:100]}' is no hybrid connection of namespace '{fault.namespace}'"
+        raise BadField("entity", text)
 
 
 def check_request(fault: Fault) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.clock import NEVER, Clock, Timers
 from sbpair.emulator.faults.faulty_connection import ConnectionFault, FaultyConnection
+from sbpair.emulator.faults.relay_faults import RelayFaultPoints
 from sbpair.emulator.service_errors import (
     EntityFull,
     EntityUnavailable,
@@ -158,6 +159,7 @@ class FaultPoints:
     """The fault points of one namespace. Paths are in lower case; "" means every entity."""
 
     def __init__(self) -> None:
+        self.relay = RelayFaultPoints()
         self.connections: set[AmqpConnection] = set()
         self.faulty: dict[AmqpConnection, FaultyConnection] = {}
         self.meters: list[CreditBudget | Throttle | Unwritable] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.faults.fault_points import Throttle
 from sbpair.emulator.faults.faulty_connection import ConnectionFault
+from sbpair.emulator.faults.relay_faults import relay_down, relay_drop_listeners, relay_fault
 from sbpair.emulator.service_errors import EntityUnavailable
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class FaultKind(NamedTuple):
     takes: tuple[str, ...] = ()
     of_any_entity: bool = False
     """Whether the entity may not exist yet."""
+
+    of_relay: bool = False
+    """Whether the entity is a hybrid connection."""
 
 
 def namespace_down(context: FaultContext, _: Fault) -> Iterator[None]:
@@ -193,4 +197,9 @@ KINDS: Final[dict[str, FaultKind]] = {
     "throttle": FaultKind(throttle, takes=("entity", "count")),
     "refuse-requests": FaultKind(refuse_requests, needs=("status",), takes=_REQUESTS, of_any_entity=True),
     "clock": FaultKind(clock, needs=("ms",)),
+    "relay-down": FaultKind(relay_down, takes=("entity", "status"), of_relay=True),
+    "relay-no-listeners": FaultKind(relay_fault, takes=("entity",), of_relay=True),
+    "relay-drop-listeners": FaultKind(relay_drop_listeners, takes=("entity",), of_relay=True),
+    "relay-swallow-response": FaultKind(relay_fault, takes=("entity", "count"), of_relay=True),
+    "relay-without-via": FaultKind(relay_fault, takes=("entity", "count"), of_relay=True),
 }

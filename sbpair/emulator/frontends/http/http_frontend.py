@@ -24,6 +24,7 @@ from sbpair.emulator.frontends.arm.arm_request import is_arm
 from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend
 from sbpair.emulator.frontends.http import identity_frontend
 from sbpair.emulator.frontends.http.management_parts import read_body, split_target
+from sbpair.emulator.relay.relay_target import is_websocket_path
 from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, log_bug
 
 if TYPE_CHECKING:
@@ -68,12 +69,32 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
             return await answer(arm, namespace, request)
         if namespace.fault_points.latency_seconds:
             await asyncio.sleep(namespace.fault_points.latency_seconds)
+        if is_relayed(namespace, request):
+            from sbpair.emulator.relay.relay_gateway import gateway_of
+
+            return await gateway_of(namespace).answer(request)
         response = await answer(atom, namespace, request)
         # The emulator's clock can be ahead of the machine's.
         response.headers[hdrs.DATE] = formatdate(namespace.clock.now_ms() / 1000, usegmt=True)
         return response
 
-    return web.Server(handle, access_log=None, logger=QuietLog(logger))
+    # The relay passes bodies on as they are.
+    return web.Server(handle, access_log=None, logger=QuietLog(logger), auto_decompress=False)
+
+
+def is_relayed(namespace: Namespace, request: web.BaseRequest) -> bool:
+    """Return whether a request is one to the relay, and not for Atom."""
+    if is_websocket_path(request.raw_path):
+        return True
+    if not namespace.hybrid_connections:
+        return "ServiceBusAuthorization" in request.headers
+    path, query = split_target(request)
+    if namespace.hybrid_connections.find_within(path) is not None:
+        return request.headers.get("X-PROCESS-AT", "").lower() != "servicebus"
+    # Of a path that is not known, one of Atom has a version and no token of the relay.
+    return "ServiceBusAuthorization" in request.headers or not (
+        "api-version" in query or path.startswith("/$") or namespace.is_taken(path)
+    )
 
 
 def is_health_check(request: web.BaseRequest) -> bool:

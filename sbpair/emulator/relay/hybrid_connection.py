@@ -1,0 +1,180 @@
+"""Hybrid connections: the relay's entities, found by the longest prefix of a path, and the choice of a listener.
+
+Invariant: nothing here knows HTTP or WebSockets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from sbpair.emulator.access.sas import (
+    BEARER,
+    AccessRight,
+    AuthorizationRule,
+    Grant,
+    parse_token,
+    scope_of,
+    verify_token,
+)
+from sbpair.emulator.entities.description import check_authorization_rules, check_path
+from sbpair.emulator.relay import relay_refusals as refusals
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, Unauthenticated, Unauthorized
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.relay.relay_gateway import RelayGateway
+
+AUDIENCES: Final = ("https://relay.azure.net",)
+MAX_LISTENERS: Final = 25
+MAX_METADATA: Final = 1024
+
+
+class ConnectedListener(Protocol):
+    """A listener that is connected to an entity. `listener_id` is the GUID that it chose, or one of the emulator's."""
+
+    listener_id: str
+
+    def close(self, code: int, reason: str) -> None: ...
+    def abort(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HybridConnectionDescription:
+    """The properties of a hybrid connection that can be set, and its authorization rules."""
+
+    requires_client_authorization: bool = True
+    user_metadata: str | None = None
+    authorization_rules: tuple[AuthorizationRule, ...] = ()
+
+    def check(self) -> None:
+        """Raise ArgumentInvalid for a value that the service refuses."""
+        if len(self.user_metadata or "") > MAX_METADATA:
+            raise ArgumentInvalid(f"The value of UserMetadata is not allowed: at most {MAX_METADATA} characters.")
+        check_authorization_rules(self.authorization_rules)
+
+
+class HybridConnection:
+    """One entity and its connected listeners."""
+
+    def __init__(self, path: str, description: HybridConnectionDescription, now_ms: int) -> None:
+        self.path = path
+        self.description = description
+        self.created_at_ms = self.updated_at_ms = now_ms
+        self.listeners: list[ConnectedListener] = []
+
+    @property
+    def key(self) -> str:
+        return self.path.lower()
+
+    def check_room(self) -> None:
+        """Raise RelayRefused if no more listener can connect."""
+        if len(self.listeners) >= MAX_LISTENERS:
+            raise refusals.too_many_listeners(MAX_LISTENERS)
+
+    def drop_listeners(self, code: int, reason: str) -> None:
+        """Close all control channels."""
+        for listener in list(self.listeners):
+            listener.close(code, reason)
+
+
+class HybridConnections:
+    """The hybrid connections of a namespace. `chance` chooses among listeners, and tests may set one with a seed."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._by_key: dict[str, HybridConnection] = {}
+        self.chance = random.Random()  # noqa: S311  # balance, not secrecy
+        self.gateway: RelayGateway | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key)
+
+    def all(self) -> list[HybridConnection]:
+        """Return all hybrid connections, in order of their paths."""
+        return [each for _, each in sorted(self._by_key.items())]
+
+    def find(self, path: str) -> HybridConnection | None:
+        return self._by_key.get(path.strip("/").lower())
+
+    def find_within(self, path: str) -> HybridConnection | None:
+        """Return the entity with the longest path that `path` is, or is below."""
+        key = path.strip("/").lower()
+        while key and key not in self._by_key:
+            key = key.rpartition("/")[0]
+        return self._by_key.get(key)
+
+    def create(self, path: str, description: HybridConnectionDescription | None = None) -> HybridConnection:
+        """Create an entity. Raises ArgumentInvalid for its path or description, EntityExists for a name in use."""
+        path, description = path.strip("/"), description or HybridConnectionDescription()
+        check_path(path)
+        description.check()
+        if self.find(path) is not None or self._namespace.is_taken(path):
+            raise EntityExists(f"The specified messaging entity '{path}' already exists.")
+        created = self._by_key[path.lower()] = HybridConnection(path, description, self._namespace.clock.now_ms())
+        self._namespace.observer.relay_changed()
+        return created
+
+    def change(self, entity: HybridConnection, description: HybridConnectionDescription) -> None:
+        """Replace a description. Raises ArgumentInvalid."""
+        description.check()
+        if entity.description.requires_client_authorization != description.requires_client_authorization:
+            raise ArgumentInvalid("The property RequiresClientAuthorization of an existing endpoint cannot be changed.")
+        entity.description = description
+        entity.updated_at_ms = self._namespace.clock.now_ms()
+        self._namespace.observer.relay_changed()
+
+    def delete(self, entity: HybridConnection) -> None:
+        """Delete an entity and close the control channels of its listeners."""
+        del self._by_key[entity.key]
+        entity.drop_listeners(1001, "The endpoint was deleted.")
+        self._namespace.observer.relay_changed()
+
+    def choose(
+        self, entity: HybridConnection, allowed: str | None = None, disallowed: str | None = None
+    ) -> ConnectedListener:
+        """Choose a listener at random, among those of the ids in `allowed`, or not in `disallowed`.
+
+        Raises RelayRefused if there is none.
+        """
+        if not entity.listeners:
+            raise refusals.no_listeners()
+        wanted, unwanted = _ids(allowed), _ids(disallowed) or ()
+        fitting = [
+            each
+            for each in entity.listeners
+            if (wanted is None or each.listener_id.lower() in wanted) and each.listener_id.lower() not in unwanted
+        ]
+        if not fitting:
+            raise refusals.no_listener_fits()
+        return self.chance.choice(fitting)
+
+    def authorize(self, token: str | None, right: AccessRight, path: str, entity: HybridConnection) -> Grant:
+        """Return the grant of a token that has `right` on `path`, the entity's or below. Raises RelayRefused."""
+        if not token:
+            raise refusals.token_missing()
+        now_ms = self._namespace.clock.now_ms()
+        try:
+            grant = self._grant(token, path, entity, now_ms)
+            grant.require(right, scope_of(path), now_ms)
+        except (Unauthenticated, Unauthorized) as error:
+            raise refusals.from_access(error) from error
+        return grant
+
+    def _grant(self, token: str, path: str, entity: HybridConnection, now_ms: int) -> Grant:
+        scheme, _, rest = token.partition(" ")
+        # A credential may give the bearer token with its scheme, or alone.
+        if scheme == BEARER or not rest:
+            return self._namespace.bearers.grant(rest.strip() or scheme, now_ms, AUDIENCES)
+        parsed = parse_token(token)
+        # The keys of an entity sign for it and what is below, not for the namespace.
+        is_within = f"{parsed.scope}/".startswith(f"{entity.key}/")
+        own: Sequence[AuthorizationRule] = entity.description.authorization_rules if is_within else ()
+        return verify_token(parsed, [*self._namespace.keys, *own], scope_of(path), now_ms)
+
+
+def _ids(text: str | None) -> frozenset[str] | None:
+    """Return the listener ids of a header, in lower case."""
+    return None if text is None else frozenset(each.strip().lower() for each in text.split(",") if each.strip())

@@ -1,0 +1,319 @@
+"""An HTTP request on its way through a listener, and the answer on its way back, in constant memory.
+
+A small request goes over the control channel, any other over a rendezvous connection. The listener may answer over
+either. Invariant: a request gets one answer, from the listener that got the request, or a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import hdrs, web
+from websockets.frames import Opcode
+
+from sbpair.emulator.relay.relay_deadline import RelayDeadline
+from sbpair.emulator.relay.relay_messages import (
+    NOT_RELAYED,
+    MessageInvalid,
+    ResponseHead,
+    joined_headers,
+    read_message,
+    read_response,
+)
+from sbpair.emulator.relay.relay_refusals import RelayRefused, not_answered, response_invalid
+
+if TYPE_CHECKING:
+    from websockets.frames import Frame
+
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.relay.frame_connection import FrameConnection, Handshake
+    from sbpair.emulator.relay.listener_channel import ListenerChannel
+    from sbpair.emulator.relay.relay_target import RelayTarget
+
+RESPONSE_MS: Final = 60_000
+MAX_INLINE: Final = 64 * 1024
+MAX_HEAD: Final = 256 * 1024
+MAX_WAITING: Final = 256 * 1024
+"""Bytes of an answer that wait for the sender, before the listener is held back."""
+
+
+class BodyStream:
+    """The body of an answer, part by part. `read` returns None at its end."""
+
+    def __init__(self, connection: FrameConnection) -> None:
+        self._connection = connection
+        self._parts: deque[bytes] = deque()
+        self._size = 0
+        self._changed = asyncio.Event()
+        self._is_complete = False
+        self._error: Exception | None = None
+
+    def feed(self, data: bytes, *, is_last: bool) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        self._is_complete = is_last
+        if self._size > MAX_WAITING:
+            self._connection.pause()
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        if not self._is_complete:
+            self._error = error
+            self._changed.set()
+
+    async def read(self) -> bytes | None:
+        """Return the next part. Raises the error that ended the body too soon."""
+        while not self._parts and not self._is_complete and self._error is None:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self._parts:
+            if self._error is not None:
+                raise self._error
+            return None
+        data = self._parts.popleft()
+        self._size -= len(data)
+        if self._size <= MAX_WAITING // 2:
+            self._connection.resume()
+        return data
+
+
+class RelayedRequest:
+    """One request of a sender. `sent_inline` is its body, if it goes over the control channel."""
+
+    def __init__(
+        self, namespace: Namespace, request: web.BaseRequest, target: RelayTarget, identity: str, path: str
+    ) -> None:
+        self.path = path
+        self._request = request
+        self._target = target
+        self._identity = identity
+        self._via = f"1.1 {namespace.name.lower()}.servicebus.windows.net"
+        self._points = namespace.fault_points
+        self._answer: asyncio.Future[tuple[ResponseHead, bytes | BodyStream]]
+        self._answer = asyncio.get_running_loop().create_future()
+        self._meeting: asyncio.Future[FrameConnection] = asyncio.get_running_loop().create_future()
+        self._rendezvous: Rendezvous | None = None
+        self._is_inline = True
+        self._body: BodyStream | None = None
+        self._deadline = RelayDeadline(namespace, RESPONSE_MS, self._on_deadline)
+
+    # To the listener
+
+    async def relay(
+        self, channel: ListenerChannel, body: bytes | None, *, without: frozenset[str]
+    ) -> web.StreamResponse:
+        """Pass the request on, and return the answer. `body` is None for one that needs a rendezvous."""
+        address = channel.address.rendezvous(self._target.with_query, "request", self._identity)
+        self._is_inline = body is not None
+        document = self._document(body != b"", without)
+        if body is not None:
+            channel.requests[self._identity] = self
+            channel.send({"request": {"address": address, **document}}, body or None)
+        else:
+            channel.send({"request": {"address": address}})
+        # Not in a task group: it would wrap the refusal.
+        sending = asyncio.create_task(self._send_over_rendezvous(document), name="send a relayed request")
+        try:
+            head, answer = await self._answer
+            return await self._respond(head, answer)
+        finally:
+            self._deadline.cancel()
+            channel.requests.pop(self._identity, None)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            if self._rendezvous is not None:
+                self._rendezvous.connection.close()
+
+    def _document(self, has_body: bool, without: frozenset[str]) -> dict[str, Any]:
+        headers = joined_headers(self._request.headers.items(), NOT_RELAYED | without)
+        name = next((name for name in headers if name.lower() == "via"), hdrs.VIA)
+        headers[name] = f"{headers[name]}, {self._via}" if name in headers else self._via
+        peer = (self._request.transport and self._request.transport.get_extra_info("peername")) or ("", 0)
+        return {
+            "id": self._identity,
+            "requestTarget": self._target.with_query,
+            "method": self._request.method,
+            "remoteEndpoint": {"address": peer[0], "port": peer[1]},
+            "requestHeaders": headers,
+            "body": has_body,
+        }
+
+    async def _send_over_rendezvous(self, document: dict[str, Any]) -> None:
+        """Send the request to the listener's rendezvous connection, if it did not go over the control channel."""
+        if self._is_inline:
+            return
+        connection = await self._meeting
+        rendezvous = self._rendezvous
+        assert rendezvous is not None  # noqa: S101  # it made the meeting
+        rendezvous.send({"request": document})
+        opcode = Opcode.BINARY
+        try:
+            async for part in self._request.content.iter_any():
+                await connection.drain()
+                connection.send(opcode, part, fin=False)
+                opcode = Opcode.CONT
+                self._deadline.postpone()
+            connection.send(opcode, b"")
+        except (ConnectionError, web.RequestPayloadError):
+            # Either end has gone. The listener's body stays incomplete: it must not take it for the whole.
+            connection.abort()
+
+    # From the listener
+
+    def meet(self, handshake: Handshake) -> None:
+        """Answer the listener's handshake for a rendezvous connection."""
+        self._rendezvous = Rendezvous(self, handshake)
+        self._meeting.set_result(self._rendezvous.connection)
+
+    def check_id(self, head: ResponseHead) -> None:
+        """Raise MessageInvalid if a response is one to another request."""
+        if head.request_id != self._identity:
+            raise MessageInvalid("requestId is not that of the request")
+
+    @property
+    def is_met(self) -> bool:
+        return self._rendezvous is not None or self._answer.done()
+
+    def respond(self, head: ResponseHead, body: bytes | BodyStream) -> None:
+        """Take the listener's answer; another one is dropped, as is one that a fault swallows."""
+        if self._answer.done():
+            return
+        if self._points.relay.hit("relay-swallow-response", self.path) is not None:
+            return
+        if isinstance(body, BodyStream):
+            self._body = body
+        self._deadline.postpone()
+        self._answer.set_result((head, body))
+
+    def fail(self, error: RelayRefused) -> None:
+        """Refuse the request, or end the answer that has begun without completing it."""
+        if not self._answer.done():
+            self._answer.set_exception(error)
+        elif self._body is not None:
+            self._body.fail(error)
+
+    def break_off(self) -> None:
+        """End the sender's connection without an answer."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        self.fail(not_answered())
+
+    def _on_deadline(self) -> None:
+        self.fail(not_answered())
+
+    # To the sender
+
+    async def _respond(self, head: ResponseHead, body: bytes | BodyStream) -> web.StreamResponse:
+        response = web.StreamResponse(status=head.status, reason=head.reason)
+        declared = None
+        for name, value in head.headers:
+            if name.lower() == "content-length":
+                declared = int(value) if value.isascii() and value.isdigit() and len(value) < 16 else None
+            else:
+                response.headers.add(name, value)
+        if self._points.relay.hit("relay-without-via", self.path) is None:
+            before = response.headers.popall(hdrs.VIA, [])
+            response.headers[hdrs.VIA] = ", ".join([*before, self._via])
+        if self._request.method == "HEAD" or head.status in (204, 304):
+            response.content_length = declared
+            await response.prepare(self._request)
+            return response
+        response.content_length = len(body) if isinstance(body, bytes) else declared
+        await response.prepare(self._request)
+        try:
+            await self._write(response, body)
+        except RelayRefused:
+            # The answer has begun: only a broken connection tells the sender that it is not complete.
+            if self._request.transport is not None:
+                self._request.transport.abort()
+        return response
+
+    async def _write(self, response: web.StreamResponse, body: bytes | BodyStream) -> None:
+        """Write the body. Raises RelayRefused if it is incomplete, or is not of its declared length."""
+        if isinstance(body, bytes):
+            await response.write(body)
+            return
+        size = 0
+        while (part := await body.read()) is not None:
+            size += len(part)
+            self._deadline.postpone()
+            await response.write(part)
+            self._deadline.postpone()
+        if response.content_length not in (None, size):
+            raise response_invalid("its body is not of the declared length")
+
+
+class Rendezvous:
+    """A listener's connection for one request: it carries the request, if that is large, and the answer."""
+
+    def __init__(self, request: RelayedRequest, handshake: Handshake) -> None:
+        self._request = request
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._body: BodyStream | None = None
+        self._has_head = False
+        self.connection = handshake.accept(self, next(iter(handshake.protocols), None))
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.connection.send(Opcode.TEXT, json.dumps(message).encode())
+
+    # FrameUser
+
+    def on_frame(self, frame: Frame) -> None:
+        if self._body is not None:
+            self._body.feed(bytes(frame.data), is_last=frame.fin)
+        elif not self._has_head:
+            self._take_head(frame)
+
+    def _take_head(self, frame: Frame) -> None:
+        self._parts.append(bytes(frame.data))
+        self._size += len(frame.data)
+        if self._size > MAX_HEAD or (frame.opcode is Opcode.BINARY):
+            self._refuse("a response message is expected")
+        elif frame.fin:
+            try:
+                head = read_response(read_message(b"".join(self._parts)).get("response"))
+                self._request.check_id(head)
+            except MessageInvalid as error:
+                self._refuse(str(error))
+                return
+            self._parts.clear()
+            self._has_head = True
+            body: bytes | BodyStream = b""
+            if head.has_body:
+                body = self._body = BodyStream(self.connection)
+            self._request.respond(head, body)
+
+    def _refuse(self, text: str) -> None:
+        self._has_head = True
+        self._request.fail(response_invalid(text))
+        self.connection.close(1008, f"The message of the listener is not valid: {text}.")
+
+    def on_end(self, code: int, reason: str) -> None:
+        del code, reason
+        # Without effect after a complete answer.
+        self._request.fail(response_invalid("the rendezvous connection ended before its end"))
+
+    def on_writable(self, *, writable: bool) -> None:
+        """Do nothing: `drain` waits for it."""
+
+
+async def read_inline(request: web.BaseRequest, header_bytes: int) -> bytes | None:
+    """Return the body of a request that is small enough for the control channel, or None."""
+    await _continue(request)
+    length, content = request.content_length, request.content
+    if not request.body_exists:
+        return b""
+    if length is not None:
+        return await content.readexactly(length) if header_bytes + length <= MAX_INLINE else None
+    # Chunked: small enough if all of it is there already.
+    return content.read_nowait() if content.is_eof() and content.total_bytes + header_bytes <= MAX_INLINE else None
+
+
+async def _continue(request: web.BaseRequest) -> None:
+    """Ask the sender for the body, if it waits to be asked."""
+    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

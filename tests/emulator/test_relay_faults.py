@@ -1,0 +1,102 @@
+"""Faults of the relay: endpoints that are down, listeners that are dropped, answers that are lost or have no Via."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import ClientConnectionError
+
+from sbpair.emulator.faults.active import BadField
+from sbpair.emulator.faults.kinds import Fault
+from tests.emulator.relay_peers import RelayBench, RelayPeer, open_bench, refusal
+from tests.kit.async_tests import InLoop
+
+LISTEN = "/$hc/hyco?sb-hc-action=listen"
+
+
+@pytest.fixture
+def bench() -> InLoop:
+    return InLoop(open_bench)
+
+
+async def answered(bench: RelayBench, listener: RelayPeer) -> dict[str, str]:
+    """Return the headers of an answer."""
+    asking = asyncio.create_task(bench.request().__aenter__())
+    request, _ = await listener.request()
+    await listener.answer(request["id"])
+    answer = await asking
+    assert answer.status == 200
+    return dict(answer.headers)
+
+
+async def test_an_endpoint_that_is_down_ends_connections(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    with bench.emulator.faults.during("relay-down", "contoso", entity="HYCO"):
+        assert await listener.closed() == 1006
+        with pytest.raises(ClientConnectionError):
+            await bench.request()
+        with pytest.raises(ClientConnectionError):
+            await bench.listen()
+    await answered(bench, await bench.listen())
+
+
+async def test_an_endpoint_that_is_down_with_a_status_refuses(bench: RelayBench) -> None:
+    with bench.emulator.faults.during("relay-down", "contoso", status=503):
+        async with bench.request() as answer:
+            assert (await refusal(answer))[:2] == (503, "ServiceUnavailable")
+        assert (await bench.refused(LISTEN, ServiceBusAuthorization=bench.token()))[0] == 503
+
+
+async def test_hidden_listeners_stay_connected(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    with bench.emulator.faults.during("relay-no-listeners", "contoso"):
+        async with bench.request() as answer:
+            assert (await refusal(answer))[:2] == (404, "EndpointNotFound")
+    await answered(bench, listener)
+
+
+async def test_the_daily_restart_closes_control_channels_once(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    bench.emulator.faults.relay_drop_listeners("contoso", "hyco")
+    message = await listener.socket.receive()
+    assert (message.data, message.extra) == (1011, "ConnectionLost: InternalServerError: NameRenewalFailed")
+    await answered(bench, await bench.listen())
+
+
+async def test_a_swallowed_response_is_not_answered_in_time(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    bench.emulator.faults.relay_swallow_response("contoso", "hyco", count=1)
+    asking = asyncio.create_task(bench.request().__aenter__())
+    request, _ = await listener.request()
+    await listener.answer(request["id"], 200, b"lost")
+    # The listener's next response shows that the first one was read.
+    await answered(bench, listener)
+    bench.advance(60)
+    assert (await refusal(await asking))[:2] == (504, "GatewayTimeout")
+
+
+async def test_answers_without_via_are_counted(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    bench.emulator.faults.relay_without_via("contoso", count=1)
+    assert "Via" not in await answered(bench, listener)
+    assert "Via" in await answered(bench, listener)
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        (Fault("relay-down", "contoso", "orders"), "entity"),
+        (Fault("relay-no-listeners", "contoso", "none"), "entity"),
+        (Fault("relay-down", "contoso", status=200), "status"),
+        (Fault("relay-drop-listeners", "contoso", count=1), "count"),
+        (Fault("relay-without-via", "contoso", ms=1), "ms"),
+        (Fault("relay-swallow-response", "fabrikam"), "namespace"),
+        (Fault("relay-upside-down", "contoso"), "kind"),
+    ],
+)
+async def test_a_wrong_fault_is_refused_with_its_field(bench: RelayBench, fault: Fault, where: str) -> None:
+    bench.namespace.create_queue("orders")
+    with pytest.raises(BadField) as refused:
+        bench.emulator.faults.begin(fault)
+    assert refused.value.where == where

@@ -1,0 +1,367 @@
+"""HTTP requests through the relay, over real sockets: small ones, large ones, streams, refusals and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import ClientConnectionError, ClientPayloadError, WSMsgType
+
+from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
+from tests.emulator.relay_peers import RelayBench, open_bench, refusal
+from tests.kit.async_tests import InLoop
+from tests.kit.waiting import until
+
+
+@pytest.fixture
+def bench() -> InLoop:
+    return InLoop(open_bench)
+
+
+async def ask(bench: RelayBench, method: str = "GET", target: str = "/hyco", **options: Any) -> asyncio.Task[Any]:
+    """Begin a request."""
+    return asyncio.create_task(bench.request(method, target, **options).__aenter__())
+
+
+async def test_a_request_and_its_answer_pass_with_their_bodies(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench, "POST", "/hyco/a%20b?x=1&&sb-hc-undefined&SB-HC-y=2&y=%2F", data=b"ping")
+
+    request, body = await listener.request()
+    await listener.answer(request["id"], 201, b"pong", statusDescription="Made", responseHeaders={"X-A": "1"})
+    answer = await asking
+
+    assert body == b"ping"
+    assert request["method"] == "POST"
+    assert request["requestTarget"] == "/hyco/a%20b?x=1&&sb-hc-undefined&y=%2F"
+    assert request["address"].endswith(f"&sb-hc-action=request&sb-hc-id={request['id']}")
+    assert request["requestHeaders"]["Via"] == "1.1 contoso.servicebus.windows.net"
+    assert request["remoteEndpoint"]["address"] == "127.0.0.1"
+    assert (answer.status, answer.reason, await answer.read()) == (201, "Made", b"pong")
+    assert (answer.headers["Via"], answer.headers["X-A"]) == ("1.1 contoso.servicebus.windows.net", "1")
+
+
+async def test_headers_of_the_connection_and_of_the_relay_are_not_passed(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    headers = {"Authorization": "mine", "TE": "trailers", "Via": "1.0 proxy", "x-b": "1", "Content-Type": "text/x"}
+    headers["Microsoft-Relay-DisallowedListeners"] = "none"
+    asking = await ask(bench, "PUT", data=b"x", headers=headers)
+
+    request, _ = await listener.request()
+    hop = {"Connection": "close", "Transfer-Encoding": "chunked", "Content-Length": "400", "Keep-Alive": "x"}
+    await listener.answer(request["id"], "200", b"body", responseHeaders={**hop, "Via": "1.0 x", "A": ["1", "2"]})
+    answer = await asking
+
+    passed = request["requestHeaders"]
+    assert passed["Authorization"] == "mine"
+    assert passed["x-b"] == "1"
+    assert passed["Via"] == "1.0 proxy, 1.1 contoso.servicebus.windows.net"
+    lost = {"host", "connection", "content-length", "te", "servicebusauthorization", "transfer-encoding"}
+    assert {name.lower() for name in passed} & {*lost, "microsoft-relay-disallowedlisteners"} == set()
+    assert await answer.read() == b"body"
+    assert answer.headers["Via"] == "1.0 x, 1.1 contoso.servicebus.windows.net"
+    assert answer.headers.getall("A") == ["1", "2"]
+
+
+async def test_repeated_headers_of_a_sender_are_joined(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench, headers=[("A", "1"), ("A", "2")])
+
+    request, _ = await listener.request()
+    await listener.answer(request["id"])
+
+    assert request["requestHeaders"]["A"] == "1, 2"
+    assert (await asking).status == 200
+
+
+@pytest.mark.parametrize("how", ["large", "chunked"])
+async def test_a_large_or_chunked_request_comes_over_a_rendezvous(bench: RelayBench, how: str) -> None:
+    listener = await bench.listen()
+    sent = b"abc" * 30_000
+
+    async def parts() -> Any:
+        for number in range(0, len(sent), 10_000):
+            await asyncio.sleep(0)
+            yield sent[number : number + 10_000]
+
+    asking = await ask(bench, "POST", data=sent if how == "large" else parts())
+    pointer = await listener.next("request")
+    assert list(pointer) == ["address"]
+    meeting = await listener.meet(pointer["address"])
+    request = (await meeting.receive_json())["request"]
+    assert await meeting.receive_bytes() == sent
+    await listener.answer(request["id"], 200, sent[::-1], socket=meeting)
+    answer = await asking
+
+    assert await answer.read() == sent[::-1]
+    assert (await meeting.receive()).type is WSMsgType.CLOSE
+
+
+async def test_a_small_request_may_be_answered_over_a_rendezvous(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+
+    request, _ = await listener.request()
+    meeting = await listener.meet(request["address"])
+    await listener.answer(request["id"], 200, b"z" * 100_000, socket=meeting)
+
+    assert await (await asking).read() == b"z" * 100_000
+
+
+async def test_an_answer_to_a_head_or_without_content_has_no_body(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    for method, status in (("HEAD", 200), ("GET", 204), ("GET", 304)):
+        asking = await ask(bench, method)
+        request, _ = await listener.request()
+        await listener.answer(request["id"], status, b"ignored", responseHeaders={"Content-Length": "7"})
+        answer = await asking
+        assert (answer.status, await answer.read()) == (status, b"")
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH", "OPTIONS", "PROPFIND", "TRACE", "MKCOL"])
+async def test_a_request_of_any_method_passes(bench: RelayBench, method: str) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench, method)
+
+    request, _ = await listener.request()
+    await listener.answer(request["id"])
+
+    assert request["method"] == method
+    assert (await asking).status == 200
+
+
+async def test_the_sender_of_an_expectation_is_asked_to_continue(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench, "POST", data=b"body", expect100=True)
+
+    request, body = await listener.request()
+    await listener.answer(request["id"])
+
+    assert body == b"body"
+    assert "Expect" not in request["requestHeaders"]
+    assert (await asking).status == 200
+
+
+async def test_compressed_bodies_pass_as_they_are(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench, "POST", data=b"not gzip", headers={"Content-Encoding": "gzip"})
+
+    request, body = await listener.request()
+    await listener.answer(request["id"], 200, body, responseHeaders={"Content-Encoding": "gzip"})
+
+    assert body == b"not gzip"
+    assert await (await asking).read() == b"not gzip"
+
+
+async def test_the_longest_registered_path_is_the_entity(bench: RelayBench) -> None:
+    below = bench.namespace.hybrid_connections.create("hyco/inner")
+    outer, inner = await bench.listen(), await bench.listen("hyco/inner")
+    for target, listener in (("/hyco/inner/x", inner), ("/HYCO/Inner", inner), ("/hyco/innermost", outer)):
+        asking = await ask(bench, target=target)
+        request, _ = await listener.request()
+        assert request["requestTarget"] == target
+        await listener.answer(request["id"])
+        assert (await asking).status == 200
+    assert len(below.listeners) == 1
+
+
+# Refusals
+
+
+async def test_a_request_without_an_endpoint_or_listeners_is_refused(bench: RelayBench) -> None:
+    async with bench.request(target="/other") as answer:
+        status, code, text = await refusal(answer)
+    assert (status, code) == (404, "EndpointNotFound")
+    assert text.startswith("Endpoint does not exist. TrackingId:")
+    async with bench.request() as answer:
+        status, code, text = await refusal(answer)
+    assert (status, code) == (404, "EndpointNotFound")
+    assert text.startswith("There are no listeners connected for the endpoint. TrackingId:")
+    assert f"SystemTracker:sb://{bench.authority}/hyco, Timestamp:20" in text
+
+
+@pytest.mark.parametrize(
+    "target", ["/hyco/../other", "/hyco/%2e%2e/x", "/hyco/..%2fx", "/hyco/a/%2E./", "/hyco/%00", "/hyco/..%5cx"]
+)
+async def test_a_path_that_climbs_is_refused(bench: RelayBench, target: str) -> None:
+    await bench.listen()
+    async with bench.request(target=target) as answer:
+        assert (await refusal(answer))[:2] == (400, "BadRequest")
+    assert (await bench.refused(f"/$hc{target}?sb-hc-action=connect"))[0] == 400
+
+
+async def test_a_listener_that_does_not_answer_in_time_costs_a_time_out(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    bench.advance(59)
+    bench.advance(1)
+
+    status, code, text = await refusal(await asking)
+    assert (status, code) == (504, "GatewayTimeout")
+    assert text.startswith("The request was routed to the listener but the listener did not respond in the required")
+    # A late answer reaches nobody, and the listener goes on.
+    await listener.answer(request["id"], 200, b"late")
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    await listener.answer(request["id"], 200, b"in time")
+    assert await (await asking).read() == b"in time"
+
+
+async def test_an_answer_that_stops_in_the_middle_ends_the_connection(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    meeting = await listener.meet(request["address"])
+    await meeting.send_json({"response": {"requestId": request["id"], "statusCode": 200, "body": True}})
+    answer = await asking
+    bench.advance(60)
+
+    with pytest.raises(ClientPayloadError):
+        await answer.read()
+
+
+async def test_a_rendezvous_that_is_lost_is_a_bad_gateway(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    meeting = await listener.meet(request["address"])
+    await meeting.close()
+
+    assert (await refusal(await asking))[:2] == (502, "BadGateway")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"statusCode": 101},
+        {"statusCode": "abc"},
+        {"statusCode": None},
+        {"statusCode": 1000},
+        {"statusCode": True},
+        {"responseHeaders": {"A": "1\r\nSet-Cookie: b=c"}},
+        {"responseHeaders": {"A\r\nB": "1"}},
+        {"responseHeaders": {"A B": "1"}},
+        {"responseHeaders": {"A": {"b": 1}}},
+        {"responseHeaders": {"A": "\ud800"}},
+        {"responseHeaders": [1]},
+        {"statusDescription": "OK\r\nA: b"},
+        {"statusDescription": 5},
+    ],
+)
+@pytest.mark.parametrize("way", ["control", "rendezvous"])
+async def test_an_invalid_response_is_a_bad_gateway(bench: RelayBench, head: dict[str, Any], way: str) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    socket = listener.socket if way == "control" else await listener.meet(request["address"])
+    rest = {name: value for name, value in head.items() if name != "statusCode"}
+    await listener.answer(request["id"], head.get("statusCode", 200), body=b"body", socket=socket, **rest)
+
+    status, code, text = await refusal(await asking)
+    assert (status, code) == (502, "BadGateway")
+    assert "Set-Cookie" not in text
+    if way == "control":
+        asking = await ask(bench)
+        request, _ = await listener.request()
+        await listener.answer(request["id"], 200, b"whole")
+        assert await (await asking).read() == b"whole"
+
+
+async def test_a_response_of_another_listener_is_ignored(bench: RelayBench) -> None:
+    bench.namespace.hybrid_connections.create("other")
+    other, listener = await bench.listen("other"), await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    await other.answer(request["id"], 200, b"forged")
+    await other.answer("unknown", 200, b"nothing")
+    await listener.answer(request["id"], 200, b"genuine")
+
+    assert await (await asking).read() == b"genuine"
+
+
+async def test_a_rendezvous_address_works_once_and_for_its_action(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    address = request["address"].partition(bench.authority)[2]
+    for wrong in (address.replace("=request", "=accept"), address[:-3], address.replace("hc-id=", "hc-id=x")):
+        status, text = await bench.refused(wrong)
+        assert (status, text.partition(" TrackingId")[0]) == (
+            403,
+            "The rendezvous address is invalid, has expired, or was used before.",
+        )
+    meeting = await listener.meet(request["address"])
+    assert (await bench.refused(address))[0] == 403
+    await listener.answer(request["id"], socket=meeting)
+    assert (await asking).status == 200
+    assert (await bench.refused(address))[0] == 403
+
+
+async def test_a_wrong_request_id_on_a_rendezvous_is_a_bad_gateway(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    meeting = await listener.meet(request["address"])
+    await listener.answer("another", socket=meeting)
+
+    assert (await refusal(await asking))[0] == 502
+
+
+async def test_a_declared_length_that_is_wrong_breaks_the_connection(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    meeting = await listener.meet(request["address"])
+    await listener.answer(request["id"], 200, b"xyz", meeting, responseHeaders={"Content-Length": "5"})
+    answer = await asking
+
+    with pytest.raises(ClientPayloadError):
+        await answer.read()
+
+
+async def test_a_sender_that_leaves_harms_no_other(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    first, _ = await listener.request()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await listener.answer(first["id"], 200, b"nobody")
+    asking = await ask(bench)
+    second, _ = await listener.request()
+    await listener.answer(second["id"], 200, b"somebody")
+
+    assert await (await asking).read() == b"somebody"
+
+
+async def test_an_outage_ends_waiting_senders_and_listeners(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    await listener.request()
+    with bench.emulator.faults.during("namespace-down", "contoso"):
+        assert isinstance((await asyncio.gather(asking, return_exceptions=True))[0], ClientConnectionError)
+        assert await listener.closed() == 1006
+        await until(lambda: not bench.entity.listeners)
+
+
+async def test_an_endpoint_that_is_open_to_all_passes_authorization_on() -> None:
+    async with open_bench(description={"requires_client_authorization": False}) as bench:
+        listener = await bench.listen()
+        url = bench.url("/hyco?sb-hc-token=x", "http")
+        asking = asyncio.create_task(bench.session.get(url, headers={"Authorization": "Basic abc"}))
+        request, _ = await listener.request()
+        await listener.answer(request["id"])
+        assert request["requestHeaders"]["Authorization"] == "Basic abc"
+        assert request["requestTarget"] == "/hyco"
+        assert (await asking).status == 200
+
+
+async def test_paths_of_queues_still_belong_to_atom(bench: RelayBench) -> None:
+    bench.namespace.create_queue("orders")
+    async with bench.session.get(bench.url("/orders?api-version=2021-05", "http")) as answer:
+        assert answer.status == 401
+        assert "xml" in answer.headers["Content-Type"]
+    bench.namespace.hybrid_connections.create("plain", HybridConnectionDescription(False))
+    async with bench.session.get(bench.url("/plain", "http")) as answer:
+        assert (await refusal(answer))[0] == 404
