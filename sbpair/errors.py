@@ -28,7 +28,7 @@
     │   ├── MessageLockLost         3  a settlement came too late: the message will be delivered again
     │   ├── SessionLocked           3  another receiver holds the session
     │   ├── SessionLockLost         3  the session is no longer held by this receiver
-    │   └── UnreadableMessage       3  azure-servicebus cannot decode a delivered message
+    │   └── UnreadableMessage       3  a delivered message cannot be decoded
     ├── SkipLimitReached            3  as many messages as permitted are skipped and kept locked
     ├── RampStopped                 3  dead letters of the destination grew after a step of a ramp
     ├── ProtocolError               6  bytes that violate AMQP 1.0
@@ -218,7 +218,7 @@ class SessionLockLost(ServiceRefused):
 
 
 class UnreadableMessage(ServiceRefused):
-    """A message that azure-servicebus cannot decode, however often it is received."""
+    """A message that cannot be decoded, however often it is received."""
 
 
 class SkipLimitReached(SbpairError):

@@ -37,7 +37,7 @@ GROUPS = {
     "Send and receive": {
         "send": "Send lines to a queue or topic, failing over to the backlog.",
         "receive": "Show messages, or with --remove print and remove them.",
-        "peek": "Show messages of any queue of the pair, and leave them there.",
+        "peek": "Show messages of any queue or subscription, and leave them there.",
         "ping": "Check whether queues and topics of the primary accept messages.",
     },
     "Look": {

@@ -35,14 +35,15 @@ def backlog_queues(context: typer.Context) -> list[str]:
 
 
 def runs(context: typer.Context) -> list[str]:
-    """Return the runs of the pair that this machine has recorded."""
-    from sbpair import config
+    """Return the runs of the pair, or of --namespace, that this machine has recorded."""
+    from sbpair.cli.options.reach import Reach
     from sbpair.config.setting import Flags
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import all_runs
 
-    found = config.load(Flags(**_given(context), state=context.params.get("state")), os.environ)
-    with state_if_any(found.state_directory, found.pair) or nullcontext() as state:
+    flags = Flags(**_given(context), state=context.params.get("state"))
+    owner = Reach(flags, os.environ, context.params.get("namespace")).owner()
+    with state_if_any(owner.directory, owner.ends) or nullcontext() as state:
         return [run.id for run in all_runs(state)] if state else []
 
 

@@ -14,25 +14,23 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from sbpair import backlog
 from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Map
 from sbpair.amqp_client.client import connect
 from sbpair.errors import SbpairError, ServiceRefused, UsageError
 from sbpair.management.calls import gather_all
 from sbpair.message_io.render import readable
-from sbpair.move.message.dead_letters import cause_in, dead_letter_path, is_dead_letter_path, parent_path
+from sbpair.move.message.dead_letters import cause_in, is_dead_letter_path, parent_path
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
-    from sbpair.model.pair import Endpoint, Ends, Pair
+    from sbpair.model.pair import Endpoint, Ends
     from sbpair.model.queues import Retrying
     from sbpair.move.filter.compiler import MessageFilter
     from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage
     from sbpair.replication.keys import KeyRule, Received
-    from sbpair.replication.sides import Side
 
     OnEvent = Callable[[Peeked | Retrying], object]
 
@@ -45,9 +43,9 @@ SUBSCRIPTION_HINT = (
 
 
 class PeekSource(NamedTuple):
-    """A queue, subscription or dead-letter queue of one namespace."""
+    """A queue, subscription or dead-letter queue of one namespace: the primary of `Ends`, or any other one."""
 
-    side: Side
+    side: str
     path: str
 
 
@@ -73,20 +71,6 @@ class DeadLetterCount:
     messages: int
     oldest_ms: int
     exact: bool
-
-
-def source_of(pair: Pair, name: str, side: Side | None = None, *, dead_letters: bool = False) -> PeekSource:
-    """Return the source that a user names: a path, or the number of a backlog queue unless `side` is the primary.
-
-    Without a `side`, backlog queues are in the secondary, and all others in the primary. Raises NameInvalid.
-    """
-    path = parent_path(name)
-    if path.isdecimal() and side != "primary":
-        path = backlog.queue_path(pair.primary.name, int(path))
-    backlog.check_path(path, shorten="give the name of a queue or subscription")
-    of_backlog = backlog.under_prefix(pair.primary.name, path)
-    found = dead_letter_path(path) if dead_letters or is_dead_letter_path(name) else path
-    return PeekSource(side or ("secondary" if of_backlog else "primary"), found)
 
 
 async def peek_messages(

@@ -1,6 +1,6 @@
 """Receiving for a command: messages of one entity, each shown and then completed.
 
-Invariant: no message is removed before it has been shown. Messages still held at the end are released.
+Invariant: no message is removed before it has been shown. Messages still held at the end are given back.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.data_errors import translate_data_errors
-from sbpair.azure.data_plane import open_receiver
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
-from sbpair.message_io.render import render_message
+from sbpair.message_io.render import render_message, render_received
 from sbpair.move.peek.locked import peek_old
-from sbpair.move.raw_source import peek_headers
+from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_headers
 from sbpair.replication.events import DuplicateCompleted
 from sbpair.replication.keys import DAY_SECONDS
 from sbpair.replication.receivers import MEMORY, AsyncDedupReceiver, checked_source
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 
     from azure.servicebus import ServiceBusReceivedMessage
 
-    from sbpair.azure.data_plane import QueueReceiver
-    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.model.pair import Endpoint, Ends, Pair
     from sbpair.move.interface import PeekedHeader
     from sbpair.replication.events import OnEvent, ReplicationEvent
     from sbpair.replication.sides import Side
@@ -60,20 +58,20 @@ class ReceiveCounts:
     locked: int = 0
 
 
-Show = Callable[["Side", dict[str, object]], None]
-"""Called with the side of a message and its fields by `render_message`."""
+Show = Callable[[str, dict[str, object]], None]
+"""Called with the side of a message and its fields."""
 
-SideOf = Callable[["ServiceBusReceivedMessage"], "Side"]
-ReceiveSource: TypeAlias = "QueueReceiver | _BothSources"
+ReceiveSource: TypeAlias = "_OneSource | _BothSources"
 
 
 async def receive_messages(
-    pair: Pair,
+    pair: Ends,
     entity: str,
     *,
     counts: ReceiveCounts,
     show: Show,
     subscription: str | None = None,
+    side: str = "primary",
     dedup: DedupSettings | None = None,
     limit: int,
     wait_seconds: float,
@@ -81,8 +79,9 @@ async def receive_messages(
 ) -> None:
     """Show and complete up to `limit` messages, until none arrives for `wait_seconds`. Keeps `counts` current.
 
-    Receives from the primary, or with `dedup` the first copies of both sides. Raises UsageError, EntityMissing,
-    AccessError and Unavailable, and the errors of `show`: that message is not completed.
+    Receives from the primary, which is shown as `side`, or with `dedup` the first copies of both sides of a Pair.
+    Raises UsageError, EntityMissing, AccessError and Unavailable, and the errors of `show`: that message is not
+    completed.
     """
 
     def listener(event: ReplicationEvent) -> None:
@@ -90,11 +89,11 @@ async def receive_messages(
         if on_event is not None:
             on_event(event)
 
-    async with _opened(pair, entity, subscription, dedup, listener) as (source, side_of):
+    async with _opened(pair, entity, subscription, side, dedup, listener) as source:
         left = limit
         while left > 0 and (found := await source.receive(min(left, MAX_HELD), wait_seconds)):
             left -= len(found)
-            await _show_and_complete(source, side_of, found, counts, show)
+            await _show_and_complete(source, found, counts, show)
     if left > 0:
         # An empty receive proves nothing: locked messages are not delivered.
         path = checked_source(entity, subscription)
@@ -123,23 +122,21 @@ async def _count_active(endpoint: Endpoint, path: str) -> int:
 
 async def _show_and_complete(
     source: ReceiveSource,
-    side_of: SideOf,
-    found: Sequence[ServiceBusReceivedMessage],
+    found: Sequence[Any],
     counts: ReceiveCounts,
     show: Show,
 ) -> None:
     held = list(found)
     try:
         while held:
-            show(side_of(held[0]), render_message(held[0]))
+            show(source.side_of(held[0]), source.render(held[0]))
             await _uninterrupted(_completed(source, held.pop(0), counts))
     finally:
-        for message in held:
-            with suppress(SbpairError):
-                await source.abandon(message)
+        with suppress(SbpairError):
+            await source.give_back(held)
 
 
-async def _completed(source: ReceiveSource, message: ServiceBusReceivedMessage, counts: ReceiveCounts) -> None:
+async def _completed(source: ReceiveSource, message: Any, counts: ReceiveCounts) -> None:
     try:
         await source.complete(message)
         counts.received += 1
@@ -159,14 +156,22 @@ async def _uninterrupted(settling: Awaitable[None]) -> None:
 
 @asynccontextmanager
 async def _opened(
-    pair: Pair, entity: str, subscription: str | None, dedup: DedupSettings | None, on_event: OnEvent
-) -> AsyncIterator[tuple[ReceiveSource, SideOf]]:
+    pair: Ends, entity: str, subscription: str | None, side: str, dedup: DedupSettings | None, on_event: OnEvent
+) -> AsyncIterator[ReceiveSource]:
     if dedup is None:
-        async with open_receiver(pair.primary, checked_source(entity, subscription)) as receiver:
-            yield receiver, lambda _message: "primary"
+        path, endpoint = checked_source(entity, subscription), pair.primary
+        async with (
+            token_getter_for(endpoint.credential, endpoint.name) as get_token,
+            connect(endpoint, get_token=get_token) as client,
+        ):
+            source = await RawSource.open(client, path, keeps_payload=True, lock_seconds=None)
+            try:
+                yield _OneSource(source, side)
+            finally:
+                await source.stop()
         return
     async with AsyncDedupReceiver(
-        pair,
+        cast("Pair", pair),
         entity,
         subscription_name=subscription,
         key=dedup.key,
@@ -174,12 +179,42 @@ async def _opened(
         window_seconds=dedup.window_seconds,
         on_event=on_event,
     ) as deduplicating:
-        yield _BothSources(deduplicating), deduplicating.side_of
+        yield _BothSources(deduplicating)
+
+
+class _OneSource:
+    """One namespace. What is given back keeps its delivery count."""
+
+    render = staticmethod(render_received)
+
+    def __init__(self, source: RawSource, side: str) -> None:
+        self._source, self._side = source, side
+
+    def side_of(self, _message: RawReceivedMessage) -> str:
+        return self._side
+
+    async def receive(self, limit: int, seconds: float) -> Sequence[RawReceivedMessage]:
+        self._source.grant(limit)
+        return await self._source.receive(limit, seconds=seconds)
+
+    async def complete(self, message: RawReceivedMessage) -> None:
+        for _, error in await self._source.complete([message]):
+            raise error
+
+    async def give_back(self, messages: Sequence[RawReceivedMessage]) -> None:
+        await self._source.release(messages)
 
 
 class _BothSources:
+    """Both namespaces, by the SDK: the delivery count of what is given back rises by one."""
+
+    render = staticmethod(render_message)
+
     def __init__(self, receiver: AsyncDedupReceiver) -> None:
         self._receiver = receiver
+
+    def side_of(self, message: ServiceBusReceivedMessage) -> Side:
+        return self._receiver.side_of(message)
 
     async def receive(self, limit: int, seconds: float) -> Sequence[ServiceBusReceivedMessage]:
         with translate_data_errors(f"receiving from {self._receiver.entity_name!r}"):
@@ -189,9 +224,10 @@ class _BothSources:
         with self._settling():
             await self._receiver.complete_message(message)
 
-    async def abandon(self, message: ServiceBusReceivedMessage) -> None:
-        with self._settling():
-            await self._receiver.abandon_message(message)
+    async def give_back(self, messages: Sequence[ServiceBusReceivedMessage]) -> None:
+        for message in messages:
+            with suppress(SbpairError), self._settling():
+                await self._receiver.abandon_message(message)
 
     def _settling(self) -> AbstractContextManager[None]:
         return translate_data_errors(f"settling in {self._receiver.entity_name!r}")

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.amqp.message import DATA, VALUE, Header, Properties, Sections
 from sbpair.amqp.types import Array, Described, Map
-from sbpair.errors import ProtocolError
+from sbpair.errors import ProtocolError, UnreadableMessage
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import cause_in
+from sbpair.move.peek.peeker import PeekedMessage
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
 
-    from sbpair.move.peek.peeker import PeekedMessage
+    from sbpair.move.raw_source import RawReceivedMessage
 
 Read = TypeVar("Read")
 STATES = {envelope.DEFERRED: "deferred", envelope.SCHEDULED: "scheduled"}
@@ -70,6 +71,20 @@ def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
         "dead_letter_description": cause.description,
         **(_body(sections) if body else {}),
     }
+
+
+def render_received(message: RawReceivedMessage) -> dict[str, object]:
+    """Return the fields of a received message with its body. Raises UnreadableMessage unless all can be read."""
+    try:
+        sections = Sections.split(message.payload)
+        sections.read_header()
+        sections.read_properties()
+        sections.read_application_properties()
+        sections.read_body()
+    except ProtocolError as error:
+        text = f"a message of {message.facts.queue!r} cannot be read: {error.message}"
+        raise UnreadableMessage(text, hint="it stays; move it with sbpair move, or peek the others") from error
+    return render_peeked(PeekedMessage(message.facts, sections), body=True)
 
 
 def _body(sections: Sections) -> dict[str, object]:

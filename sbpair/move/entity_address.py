@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from sbpair.model.pair import Ends
 from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ class EntityAddress(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.side}:{self.path}"
+
+    @property
+    def alone(self) -> Ends:
+        """Its namespace as both ends."""
+        return Ends(self.endpoint.name, self.endpoint, self.endpoint)
 
     @property
     def is_dead_letters(self) -> bool:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, data_body, encode_map
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    MESSAGE_ANNOTATIONS,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+    section,
+)
 from sbpair.amqp.types import Char, Decimal32, Decimal64, Symbol, Timestamp
 from sbpair.emulator.entities import service_envelope
 from sbpair.testing import Emulator
@@ -193,19 +201,43 @@ async def test_a_backlog_queue_has_a_hint(below: str, words: tuple[str, ...]) ->
         entity = f"contoso/x-servicebus-transfer/0{below}"
         code, out, err = await command.finished(await command.start("receive", entity, *words, env=world.environ))
         assert (code, out) == (2, "")
-        assert err.splitlines()[-1].endswith("backlog queues are in the secondary: sbpair peek reads both")
+        assert err.splitlines()[-1].endswith("sbpair peek reads both, and receive secondary:QUEUE")
 
 
 @pytest.mark.parametrize("value", [Char("\u20ac"), Decimal32(b"\0" * 4), Decimal64(b"\1" * 8)])
-@pytest.mark.parametrize("words", [(), ("--dedup",)])
-async def test_a_message_that_the_sdk_cannot_decode_is_an_error_and_stays(
-    words: tuple[str, ...], value: object
-) -> None:
+async def test_only_with_dedup_a_message_that_the_sdk_cannot_decode_stays(value: object) -> None:
     async with open_world() as world:
         world.put("contoso", encoded("one", odd=value))
-        code, out, err = await world.remove(*words)
+        code, _out, _err = await world.remove()
+        assert (code, world.left) == (0, (0, 0))
+        world.put("contoso", encoded("two", odd=value))
+        code, out, err = await world.remove("--dedup")
         assert (code, out, world.left) == (3, "", (1, 0))
         assert "hint: receive the message with another client, which can decode it\n" in err
+
+
+async def test_a_message_that_cannot_be_read_is_an_error_and_stays() -> None:
+    async with open_world() as world:
+        unreadable = Sections.split(encoded("one"))
+        unreadable.application_properties = section(APPLICATION_PROPERTIES, b"\xc1\x07\x02\xa1\x01k\xa1\x01\xff")
+        world.put("contoso", unreadable.join())
+        code, out, err = await world.remove()
+        assert (code, out, world.left) == (3, "", (1, 0))
+        assert "cannot be read" in err
+
+
+async def test_interrupted_messages_keep_their_delivery_counts() -> None:
+    async with open_world() as world:
+        world.put("contoso", *(encoded(f"m{number}", body=b"x" * 9000) for number in range(10)))
+        process = await world.start("orders", "--remove", "--yes", "-o", "jsonl")
+        assert process.stdout is not None
+        await process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+        assert process.returncode == 130
+        left = world.emulator.namespaces["contoso"].queue("orders").messages.peek(0, 20)
+        assert {each.delivery_count for each in left} <= {0}
+        assert 0 < len(left) == world.left[0]
 
 
 async def test_with_dedup_the_first_copies_of_both_are_shown_and_all_are_removed(tmp_path: Path) -> None:

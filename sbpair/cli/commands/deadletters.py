@@ -14,6 +14,7 @@ from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.screen import Screen, grouped, rounded, spoken
 from sbpair.cli.render.status import LEGEND, sampled
 from sbpair.cli.render.table import limited
+from sbpair.move.message.dead_letters import dead_letter_path
 
 MAX_PEEK, ROWS_SHOWN = 1_000, 100
 
@@ -52,9 +53,9 @@ def list_groups(
     """
     check_at_least("--max", limit, 1, f"the default is {MAX_PEEK}")
     pair = selected_pair(connection, screen, count=count)
-    from sbpair.message_io.peek import count_dead_letters, source_of
+    from sbpair.message_io.peek import PeekSource, count_dead_letters
 
-    sources = [source_of(pair, each, dead_letters=True) for each in moves.backlog_paths(pair, queue)]
+    sources = [PeekSource("secondary", dead_letter_path(each)) for each in moves.backlog_paths(pair, queue)]
     with PeekProgress(screen) as progress:
         groups = run(count_dead_letters(pair, sources, limit=limit, on_event=progress))
     total, exact, now = sum(each.messages for each in groups), all(each.exact for each in groups), time.time()
@@ -98,9 +99,9 @@ def show_messages(
     """
     check_at_least("--max", limit, 1, "the default is 10")
     pair = selected_pair(connection, screen, count=count)
-    from sbpair.message_io.peek import source_of, with_reason
+    from sbpair.message_io.peek import PeekSource, with_reason
 
-    sources = [source_of(pair, each, dead_letters=True) for each in moves.backlog_paths(pair, queue)]
+    sources = [PeekSource("secondary", dead_letter_path(each)) for each in moves.backlog_paths(pair, queue)]
     result, total = peeked(pair, screen, sources, limit=limit, keep=None if reason is None else with_reason(reason))
     print_peeked(screen, "sbpair/deadletters-show/1", {"total": total}, result, queues=True)
     screen.say(shown_line(result, total))

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Literal
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import PairSelection, argument, flag, option
-from sbpair.cli.options.values import check_at_least, selected_pair
+from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
+from sbpair.cli.options.reach import reach_of
+from sbpair.cli.options.values import check_at_least
 from sbpair.cli.progress.line_progress import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.receipt import warn_of_failures
@@ -16,7 +17,7 @@ from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
     from sbpair.message_io.peek import Keep, PeekResult, PeekSource
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
 
 MAX_SEQUENCE = 2**63 - 1
 
@@ -24,7 +25,7 @@ MAX_SEQUENCE = 2**63 - 1
 def command(
     *,
     entity: str = argument(
-        "QUEUE", "Queue, number of a backlog queue, or TOPIC/subscriptions/NAME", complete=backlog_queues
+        "QUEUE", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME; a number is a backlog queue", complete=backlog_queues
     ),
     side: Literal["primary", "secondary"] | None = option(
         "--side SIDE", "primary or secondary [default: primary; backlog queues: secondary]"
@@ -34,13 +35,14 @@ def command(
     limit: int = option("--max N", "Number of messages at most", default=10),
     where: str | None = moves.WHERE_SHOWN,
     body: bool = flag("--body", "Also print the bodies"),
+    namespace: str | None = NAMESPACE,
     connection: PairSelection,
     screen: Screen,
 ) -> int:
-    """Show messages of any queue of the pair, and leave them there.
+    """Show messages of any queue or subscription, and leave them there.
 
     Shows the next messages in order, scheduled and deferred ones included. Locks and removes nothing, and raises no
-    delivery count. Needs Listen.
+    delivery count. SIDE is primary, secondary or a name of [namespaces.NAME]. Needs Listen.
 
     Examples:
       sbpair peek orders --max 3 --body
@@ -54,15 +56,15 @@ def command(
     check_at_least("--max", limit, 1, "the default is 10")
     if not 0 <= start <= MAX_SEQUENCE:
         raise UsageError(f"--from is {start}, which is not a sequence number", hint="peek prints them as SEQUENCE")
+    if side is not None and namespace is not None:
+        raise UsageError("--side and --namespace exclude each other", hint="leave one of them out")
     chosen = moves.filter_of(screen, where)
-    pair = selected_pair(connection, screen)
-    from sbpair.message_io.peek import matching, source_of
+    source = reach_of(connection, screen, namespace).address(entity, side=side, dead_letters=dead_letters, what="QUEUE")
+    from sbpair.message_io.peek import PeekSource, matching
 
-    source = source_of(pair, entity, side, dead_letters=dead_letters)
-    keep = None if chosen is None else matching(chosen)
-    result, total = peeked(pair, screen, [source], limit=limit, start=start, keep=keep)
-    namespace = pair.primary.name if source.side == "primary" else pair.secondary.name
-    head = {"namespace": namespace, "side": source.side, "entity": source.path, "total": total}
+    sources, keep = [PeekSource(source.side, source.path)], None if chosen is None else matching(chosen)
+    result, total = peeked(source.alone, screen, sources, limit=limit, start=start, keep=keep)
+    head = {"namespace": source.endpoint.name, "side": source.side, "entity": source.path, "total": total}
     print_peeked(screen, "sbpair/peek/1", head, result, body=body)
     warn_of_failures(screen, chosen)
     screen.say(shown_line(result, total, start=start, where=chosen is not None))
@@ -70,7 +72,7 @@ def command(
 
 
 def peeked(
-    pair: "Pair",
+    ends: "Ends",
     screen: Screen,
     sources: "Sequence[PeekSource]",
     *,
@@ -82,10 +84,10 @@ def peeked(
     from sbpair.message_io.peek import count_messages, peek_messages
 
     async def main() -> "tuple[PeekResult, int | None]":
-        result = await peek_messages(pair, sources, limit=limit, start=start, keep=keep, on_event=progress)
+        result = await peek_messages(ends, sources, limit=limit, start=start, keep=keep, on_event=progress)
         if result.complete:
             return result, None if start or keep else len(result.messages)
-        return result, await count_messages(pair, sources[0]) if len(sources) == 1 and keep is None else None
+        return result, await count_messages(ends, sources[0]) if len(sources) == 1 and keep is None else None
 
     with PeekProgress(screen) as progress:
         return run(main())

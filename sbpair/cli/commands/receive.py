@@ -10,15 +10,16 @@ from sbpair.backlog import TRANSFER_SEGMENT
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
-from sbpair.cli.options.common import Output, PairSelection, argument, flag, option, option_group
-from sbpair.cli.options.values import check_at_least, check_goes_with, positive_seconds_of, selected_pair
+from sbpair.cli.options.common import NAMESPACE, Output, PairSelection, argument, flag, option, option_group
+from sbpair.cli.options.reach import reach_of
+from sbpair.cli.options.values import check_at_least, check_goes_with, positive_seconds_of
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, ServiceRefused, UsageError
 
 if TYPE_CHECKING:
     from sbpair.message_io.receive import DedupSettings, ReceiveCounts
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
     from sbpair.replication.events import ReplicationEvent
     from sbpair.replication.sides import Side
 
@@ -42,21 +43,22 @@ class Deduplication:
 
 def command(
     *,
-    entity: str = argument("QUEUE|TOPIC", "Queue or topic to receive from"),
+    entity: str = argument("QUEUE|TOPIC", "[SIDE:]QUEUE, or [SIDE:]TOPIC with --subscription"),
     subscription: str | None = option("--subscription NAME", "Subscription of a topic"),
     limit: int = option("--max N", "Number of messages at most", default=10),
     remove: bool = flag("--remove", "Remove each message after it is printed"),
     yes: bool = flag("--yes -y", "Remove without asking, with --remove"),
     wait: str | None = option("--wait DURATION", "Exit after this time without a message, with --remove [default: 5s]"),
     deduplication: Deduplication,
+    namespace: str | None = NAMESPACE,
     connection: PairSelection,
     screen: Screen,
 ) -> int:
     """Show messages, or with --remove print and remove them.
 
     Without --remove, peeks: locks and removes nothing. With it, each message is printed under lock and then completed;
-    an interruption releases the locked ones. Sessions are not supported there. Reads the primary, with --dedup both
-    namespaces; sbpair peek reads backlog queues and dead letters, too. Needs Listen.
+    an interruption releases the locked ones (with --dedup, their delivery counts rise). Sessions are not supported
+    there. Reads the primary unless SIDE or --namespace is given, with --dedup both namespaces. Needs Listen.
 
     Examples:
       sbpair receive orders
@@ -67,18 +69,25 @@ def command(
     See also: sbpair help replication
     """
     check_at_least("--max", limit, 1, "the default is 10")
+    given = entity
     seconds = positive_seconds_of("--wait", wait or WAIT)
     dedup = _settings(deduplication)
     with_remove = {"--yes": yes, "--wait": wait, "--store": deduplication.store, "--window": deduplication.window}
     check_goes_with("--remove", remove, with_remove)
-    pair = selected_pair(connection, screen)
+    named = namespace is not None or ":" in entity
+    if dedup is not None and named:
+        raise UsageError("--dedup receives from both sides of the pair", hint="leave out SIDE: and --namespace")
+    reach = reach_of(connection, screen, namespace)
+    address = reach.address(entity, side=None if named else "primary", what="QUEUE")
+    side, entity = address.side, address.path
+    ends = reach.pair if dedup is not None else address.alone
     if not remove:
-        return _show(pair, screen, entity, subscription, dedup, limit)
+        return _show(ends, screen, entity, subscription, side, dedup, limit)
     if not yes:
-        sides = pair.primary.name if dedup is None else f"{pair.primary.name} and {pair.secondary.name}"
+        sides = " and ".join(dict.fromkeys((ends.primary.name, ends.secondary.name)))
         question = f"Remove up to {plural(limit, 'message')} from {entity} in {sides}?"
         if not (screen.can_ask and screen.asks(question)):
-            raise not_confirmed("received", next_command("receive", entity, "--yes"))
+            raise not_confirmed("received", next_command("receive", given, "--yes"))
     from sbpair.message_io import receive
 
     counted = receive.ReceiveCounts()
@@ -92,11 +101,12 @@ def command(
     with _refusals_explained(entity, subscription), printer:
         run(
             receive.receive_messages(
-                pair,
+                ends,
                 entity,
                 counts=counted,
                 show=printer.show,
                 subscription=subscription,
+                side=side,
                 dedup=dedup,
                 limit=limit,
                 wait_seconds=seconds,
@@ -117,14 +127,20 @@ def _refusals_explained(entity: str, subscription: str | None) -> Iterator[None]
         raise
     except UsageError as error:
         if f"/{TRANSFER_SEGMENT}/" in entity.lower():
-            error.hint = "receive reads the primary, and backlog queues are in the secondary: sbpair peek reads both"
+            error.hint = "backlog queues are in the secondary: sbpair peek reads both, and receive secondary:QUEUE"
         raise
 
 
 def _show(
-    pair: "Pair", screen: Screen, entity: str, subscription: str | None, dedup: "DedupSettings | None", limit: int
+    ends: "Ends",
+    screen: Screen,
+    entity: str,
+    subscription: str | None,
+    side: str,
+    dedup: "DedupSettings | None",
+    limit: int,
 ) -> int:
-    from sbpair.message_io.peek import first_copies, source_of
+    from sbpair.message_io.peek import PeekSource, first_copies
 
     duplicates: list[None] = []
     keep = None
@@ -133,9 +149,9 @@ def _show(
 
         keep = first_copies(KeyRule(dedup.key), lambda: duplicates.append(None))
     path = _path(entity, subscription)
-    sources = [source_of(pair, path, side) for side in SIDES[: 1 if dedup is None else 2]]
+    sources = [PeekSource(each, path) for each in ([side] if dedup is None else SIDES)]
     with _refusals_explained(entity, subscription):
-        result, total = peeked(pair, screen, sources, limit=limit, keep=keep)
+        result, total = peeked(ends, screen, sources, limit=limit, keep=keep)
     head = {"entity": path, "received": len(result.messages), "not_removed": 0, "duplicates": len(duplicates)}
     print_peeked(screen, SCHEMA, {**head, "removed": False, "total": total}, result, body=True)
     if duplicates:
@@ -186,7 +202,7 @@ class MessagePrinter:
                 " the same --store file"
             )
 
-    def show(self, side: "Side", message: Document) -> None:
+    def show(self, side: str, message: Document) -> None:
         entry: Document = {"from": side, **message}
         if self._screen.output is Output.JSONL:
             self._screen.json_line(SCHEMA, entry)

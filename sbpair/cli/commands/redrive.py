@@ -20,7 +20,6 @@ from sbpair.cli.render.status import LEGEND, sampled
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 from sbpair.model.entities import subscription_of
-from sbpair.model.pair import Ends
 
 if TYPE_CHECKING:
     from sbpair.cli.options.reach import Reach
@@ -111,10 +110,9 @@ def _print_reasons(
 ) -> int:
     from sbpair.message_io.peek import PeekSource, count_dead_letters, matching
 
-    ends, sources = Ends(source.side, source.endpoint, source.endpoint), [PeekSource("primary", source.path)]
-    keep = None if where is None else matching(where)
+    sources, keep = [PeekSource(source.side, source.path)], None if where is None else matching(where)
     with PeekProgress(screen) as progress:
-        groups = run(count_dead_letters(ends, sources, limit=limit, keep=keep, on_event=progress))
+        groups = run(count_dead_letters(source.alone, sources, limit=limit, keep=keep, on_event=progress))
     now, exact = time.time(), all(each.exact for each in groups)
     total = sum(each.messages for each in groups)
     entries, rows = [], []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sbpair.cli.commands.runs_report import report_run
 from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
-from sbpair.cli.options.common import STATE, PairSelection, argument
-from sbpair.cli.options.values import selected_profile
+from sbpair.cli.options.common import NAMESPACE, STATE, PairSelection, argument
+from sbpair.cli.options.reach import owner_of_runs
 from sbpair.cli.render.receipt import breakdown, filter_lines, proof_lines
 from sbpair.cli.render.screen import Screen, clean, spoken
 from sbpair.cli.render.table import columns, wrapped
@@ -36,18 +36,21 @@ def group() -> None:
     """
 
 
-def list_runs(*, state: Path | None = STATE, connection: PairSelection, screen: Screen) -> int:
-    """List the syphons, moves and replays of a pair, the latest first.
+def list_runs(
+    *, namespace: str | None = NAMESPACE, state: Path | None = STATE, connection: PairSelection, screen: Screen
+) -> int:
+    """List the syphons, moves and replays of a pair, or the moves of a namespace, the latest first.
 
     OUTCOME is running, done, stopped, failed or crashed; IN DOUBT counts messages sent without an answer.
 
     Examples:
       sbpair runs list
       sbpair runs list --pair orders -o json
+      sbpair runs list --namespace archive
     """
     from sbpair.runs.run_log import all_runs
 
-    with _kept(state, connection, screen) as kept:
+    with _kept(namespace, state, connection, screen) as kept:
         found = all_runs(kept) if kept else []
     entries = [_entry(run) for run in found]
     heading = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
@@ -59,13 +62,14 @@ def list_runs(*, state: Path | None = STATE, connection: PairSelection, screen: 
 def show_run(
     *,
     run_id: str = argument("ID", "Id of the run, or its beginning", complete=runs_of_pair),
+    namespace: str | None = NAMESPACE,
     state: Path | None = STATE,
     connection: PairSelection,
     screen: Screen,
 ) -> int:
     """Show the receipt of one run and each message it left in doubt.
 
-    A message in doubt was sent without an answer: the primary may have it, and may get it twice. The receipt of a
+    A message in doubt was sent without an answer: its destination may have it, and may get it twice. The receipt of a
     crashed run is a few seconds older than its end.
 
     Examples:
@@ -74,7 +78,7 @@ def show_run(
     """
     from sbpair.runs.run_log import find_run
 
-    with _kept(state, connection, screen) as kept:
+    with _kept(namespace, state, connection, screen) as kept:
         run = find_run(kept, run_id)
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
     receipt = {key: value for key, value in (run.receipt or {}).items() if key != "archive"}
@@ -132,14 +136,14 @@ def _page(run: "RunRecord") -> Iterator[str]:
 
 
 def _kept(
-    state: Path | None, connection: PairSelection, screen: Screen
+    namespace: str | None, state: Path | None, connection: PairSelection, screen: Screen
 ) -> "AbstractContextManager[RunDatabase | None]":
     from sbpair.runs.database import state_if_any
 
-    found = selected_profile(connection, screen, state=state)
-    kept = state_if_any(found.state_directory, found.pair)
+    owner = owner_of_runs(connection, screen, namespace, state)
+    kept = state_if_any(owner.directory, owner.ends)
     if kept is None:
-        screen.say(f"no runs yet: {found.state_directory} has no state")
+        screen.say(f"no runs yet: {owner.directory} has no state")
         return nullcontext()
     return kept
 

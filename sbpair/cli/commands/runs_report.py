@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from sbpair import __version__
 from sbpair.cli.completion import runs as runs_of_pair
-from sbpair.cli.options.common import STATE, Output, PairSelection, argument, option
-from sbpair.cli.options.values import selected_profile
+from sbpair.cli.options.common import NAMESPACE, STATE, Output, PairSelection, argument, option
+from sbpair.cli.options.reach import owner_of_runs
 from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 
 if TYPE_CHECKING:
     from sbpair.cli.report.run_facts import RunReport
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Ends
     from sbpair.replay.checksums import ArchiveFiles
     from sbpair.runs.run_log import RunRecord
 
@@ -33,6 +33,7 @@ def report_run(
     run_id: str = argument("ID", "Id of the run, or its beginning", complete=runs_of_pair),
     html: str | None = option("--html FILE", "Write one self-contained page; - for stdout"),
     markdown: str | None = option("--markdown FILE", "Write Markdown for a ticket; - for stdout"),
+    namespace: str | None = NAMESPACE,
     state: Path | None = STATE,
     connection: PairSelection,
     screen: Screen,
@@ -53,10 +54,10 @@ def report_run(
     """
     wanted = {name: file for name, file in (("html", html), ("markdown", markdown)) if file is not None}
     _check(wanted, screen)
-    found = selected_profile(connection, screen, state=state)
+    owner = owner_of_runs(connection, screen, namespace, state)
     with ExitStack() as stack:
         targets = {name: stack.enter_context(_target(file)) for name, file in wanted.items() if file != STDOUT}
-        report = _report(found.state_directory, found.pair, run_id)
+        report = _report(owner.directory, owner.ends, run_id)
         texts = {name: RENDERERS[name](report) for name in wanted}
         for name, target in targets.items():
             target.write_text(texts[name], "utf-8")
@@ -115,7 +116,7 @@ def _target(file: str) -> Iterator[Path]:
         raise MachineLacks(f"{file} cannot be written: {error.strerror}", hint="choose a writable path") from error
 
 
-def _report(directory: Path, pair: "Pair", run_id: str) -> "RunReport":
+def _report(directory: Path, pair: "Ends", run_id: str) -> "RunReport":
     from sbpair.cli.report.run_facts import report_of
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import find_run

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair import backlog
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.values import flags_of, warn_of_unknown_variables
+from sbpair.cli.options.values import flags_of, load_profile, warn_of_unknown_variables
 from sbpair.cli.render.screen import spoken
-from sbpair.config import load, refuse_secrets, state_setting
+from sbpair.config import refuse_secrets, state_setting
 from sbpair.config.namespaces import SingleNamespace, load_namespace
 from sbpair.config.setting import SIDES, Environment, Flags
 from sbpair.errors import NameInvalid, UsageError
@@ -48,13 +48,14 @@ class Reach:
     flags: Flags
     environ: Environment
     namespace: str | None = None
+    screen: Screen | None = None
     _profile: Profile | None = None
     _namespaces: dict[str, SingleNamespace] = field(default_factory=dict)
 
     @property
     def profile(self) -> Profile:
         if self._profile is None:
-            self._profile = load(self.flags, self.environ)
+            self._profile = load_profile(self.flags, self.environ, self.screen)
         return self._profile
 
     @property
@@ -73,8 +74,11 @@ class Reach:
         return self._address(given or side or self.namespace or "", name, dead_letters, what)
 
     def owner(self, *ends: EntityAddress) -> StateOwner:
-        """Return whose runs a move is: those of `--namespace`, of the pair, or of the source's namespace."""
-        if self.namespace is None and any(each.side in SIDES for each in ends):
+        """Return whose runs a move is: those of `--namespace`, of the pair, or of the source's namespace.
+
+        Without ends, those that a command shows: of `--namespace`, or of the pair.
+        """
+        if self.namespace is None and (not ends or any(each.side in SIDES for each in ends)):
             return StateOwner(self.pair, self.profile.state_directory)
         name = self.namespace or ends[0].side
         found = self._namespace(name)
@@ -111,10 +115,14 @@ def reach_of(connection: PairSelection, screen: Screen, namespace: str | None, *
     flags = flags_of(connection, state=state)
     warn_of_unknown_variables(flags, screen)
     refuse_secrets(os.environ)
-    reach = Reach(flags, os.environ, namespace)
+    reach = Reach(flags, os.environ, namespace, screen)
     if namespace is not None:
         reach.endpoint(namespace)
     return reach
+
+
+def owner_of_runs(connection: PairSelection, screen: Screen, namespace: str | None, state: Path | None) -> StateOwner:
+    return reach_of(connection, screen, namespace, state=state).owner()
 
 
 def checked_ends(

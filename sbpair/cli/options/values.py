@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from sbpair import config
 from sbpair.cli.options.common import PairSelection, option, option_group
 from sbpair.cli.render.screen import Screen, clean
-from sbpair.config.setting import Flags, Origin, Setting
+from sbpair.config.setting import Environment, Flags, Origin, Setting
 from sbpair.errors import UsageError
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
 from sbpair.model.pair import Pair, ResourceGroup
@@ -34,9 +34,14 @@ def selected_profile(
     """Return the selected pair with its state directory; with -v, print each value and its source."""
     flags = flags_of(connection, count=count, state=state)
     warn_of_unknown_variables(flags, screen)
-    found = config.load(flags, os.environ)
-    if screen.detailed:
-        for key, setting in config.effective(found, os.environ).items():
+    return load_profile(flags, os.environ, screen)
+
+
+def load_profile(flags: Flags, environ: Environment, screen: Screen | None) -> config.Profile:
+    """Return the pair of these flags, as `selected_profile` does."""
+    found = config.load(flags, environ)
+    if screen is not None and screen.detailed:
+        for key, setting in config.effective(found, environ).items():
             value, source = in_words(setting)
             if value:
                 screen.say(f"{key}: {value} ({source})")

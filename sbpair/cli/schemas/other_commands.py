@@ -291,7 +291,7 @@ EMULATOR = document(
 )
 
 _MESSAGE = fields(
-    **{"from": choice("Namespace it came from", "primary", "secondary")},
+    **{"from": text("Namespace it came from: primary, secondary, or its own name")},
     message_id=nullable(text("Message id")),
     sequence_number=nullable(count("Sequence number")),
     enqueued_at=nullable(text("Enqueued time, with its UTC offset")),
@@ -334,7 +334,7 @@ PEEK = document(
     "Peeked messages, with bodies if --body was given. JSON Lines have one message each.",
     record("The line of a message", **_PEEKED),
     namespace=text("Name of the namespace"),
-    side=choice("The namespace's side", "primary", "secondary"),
+    side=text("The namespace's side: primary, secondary, or its own name"),
     entity=text("Queue, subscription or dead-letter queue"),
     total=_TOTAL,
     complete=_COMPLETE,
