@@ -36,14 +36,21 @@ def backlog_queues(context: typer.Context) -> list[str]:
 
 def runs(context: typer.Context) -> list[str]:
     """Return the runs of the pair, or of --namespace, that this machine has recorded."""
-    from sbpair.cli.options.reach import Reach
+    from sbpair import config
+    from sbpair.config.namespaces import load_namespace
     from sbpair.config.setting import Flags
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import all_runs
 
     flags = Flags(**_given(context), state=context.params.get("state"))
-    owner = Reach(flags, os.environ, context.params.get("namespace")).owner()
-    with state_if_any(owner.directory, owner.ends) or nullcontext() as state:
+    name = context.params.get("namespace")
+    if name is None:
+        found = config.load(flags, os.environ)
+        opened = state_if_any(found.state_directory, found.pair)
+    else:
+        directory = Path(str(config.state_setting(name, flags, os.environ).value))
+        opened = state_if_any(directory, load_namespace(name, flags, os.environ).ends)
+    with opened or nullcontext() as state:
         return [run.id for run in all_runs(state)] if state else []
 
 

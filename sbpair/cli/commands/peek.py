@@ -59,7 +59,7 @@ def command(
     if side is not None and namespace is not None:
         raise UsageError("--side and --namespace exclude each other", hint="leave one of them out")
     chosen = moves.filter_of(screen, where)
-    source = reach_of(connection, screen, namespace).address(entity, side=side, dead_letters=dead_letters, what="QUEUE")
+    source = reach_of(connection, screen, namespace).address(entity, side=side, dead_letters=dead_letters)
     from sbpair.message_io.peek import PeekSource, matching
 
     sources, keep = [PeekSource(source.side, source.path)], None if chosen is None else matching(chosen)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sbpair.backlog import TRANSFER_SEGMENT
+from sbpair.backlog import TRANSFER_SEGMENT, check_path
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
@@ -78,8 +78,10 @@ def command(
     if dedup is not None and named:
         raise UsageError("--dedup receives from both sides of the pair", hint="leave out SIDE: and --namespace")
     reach = reach_of(connection, screen, namespace)
-    address = reach.address(entity, side=None if named else "primary", what="QUEUE")
+    address = reach.address(entity, side=None if named else "primary")
     side, entity = address.side, address.path
+    if subscription is not None:
+        check_path(_path(entity, subscription), shorten="give the name of a queue or subscription")
     ends = reach.pair if dedup is not None else address.alone
     if not remove:
         return _show(ends, screen, entity, subscription, side, dedup, limit)

@@ -63,14 +63,16 @@ class Reach:
         return self.profile.pair
 
     def address(
-        self, text: str, *, side: str | None = None, dead_letters: bool = False, what: str = "entity"
+        self, text: str, *, side: str | None = None, dead_letters: bool = False, what: str = ""
     ) -> EntityAddress:
         """Return the entity that a text names. `side` is that of an option. Raises UsageError."""
-        given, colon, name = text.rpartition(":")
+        given, colon, name = ("", "", text) if "://" in text else text.rpartition(":")
         if colon and (not given or not name):
-            raise UsageError(f"{what} {text!r}: expected SIDE:ENTITY", hint="write primary:orders, or orders alone")
+            raise UsageError(
+                f"{_before(what)}{text!r}: expected SIDE:ENTITY", hint="write primary:orders, or orders alone"
+            )
         if given and side is not None and given != side:
-            raise UsageError(f"{what} {text!r} names {given}, and --side {side}", hint="name the side once")
+            raise UsageError(f"{_before(what)}{text!r} names {given}, and --side {side}", hint="name the side once")
         return self._address(given or side or self.namespace or "", name, dead_letters, what)
 
     def owner(self, *ends: EntityAddress) -> StateOwner:
@@ -91,7 +93,7 @@ class Reach:
         try:
             backlog.check_path(path, shorten="give the name of a queue, topic or subscription")
         except NameInvalid as error:
-            raise NameInvalid(f"{what}: {error.message}", hint=error.hint) from None
+            raise NameInvalid(f"{_before(what, ':')}{error.message}", hint=error.hint) from None
         if not side:
             side = "secondary" if backlog.under_prefix(self.pair.primary.name, path) else "primary"
         found = dead_letter_path(path) if dead_letters or is_dead_letter_path(name) else path
@@ -108,6 +110,10 @@ class Reach:
             may_be_host = name == self.namespace
             self._namespaces[name] = load_namespace(name, self.flags, self.environ, may_be_host=may_be_host)
         return self._namespaces[name]
+
+
+def _before(what: str, sign: str = "") -> str:
+    return f"{what}{sign} " if what else ""
 
 
 def reach_of(connection: PairSelection, screen: Screen, namespace: str | None, *, state: Path | None = None) -> Reach:

@@ -334,8 +334,16 @@ def _archive(archive: ArchiveFiles | str | None, proof: Mapping[str, Any]) -> It
 def _configuration(settings: Mapping[str, object]) -> Section:
     if not settings:
         return Section("Configuration", ("An earlier version of sbpair recorded this run without its options.",))
-    rows = [(name.replace("_", " "), _setting(name, value)) for name, value in settings.items()]
+    rows = [(_option(name, settings), _setting(name, value)) for name, value in settings.items()]
     return Section("Configuration", (), (_table(("option", "value"), rows),))
+
+
+def _option(name: str, settings: Mapping[str, object]) -> str:
+    """Return the name of an option: a move has a source and a destination instead of a secondary and a primary."""
+    if settings.get("source"):
+        name = f"{name} namespace" if name in ("primary", "secondary") else name
+        name = name.replace("primary", "destination").replace("secondary", "source")
+    return name.replace("_", " ")
 
 
 def _setting(name: str, value: object) -> str:
