@@ -65,6 +65,7 @@ def start(display: Display) -> None:
     handler.addFilter(lambda record: display.verbose > 0 or record.name != "root")
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("azure").setLevel(logging.WARNING if display.verbose else logging.CRITICAL)
+    logging.getLogger("opentelemetry").propagate = False  # its failures are reported once
     # Of azure-servicebus, when a WebSocket fails to connect.
     logging.getLogger("asyncio").addFilter(lambda record: not record.getMessage().startswith("Unclosed c"))
     for name in ("sbpair", "spark"):

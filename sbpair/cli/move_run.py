@@ -2,11 +2,14 @@
 
 import asyncio
 import math
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sbpair import __version__
 from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
@@ -21,6 +24,7 @@ from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 
 if TYPE_CHECKING:
     from sbpair.cli.render.forecast import ForecastWording
+    from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.model.pair import Ends
     from sbpair.move.filter.compiler import MessageFilter
     from sbpair.move.receipt import NamedMessage
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from sbpair.syphon.move_spec import MoveSpec
 
 
+MAX_PORT = 65_535
+METRICS_ADDRESS = "127.0.0.1"
 ALLOW_DUPLICATE_DETECTION = flag("--allow-duplicate-detection", "Also move what its destination may drop")
 
 
@@ -52,8 +58,10 @@ class MoveTerms:
     where: str | None = moves.WHERE
     max_skipped: int | None = moves.MAX_SKIPPED
     progress_interval: str = option(
-        "--progress-interval DURATION", "Time between lines of progress off a terminal", panel="Output", default="30s"
+        "--progress-interval TIME", "Time between reports off a terminal", panel="Output", default="30s"
     )
+    metrics_port: int | None = option("--metrics-port PORT", "Serve metrics for Prometheus; 0 is any free port")
+    metrics_address: str | None = option("--metrics-address HOST", "Address of that port [default: 127.0.0.1]")
 
     def mode(self, default: str = "") -> str:
         """Return --once, --watch or --dry-run. Raises UsageError for several, or for none without a `default`."""
@@ -69,11 +77,25 @@ class MoveTerms:
         moves.check_lease(self.lease, no_lease=self.no_lease)
         moving, locks = given[0] != "--dry-run", {"--no-wait-for-locks": self.no_wait_for_locks}
         check_goes_with("--once and --watch", moving, {"--lease": self.lease}, "a dry run needs no lock")
+        self._check_metrics(watch=given[0] == "--watch")
         why = "--watch receives messages as they are unlocked; --dry-run counts them"
         check_goes_with("--once", given[0] == "--once", locks, why)
         if self.max_skipped is not None:
             check_at_least("--max-skipped", self.max_skipped, 1, f"the default is {DEFAULT_MAX_SKIPPED}")
         return given[0]
+
+    def _check_metrics(self, *, watch: bool) -> None:
+        has_port = self.metrics_port is not None
+        check_goes_with(
+            "--watch", watch, {"--metrics-port": has_port}, "the receipt has the figures of a run that ends"
+        )
+        check_goes_with("--metrics-port", has_port, {"--metrics-address": self.metrics_address})
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= MAX_PORT:
+            raise UsageError(
+                f"--metrics-port is {self.metrics_port}, and must be from 0 to {MAX_PORT}", hint="0 is any free port"
+            )
+        if self.metrics_address == "":
+            raise UsageError("--metrics-address is empty", hint="leave it out to serve this machine only")
 
     def check_limits(self) -> "tuple[float, MoveLimits]":
         """Return the seconds between lines of progress, and the limits. Raises UsageError."""
@@ -106,7 +128,7 @@ def move_messages(
     **more: Any,
 ) -> int:
     """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`."""
-    from sbpair.cli.progress.move_progress import move_progress
+    from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, move_progress
     from sbpair.syphon import runner
 
     interval, limits = terms.check_limits()
@@ -114,15 +136,16 @@ def move_messages(
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
         with move_progress(screen, ends, interval, spec) as shown:
-            return await runner.run(
+            moving = runner.run(
                 ends,
                 once=once,
                 stop=stop,
                 hurry=hurry,
                 ordered=terms.order == "backlog",
                 limits=limits,
-                on_event=shown,
-                sample_seconds=shown.sample_seconds,
+                on_event=metrics.observing(shown) if metrics else shown,
+                sample_seconds=shown.sample_seconds or (SAMPLE_SECONDS if metrics else None),
+                live=metrics.live if metrics else None,
                 count_remaining=True,
                 state=state,
                 lease=not terms.no_lease,
@@ -133,12 +156,42 @@ def move_messages(
                 spec=spec,
                 **more,
             )
+            return await (metrics.serve_during(moving) if metrics else moving)
 
-    result = run_gracefully(move)
-    screen.result(words.schema, _document(result, mode, words), _table(result, mode, words))
+    with _metrics_of(screen, ends, terms, f"{words.command[0]} {mode}") as metrics:
+        result = run_gracefully(move)
+        screen.result(words.schema, _document(result, mode, words), _table(result, mode, words))
     warn_of_failures(screen, where)
     _warn(screen, result, words)
     return _exit_code_of(result, once=once)
+
+
+@contextmanager
+def _metrics_of(screen: Screen, ends: "Ends", terms: MoveTerms, command: str) -> "Iterator[RunMetrics | None]":
+    """Open the metrics that the options or OpenTelemetry's variables ask for, and print their address."""
+    if terms.metrics_port is None and not _wants_telemetry():
+        yield None
+        return
+    from sbpair.cli.progress import event_lines, reporting
+    from sbpair.metrics.run_metrics import open_metrics
+
+    address = None if terms.metrics_port is None else (terms.metrics_address or METRICS_ADDRESS, terms.metrics_port)
+    with open_metrics({"command": command, "pair": ends.name, "version": __version__}, address) as metrics:
+        if metrics.url and (terms.metrics_port == 0 or not screen.quiet):
+            if screen.eventful:
+                line = reporting.event_line(event_lines.SCHEMA, "metrics-served", reporting.wall_clock_ms())
+                reporting.write_lines(screen, [{**line, "url": metrics.url}])
+            else:
+                screen.say(f"metrics at {metrics.url}", always=True)
+        yield metrics
+
+
+def _wants_telemetry() -> bool:
+    if not any(name.startswith("OTEL_") for name in os.environ):
+        return False
+    from sbpair.metrics.exporters import wanted_exporters
+
+    return bool(wanted_exporters(os.environ))
 
 
 def preview_move(

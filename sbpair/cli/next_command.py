@@ -97,7 +97,7 @@ def _words(param: Any, value: Any) -> Iterator[str]:
     for each in value if isinstance(value, (list, tuple)) else [value]:
         if each is True:
             yield name
-        elif each not in (None, False):
+        elif each is not None and each is not False:
             text = _without_secret(name, str(each.value if isinstance(each, Enum) else each))
             yield from [f"{name}={text}"] if text.startswith("-") else [name, text]
 

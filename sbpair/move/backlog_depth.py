@@ -33,6 +33,13 @@ class BacklogDepth:
                 self._counted[queue] = messages, progress.gone if progress else 0
                 self._peeked[queue] = oldest_ms
 
+    def by_queue(self) -> dict[str, tuple[int | None, int | None]]:
+        """Return the messages of each queue, and when the oldest was enqueued, in ms since 1970; None if unknown."""
+        return {
+            queue: (self._left(queue, progress), self._oldest_ms(queue, progress))
+            for queue, progress in self._progress.items()
+        }
+
     def messages(self) -> int | None:
         """Return the messages of all queues; None until each has been counted."""
         left = [self._left(queue, progress) for queue, progress in self._progress.items()]
@@ -41,14 +48,14 @@ class BacklogDepth:
 
     def oldest_ms(self) -> int | None:
         """Return when the oldest known message was enqueued, in ms since 1970."""
-        held = [each.oldest_ms for each in self._progress.values() if each and each.oldest_ms is not None]
-        peeked = [at for queue, at in self._peeked.items() if at is not None and self._waits(queue)]
-        return min(held + peeked, default=None)
+        found = (self._oldest_ms(queue, progress) for queue, progress in self._progress.items())
+        return min((each for each in found if each is not None), default=None)
 
-    def _waits(self, queue: str) -> bool:
-        """Return whether the last peek of a queue is still the best known: it holds nothing, and is not empty."""
-        progress = self._progress.get(queue)
-        return (progress is None or progress.oldest_ms is None) and bool(self._left(queue, progress))
+    def _oldest_ms(self, queue: str, progress: QueueProgress | None) -> int | None:
+        if progress is not None and progress.oldest_ms is not None:
+            return progress.oldest_ms
+        # The last peek is the best known while nothing is held, unless the queue is empty.
+        return self._peeked.get(queue) if self._left(queue, progress) else None
 
     def _left(self, queue: str, progress: QueueProgress | None) -> int | None:
         if queue not in self._counted:

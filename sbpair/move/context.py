@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sbpair.model.message_key import Key
     from sbpair.move.events import SyphonEvent
     from sbpair.move.interface import ReceivedMessage
+    from sbpair.move.live_run import Traced
     from sbpair.move.rate_limit import RateLimiter
 
 DEFAULT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
@@ -72,6 +73,7 @@ class MoveContext:
     so does one that was enqueued within the last `duplicate_window_ms`.
     `chosen` returns which received messages to move, at a time of the service in ms since 1970; None moves all. At most
     `max_skipped` others are kept locked at once.
+    `traced` wraps the destination of each worker, to record its sends; None records nothing.
     `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the backlog refused to dead-letter a message,
     and the last reason.
     """
@@ -94,5 +96,6 @@ class MoveContext:
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
     keeps_refused: bool = False
     duplicate_window_ms: int = 0
+    traced: Traced | None = None
     missing: MissingDestinations = field(default_factory=MissingDestinations)
     dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

@@ -51,7 +51,7 @@ class Mover:
         new_sender = partial(
             DestinationSender,
             backlog_queue=source.queue,
-            primary=primary,
+            primary=primary if context.traced is None else context.traced(source.queue, primary),
             route=route,
             settlement=self._settlement,
             context=context,

@@ -62,10 +62,14 @@ class Limit(NamedTuple):
 
 
 class TokenBucket:
-    """A rate per second, and a small burst. Spending more than the level leaves a debt to wait for."""
+    """A rate per second, and a small burst. Spending more than the level leaves a debt to wait for.
+
+    `spent` is the sum of all that was spent.
+    """
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate
+        self.spent = 0.0
         self._at = now
         self._level = self.burst
 
@@ -81,6 +85,7 @@ class TokenBucket:
     def spend(self, now: float, amount: float) -> None:
         self._level = self.level(now) - amount
         self._at = max(self._at, now)
+        self.spent += amount
 
     def freeze(self, now: float, until: float) -> None:
         """Block spending until then, and add nothing to the level: it would be spent in one burst."""
@@ -176,6 +181,11 @@ class RateLimiter:
         """Return the messages a second that may be sent now, at one credit each; None without a limit."""
         buckets = [bucket for bucket, _, _ in self._sending(now, 1.0)]
         return min((each.rate for each in (*buckets, self._secondary) if each is not None), default=None)
+
+    def credits_spent(self) -> dict[str, float]:
+        """Return the credits spent in each namespace whose credits are limited, by its side."""
+        buckets = {"primary": self._primary, "secondary": self._secondary}
+        return {side: bucket.spent for side, bucket in buckets.items() if bucket is not None}
 
     # The limit at work.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.errors import ExitCode
 from sbpair.model.cost import Operations
@@ -141,6 +141,16 @@ class Receipt:
         }
 
 
+class TallyCounts(NamedTuple):
+    """Copies of a run's counts: by queue and bucket, and by destination, dead-letter reason and kind of operation."""
+
+    queues: dict[str, dict[str, int]]
+    destinations: dict[str, int]
+    reasons: dict[str, int]
+    spent: dict[str, int]
+    bytes_sent: int
+
+
 class Tally:
     """Counts the ends of deliveries while a run moves. `where` is the filter that chooses messages."""
 
@@ -221,6 +231,11 @@ class Tally:
     def sent_to(self) -> dict[str, int]:
         """Return how many messages each destination has accepted, by path."""
         return dict(self._destinations)
+
+    def counts(self) -> TallyCounts:
+        """Return the counts of this moment. May be called from another thread: each copy is taken at once."""
+        queues = {queue: dict(counts) for queue, counts in list(self._queues.items())}
+        return TallyCounts(queues, dict(self._destinations), dict(self._reasons), dict(self._spent), self._bytes_sent)
 
     def receipt(self) -> Receipt:
         total: Counter[str] = sum(self._queues.values(), Counter())

@@ -16,6 +16,7 @@ from sbpair.errors import EntityMissing, ExitCode, SbpairError
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
 from sbpair.move import backlog_queues
 from sbpair.move.context import MoveContext, SendCost
+from sbpair.move.live_run import LiveRun
 from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
@@ -24,7 +25,6 @@ from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 from sbpair.runs.database import now_ms
 from sbpair.runs.lease_location import check_queue
-from sbpair.runs.run_log import new_id
 from sbpair.runs.session_lease import hold_lease
 from sbpair.runs.timeline import SPACING_MS
 from sbpair.syphon.intake_gate import IntakeGate
@@ -126,6 +126,7 @@ async def run(
     timings: RunTimings = DEFAULT_TIMINGS,
     spec: MoveSpec | None = None,
     gate: IntakeGate | None = None,
+    live: LiveRun | None = None,
 ) -> SyphonResult:
     """Move the messages of the pair's backlog queues to their destinations in the primary.
 
@@ -151,6 +152,8 @@ async def run(
     ConnectionFaulted ends it, and a watch as a whole. After `max_missing` dead-lettered messages of a destination that
     the primary lacks, its other messages stay in the backlog, unless `allow_missing`.
 
+    `live` is a new one, through which the caller reads the run's figures while it moves.
+
     With `where`, only messages are moved for which that filter is true. The others are `skipped`: kept locked until the
     run ends, at most `max_skipped` of them, and released with their delivery counts unchanged. While the `gate` is
     closed, the run keeps its connections and leases, and no message.
@@ -160,7 +163,9 @@ async def run(
     """
     stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
     spec = spec or MoveSpec(pair)
-    tally, run_id = Tally(where), new_id(now_ms())
+    live = live or LiveRun()
+    run_id, tally = live.id, Tally(where)
+    live.tally = tally
     async with AsyncExitStack() as stack:
         session = None if lease_queue is None else await _take_lease(stack, spec, lease_queue, run_id, stop)
         may_send = session.check if session is not None else lambda: None
@@ -196,6 +201,7 @@ async def run(
             chosen=None if where is None else where.choose,
             max_skipped=max_skipped,
             duplicate_window_ms=spec.duplicate_window_ms,
+            traced=live.traced,
         )
         plan = RunPlan(
             once,
@@ -217,6 +223,7 @@ async def run(
             prepared = await _unless_stopped(stop, _prepare(open_while_moving, plan, pair, limits, store))
             if prepared is not None:
                 plan, find, found = prepared
+                live.rate_limiter = plan.context.rate_limiter
                 if ramp is not None:
                     from sbpair.syphon.ramp import open_ramp
 

@@ -17,7 +17,7 @@ ROOT = Path(sbpair.__file__).parent
 # Top first. A part may import what lies below its own level, and nothing of that level but itself.
 LEVELS: list[set[str]] = [
     {"cli"},
-    {"drill", "doctor", "status"},
+    {"drill", "doctor", "metrics", "status"},
     {"replay", "message_io", "planning"},
     {"replication"},
     {"failover"},
@@ -63,7 +63,8 @@ DOORS = {
     "rich": {"cli"},
     "matplotlib": {"cli"},
     "jinja2": {"cli"},
-    "opentelemetry": {"failover"},
+    "opentelemetry": {"failover", "metrics"},
+    "prometheus_client": {"metrics"},
     "pytest": {"testing"},
     "click": set(),
 }

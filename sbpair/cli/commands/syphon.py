@@ -20,9 +20,7 @@ def command(
         "--max-held N", "Messages to hold in memory per queue for destinations that are down", default=1000
     ),
     no_reconnect: bool = flag("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting"),
-    max_missing: int = option(
-        "--max-missing N", "Dead-letter at most N messages of each missing destination", default=MAX_MISSING
-    ),
+    max_missing: int = option("--max-missing N", "Dead letters of each missing destination", default=MAX_MISSING),
     allow_missing: bool = flag("--allow-missing", "Dead-letter every message of missing destinations"),
     connection: PairSelection,
     screen: Screen,

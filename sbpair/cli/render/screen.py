@@ -83,9 +83,9 @@ class Screen:
         sys.stderr.write(json.dumps(document) + "\n")
         sys.stderr.flush()
 
-    def say(self, text: str) -> None:
-        """Print information to stderr, unless --quiet."""
-        if not self.quiet:
+    def say(self, text: str, *, always: bool = False) -> None:
+        """Print information to stderr, unless --quiet; `always` prints it with --quiet, too."""
+        if always or not self.quiet:
             self._print("info", text)
 
     def detail(self, text: str) -> None:

@@ -511,6 +511,7 @@ SYPHON_EVENT = forms(
         observe_seconds=number("How long dead letters are observed after the step"),
     ),
     event("events-dropped", "warning", events=count("Lines that were not written")),
+    event("metrics-served", url=text("Address of the metrics", example="http://127.0.0.1:9464/metrics")),
 )
 _REPLAY_PROGRESS = fields(
     phase=text("Name of the phase", example="drain"),

@@ -1,0 +1,1 @@
+"""The figures of a run while it moves, for Prometheus and OpenTelemetry."""

@@ -1,0 +1,139 @@
+"""OpenTelemetry for a run, by its standard environment variables: the metrics, and a span for each batch.
+
+Invariant: nothing is imported or sent unless a variable asks for it, and no failure of an exporter stops or delays a
+run. At its end, the exporters have CLOSE_SECONDS together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from sbpair.metrics.exporters import EXTRA, open_exporter, printable, wanted_exporters
+from sbpair.metrics.metric_table import METRICS
+
+if TYPE_CHECKING:
+    from sbpair.metrics.live_figures import LiveFigures
+    from sbpair.metrics.metric_table import Metric
+    from sbpair.move.interface import Destination
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS: Final = 2.0
+SCOPE: Final = "sbpair"
+
+
+def open_telemetry(figures: LiveFigures, environ: Mapping[str, str] = os.environ) -> Telemetry | None:
+    """Return the telemetry that the environment asks for; None without any. A missing package is a warning."""
+    wanted = wanted_exporters(environ)
+    if not wanted:
+        return None
+    try:
+        from opentelemetry.sdk.resources import Resource
+    except ImportError:
+        log.warning("OTEL_ variables ask for telemetry, and the OpenTelemetry SDK is not installed: %s", EXTRA)
+        return None
+    telemetry = Telemetry()
+    resource = Resource.create(_resource_attributes(figures, environ))
+    for signal, open_signal in (("TRACES", telemetry.open_traces), ("METRICS", telemetry.open_metrics)):
+        opened = [open_exporter(signal, name, environ) for name in wanted.get(signal, ())]
+        if exporters := [each for each in opened if each is not None]:
+            open_signal(exporters, resource, figures)
+    return telemetry
+
+
+class Telemetry:
+    """The telemetry of one run. `tracer` is None if no spans are wanted."""
+
+    def __init__(self) -> None:
+        self.tracer: Any = None
+        self._providers: list[Any] = []
+        self._failures = _FirstFailure(logging.WARNING)
+        self._logger = logging.getLogger("opentelemetry")
+        self._logger.addHandler(self._failures)
+
+    def open_traces(self, exporters: Iterable[Any], resource: Any, _figures: LiveFigures) -> None:
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        for exporter in exporters:
+            provider.add_span_processor(BatchSpanProcessor(exporter))
+        self.tracer = provider.get_tracer(SCOPE)
+        self._providers.append(provider)
+
+    def open_metrics(self, exporters: Iterable[Any], resource: Any, figures: LiveFigures) -> None:
+        from opentelemetry.metrics import Observation
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+        readers = [PeriodicExportingMetricReader(exporter) for exporter in exporters]
+        provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
+        meter = provider.get_meter(SCOPE)
+
+        def observe(metric: Metric) -> Any:
+            def read(_options: object) -> list[Any]:
+                key = f"{SCOPE}.{metric.label}"
+                series = figures.read()[metric].items()
+                return [Observation(value, {key: label} if label else {}) for label, value in series]
+
+            return read
+
+        for metric in METRICS:
+            create = meter.create_observable_counter if metric.is_counter else meter.create_observable_gauge
+            create(metric.name, [observe(metric)], metric.unit, metric.text)
+        self._providers.append(provider)
+
+    def traced(self, queue: str, destination: Destination) -> Destination:
+        """Return a destination that records a span for each batch of this queue."""
+        if self.tracer is None:
+            return destination
+        from sbpair.metrics.batch_spans import TracedDestination
+
+        send = {"messaging.operation.name": "send", "messaging.operation.type": "send"}
+        return TracedDestination(
+            destination, self.tracer, {"messaging.system": "servicebus", **send, f"{SCOPE}.queue": queue}
+        )
+
+    def close(self) -> None:
+        """Export the last figures and spans, for CLOSE_SECONDS at most."""
+        until = time.monotonic() + CLOSE_SECONDS
+        closing = [
+            threading.Thread(target=_shut_down, args=(provider,), name="close telemetry", daemon=True)
+            for provider in self._providers
+        ]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in closing):
+            log.warning("the last telemetry was not exported within %g s", CLOSE_SECONDS)
+        self._logger.removeHandler(self._failures)
+
+
+def _shut_down(provider: Any) -> None:
+    with suppress(Exception):  # the SDK raises any exception
+        provider.shutdown()
+
+
+def _resource_attributes(figures: LiveFigures, environ: Mapping[str, str]) -> dict[str, str]:
+    named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    info = {f"{SCOPE}.{name}": value for name, value in figures.info.items()}
+    return {**({} if named else {"service.name": SCOPE}), "service.instance.id": figures.info["run"], **info}
+
+
+class _FirstFailure(logging.Handler):
+    """Logs the first failure of the SDK as a warning, and all others for debugging only."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self._seen = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level, self._seen = (logging.DEBUG if self._seen else logging.WARNING), True
+        log.log(level, "telemetry: %s", printable(record.getMessage()))

@@ -1,0 +1,169 @@
+"""`--metrics-port` of a watch: its address, its refusals, and the metrics of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cli.test_runs import Pair, open_pair
+from tests.kit.command import untimed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kit.command import Here
+
+pytestmark = pytest.mark.timeout_seconds(90)
+
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/metrics")
+
+
+async def scrape(url: str) -> dict[str, float]:
+    """Return the sum of each metric."""
+    found = ADDRESS.fullmatch(url)
+    assert found
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(found[1]))
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+    content = (await reader.read()).partition(b"\r\n\r\n")[2]
+    writer.close()
+    samples = (sample for family in text_string_to_metric_families(content.decode()) for sample in family.samples)
+    sums: dict[str, float] = {}
+    for sample in samples:
+        sums[sample.name] = sums.get(sample.name, 0) + sample.value
+    return sums
+
+
+async def url_in(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr
+    while line := (await process.stderr.readline()).decode():
+        if found := ADDRESS.search(line):
+            return found[0]
+    pytest.fail("no address was printed")
+
+
+async def receipt_of(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    process.send_signal(signal.SIGTERM)
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return json.loads(out)  # type: ignore[no-any-return]
+
+
+async def moved(pair: Pair, words: tuple[str, ...], count: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """Watch until so many messages were sent; return the last scrape and the receipt."""
+    process = await pair.start(*words, "--metrics-port", "0", "--output", "json")
+    url = await url_in(process)
+    found: dict[str, float] = {}
+    while found.get("sbpair_messages_sent_total", 0) < count:
+        found = await scrape(url)
+    return found, await receipt_of(process)
+
+
+async def test_a_watch_serves_the_figures_of_its_receipt(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(7)
+        found, receipt = await moved(pair, ("syphon", "--watch"), 7)
+        assert (found["sbpair_messages_received_total"], receipt["received"], receipt["sent"]) == (7, 7, 7)
+        assert found["sbpair_sent_bytes_total"] == receipt["bytes_sent"]
+        assert found["process_cpu_seconds_total"] > 0
+
+
+async def test_move_and_redrive_serve_metrics_too(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(3)
+        pair.emulator.namespaces["contoso"].create_queue("repair")
+        found, receipt = await moved(pair, ("move", "0", "repair", "--watch"), 3)
+        assert (found["sbpair_destination_messages_sent_total"], receipt["sent"]) == (3, 3)
+        process = await pair.start("redrive", "repair", "--watch", "--metrics-port", "0", "--output", "json")
+        assert (await scrape(await url_in(process)))["sbpair_run_info"] == 1
+        assert (await receipt_of(process))["received"] == 0
+
+
+@pytest.mark.parametrize("form", [("--quiet",), ("--log-format", "json"), ("--log-format", "json", "--quiet")])
+async def test_a_free_port_is_printed_in_every_form(tmp_path: Path, form: tuple[str, ...]) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        process = await pair.start("syphon", "--watch", "--metrics-port", "0", "--output", "json", *form)
+        assert process.stderr
+        line = (await process.stderr.readline()).decode()
+        if "json" in form:
+            event = json.loads(line)
+            assert (event["schema"], event["event"]) == ("sbpair/syphon-event/1", "metrics-served")
+            url = event["url"]
+        else:
+            url = untimed(line).removeprefix("metrics at ").strip()
+        while (await scrape(url)).get("sbpair_queue_messages", 1) > 0:
+            pass  # the depth is known with --quiet, too
+        await receipt_of(process)
+
+
+async def test_a_port_that_is_taken_ends_before_anything_is_received(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            code, out, err = await pair.run("syphon", "--watch", "--metrics-port", port)
+        assert (code, out) == (7, "")
+        assert err.startswith(f"error: --metrics-port: port {port} on 127.0.0.1 is in use\nhint: ")
+        assert list(tmp_path.iterdir()) == []
+        code, _, err = await pair.run("syphon", "--watch", "--metrics-port", "0", "--metrics-address", "a..b")
+        assert (code, err.split("\n")[0]) == (2, "error: --metrics-address: cannot listen on 'a..b'")
+        assert pair.arrived == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("syphon --once --metrics-port 9464", "--metrics-port goes with --watch only"),
+        ("syphon --dry-run --metrics-port 0", "--metrics-port goes with --watch only"),
+        ("move a b --metrics-port 0", "--metrics-port goes with --watch only"),
+        ("redrive a --once --metrics-port 0", "--metrics-port goes with --watch only"),
+        ("syphon --watch --metrics-address ::1", "--metrics-address goes with --metrics-port only"),
+        ("syphon --watch --metrics-port -1", "--metrics-port is -1, and must be from 0 to 65535"),
+        ("syphon --watch --metrics-port 65536", "--metrics-port is 65536, and must be from 0 to 65535"),
+        ("move a b --watch --metrics-port 70000", "--metrics-port is 70000, and must be from 0 to 65535"),
+        ("syphon --watch --metrics-port 0 --metrics-address=", "--metrics-address is empty"),
+        ("syphon --watch --metrics-port http", "Invalid value for '--metrics-port': expected a whole number"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(here: Here, words: str, expected: str) -> None:
+    code, out, err = here(*words.split())
+    assert (code, out) == (2, "")
+    assert expected in err
+
+
+def test_without_the_library_the_extra_is_named(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "sbpair.metrics.exposition", raising=False)
+    key = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=a2V5"
+    for side in ("PRIMARY", "SECONDARY"):
+        monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", key.replace("contoso", f"contoso-{side.lower()}"))
+    code, _, err = here("syphon", "--watch", "--metrics-port", "0")
+    assert (code, err) == (7, "error: prometheus-client is not installed\nhint: pip install 'sbpair[metrics]'\n")
+
+
+async def test_a_collector_that_is_away_is_one_line_and_no_failure(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(3)
+        away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@127.0.0.1:1/?key=secret"}
+        code, out, err = await pair.run("syphon", "--once", "--output", "json", **away)
+        assert (code, json.loads(out)["sent"]) == (0, 3)
+        first, *more = [line for line in err.splitlines() if "telemetry" in line]
+        assert "warning sbpair.metrics.telemetry: telemetry: " in first
+        assert len(more) <= 1  # that it was not exported in time
+        assert "secret" not in out + err
+        assert "opentelemetry." not in err
+
+
+async def test_variables_without_an_exporter_change_nothing(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        code, _, err = await pair.run("syphon", "--once", "--quiet", OTEL_SERVICE_NAME="x", OTEL_TRACES_EXPORTER="none")
+        assert (code, err) == (0, "")

@@ -1,0 +1,217 @@
+"""The figures of a run, in the formats of Prometheus: names, labels and values, read by its parsers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.metrics.exposition import renderer
+from sbpair.metrics.live_figures import OTHERS, BoundedLabels, LiveFigures
+from sbpair.metrics.metric_table import METRICS
+from sbpair.move import events
+from sbpair.move.live_run import LiveRun
+from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
+from sbpair.syphon.limits import MoveLimits
+from tests.syphon.test_syphon import World, fill, world
+
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+QUEUE = "contoso/x-servicebus-transfer/0"
+
+Series = dict[str, dict[str, float]]
+
+
+def read(figures: LiveFigures) -> Series:
+    """Return the value of each sample by name and label, which both parsers read alike."""
+    render = renderer(figures)
+    plain, plain_type = render("")
+    exact, exact_type = render(OPEN_METRICS)
+    assert plain_type.startswith("text/plain")
+    assert exact_type.startswith("application/openmetrics-text")
+    found = [
+        _samples(text_string_to_metric_families(plain.decode())),
+        _samples(openmetrics.text_string_to_metric_families(exact.decode())),
+    ]
+    assert found[0] == found[1]
+    return found[0]
+
+
+def _samples(families: Any) -> Series:
+    found: Series = {}
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.name.startswith("sbpair_") and sample.name != "sbpair_run_info":
+            [label] = sample.labels.values() or [""]
+            assert label not in found.setdefault(sample.name, {})
+            found[sample.name][label] = sample.value
+    return found
+
+
+def run_of(w: World, **more: Any) -> tuple[LiveFigures, dict[str, Any]]:
+    """Return the figures of a run that is still to begin, at this time, and the arguments that it takes for them."""
+    at_ms = w.emulator.clock.now_ms()
+    figures = LiveFigures(live := LiveRun(), {"command": "syphon --once"}, clock_ms=lambda: at_ms)
+    w.watchers.append(figures.take)
+    return figures, {"live": live, "sample_seconds": 0.01, **more}
+
+
+def check_equal(found: Series, receipt: Receipt) -> None:
+    """Assert that the figures are those of a receipt."""
+    document = asdict(receipt)
+    for bucket in ("received", *BUCKETS):
+        by_queue = {queue: counts[bucket] for queue, counts in receipt.queues.items() if counts[bucket]}
+        series = {queue: value for queue, value in found[f"sbpair_messages_{bucket}_total"].items() if value}
+        assert (bucket, series) == (bucket, by_queue)
+    spellings: Counter[str] = Counter()  # of one destination are one series
+    for path, count in receipt.destinations.items():
+        spellings[path.lower()] += count
+    assert {path.lower(): value for path, value in found["sbpair_destination_messages_sent_total"].items()} == spellings
+    assert found["sbpair_sent_bytes_total"] == {"": receipt.bytes_sent}
+    assert found.get("sbpair_dead_letters_total", {}) == receipt.dead_letter_reasons
+    assert found["sbpair_operations_total"] == {name: document["operations"][name] for name in SPENT}
+
+
+async def test_the_figures_at_the_end_are_those_of_the_receipt() -> None:
+    async with world(2, "orders", "billing/invoices") as w:
+        figures, terms = run_of(w, limits=MoveLimits(credits=500.0))
+        w.strand(*range(30))
+        w.strand(*range(30, 45), to="ORDERS", index=1)
+        w.strand(*range(50, 57), to="billing/invoices", index=1)
+        w.strand(60, 61, to="missing")
+        result = await w.run(**terms)
+        assert (result.receipt.sent, result.receipt.dead_lettered) == (52, 2)
+        found = read(figures)
+        check_equal(found, result.receipt)
+        assert found["sbpair_queue_messages"] == {QUEUE: 0, QUEUE[:-1] + "1": 0}
+        assert found["sbpair_queue_oldest_message_age_seconds"] == {QUEUE: 0, QUEUE[:-1] + "1": 0}
+        assert found["sbpair_credits_spent_total"]["primary"] >= 52
+        assert found["sbpair_credits_spent_total"]["secondary"] >= 54
+
+
+async def test_a_destination_that_takes_nothing_has_a_circuit_and_an_age() -> None:
+    async with world(1, "orders", "full") as w:
+        room = fill(w.destination("full"))
+        w.strand(*range(6), to="full")
+        w.emulator.advance(5_000)
+        figures, terms = run_of(w)
+        async with w.watching(**terms) as task:
+            await w.told_of(events.DestinationProgress, lambda at: (at.destination, at.waiting) == ("full", 6))
+            await w.told_of(events.QueueDepths, lambda at: at.messages == 6 and at.oldest_ms is not None)
+            found = read(figures)
+            assert found["sbpair_destination_backing_off"] == {"full": 1}
+            assert found["sbpair_destination_backoffs_total"]["full"] >= 1
+            assert found["sbpair_destination_messages_waiting"] == {"full": 6}
+            assert (found["sbpair_queue_messages"], found["sbpair_queue_messages_held"]) == ({QUEUE: 6}, {QUEUE: 6})
+            assert found["sbpair_queue_oldest_message_age_seconds"][QUEUE] >= 5
+            room()
+            await w.told_of(events.DestinationProgress, lambda at: (at.sent, at.waiting) == (6, 0))
+            await w.told_of(events.DestinationRecovered)
+            assert read(figures)["sbpair_destination_backing_off"] == {"full": 0}
+        check_equal(read(figures), task.result().receipt)
+
+
+async def test_without_manage_there_is_no_depth_and_no_credits_without_a_limit() -> None:
+    async with world() as w:
+        w.may_only("secondary", AccessRight.LISTEN)
+        w.strand(1)
+        figures, terms = run_of(w)
+        await w.run(**terms)
+        found = read(figures)
+        assert found["sbpair_messages_sent_total"] == {QUEUE: 1}
+        assert {"sbpair_queue_messages", "sbpair_credits_spent_total"} & {*found} == set()
+
+
+def test_a_side_is_away_until_a_queue_is_opened() -> None:
+    figures = LiveFigures(LiveRun(), {})
+    figures.take(events.QueuesFound((QUEUE,), (), managed=True))
+    figures.take(events.QueueProgress(QUEUE, 9, 4, 5))
+    figures.take(events.DestinationBackingOff(QUEUE, "orders", "full", 1.0, 5))
+    figures.take(events.QueueFailed(QUEUE, "lost", 1.0, 1, "primary"))
+    found = read(figures)
+    assert found["sbpair_side_away"] == {"primary": 1, "secondary": 0}
+    assert (found["sbpair_queue_failures_total"], found["sbpair_queue_messages_held"]) == ({QUEUE: 1}, {QUEUE: 0})
+    assert found["sbpair_destination_backing_off"] == {"orders": 0}
+    figures.take(events.QueueOpened(QUEUE))
+    assert read(figures)["sbpair_side_away"] == {"primary": 0, "secondary": 0}
+    figures.take(events.QueueFailed(QUEUE, "lost", 1.0, 1, "secondary"))
+    figures.take(events.QueueFailed(QUEUE, "not found", None))
+    assert read(figures)["sbpair_side_away"] == {"primary": 0, "secondary": 0}
+
+
+def test_every_series_of_a_queue_begins_at_zero() -> None:
+    figures = LiveFigures(LiveRun(), {})
+    figures.take(events.QueuesFound((QUEUE,), (), managed=True))
+    found = read(figures)
+    assert {name: found[name] for name in found if name.startswith("sbpair_messages_")} == {
+        f"sbpair_messages_{bucket}_total": {QUEUE: 0} for bucket in ("received", *BUCKETS)
+    }
+
+
+def test_further_destinations_share_a_label_and_none_changes_it() -> None:
+    figures = LiveFigures(live := LiveRun(), {}, max_labels=2)
+    for number in range(4):
+        live.tally.sent(QUEUE, f"d{number}", 10, 1)
+        read(figures)
+    figures.take(events.DestinationBackingOff(QUEUE, "D3", "full", 1.0, 5))
+    figures.take(events.DestinationBackingOff(QUEUE, "d9", "full", 1.0, 5))
+    live.tally.sent(QUEUE, "D0", 1, 1)
+    found = read(figures)
+    assert found["sbpair_destination_messages_sent_total"] == {"d0": 11, "d1": 10, OTHERS: 20}
+    assert found["sbpair_destination_backing_off"] == {"d0": 0, "d1": 0, OTHERS: 2}
+    assert found["sbpair_destination_backoffs_total"] == {"d0": 0, "d1": 0, OTHERS: 2}
+
+
+@given(st.lists(st.tuples(st.text(st.characters(exclude_categories=()), min_size=1), st.integers(1, 9)), max_size=12))
+def test_hostile_names_are_escaped_and_none_is_lost(sent: list[tuple[str, int]]) -> None:
+    figures = LiveFigures(live := LiveRun(), {"pair": '\udcff\n"'}, max_labels=5)
+    for path, count in sent:
+        live.tally.sent(QUEUE, path, count, 1)
+        figures.take(events.DestinationBackingOff("queue", path, path, 1.0, 1))
+    found = _samples(text_string_to_metric_families(renderer(figures)("")[0].decode()))
+    series = found.get("sbpair_destination_messages_sent_total", {})
+    assert sum(series.values()) == sum(count for _, count in sent)
+    assert len(series) <= 6
+    assert _samples(openmetrics.text_string_to_metric_families(renderer(figures)(OPEN_METRICS)[0].decode())) == found
+
+
+@given(st.lists(st.sampled_from("abcdefABCDEF"), max_size=40))
+def test_labels_sum_up_to_all(paths: list[str]) -> None:
+    labels = BoundedLabels(3)
+    first = labels.sums(dict.fromkeys(paths, 1.0))
+    assert sum(first.values()) == len(set(paths))
+    assert labels.sums(dict.fromkeys(reversed(paths), 2.0)) == {label: 2 * count for label, count in first.items()}
+
+
+def test_nothing_of_a_message_is_in_the_metrics() -> None:
+    figures = LiveFigures(live := LiveRun(), {"command": "syphon --watch", "pair": "p"})
+    named = NamedMessage(QUEUE, 77_777, "an-id", "orders", "SharedAccessKey=abc")
+    live.tally.received(QUEUE, 1)
+    live.tally.dead_lettered(named, "RefusedByPrimary")
+    figures.take(events.DeadLettered(QUEUE, 77_777, "an-id", "RefusedByPrimary", "SharedAccessKey=abc", "orders"))
+    figures.take(events.QueueFailed(QUEUE, "SharedAccessKey=abc", 1.0))
+    text = renderer(figures)("")[0].decode()
+    assert 'sbpair_dead_letters_total{reason="RefusedByPrimary"} 1.0' in text
+    assert [part for part in ("an-id", "77777", "abc") if part in text] == []
+
+
+def test_names_and_units_follow_the_conventions() -> None:
+    names = [metric.prometheus_name for metric in METRICS]
+    assert len({*names}) == len(names)
+    assert [name for name in names if not name.startswith("sbpair_")] == []
+    assert [metric.name for metric in METRICS if metric.prometheus_name.endswith("_total") != metric.is_counter] == []
+    assert {metric.base_unit for metric in METRICS} == {"", "seconds", "bytes"}
+    assert "sbpair_messages_sent_total" in names
+    assert "sbpair_queue_oldest_message_age_seconds" in names
+
+
+def test_a_text_of_a_hundred_destinations_is_small() -> None:
+    figures = LiveFigures(live := LiveRun(), {})
+    for number in range(5_000):
+        live.tally.sent(QUEUE, f"destination-{number}", 1, 1)
+    text, _ = renderer(figures)("")
+    assert text.count(b"\n") < 700

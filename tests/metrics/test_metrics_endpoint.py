@@ -1,0 +1,213 @@
+"""The HTTP port of the metrics: its answers, and what a scraper cannot do to a run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sbpair.errors import MachineLacks, PortInUse, UsageError
+from sbpair.metrics import metrics_endpoint
+from sbpair.metrics.metrics_endpoint import MAX_CONNECTIONS, MetricsEndpoint, listen, url_of
+from tests.metrics.test_live_figures import check_equal, read, run_of
+from tests.syphon.test_syphon import world
+
+GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
+Address = tuple[str, int]
+
+
+def rendered(accept: str) -> tuple[bytes, str]:
+    return b"a_metric 1\n", f"text/plain; accept={accept}"
+
+
+@asynccontextmanager
+async def served(render: Callable[[str], tuple[bytes, str]] = rendered) -> AsyncIterator[Address]:
+    """Serve metrics on a free port, and yield its address."""
+    with listen("127.0.0.1", 0) as listening:
+        serving = asyncio.create_task(MetricsEndpoint(listening, render).serve())
+        try:
+            yield listening.getsockname()[:2]
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+            assert serving.cancelled()
+
+
+async def ask(address: Address, request: bytes = GET) -> bytes:
+    """Return all that is answered to a request."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (GET, 200),
+        (b"GET /metrics?name=x HTTP/1.0\r\n\r\n", 200),
+        (b"HEAD /metrics HTTP/1.1\r\nHost: h\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+        (b"GET /metrics/../etc HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+        (b"POST /metrics HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n", 405),
+        (b"\x16\x03\x01\x00\x05hello\r\n\r\n", 400),
+        (b"AMQP\x00\x01\x00\x00\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nHost: h\r\nA: " + b"a" * 20_000, 400),
+    ],
+)
+async def test_a_request_has_one_answer_and_the_connection_ends(request_: bytes, status: int) -> None:
+    async with served() as address:
+        head, _, content = (await ask(address, request_)).partition(b"\r\n\r\n")
+        assert head.split()[1] == str(status).encode()
+        assert b"connection: close" in head.lower()
+        assert (content == b"a_metric 1\n") is (status == 200 and not request_.startswith(b"HEAD"))
+        assert await ask(address) != b""
+
+
+async def test_the_accepted_formats_reach_the_library() -> None:
+    async with served() as address:
+        answer = await ask(address, GET[:-2] + b"Accept: one\r\nAccept: two\r\n\r\n")
+        assert b"text/plain; accept=one,two" in answer
+
+
+async def test_a_client_that_leaves_or_says_nothing_costs_its_connection_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_endpoint, "MAX_SECONDS", 0.2)
+    async with served() as address:
+        for sent in (b"", b"GET /met"):
+            _, writer = await asyncio.open_connection(*address)
+            writer.write(sent)
+            writer.close()
+        silent = [await asyncio.open_connection(*address) for _ in range(2 * MAX_CONNECTIONS)]
+        # All connections are taken: this one waits until the first ones are ended.
+        assert b"200" in await ask(address)
+        assert await asyncio.gather(*(reader.read() for reader, _ in silent)) == [b""] * len(silent)
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_endpoint, "MAX_SECONDS", 0.2)
+    async with served(lambda _: (b"x" * 50_000_000, "text/plain")) as address:
+        _, writer = await asyncio.open_connection(*address, limit=1)
+        writer.write(GET)
+        assert b"404" in await ask(address, GET.replace(b"/metrics", b"/other"))
+        writer.transport.abort()
+
+
+async def test_a_bug_in_the_metrics_is_an_answer_and_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: str) -> tuple[bytes, str]:
+        raise ZeroDivisionError
+
+    async with served(broken) as address:
+        with caplog.at_level(logging.ERROR):
+            assert b" 500 " in await ask(address)
+            assert b" 500 " in await ask(address)
+    assert "the metrics could not be rendered" in caplog.text
+
+
+async def test_rendering_takes_a_part_of_the_time_however_many_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(metrics_endpoint.asyncio, "sleep", note)
+    loop = asyncio.get_running_loop()
+
+    def slow(_: str) -> tuple[bytes, str]:
+        until = loop.time() + 0.01
+        while loop.time() < until:
+            pass
+        return rendered("")
+
+    async with served(slow) as address:
+        for _ in range(3):
+            await ask(address)
+    # The second one waits for the rest after the first one, less the time that has passed.
+    assert waits[0] <= 0
+    assert waits[1] > 40 * 0.01
+
+
+async def test_thousands_of_scrapes_leak_neither_memory_nor_descriptors() -> None:
+    descriptors = Path("/proc/self/fd")
+    async with served() as address:
+        for _ in range(50):
+            await ask(address)
+        before = len([*descriptors.iterdir()])
+        tracemalloc.start()
+        for _ in range(100):
+            await asyncio.gather(*(ask(address) for _ in range(20)))
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len([*descriptors.iterdir()]) <= before + MAX_CONNECTIONS
+    assert size < 500_000
+
+
+async def test_scrapes_under_load_lose_nothing_and_end_with_the_receipt() -> None:
+    async with world(2, "orders", "billing/invoices") as w:
+        figures, terms = run_of(w)
+        for index in range(2):
+            w.strand(*range(1_000 * index, 1_000 * index + 600), to=("orders", "billing/invoices")[index], index=index)
+        seen: list[float] = []
+
+        def render(_: str) -> tuple[bytes, str]:
+            seen.append(sum(read(figures).get("sbpair_messages_sent_total", {}).values()))
+            return b"", "text/plain"
+
+        async with served(render) as address:
+            hanging = [await asyncio.open_connection(*address) for _ in range(5)]
+            moving = asyncio.create_task(w.run(**terms))
+            while not moving.done():
+                await ask(address)
+            result = await moving
+            for _, writer in hanging:
+                writer.close()
+        assert seen == sorted(seen)
+        assert result.receipt.sent == 1_200
+        check_equal(read(figures), result.receipt)
+
+
+def test_a_port_that_is_taken_is_refused_and_any_free_one_is_found() -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(listen("127.0.0.1", 0))
+        port = first.getsockname()[1]
+        assert url_of(first) == f"http://127.0.0.1:{port}/metrics"
+        with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1 is in use"):
+            listen("127.0.0.1", port)
+        assert stack.enter_context(listen("localhost", 0)).getsockname()[1] != port
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(MachineLacks, match=r"port 9000 on 192.0.2.1: Cannot assign"):
+        listen("192.0.2.1", 9000)
+    for host in ("no such host", "x" * 300, "a..b"):
+        with pytest.raises(UsageError, match="--metrics-address: cannot listen"):
+            listen(host, 0)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="this user may open any port")
+def test_a_port_that_needs_a_right_is_refused() -> None:
+    with pytest.raises(MachineLacks, match="choose a port above 1023"):
+        listen("127.0.0.1", 80)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="without IPv6")
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    try:
+        listening = listen("::1", 0)
+    except MachineLacks:
+        pytest.skip("without IPv6")
+    with listening:
+        assert url_of(listening).startswith("http://[::1]:")
