@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, TimedOut
 from sbpair.failover.entity_states import Deliver, Ping, TimerTask
+from sbpair.model.pair import Transport
+from sbpair.model.proxy import proxy_for
 
 if TYPE_CHECKING:
     from sbpair.failover.shared_state import FailoverState
@@ -80,7 +82,7 @@ async def ping_all(
                 async with asyncio.timeout(seconds):
                     await ping(primary, entity, seconds)
             except TimeoutError:
-                error = TimedOut(f"no answer within {seconds:g} s", hint="try again later")
+                error = _timed_out(primary, seconds)
             except SbpairError as caught:
                 error = caught
         result = PingResult(entity, health_of(error), clock() - started, error)
@@ -90,6 +92,14 @@ async def ping_all(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(entity), name=f"ping {entity}") for entity in entities]
     return tuple(task.result() for task in tasks)
+
+
+def _timed_out(primary: Endpoint, seconds: float) -> TimedOut:
+    proxy = proxy_for(primary) if primary.transport is Transport.WEBSOCKET else None
+    if proxy is None:
+        return TimedOut(f"no answer within {seconds:g} s", hint="try again later")
+    hint = f"check the proxy, which {proxy.source or 'the configuration'} names, or allow more time with --timeout"
+    return TimedOut(f"no answer within {seconds:g} s through the proxy {proxy.address}", hint=hint)
 
 
 def health_of(error: SbpairError | None) -> Health:

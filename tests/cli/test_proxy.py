@@ -149,6 +149,16 @@ async def test_a_send_through_a_dead_proxy_has_failed(tmp_path: Path, hangs: boo
     assert "HTTPS_PROXY" in err.rpartition("hint: ")[2]
 
 
+async def test_ping_names_a_proxy_that_hangs(tmp_path: Path) -> None:
+    async with office(tmp_path, answer=None) as here:
+        proxy = f"http://me:nobody-may-see@{here.proxy.address}"
+        ended, out, err = await here.run("ping orders --transport websocket --timeout 1s", HTTPS_PROXY=proxy)
+    assert ended == 6
+    assert f"through the proxy {here.proxy.address}" in out
+    assert "HTTPS_PROXY" in err.rpartition("hint: ")[2]
+    assert "nobody-may-see" not in out + err
+
+
 @pytest.mark.parametrize("command", ["status orders", "ping orders", "receive orders --remove --yes"])
 @pytest.mark.parametrize(("answer", "code"), [(answered(407), 5), (answered(403), 5), (answered(502), 6), (None, 2)])
 async def test_health_commands_exit_as_the_proxy_refuses(
