@@ -69,10 +69,9 @@ def _lines(report: RunReport) -> Iterator[str]:
 def _table(table: Table) -> Iterator[str]:
     if not table.rows:
         return
-    numeric = [isinstance(cell, int) for cell in table.rows[0]]
     yield ""
     yield _row(table.columns)
-    yield _row("---:" if each else "---" for each in numeric)
+    yield _row("---:" if each else "---" for each in table.numeric)
     for row in table.rows:
         yield _row(grouped(cell) if isinstance(cell, int) else code(cell) for cell in row)
     if table.more:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.logs import utc
 from sbpair.cli.render.receipt import OPERATIONS, PROOF_BUCKETS
 from sbpair.cli.render.screen import clean, grouped, size, spoken
-from sbpair.cli.report.series import Plot, plots_of, timeline_rows
+from sbpair.cli.report.series import COUNTED, Plot, plots_of, timeline_rows
+from sbpair.errors import ExitCode
 from sbpair.model.cost import Operations, estimate
 from sbpair.move.receipt import BUCKETS
 from sbpair.runs.run_log import RunOutcome
@@ -28,6 +30,10 @@ ROWS_SHOWN = 200
 MAX_TEXT = 300
 DEFAULT_TIER = "Standard"
 UNFINISHED = (RunOutcome.RUNNING, RunOutcome.CRASHED)
+REPLAY_COST = (
+    "Estimated from the counts, for messages of at most 64 KB: each is received, completed and sent once. Renewals of"
+    " locks, counts and peeks are not included."
+)
 NOT_SET = {"rate": "no limit", "credits": "no limit", "tier": "unknown"}
 
 Cell = str | int
@@ -36,16 +42,28 @@ Cell = str | int
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of a section. `more` were left out. `shares` adds a bar to each number of the second column."""
+    """Rows of a section. `more` were left out. `shares` adds a bar to each number of the second column.
+
+    `cards`: where the page is narrow, each row is a card, since its texts are long.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     more: int = 0
     shares: bool = False
+    cards: bool = False
 
     @property
     def largest(self) -> int:
         return max((int(row[1]) for row in self.rows), default=0)
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Whether each column holds numbers, such as rates, or `-` for unknown ones: it is aligned to the right."""
+        cells = [[row[at] for row in self.rows] for at in range(len(self.columns))]
+        return tuple(
+            any(map(_is_number, each)) and all(_is_number(cell) or cell == "-" for cell in each) for each in cells
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +113,14 @@ def report_of(
     replayed = run.kind == "replay"
     end_ms = run.ended_ms or (now_ms if run.outcome == RunOutcome.RUNNING else _last_ms(run, samples))
     identity = _proved(receipt) if replayed else _identity(run, receipt)
-    plots, rows = plots_of(run.started_ms, end_ms, samples), timeline_rows(run.started_ms, end_ms, samples)
+    labels = {**COUNTED, "received": "archived"} if replayed and run.settings.get("mode") == "archive" else COUNTED
+    plots = plots_of(run.started_ms, end_ms, samples, labels)
+    rows = timeline_rows(run.started_ms, end_ms, samples, labels)
     sections = (
         _destinations(receipt, plots, (end_ms - run.started_ms) / 1000),
         _ages(samples),
         _not_sent(receipt) if replayed else _dead_letters(receipt),
+        _stayed(run, receipt),
         _in_doubt(run, receipt),
         _queues(receipt),
         *_archive(archive, receipt),
@@ -121,6 +142,10 @@ def report_of(
         tuple(each for each in sections if each is not None),
         f"Times are in UTC. Written by sbpair {version} at {utc(now_ms / 1000)}.",
     )
+
+
+def _is_number(cell: Cell) -> bool:
+    return isinstance(cell, int) or bool(re.fullmatch(r"\d+\.\d", cell))
 
 
 def short(value: object) -> str:
@@ -162,6 +187,8 @@ def _alerts(run: RunRecord, samples: Sequence[Sample]) -> Iterable[tuple[str, st
         yield "bad", "This run ended without recording its end. Its figures are the last ones it wrote."
     if run.error:
         yield "bad", f"It failed: {short(run.error)}"
+    if run.outcome == RunOutcome.DONE and run.exit_code == ExitCode.PARTIAL_OR_FINDINGS:
+        yield "warn", "Some messages need attention: the exit code was 3."
     if run.outcome == RunOutcome.STOPPED:
         yield "warn", "This run was stopped before it had finished."
     if not samples:
@@ -180,9 +207,11 @@ def _tiles(
     seconds = (end_ms - run.started_ms) / 1000
     yield "sent a second", f"{sent / seconds:.1f}" if seconds > 0 else "-"
     if receipt.get("bytes_sent"):
-        yield "sent", size(int(receipt["bytes_sent"]))
+        yield "data sent", size(int(receipt["bytes_sent"]))
     dead = ("expired", "quarantined") if replayed else ("expired", "dead_lettered")
     yield ("not sendable" if replayed else "dead-lettered"), grouped(sum(int(receipt.get(name, 0)) for name in dead))
+    if receipt.get("skipped"):
+        yield "skipped", grouped(int(receipt["skipped"]))
     twice = (len(run.doubts), len(receipt.get("doubtful", [])), int(receipt.get("doubtful_total", 0)))
     yield "possible duplicates", grouped(max(twice))
 
@@ -221,9 +250,11 @@ def _judged(whole: tuple[str, int], parts: Iterable[tuple[str, int]], *, balance
 # The sections.
 
 
-def _table(columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], *, shares: bool = False) -> Table:
+def _table(
+    columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], *, shares: bool = False, cards: bool = False
+) -> Table:
     shown = tuple(tuple(each if isinstance(each, int) else short(each) for each in row) for row in rows[:ROWS_SHOWN])
-    return Table(columns, shown, len(rows) - len(shown), shares)
+    return Table(columns, shown, len(rows) - len(shown), shares, cards)
 
 
 def _destinations(receipt: Mapping[str, Any], plots: Sequence[Plot], seconds: float) -> Section:
@@ -262,10 +293,42 @@ def _dead_letters(receipt: Mapping[str, Any]) -> Section:
     if not number:
         return Section("Dead letters", ("No message was dead-lettered.",))
     reasons = sorted(receipt.get("dead_letter_reasons", {}).items(), key=lambda each: (-each[1], each[0]))
-    rows = [(_message(each), each["queue"], each["destination"] or "-", each["reason"]) for each in named]
-    table = _table(("message", "queue", "destination", "description"), rows)
+    table = _named(named, "description")
     tables = (_table(("reason", "messages"), reasons, shares=True),) if reasons else ()
     return Section("Dead letters", (), (*tables, _with_more(table, number)))
+
+
+def _stayed(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
+    """Return what a run left in its source on purpose; None if it left nothing, and had no filter."""
+    skipped, where = int(receipt.get("skipped", 0)), receipt.get("where")
+    if not skipped and not where:
+        return None
+    notes = []
+    if where:
+        whole = grouped(int(where["chosen"]) + int(where["skipped"]))
+        notes.append(f"The filter chose {grouped(int(where['chosen']))} of {whole} messages: {short(where['text'])}")
+        if where.get("failed"):
+            notes.append(
+                f"It could not be calculated for {grouped(int(where['failed']))}: {short(where['first_failure'])}"
+            )
+    place = f"in the {_words(run)[0]}"
+    if skipped and run.outcome == RunOutcome.RUNNING:
+        notes.append(f"Skipped messages stay {place}, locked until this run ends.")
+    elif skipped and run.outcome in (RunOutcome.DONE, RunOutcome.STOPPED):
+        notes.append(f"Skipped messages are {place}, unlocked, with the delivery counts that they had.")
+    elif skipped:
+        notes.append(
+            f"Skipped messages are {place}. Locks that were left end by themselves, and raise delivery counts."
+        )
+    others = skipped - int(where["skipped"] if where else 0)
+    named = receipt.get("stayed", [])
+    tables = (_with_more(_named(named, "reason"), others),) if named else ()
+    return Section("Skipped messages", tuple(notes), tables)
+
+
+def _named(messages: Sequence[Mapping[str, Any]], reason: str) -> Table:
+    rows = [(_message(each), each["queue"], each["destination"] or "-", each["reason"]) for each in messages]
+    return _table(("message", "queue", "destination", reason), rows, cards=True)
 
 
 def _not_sent(proof: Mapping[str, Any]) -> Section:
@@ -288,7 +351,7 @@ def _in_doubt(run: RunRecord, receipt: Mapping[str, Any]) -> Section:
     if not rows:
         return Section("In doubt", ("None: no message may have arrived twice.",))
     note = f"The {_words(run)[1]} may have these messages, and may have them twice."
-    table = _table(("message", "queue", "destination", "reason"), rows)
+    table = _table(("message", "queue", "destination", "reason"), rows, cards=True)
     return Section("In doubt", (note,), (_with_more(table, number),))
 
 
@@ -301,7 +364,7 @@ def _message(named: Mapping[str, Any]) -> str:
 
 
 def _with_more(table: Table, number: int) -> Table:
-    return Table(table.columns, table.rows, max(table.more, number - len(table.rows)), table.shares)
+    return replace(table, more=max(table.more, number - len(table.rows)))
 
 
 def _queues(receipt: Mapping[str, Any]) -> Section | None:
@@ -314,7 +377,7 @@ def _queues(receipt: Mapping[str, Any]) -> Section | None:
     notes = tuple(f"{grouped(number)} remain in {short(queue)}." for queue, number in remaining.items())
     if receipt.get("locked"):
         notes += (f"{grouped(int(receipt['locked']))} were left locked by another receiver.",)
-    return Section("Queues", notes, (_table(("queue", *(name.replace("_", " ") for name in names)), rows),))
+    return Section("Queues", notes, (_table(("queue", *(name.replace("_", " ") for name in names)), rows, cards=True),))
 
 
 def _archive(archive: ArchiveFiles | str | None, proof: Mapping[str, Any]) -> Iterable[Section]:
@@ -327,7 +390,7 @@ def _archive(archive: ArchiveFiles | str | None, proof: Mapping[str, Any]) -> It
     rows = [(each.name, each.files, size(each.bytes), each.sha256 or "-") for each in archive.directories]
     note = f"{place} holds the files of this run. A checksum covers the names and the contents of a directory's files."
     check = f"cd {shlex.quote(archive.root)} && find ledger -type f | LC_ALL=C sort | xargs sha256sum | sha256sum"
-    table = _table(("directory", "files", "size", "SHA-256"), rows)
+    table = _table(("directory", "files", "size", "SHA-256"), rows, cards=True)
     yield Section("Archive", (note,), (table,), (check,) if archive.is_local else ())
 
 
@@ -355,18 +418,28 @@ def _setting(name: str, value: object) -> str:
 
 
 def _cost(run: RunRecord, receipt: Mapping[str, Any]) -> Section:
-    spent = receipt.get("operations")
+    spent = receipt.get("operations") or _replayed_operations(receipt)
     if not spent:
         return Section("Cost", ("The operations of this run were not recorded.",))
     known = {each.name for each in fields(Operations)}
     operations = Operations(**{name: int(number) for name, number in spent.items() if name in known})
     tiers = {side: str(run.settings.get(f"{side}_tier") or "") for side in ("primary", "secondary")}
     found = estimate(operations, **{side: tier or DEFAULT_TIER for side, tier in tiers.items()})
-    rows = [(text, int(spent.get(name, 0))) for name, text in OPERATIONS.items()]
+    rows = [(text, int(spent[name])) for name, text in OPERATIONS.items() if name in spent]
     notes = [] if all(tiers.values()) else [f"{DEFAULT_TIER} is assumed where the tier is unknown."]
+    if not receipt.get("operations"):
+        notes.append(REPLAY_COST)
     if found.by_sbpair is not None:
         money = [f"{each.quantize(Decimal('0.01'))}" for each in (found.by_sbpair.minimum, found.by_sbpair.maximum)]
         span = money[0] if money[0] == money[1] else f"{money[0]} to {money[1]}"
         notes.insert(0, f"{span} {found.currency}, by the prices of {found.dated}.")
     rows.append(("all operations", found.operations.by_sbpair))
     return Section("Cost", tuple(notes), (_table(("billable operations", "number"), rows),))
+
+
+def _replayed_operations(proof: Mapping[str, Any]) -> dict[str, int]:
+    """Return the operations of a replay as its counts imply them; {} without a proof."""
+    if "acknowledged" not in proof:
+        return {}
+    whole = int(proof.get("received" if proof.get("mode") == "direct" else "archived") or 0)
+    return {"received": 2 * whole, "sent": int(proof["acknowledged"])}

@@ -53,16 +53,18 @@ class Plot:
     peaks: Mapping[str, float] = field(default_factory=dict)
 
 
-def plots_of(start_ms: int, end_ms: int, samples: Sequence[Sample]) -> tuple[Plot, ...]:
-    """Return the plots of a run that has enough samples; none without a value."""
+def plots_of(
+    start_ms: int, end_ms: int, samples: Sequence[Sample], labels: Mapping[str, str] = COUNTED
+) -> tuple[Plot, ...]:
+    """Return the plots of a run that has enough samples; none without a value. `labels` name the counts."""
     if len(samples) < MIN_SAMPLES or end_ms <= start_ms:
         return ()
-    found = (_progress(start_ms, samples), _throughput(start_ms, end_ms, samples), _age(samples))
+    found = (_progress(start_ms, samples, labels), _throughput(start_ms, end_ms, samples), _age(samples))
     return tuple(plot for plot in found if plot is not None)
 
 
 def timeline_rows(
-    start_ms: int, end_ms: int, samples: Sequence[Sample]
+    start_ms: int, end_ms: int, samples: Sequence[Sample], labels: Mapping[str, str] = COUNTED
 ) -> tuple[tuple[str, ...], tuple[tuple[str | int, ...], ...]] | None:
     """Return the columns and rows of a table with a few moments of the run; None without samples."""
     if not samples or end_ms <= start_ms:
@@ -71,7 +73,7 @@ def timeline_rows(
     counted = {name: _counted(start_ms, samples, name) for name in names}
     times = _times(start_ms, end_ms, min(TABLE_ROWS, len(samples)))
     depths, ages = any(each.figures.depth is not None for each in samples), _age(samples) is not None
-    columns = ("time", *(COUNTED[name] for name in names), "sent a second")
+    columns = ("time", *(labels[name] for name in names), "sent a second")
     rows: list[tuple[str | int, ...]] = []
     before_ms = start_ms
     for at_ms in times:
@@ -115,11 +117,11 @@ def _from_start(start_ms: int, known: list[tuple[int, float]]) -> list[tuple[int
     return known if known and known[0][0] <= start_ms else [(start_ms, 0.0), *known]
 
 
-def _progress(start_ms: int, samples: Sequence[Sample]) -> Plot:
+def _progress(start_ms: int, samples: Sequence[Sample], labels: Mapping[str, str]) -> Plot:
     tones = {"received": "0", "sent": "1", "skipped": "3", "expired": "4", "dead_lettered": "bad"}
     curves = [
         Curve(label, tuple(_counted(start_ms, samples, name)), tones[name])
-        for name, label in COUNTED.items()
+        for name, label in labels.items()
         if name in ("received", "sent") or any(each.figures.counts.get(name) for each in samples)
     ]
     curves = [each for each in curves if len(each.points) > 1]

@@ -1,0 +1,48 @@
+"""The report of a replay: its equation, timeline, checksums and cost, as the command prints them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sbpair.replay import driver
+from sbpair.replay.run import ReplayOptions
+from tests.kit import command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.replay.world import World
+
+pytestmark = pytest.mark.java
+
+
+def test_a_replay_is_reported_with_timeline_checksums_and_cost(place: World, tmp_path: Path) -> None:
+    place.strand_many(60)
+    place.strand(0, "nowhere", None)
+    result = driver.start_run(
+        place.request(tmp_path), ReplayOptions(empty_seconds=0.1), place.queues, 4, lambda _event: None
+    )
+    words = ("runs", "report", result.run.id, "--state", str(tmp_path / "state"))
+    done = command.run(*words, "--markdown", "-", env=place.shell(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    text = done.stdout
+    assert "**61 archived = 60 acknowledged + 0 expired + 1 quarantined + " in text
+    timeline = text.partition("## Timeline\n")[2].partition("\n## ")[0].strip().splitlines()
+    assert timeline[0].startswith("| time | archived | sent | sent a second |")
+    assert re.match(r"\| `[^`]+` \| 61 \| 60 \|", timeline[-1])
+
+    check = re.findall(r"```sh\n(cd .*)\n```", text)[0]
+    repeated = subprocess.run(["sh", "-c", check], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert re.search(rf"^\| `ledger` \| \d+ \| `[\d.]+ .B` \| `{repeated}` \|$", text, re.MULTILINE)
+
+    cost = text.partition("## Cost\n")[2]
+    assert "| `to receive and settle` | 122 |" in cost
+    assert "| `to send` | 60 |" in cost
+    assert "Estimated from the counts" in cost
+    page = command.run(*words, "--html", "-", env=place.shell(tmp_path)).stdout
+    assert page.startswith("<!DOCTYPE html>")
+    assert repeated in page
