@@ -122,7 +122,7 @@ def parse_config(text: str, source: str) -> ConfigFile:
     _check_logging(members, config)
     namespaces: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for path, item in members.items("UserConfig", config, "Namespaces"):
-        found = members.object(path, item, ("Name", "Queues", "Topics"), "Name")
+        found = members.object(path, item, ("Name", "Queues", "Topics", "HybridConnections"), "Name")
         name = members.text(path, found, "Name")
         if name is None:
             continue

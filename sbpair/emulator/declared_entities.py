@@ -1,5 +1,7 @@
 """Entities declared as data, in the form of the vendor emulator's Config.json: {"Queues": […], "Topics": […]}.
 
+Beside those, HybridConnections are an extension of this emulator.
+
 Each fault has its path in the data. Invariant: nothing is left out silently. An unknown name, a wrong type and a value
 that the service refuses are faults.
 """
@@ -28,6 +30,7 @@ from sbpair.emulator.frontends.http.management_parts import (
     subscriptions_of,
     topics_of,
 )
+from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.emulator.service_errors import ServiceError
 
 if TYPE_CHECKING:
@@ -133,7 +136,7 @@ def inner(path: str, name: object) -> str:
 def declare(
     namespace: Namespace, path: str, declared: Mapping[str, Any], defaults: Defaults | None = None
 ) -> list[DeclarationFault]:
-    """Create the entities of `declared`, which has the lists Queues and Topics, and return the faults.
+    """Create the entities of `declared`: lists Queues, Topics and HybridConnections. Return the faults.
 
     Nothing is created where a fault is found. Entities that exist already stay unchanged; one of another kind with the
     name is a fault.
@@ -157,6 +160,8 @@ class _Declaration(Members):
             self._create(each, item, queues_of(namespace))
         for each, item in self.items(path, declared, "Topics"):
             self._topic(each, item)
+        for each, item in self.items(path, declared, "HybridConnections"):
+            self._hybrid_connection(each, item)
 
     def check_forwarding(self, existing: Namespace) -> None:
         """Record a fault for each target of forwarding that is neither declared nor there already."""
@@ -172,6 +177,25 @@ class _Declaration(Members):
         topic = topic or Namespace("unused", ManualClock()).create_topic("unused")
         for each, subscription in self.items(path, members, "Subscriptions"):
             self._subscription(each, subscription, topic)
+
+    def _hybrid_connection(self, path: str, item: object) -> None:
+        members = self.object(path, item, ("Name", "Properties"), "Name")
+        above, kinds = f"{path}.Properties", {"RequiresClientAuthorization": bool, "UserMetadata": str}
+        given = self.object(above, members.get("Properties", {}), kinds)
+        read = {name: self.read(inner(above, name), value, kinds[name]) for name, value in given.items()}
+        name, relay = self.text(path, members, "Name"), self._namespace.hybrid_connections
+        if name is None or None in read.values():
+            return
+        key = ("", scope_of(name))
+        if key in self._names:
+            self.fault(f"{path}.Name", f"the name '{name[:100]}' is used twice")
+        elif relay.find(name) is None:
+            is_required, metadata = read.get("RequiresClientAuthorization", True), read.get("UserMetadata")
+            description = HybridConnectionDescription(
+                bool(is_required), metadata if metadata is None else str(metadata)
+            )
+            self.attempt(f"{path}.Name", partial(relay.create, name, description))
+        self._names.add(key)
 
     def _subscription(self, path: str, item: object, topic: TopicEntity) -> None:
         listed = self.items(path, item if isinstance(item, dict) else {}, "Rules")

@@ -1,7 +1,8 @@
 """Entities as Python data: the arguments of the mark `service_bus`, in the form of `declared_entities`.
 
 `queues` are names, or a mapping to properties. `topics` is a mapping to subscriptions, which are names, or a mapping to
-properties or an SQL filter. `config` names a Config.json instead.
+properties or an SQL filter. `hybrid_connections` are names, or a mapping to properties. `config` names a Config.json
+instead.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sbpair.emulator import timespan
 from sbpair.emulator.config_file import VENDOR_DEFAULTS, load_config
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
 
 
+_RELAY: Final = "hybrid_connections"
+
+
 class Declaration(NamedTuple):
-    """Entities to create: a document with Queues and Topics, and what `declare` takes besides."""
+    """Entities to create: a document of Queues, Topics and HybridConnections, and the other arguments of `declare`."""
 
     path: str
     document: Mapping[str, Any]
@@ -36,6 +40,9 @@ class Declaration(NamedTuple):
         for queue in self.document.get("Queues", ()):
             name = queue["Name"].lower()
             yield f"queue '{name}'", {**queue, "Name": name}
+        for entity in self.document.get("HybridConnections", ()):
+            name = entity["Name"].lower()
+            yield f"hybrid connection '{name}'", {**entity, "Name": name}
         for topic in self.document.get("Topics", ()):
             name = topic["Name"].lower()
             yield f"topic '{name}'", topic.get("Properties", {})
@@ -47,17 +54,19 @@ class Declaration(NamedTuple):
 def read_declaration(arguments: Mapping[str, object], folder: Path = Path()) -> Declaration:
     """Return the declaration of a mark's arguments; `config` is relative to `folder`. Raises UsageError."""
     members = Members()
-    known = members.object("", arguments, ("queues", "topics", "config"))
+    known = members.object("", arguments, ("queues", "topics", "hybrid_connections", "config"))
     queues = [_entity(members, "queues", *each) for each in _named(members, "queues", known.get("queues"))]
+    relay = [_entity(members, _RELAY, *each) for each in _named(members, _RELAY, known.get(_RELAY))]
     topics = [_topic(members, *each) for each in _topics(members, known.get("topics"))]
     config = known.get("config")
-    if config is not None and (queues or topics):
+    if config is not None and (queues or topics or relay):
         members.fault("config", "does not go with queues and topics")
     if config is not None and not isinstance(config, str | Path):
         members.fault("config", "expected the path of a file")
     _refuse(members.faults)
     if config is None:
-        return Declaration("", {"Queues": queues, "Topics": topics}, {})
+        listed = {"HybridConnections": relay} if relay else {}
+        return Declaration("", {"Queues": queues, "Topics": topics, **listed}, {})
     file = load_config(folder / str(config))
     [(path, entities), *more] = file.namespaces.values() or [("", {})]
     if more:

@@ -87,9 +87,11 @@ class EmulatedNamespace:
         self,
         queues: Iterable[str] | Mapping[str, Mapping[str, object]] = (),
         topics: Mapping[str, object] | None = None,
+        hybrid_connections: Iterable[str] | Mapping[str, Mapping[str, object]] = (),
     ) -> None:
         """Create entities, described as in the mark `service_bus`. Raises UsageError."""
-        self.create(read_declaration({"queues": queues, "topics": topics}))
+        given = {"queues": queues, "topics": topics, "hybrid_connections": hybrid_connections}
+        self.create(read_declaration(given))
 
     def create(self, declaration: Declaration) -> None:
         """Create the entities of a declaration that do not exist. Raises UsageError."""

@@ -24,8 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the mark."""
     config.addinivalue_line(
         "markers",
-        f"{MARK}(queues=[], topics={{}}, config=None): entities in the namespaces of the fixtures service_bus, "
-        "service_bus_pair, service_bus_session and service_bus_pair_session",
+        f"{MARK}(queues=[], topics={{}}, hybrid_connections=[], config=None): entities in the namespaces of the "
+        "fixtures service_bus, service_bus_pair, service_bus_session and service_bus_pair_session",
     )
 
 

@@ -372,3 +372,19 @@ def test_results_that_cannot_be_written_are_a_lack_of_this_machine(redirection: 
     first, second = done.stderr.splitlines()
     assert (done.returncode, first) == (7, f"error: {what}")
     assert second.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("relay", "text"),
+    [
+        ("other=hyco", "--relay names no namespace 'other'"),
+        ("a b", "--relay: 'a b' contains"),
+        ("", "--relay"),
+        ("contoso=", "--relay"),
+        ("contoso=a/$x", "--relay"),
+    ],
+)
+def test_a_wrong_hybrid_connection_is_refused(tmp_path: Path, relay: str, text: str) -> None:
+    done = sbpair(tmp_path, "emulator", "--namespace", "contoso=0", "--relay", relay)
+    assert done.returncode == 2
+    assert text in done.stderr

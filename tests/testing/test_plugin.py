@@ -76,7 +76,7 @@ def test_it(service_bus, service_bus_session, run):
 WRONG_MARKS = [
     ("'orders'", "takes queues, topics and config by name"),
     ("queue=['orders']", "queue: unknown property; expected queues"),
-    ("entities=5", "entities: unknown property; expected one of queues, topics, config"),
+    ("entities=5", "entities: unknown property; expected one of queues, topics, hybrid_connections, config"),
     ("queues='orders'", "queues: expected names, or a mapping of names"),
     ("queues=5", "queues: expected names, or a mapping of names"),
     ("queues=['a b']", "Queues[0].Name: 'a b' contains character"),
@@ -165,7 +165,9 @@ def test_agreed(service_bus): ...
 
 
 def test_the_mark_and_the_fixtures_are_described(run: Callable) -> None:
-    assert "@pytest.mark.service_bus(queues=[], topics={}, config=None)" in messages(run("", "--markers"))
+    assert "@pytest.mark.service_bus(queues=[], topics={}, hybrid_connections=[], config=None)" in messages(
+        run("", "--markers")
+    )
     described = messages(run("", "--fixtures"))
     for name in ("service_bus", "service_bus_pair", "service_bus_session [session scope]"):
         assert f"\n{name} -- " in described

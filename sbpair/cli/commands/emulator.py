@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from sbpair.model.pair import is_loopback
 
 if TYPE_CHECKING:
     from sbpair.emulator.config_file import ConfigFile
+    from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.server import Ready, RequestedNamespace
 
 # The emulator accepts every subscription and resource group.
@@ -34,6 +35,9 @@ def command(
         f" or premium,4 [default: {DEFAULT_TEXT}, standard]",
     ),
     config_file: Path | None = option("--config-file FILE", "Entities to create: Config.json of Azure's own emulator"),
+    relay: list[str] | None = option(
+        "--relay [NAMESPACE=]PATH", "Hybrid connection of Azure Relay to create, in one namespace or all; repeatable"
+    ),
     http_port: int | None = option(
         "--http-port PORT", f"Second port of the first namespace [default: none; {HTTP_PORT} with --config-file]"
     ),
@@ -96,7 +100,7 @@ def command(
                 options=server.EmulatorOptions(
                     tls, ca_file, identity, accept_any_token, credits_a_second, data, durable
                 ),
-                create_entities=config.create_entities if config else None,
+                create_entities=_entities(config, relay or [], read) if config or relay else None,
             )
         )
     except KeyboardInterrupt:
@@ -106,6 +110,27 @@ def command(
         error.hint = f"stop what uses it, or take any free ports: {_with_any_port(read)}{anywhere}"
         raise
     return 0
+
+
+def _entities(
+    config: "ConfigFile | None", relay: list[str], namespaces: "list[RequestedNamespace]"
+) -> "Callable[[Namespace], None]":
+    """Return a function that creates the entities of a file, and hybrid connections. Raises UsageError."""
+    from sbpair.emulator.declared_entities import declare
+
+    given = [text.rpartition("=")[::2] for text in relay]
+    names = [each.name.lower() for each in namespaces]
+    if unknown := [name for name, _ in given if name and name.lower() not in names]:
+        raise UsageError(f"--relay names no namespace '{clean(unknown[0])}'", hint=f"it is one of {', '.join(names)}")
+
+    def create(namespace: "Namespace") -> None:
+        if config is not None:
+            config.create_entities(namespace)
+        paths = [{"Name": path} for name, path in given if name.lower() in ("", namespace.name.lower())]
+        if faults := declare(namespace, "--relay", {"HybridConnections": paths}):
+            raise UsageError(f"--relay: {faults[0].text}", hint="write --relay PATH, or --relay NAMESPACE=PATH")
+
+    return create
 
 
 def _configured(path: Path, given: "list[RequestedNamespace]") -> "tuple[ConfigFile, list[RequestedNamespace]]":

@@ -14,6 +14,8 @@ MAX_TRACKER: Final = 300
 class RelayRefused(ServiceError):
     """A refusal of the service itself. `code` is that of the JSON body that HTTP senders get."""
 
+    sub_code = 0
+
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status = status

@@ -28,10 +28,12 @@ from sbpair.emulator.entities.stored_message import (
     StoredMessage,
 )
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
+from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.emulator.storage.unreadable import RowUnreadable
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnections
 
 Document = dict[str, Any]
 encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -153,6 +155,33 @@ def read_keys(documents: list[Document]) -> tuple[AuthorizationRule, ...]:
     return tuple(
         AuthorizationRule(**each | {"rights": frozenset(map(AccessRight, each["rights"]))}) for each in documents
     )
+
+
+# Hybrid connections
+
+
+def relay_document(entity: HybridConnection) -> Document:
+    return {
+        "path": entity.path,
+        "created_at_ms": entity.created_at_ms,
+        "updated_at_ms": entity.updated_at_ms,
+        "requires_client_authorization": entity.description.requires_client_authorization,
+        "user_metadata": entity.description.user_metadata,
+        "authorization_rules": keys_document(entity.description.authorization_rules),
+    }
+
+
+def restore_hybrid_connection(into: HybridConnections, document: Document) -> None:
+    """Create the hybrid connection of a document."""
+    entity = into.create(
+        document["path"],
+        HybridConnectionDescription(
+            document["requires_client_authorization"],
+            document["user_metadata"],
+            read_keys(document["authorization_rules"]),
+        ),
+    )
+    entity.created_at_ms, entity.updated_at_ms = document["created_at_ms"], document["updated_at_ms"]
 
 
 # Rules of subscriptions

@@ -14,7 +14,14 @@ from sbpair.emulator.entities.message_order import Locks, MessageStore
 from sbpair.emulator.entities.observer import EntityObserver
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.storage.change_log import MAX_CHANGES, ChangeLog
-from sbpair.emulator.storage.documents import encode, entity_document, keys_document, message_row
+from sbpair.emulator.storage.documents import (
+    Document,
+    encode,
+    entity_document,
+    keys_document,
+    message_row,
+    relay_document,
+)
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -286,6 +293,9 @@ class Observer(EntityObserver):
     def keys_changed(self) -> None:
         self._log.note(self)
 
+    def relay_changed(self) -> None:
+        self._log.note(self)
+
     def resume_forwarding(self) -> None:
         """Forward what waits, now that all entities are there."""
         for entity in list(self._records):
@@ -299,15 +309,16 @@ class Observer(EntityObserver):
 
     def write(self, db: sqlite3.Connection) -> None:
         namespace = self.namespace
-        document = encode(
-            {
-                "tier": namespace.tier.name.lower(),
-                "partitions": namespace.partitions,
-                "port": self._port,
-                "created_at_ms": namespace.created_at_ms,
-                "keys": keys_document(namespace.keys),
-            }
-        )
+        described: Document = {
+            "tier": namespace.tier.name.lower(),
+            "partitions": namespace.partitions,
+            "port": self._port,
+            "created_at_ms": namespace.created_at_ms,
+            "keys": keys_document(namespace.keys),
+        }
+        if namespace.hybrid_connections:
+            described["hybrid_connections"] = [relay_document(each) for each in namespace.hybrid_connections.all()]
+        document = encode(described)
         db.execute("INSERT OR REPLACE INTO namespaces VALUES (?, ?)", (namespace.name, document))
 
     def forget(self) -> None:

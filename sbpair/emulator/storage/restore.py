@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.storage.documents import MessageRow, decode, read_description, read_keys, read_message, read_rule
+from sbpair.emulator.storage.documents import (
+    MessageRow,
+    decode,
+    read_description,
+    read_keys,
+    read_message,
+    read_rule,
+    restore_hybrid_connection,
+)
 from sbpair.emulator.storage.recorded import PARTS, TRANSFER, TRANSFER_DEAD_LETTERS
 from sbpair.emulator.storage.unreadable import UNREADABLE, RowUnreadable, row, unreadable
 
@@ -33,6 +41,8 @@ def restore(db: sqlite3.Connection, observers: Mapping[str, Observer], log: Chan
             document = decode(text)
             observers[name].namespace.created_at_ms = document["created_at_ms"]
             observers[name].namespace.keys = read_keys(document["keys"])
+            for each in document.get("hybrid_connections", ()):
+                restore_hybrid_connection(observers[name].namespace.hybrid_connections, each)
     entities: dict[int, EntityRecord] = {}
     # In the order in which they were created: a topic is before its subscriptions.
     for identity, name, text in db.execute("SELECT id, namespace, document FROM entities ORDER BY id"):

@@ -15,8 +15,9 @@ from aiohttp import web
 
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
 from sbpair.emulator.faults.fault_points import RequestRefused
+from sbpair.emulator.frontends.arm.arm_relay import relay_collection_at, relay_namespace_json
 from sbpair.emulator.frontends.arm.arm_request import (
-    PROVIDER,
+    RELAY_PROVIDER,
     ArmError,
     ArmRequest,
     Json,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOCATION: Final = "This machine"
+_WITH_PATHS: Final = ("queues", "topics", "hybridconnections")
+_TYPES: Final = {"authorizationrules": "authorizationRules", "hybridconnections": "hybridConnections"}
 
 _CODES: Final = {
     400: "MessagingGatewayBadRequest",
@@ -117,6 +120,8 @@ class ArmFrontend:
         return arm_page(request, list(self._namespaces.values()), lambda each: self._to_json(request, each))
 
     def _to_json(self, request: ArmRequest, namespace: Namespace) -> Json:
+        if request.provider == RELAY_PROVIDER:
+            return relay_namespace_json(request, namespace, LOCATION)
         created = instant(namespace.created_at_ms)
         partitions = namespace.partitions if namespace.tier.partitions != (1,) else 0
         sku: Json = {"name": namespace.tier.name, "tier": namespace.tier.name}
@@ -124,7 +129,7 @@ class ArmFrontend:
             "sku": {**sku, "capacity": namespace.partitions} if partitions else sku,
             "id": f"{request.namespaces_id}/{namespace.name}",
             "name": namespace.name,
-            "type": f"{PROVIDER}/namespaces",
+            "type": f"{request.provider}/namespaces",
             "location": LOCATION,
             "tags": {},
             "properties": {
@@ -148,7 +153,7 @@ def answer_below(request: ArmRequest, namespace: Namespace, body: bytes) -> web.
         return _answer_of_resource(request, namespace, tuple(parents), last, body)
     if last in ("listkeys", "regeneratekeys") and parents:
         return _answer_about_keys(request, namespace, body)
-    resources = collection_at(namespace, request.parts)
+    resources = collection_of(request, namespace, request.parts)
     if request.method != "GET":
         raise unsupported_method(request.method)
     within = "/".join([request.namespaces_id, request.namespace or "", *_types(request.parts)])
@@ -158,7 +163,7 @@ def answer_below(request: ArmRequest, namespace: Namespace, body: bytes) -> web.
 def _answer_of_resource(
     request: ArmRequest, namespace: Namespace, parents: tuple[str, ...], name: str, body: bytes
 ) -> web.Response:
-    resources = collection_at(namespace, parents)
+    resources = collection_of(request, namespace, parents)
     within = "/".join([request.namespaces_id, namespace.name, *_types(parents)])
     found = resources.find(name)
     match request.method:
@@ -177,9 +182,9 @@ def _answer_of_resource(
 
 def _answer_about_keys(request: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
     *parts, name, action = request.parts
-    keys = collection_at(namespace, tuple(parts))
+    keys = collection_of(request, namespace, tuple(parts))
     if not isinstance(keys, Keys):
-        raise not_found()
+        raise not_found(request.provider)
     if request.method != "POST":
         raise unsupported_method(request.method)
     rule = existing(keys.find(name), name)
@@ -188,8 +193,15 @@ def _answer_about_keys(request: ArmRequest, namespace: Namespace, body: bytes) -
     return web.json_response(keys.keys_json(rule))
 
 
-def collection_at(namespace: Namespace, parts: tuple[str, ...]) -> Resources[Any]:
+def collection_of(request: ArmRequest, namespace: Namespace, parts: tuple[str, ...]) -> Resources[Any]:
     """Return the collection that a path below a namespace ends in. Raises ArmError if there is none."""
+    if request.provider == RELAY_PROVIDER:
+        return relay_collection_at(namespace, parts)
+    return collection_at(namespace, parts)
+
+
+def collection_at(namespace: Namespace, parts: tuple[str, ...]) -> Resources[Any]:
+    """Return a collection of Service Bus. Raises ArmError if there is none."""
     match parts:
         case ("queues",):
             return Entities("queues", queues_of(namespace))
@@ -220,22 +232,19 @@ def request_path(parts: tuple[str, ...]) -> str:
     if len(parts) == 1:
         return f"$resources/{parts[0]}"
     head, name, *rest = parts
-    return "/".join([name.replace("~", "/"), *rest]) if head in ("queues", "topics") else "/".join(parts)
+    return "/".join([name.replace("~", "/"), *rest]) if head in _WITH_PATHS else "/".join(parts)
 
 
 def _types(parts: tuple[str, ...]) -> list[str]:
     """Return the segments with the types as they are written in ids."""
-    return [
-        "authorizationRules" if part == "authorizationrules" and number % 2 == 0 else part
-        for number, part in enumerate(parts)
-    ]
+    return [_TYPES.get(part, part) if number % 2 == 0 else part for number, part in enumerate(parts)]
 
 
 def namespace_not_found(request: ArmRequest, name: str) -> ArmError:
     if request.parts:
         text = f"Failed to perform this, because the parent resource '{request.namespaces_id}/{name}' is missing."
         return ArmError("ParentResourceNotFound", text, 404)
-    text = f"The Resource '{PROVIDER}/namespaces/{name}' under resource group '{request.group}' was not found."
+    text = f"The Resource '{request.provider}/namespaces/{name}' under resource group '{request.group}' was not found."
     return ArmError("ResourceNotFound", text, 404)
 
 

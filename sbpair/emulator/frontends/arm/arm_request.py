@@ -18,13 +18,14 @@ from sbpair.emulator.service_errors import ArgumentInvalid
 
 API_VERSIONS: Final = ("2017-04-01", "2021-11-01", "2024-01-01", "2026-01-01")
 PROVIDER: Final = "Microsoft.ServiceBus"
+RELAY_PROVIDER: Final = "Microsoft.Relay"
 RESOURCE_GROUP: Final = "emulator"
 """The resource group in answers to requests that name none: every group has all namespaces."""
 
 _SUBSCRIPTION: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _PATH: Final = re.compile(
-    r"/+subscriptions/(?P<subscription>[^/]+)(?:/resourcegroups/(?P<group>[^/]+))?/providers/microsoft\.servicebus"
-    r"(?P<rest>/.*)?",
+    r"/+subscriptions/(?P<subscription>[^/]+)(?:/resourcegroups/(?P<group>[^/]+))?"
+    r"/providers/microsoft\.(?P<provider>servicebus|relay)(?P<rest>/.*)?",
     re.IGNORECASE,
 )
 
@@ -52,6 +53,7 @@ class ArmRequest:
         match = _PATH.fullmatch(self.raw_path)
         if match is None:
             raise not_found()
+        self.provider = RELAY_PROVIDER if match["provider"].lower() == "relay" else PROVIDER
         first, *names = [unquote(part) for part in (match["rest"] or "").strip("/").split("/")]
         self.query = read_query(query)
         _check(match["subscription"], first, names, self.query.get("api-version"))
@@ -66,7 +68,7 @@ class ArmRequest:
     @property
     def namespaces_id(self) -> str:
         group = self.group or RESOURCE_GROUP
-        return f"/subscriptions/{self.subscription}/resourceGroups/{group}/providers/{PROVIDER}/namespaces"
+        return f"/subscriptions/{self.subscription}/resourceGroups/{group}/providers/{self.provider}/namespaces"
 
     def next_link(self, **query: int) -> str:
         named = {f"${name}": value for name, value in query.items()}
@@ -93,8 +95,8 @@ def _check(subscription: str, first: str, names: list[str], version: str | None)
         raise ArmError("InvalidResourceName", "The resource name contains '/': write '~' for it.")
 
 
-def not_found() -> ArmError:
-    return ArmError("InvalidResourceType", "The resource type could not be found in 'Microsoft.ServiceBus'.", 404)
+def not_found(provider: str = PROVIDER) -> ArmError:
+    return ArmError("InvalidResourceType", f"The resource type could not be found in '{provider}'.", 404)
 
 
 def unsupported_method(method: str) -> ArmError:

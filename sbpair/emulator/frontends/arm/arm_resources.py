@@ -65,8 +65,8 @@ class Resources(Protocol[T]):
         """Return the resource's document; `within` is the id of the collection."""
 
 
-def _document(kind: str, within: str, name: str, properties: Json) -> Json:
-    return {"id": f"{within}/{name}", "name": name, "type": f"{PROVIDER}/namespaces/{kind}", "properties": properties}
+def resource_json(kind: str, within: str, name: str, properties: Json, provider: str = PROVIDER) -> Json:
+    return {"id": f"{within}/{name}", "name": name, "type": f"{provider}/namespaces/{kind}", "properties": properties}
 
 
 class Entities:
@@ -104,7 +104,9 @@ class Entities:
     def to_json(self, within: str, item: QueueEntity) -> Json:
         item.check_all_partitions()
         name = item.name if isinstance(item, SubscriptionEntity) else item.path.replace("/", "~")
-        return _document(self.kind, within, name, {**values_json(item, _SETTABLE[self.kind]), **reported_json(item)})
+        return resource_json(
+            self.kind, within, name, {**values_json(item, _SETTABLE[self.kind]), **reported_json(item)}
+        )
 
     def _path(self, name: str) -> str:
         return name if self._collection.schema is SUBSCRIPTION else name.replace("~", "/")
@@ -131,16 +133,22 @@ class Rules:
         self._subscription.remove_rule(item.name)
 
     def to_json(self, within: str, item: rules.SubscriptionRule) -> Json:
-        return _document(self.kind, within, item.name, rule_to_json(item))
+        return resource_json(self.kind, within, item.name, rule_to_json(item))
 
 
 class Keys:
     """The authorization rules of a namespace, or of `entity`."""
 
+    provider = PROVIDER
+
     def __init__(self, namespace: Namespace, entity: QueueEntity | None = None, kind: str = "") -> None:
         self.kind = f"{kind}{'/' if kind else ''}AuthorizationRules"
         self._namespace = namespace
         self._entity = entity
+
+    @property
+    def entity_path(self) -> str:
+        return "" if self._entity is None else self._entity.path
 
     def all(self) -> Sequence[AuthorizationRule]:
         return self._namespace.keys if self._entity is None else self._entity.description.authorization_rules
@@ -156,13 +164,13 @@ class Keys:
         return self._store(replace(rule, rights=read_rights(names), modified_at_ms=now))
 
     def remove(self, item: AuthorizationRule) -> None:
-        if self._entity is None and item == self._namespace.keys[0]:
+        if not self.entity_path and item == self._namespace.keys[0]:
             raise ArgumentInvalid(f"The authorization rule '{item.key_name}' cannot be deleted.")
         self._set(tuple(rule for rule in self.all() if rule is not item))
 
     def to_json(self, within: str, item: AuthorizationRule) -> Json:
         rights = [right.value for right in AccessRight if right in item.rights]
-        return _document(self.kind, within, item.key_name, {"rights": rights})
+        return resource_json(self.kind, within, item.key_name, {"rights": rights}, self.provider)
 
     def regenerate(self, item: AuthorizationRule, body: Json) -> AuthorizationRule:
         kind, key = body.get("keyType"), body.get("key") or new_key()
@@ -173,7 +181,7 @@ class Keys:
     def keys_json(self, item: AuthorizationRule) -> Json:
         def connection(key: str) -> str:
             return f"Endpoint={self._namespace.endpoint}/;SharedAccessKeyName={item.key_name};SharedAccessKey={key}" + (
-                "" if self._entity is None else f";EntityPath={self._entity.path}"
+                f";EntityPath={self.entity_path}" if self.entity_path else ""
             )
 
         return {

@@ -48,8 +48,10 @@ from sbpair.emulator.timespan import instant
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.relay.hybrid_connection import HybridConnection
 
 API_VERSIONS: Final = ("2017-04", "2021-05", "2024-05")
+RELAY_API_VERSION: Final = "2016-07"
 _PATH: Final = re.compile(
     r"(?P<topic>.+)/(?P<list>subscriptions)(?:/(?P<subscription>[^/]+)(?P<rules>/rules(?:/(?P<rule>[^/]+))?)?)?",
     re.IGNORECASE,
@@ -75,6 +77,7 @@ class AtomRequest:
         self.if_match = request.headers.get("If-Match")
         self.token = request.headers.get("Authorization")
         self.api_version = self.query.get("api-version", API_VERSIONS[-1])
+        self.is_of_relay = request.headers.get("X-PROCESS-AT", "").lower() == "servicebus"
 
     @property
     def with_message_size(self) -> bool:
@@ -125,8 +128,13 @@ class AtomFrontend:
 
     def _answer(self, request: AtomRequest, body: bytes) -> web.Response:
         self._namespace.fault_points.check_request(request.method, request.path)
+        hybrid_connection = self._namespace.hybrid_connections.find(request.path) if request.is_of_relay else None
+        if hybrid_connection is not None:
+            return self._answer_of_relay(request, hybrid_connection)
         self._authorize(request)
         self._namespace.fault_points.charge_management(scope_of(request.path))
+        if request.is_of_relay and request.api_version == RELAY_API_VERSION:
+            return self._missing(request)
         if request.api_version not in API_VERSIONS:
             version = request.api_version[:40]
             raise ArgumentInvalid(f"The api-version '{version}' is not one of {', '.join(API_VERSIONS)}.")
@@ -162,6 +170,16 @@ class AtomFrontend:
         name, created = self._namespace.name, self._namespace.created_at_ms
         info, href = xml.namespace_xml(self._namespace), request.href("$namespaceinfo")
         return atom_response(xml.entry_xml(href, name, name, (created, created), info))
+
+    def _answer_of_relay(self, request: AtomRequest, entity: HybridConnection) -> web.Response:
+        """Answer a request for the description of a hybrid connection. Raises RelayRefused."""
+        self._namespace.hybrid_connections.authorize(request.token, AccessRight.MANAGE, request.path, entity)
+        if request.method != "GET":
+            return atom_response(xml.error_xml(405, "The specified HTTP verb is not valid here."), 405)
+        times, content = (entity.created_at_ms, entity.updated_at_ms), xml.hybrid_connection_xml(entity)
+        return atom_response(
+            xml.entry_xml(request.href(entity.path), entity.path, self._namespace.name, times, content)
+        )
 
     # Entities
 

@@ -22,6 +22,7 @@ from sbpair.emulator.timespan import instant
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.relay.hybrid_connection import HybridConnection
 
 ATOM: Final = "http://www.w3.org/2005/Atom"
 SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
@@ -149,6 +150,21 @@ def entity_xml(schema: DescriptionSchema, entity: QueueEntity, *, with_message_s
         parts.pop("MaxMessageSizeInKilobytes", None)
     content = "".join(parts.get(name, "") for name in schema.elements)
     return f'<{schema.element} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{content}</{schema.element}>'
+
+
+def hybrid_connection_xml(entity: HybridConnection) -> str:
+    """Return the description of a hybrid connection, with the count of its listeners."""
+    description = entity.description
+    texts = {
+        "CreatedAt": instant(entity.created_at_ms),
+        "UpdatedAt": instant(entity.updated_at_ms),
+        "RequiresClientAuthorization": str(description.requires_client_authorization).lower(),
+        "UserMetadata": description.user_metadata,
+        "ListenerCount": str(len(entity.listeners)),
+    }
+    content = "".join(element(name, text) for name, text in texts.items())
+    kind = "HybridConnectionDescription"
+    return f'<{kind} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{content}</{kind}>'
 
 
 def entry_xml(href: str, title: str, namespace: str, times_ms: tuple[int, int], content: str) -> str:

@@ -156,6 +156,13 @@ async def answer_control(emulator: Emulator, namespace: Namespace, request: web.
         return web.json_response({"error": {"where": where, "message": error.message}}, status=error.status)
 
 
+def hybrid_connections_state(namespace: Namespace) -> dict[str, object]:
+    """Return the member `hybrid_connections`, for a namespace that has some."""
+    found = namespace.hybrid_connections.all()
+    listed = [{"path": each.path, "listeners": len(each.listeners)} for each in found]
+    return {"hybrid_connections": listed} if listed else {}
+
+
 def state_of(emulator: Emulator) -> dict[str, object]:
     faults = {
         identity: {name: value for name, value in asdict(fault).items() if value is not None}
@@ -167,6 +174,7 @@ def state_of(emulator: Emulator) -> dict[str, object]:
             "down": namespace.is_down,
             "queues": [queue_state(queue) for queue in namespace.queues()],
             "topics": [topic_state(topic) for topic in namespace.topics()],
+            **hybrid_connections_state(namespace),
         }
         for name, namespace in emulator.namespaces.items()
     ]
