@@ -16,7 +16,7 @@ import pytest
 from sbpair.cli.report.html_page import render_html
 from sbpair.cli.report.markdown_text import code, render_markdown
 from sbpair.cli.report.run_facts import RunReport, report_of
-from sbpair.move.receipt import NamedMessage, Tally
+from sbpair.move.receipt import NamedMessage, RampRecord, RampState, RampStep, Tally
 from sbpair.replay.archive import Archive
 from sbpair.replay.checksums import files_of
 from sbpair.runs.database import RunDatabase
@@ -141,6 +141,18 @@ def test_counts_that_do_not_add_up_are_shown_as_such(tmp_path: Path) -> None:
     made = report(tmp_path, tally=tally)
     assert made.identity is not None
     assert made.identity.verdict == "bad"
+
+
+def test_a_ramp_has_its_steps_and_what_came_back(tmp_path: Path) -> None:
+    tally, back = moved(100), tuple(NamedMessage("orders", each, f"b{each}", "orders", "Poison") for each in range(2))
+    steps = (RampStep(10, 10, 30.0, 0), RampStep(1000, 100, 12.0, 2))
+    tally.ramp = RampRecord((10, 1000), 30.0, RampState.STOPPED, steps, back, came_back_total=5, other_dead_letters=3)
+    text = render_markdown(report(tmp_path, tally=tally)).partition("## Ramp\n")[2].partition("\n## ")[0]
+    assert "Messages came back as dead letters" in text
+    assert "3 other dead letters came to the primary" in text
+    assert "| `up to 1 000` | 100 | `12s` | 2 |" in text
+    assert "| `b1` | `orders` | `orders` | `Poison` |\n\nand 3 more" in text
+    assert "## Ramp" not in render_markdown(report(tmp_path / "other"))
 
 
 def test_a_replay_has_its_equation_and_checksums(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from sbpair.cli.render.screen import grouped
 
 if TYPE_CHECKING:
-    from sbpair.cli.report.run_facts import RunReport, Table
+    from sbpair.cli.report.run_facts import RunReport
+    from sbpair.cli.report.sections import Table
 
 _MARKS = {"good": "✅", "open": "⏳", "bad": "❌"}
 _UNSAFE = set("`|\\")
