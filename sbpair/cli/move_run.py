@@ -5,7 +5,8 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sbpair.syphon import runner
     from sbpair.syphon.limits import MoveLimits
     from sbpair.syphon.move_spec import MoveSpec
+    from sbpair.syphon.ramp import RampPlan
 
 
 MAX_PORT = 65_535
@@ -57,6 +59,9 @@ class MoveTerms:
     no_wait_for_locks: bool = moves.NO_WAIT_FOR_LOCKS
     where: str | None = moves.WHERE
     max_skipped: int | None = moves.MAX_SKIPPED
+    ramp: str | None = moves.RAMP
+    canary: int | None = moves.CANARY
+    observe: str | None = moves.OBSERVE
     progress_interval: str = option(
         "--progress-interval TIME", "Time between reports off a terminal", panel="Output", default="30s"
     )
@@ -97,6 +102,10 @@ class MoveTerms:
         if self.metrics_address == "":
             raise UsageError("--metrics-address is empty", hint="leave it out to serve this machine only")
 
+    def ramp_plan(self, limit: int | None = None) -> "RampPlan | None":
+        """Return the steps of a ramp, if one is wanted; `limit` is that of --max. Raises UsageError."""
+        return moves.ramp_of(self.ramp, self.canary, self.observe, limit)
+
     def check_limits(self) -> "tuple[float, MoveLimits]":
         """Return the seconds between lines of progress, and the limits. Raises UsageError."""
         interval = seconds_of("--progress-interval", self.progress_interval, minimum=1, limit=86_400)
@@ -132,7 +141,7 @@ def move_messages(
     from sbpair.syphon import runner
 
     interval, limits = terms.check_limits()
-    once = mode == "--once"
+    once, ramp = mode == "--once", terms.ramp_plan()
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
         with move_progress(screen, ends, interval, spec) as shown:
@@ -153,6 +162,7 @@ def move_messages(
                 wait_for_locks=not terms.no_wait_for_locks,
                 where=where,
                 max_skipped=terms.max_skipped or DEFAULT_MAX_SKIPPED,
+                ramp=ramp,
                 spec=spec,
                 **more,
             )
@@ -220,7 +230,9 @@ def preview_move(
     if result.where is not None and result.where.skipped > max_skipped:
         note = f"a run ends once {max_skipped} messages are skipped: raise --max-skipped to {result.where.skipped}"
         result = replace(result, notes=(*result.notes, note))
-    screen.result(words.schema, forecast.document(result, words), forecast.table(result, words))
+    ramp = terms.ramp_plan()
+    found = forecast.document(result, words) | forecast.ramp_document(result, ramp)
+    screen.result(words.schema, found, chain(forecast.table(result, words), forecast.ramp_lines(result, ramp)))
     for note in result.notes:
         screen.warn(note)
     warn_of_failures(screen, where)
@@ -276,6 +288,7 @@ def _table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iter
     if result.limit is not None:
         yield str(result.limit)
     yield from _named("dead-lettered", receipt.dead_letters)
+    yield from _named("came back", receipt.ramp.came_back if receipt.ramp else ())
     yield from _named("possible duplicates", receipt.doubtful)
     if not receipt.balanced:
         yield "the counts do not add up: please report this"
@@ -291,6 +304,9 @@ def _source(words: MoveWording) -> str:
     return "the backlog" if words.source == "backlog" else words.source
 
 
+_OF_A_MOVE = frozenset(field.name for field in fields(MoveTerms)) | {"limit", "reason", "all_subscriptions"}
+
+
 def _next_commands(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, str]:
     """Return the commands to go on with, by purpose."""
     commands = {}
@@ -298,6 +314,10 @@ def _next_commands(result: "runner.SyphonResult", mode: str, words: MoveWording)
         commands["to continue"] = next_command(
             words.command[0], *words.command[1:], mode, without={"no_wait_for_locks"}
         )
+    if (ramp := result.receipt.ramp) is not None and ramp.destinations:
+        side = words.command[-1].rpartition(":")[0]
+        entity = f"{side}:{ramp.destinations[0]}" if side else ramp.destinations[0]
+        commands["to see the dead letters"] = next_command("redrive", entity, "--by-reason", without=_OF_A_MOVE)
     if result.receipt.dead_lettered or result.receipt.expired:
         # With these, it would give the same messages up again.
         without = ("allow_missing", "ttl", "order")

@@ -66,7 +66,7 @@ class RampRecord:
     """A ramp so far. `totals` are all its steps, `steps` those begun.
 
     `came_back` names moved messages that came back as dead letters. `other_dead_letters` came meanwhile, too: of other
-    senders, or without a message id to tell.
+    senders, or without a message id to tell. `destinations` are those that either came from.
     """
 
     totals: tuple[int, ...]
@@ -76,6 +76,7 @@ class RampRecord:
     came_back: tuple[NamedMessage, ...] = ()
     came_back_total: int = 0
     other_dead_letters: int = 0
+    destinations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

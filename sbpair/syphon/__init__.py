@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from sbpair.move.message.route import TimeToLive
     from sbpair.syphon.limits import MoveLimits
     from sbpair.syphon.preview import make_forecast
+    from sbpair.syphon.ramp import RampPlan
     from sbpair.syphon.runner import SyphonResult, run
 
-__all__ = ["MessageFilter", "MoveLimits", "SyphonResult", "TimeToLive", "make_forecast", "run"]
+__all__ = ["MessageFilter", "MoveLimits", "RampPlan", "SyphonResult", "TimeToLive", "make_forecast", "run"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -25,6 +26,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.move.message.route": "TimeToLive",
         "sbpair.syphon.limits": "MoveLimits",
         "sbpair.syphon.preview": "make_forecast",
+        "sbpair.syphon.ramp": "RampPlan",
         "sbpair.syphon.runner": "SyphonResult, run",
     },
 )

@@ -86,7 +86,7 @@ class _Observed:
 class DeadLetterWatch:
     """The dead letters of destinations in one namespace. `source` is the path that the run receives from there.
 
-    `uncounted` are dead letters that only a count shows: a peek finds those behind the ones that were there before.
+    `uncounted` has, by destination, dead letters that only a count shows: a peek finds those behind earlier ones.
     """
 
     endpoint: Endpoint
@@ -94,7 +94,7 @@ class DeadLetterWatch:
     get_token: GetToken | None
     tally: Tally
     source: str | None = None
-    uncounted: int = 0
+    uncounted: dict[str, int] = field(default_factory=dict)
     _managed: bool = True
     _wire: AmqpClient | None = None
     _connection: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -132,12 +132,13 @@ class DeadLetterWatch:
                     for place in await self._places(destination):
                         await self._observe(place, new=True)
             found: list[NewDeadLetter] = []
-            uncounted = 0
+            uncounted: dict[str, int] = {}
             for observed in self._observed.values():
                 new = await self._new_in(observed)
                 found += new
-                if observed.count is not None and (count := await self._count(observed.place)) is not None:
-                    uncounted += max(0, count - observed.count - len(new))
+                count = None if observed.count is None else await self._count(observed.place)
+                if count is not None and observed.count is not None and count > observed.count + len(new):
+                    uncounted[observed.place.destination] = count - observed.count - len(new)
             self.uncounted = uncounted
             return found
 

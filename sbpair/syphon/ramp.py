@@ -64,8 +64,8 @@ class RampPlan:
             raise UsageError("a ramp needs a step, and a time to observe", hint=HINT)
 
 
-def read_totals(text: str) -> tuple[int, ...]:
-    """Return the totals of `1,10,100`. Raises UsageError, which shows the place of a mistake."""
+def read_totals(text: str, limit: int | None = None) -> tuple[int, ...]:
+    """Return the totals of `1,10,100`, at most the `limit` of --max. Raises UsageError, with the place of a mistake."""
     totals: list[int] = []
     at = 0
     for part in text.split(","):
@@ -73,7 +73,7 @@ def read_totals(text: str) -> tuple[int, ...]:
         mistake = "expected a number" if not word else f"{word[:20]!r} is not a whole number"
         if word.isascii() and word.isdecimal():
             number = int(word) if len(word) < 10 else MAX_TOTAL + 1
-            mistake = _mistake(number, before)
+            mistake = _mistake(number, before) or _beyond(number, limit)
             totals.append(number)
         if mistake:
             place = at + len(part) - len(part.lstrip())
@@ -90,6 +90,10 @@ def _mistake(total: int, before: int) -> str:
     if total > MAX_TOTAL:
         return f"a step is at most {MAX_TOTAL} messages"
     return "" if total > before else f"{total} is not greater than {before} before it"
+
+
+def _beyond(total: int, limit: int | None) -> str:
+    return "" if limit is None or total <= limit else f"a step of {total} is never reached: --max is {limit}"
 
 
 class Ramp:
@@ -130,6 +134,11 @@ class Ramp:
             return False
         self._ids.update(each.facts.message_id for each in messages if each.facts.message_id is not None)
         return True
+
+    @property
+    def place(self) -> str:
+        """Where the ramp ended the run."""
+        return ", ".join(self._record.destinations[:3]) or "ramp"
 
     # The course of it.
 
@@ -241,10 +250,17 @@ class Ramp:
         if not (new or self._watch.uncounted):
             return
         mine = [each for each in new if each.message_id in self._ids]
-        others = len(new) - len(mine) + self._watch.uncounted
+        others = len(new) - len(mine) + sum(self._watch.uncounted.values())
+        destinations = tuple(sorted({*self._watch.uncounted, *(each.destination for each in new)}))
         nameless = sum(each.message_id is None for each in new)
         named = tuple(_named(each) for each in mine[:MAX_LISTED])
-        self._record = replace(self._record, came_back=named, came_back_total=len(mine), other_dead_letters=others)
+        self._record = replace(
+            self._record,
+            came_back=named,
+            came_back_total=len(mine),
+            other_dead_letters=others,
+            destinations=destinations,
+        )
         self._note(RampState.STOPPED, came_back=len(mine))
         raise _stopped(len(mine), others, nameless, self._sent_count())
 

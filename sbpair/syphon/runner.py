@@ -235,7 +235,7 @@ async def run(
                 remaining = await _remaining(plan, workers, plan.count if may_count else None)
         failures = _failures(pair, spec, workers, tally, session, stopped=stop.is_set())
         if plan.ramp is not None and plan.ramp.error is not None:
-            failures.append((spec.form.destination or "destinations", plan.ramp.error))
+            failures.append((plan.ramp.place, plan.ramp.error))
         for named in _possible_duplicates(store.journal, run_id, spec):
             tally.doubtful(named)
         limiter = plan.context.rate_limiter

@@ -134,10 +134,10 @@ def test_names_and_values_are_completed(
         (
             "fish",
             {"_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-            "--credits\tShare of a Standard namespace's 1000 credits",
+            "--credits\tShare of Standard's 1000/s",
         ),
-        ("zsh", {}, r"""namespace'\''s 1000 credits"""),
-        ("powershell", {}, "--credits:::Share of a Standard namespace's 1000 credits"),
+        ("zsh", {}, r"""Standard'\''s 1000/s"""),
+        ("powershell", {}, "--credits:::Share of Standard's 1000/s"),
     ],
 )
 def test_descriptions_are_whole(

@@ -61,7 +61,7 @@ async def test_ramp_stops_at_the_step_whose_message_comes_back() -> None:
         [back] = ramp.came_back
         assert (back.message_id, back.reason, back.queue) == ("m10", "Poison: one in ten", "orders/$deadletterqueue")
         [(where, error)] = result.failures
-        assert (where, type(error)) == ("destinations", RampStopped)
+        assert (where, type(error)) == ("orders", RampStopped)
         assert error.message == "1 of 10 sent messages came back as dead letters"
         assert ids(w.backlog()) == names(*range(11, 201))
         assert {each.delivery_count for each in held_in(w.backlog())} == {0}

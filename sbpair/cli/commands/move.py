@@ -26,8 +26,8 @@ def command(
 ) -> int:
     """Move messages from any queue or subscription to any queue or topic.
 
-    A message may arrive twice, but is never lost. All but a dead letter's cause stays as it is; a refused message stays
-    in the source. SIDE is primary, secondary or a name of [namespaces.NAME]. --once is the default.
+    A message may arrive twice, but is never lost; a refused one stays. SIDE is primary, secondary or a name of
+    [namespaces.NAME]. --once is the default.
 
     Examples:
       sbpair move orders orders-repair --dead-letters --dry-run
@@ -41,6 +41,7 @@ def command(
         check_at_least("--max", limit, 1, "leave it out to move all messages")
     mode = terms.mode("--once")
     terms.check_limits()
+    terms.ramp_plan(limit)
     where = moves.filter_of(screen, terms.where)
     reach = reach_of(connection, screen, namespace, state=terms.state)
     origin = reach.address(source, dead_letters=dead_letters, what="SOURCE")

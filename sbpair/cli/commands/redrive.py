@@ -46,8 +46,7 @@ def command(
 ) -> int:
     """Move the dead letters of an entity back to where they came from.
 
-    Those of a backlog queue go where their aliases say; refused ones stay. SIDE is primary, secondary or a name of
-    [namespaces.NAME]. --once is the default.
+    Those of backlog queues follow their aliases; refused ones stay. Default: --once
 
     Examples:
       sbpair redrive orders --by-reason
@@ -59,10 +58,12 @@ def command(
     """
     if limit is not None:
         check_at_least("--max", limit, 1, "leave it out to move all messages")
-    if by_reason and (terms.once or terms.watch or terms.dry_run):
-        raise UsageError("--by-reason moves nothing", hint="leave out --once, --watch and --dry-run, or --by-reason")
+    if by_reason and (terms.once or terms.watch or terms.dry_run or terms.ramp_plan()):
+        hint = "leave out --once, --watch, --dry-run and --ramp, or --by-reason"
+        raise UsageError("--by-reason moves nothing", hint=hint)
     mode = terms.mode("--once")
     terms.check_limits()
+    terms.ramp_plan(limit)
     where = moves.filter_of(screen, terms.where, frozenset(map(_reason, reason or ())))
     reach = reach_of(connection, screen, namespace, state=terms.state)
     source = reach.address(entity, dead_letters=True, what="ENTITY")

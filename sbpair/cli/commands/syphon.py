@@ -16,9 +16,7 @@ def command(
     *,
     terms: MoveTerms,
     count: int | None = COUNT,
-    max_held: int = option(
-        "--max-held N", "Messages to hold in memory per queue for destinations that are down", default=1000
-    ),
+    max_held: int = option("--max-held N", "Held per queue while destinations are down", default=1000),
     no_reconnect: bool = flag("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting"),
     max_missing: int = option("--max-missing N", "Dead letters of each missing destination", default=MAX_MISSING),
     allow_missing: bool = flag("--allow-missing", "Dead-letter every message of missing destinations"),
@@ -36,7 +34,7 @@ def command(
       sbpair syphon --dry-run
       sbpair syphon --once --where "path = 'orders' AND age < '1h'"
 
-    Exit codes: 3 some were dead-lettered or left behind; 4 another process moves this pair; 130 interrupted
+    Exit codes: 3 some stayed; 4 another process moves this pair; 130 interrupted
 
     See also: sbpair help syphon
     """
@@ -45,6 +43,7 @@ def command(
     check_at_least("--max-missing", max_missing, 0, f"the default is {MAX_MISSING}")
     check_goes_with("--where", terms.where is not None, {"--max-skipped": terms.max_skipped})
     terms.check_limits()
+    terms.ramp_plan()
     where = moves.filter_of(screen, terms.where)
     found = selected_profile(connection, screen, count=count, state=terms.state)
     if mode == "--dry-run":

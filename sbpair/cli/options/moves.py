@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues, replay_runs
 from sbpair.cli.options.common import argument, flag, option
+from sbpair.cli.options.values import check_goes_with, positive_seconds_of
 from sbpair.errors import UsageError
 from sbpair.move import rate_limit
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sbpair.move.filter.compiler import MessageFilter
     from sbpair.replay.archive import Archive
     from sbpair.syphon.limits import MoveLimits
+    from sbpair.syphon.ramp import RampPlan
 
 
 Dedup = Literal["key", "message-id", "report"]
@@ -23,10 +25,7 @@ Ttl = Literal["original", "remaining"]
 
 # `move.rate_limit` parses the texts of limits.
 RATE = option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour")
-CREDITS = option(
-    "--credits SHARE",
-    "Share of a Standard namespace's 1000 credits a second, or a number, or none [default: 50%; Premium: none]",
-)
+CREDITS = option("--credits SHARE", "Share of Standard's 1000/s, N, or none [default: 50%]")
 TTL = option("--ttl MODE", "original, or remaining: less the wait", default="original")
 LEASE = option("--lease QUEUE", "Lock the pair across machines, with this session queue")
 NO_LEASE = flag("--no-lease", "Ignore another mover of the pair on this machine")
@@ -34,6 +33,9 @@ NO_WAIT_FOR_LOCKS = flag("--no-wait-for-locks", "Leave messages that others have
 WHERE = option("--where SQL", "Only messages that match; the others stay")
 WHERE_SHOWN = option("--where SQL", "Only messages that match; peeks on until --max of them do")
 MAX_SKIPPED = option("--max-skipped N", "End once more than N do not match [default: 100000]")
+RAMP = option("--ramp N,N,…", "Send N, observe dead letters, go on up to the next N")
+CANARY = option("--canary N", "The same as --ramp N")
+OBSERVE = option("--observe TIME", "Time to observe after each step [default: 30s]")
 ARCHIVE = option("--archive PATH|URL", "Directory or URL (s3://…) of the archive", default=...)
 RUN = argument("RUN", "Id of the run, or its beginning", complete=replay_runs)
 QUEUES = option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]", complete=backlog_queues)
@@ -57,6 +59,26 @@ def filter_of(screen: "Screen", text: str | None, reasons: "Collection[str]" = (
     for remark in found.remarks:
         screen.warn(f"--where: {remark}")
     return found
+
+
+def ramp_of(ramp: str | None, canary: int | None, observe: str | None, limit: int | None = None) -> "RampPlan | None":
+    """Return the ramp of --ramp or --canary, whose steps are at most the `limit` of --max. Raises UsageError."""
+    if ramp is not None and canary is not None:
+        raise UsageError("--ramp and --canary exclude each other", hint="--canary N is the same as --ramp N")
+    if ramp is None and canary is None:
+        check_goes_with("--ramp", given=False, followers={"--observe": observe})
+        return None
+    from sbpair.syphon.ramp import MAX_TOTAL, OBSERVE_SECONDS, RampPlan, read_totals
+
+    if canary is None:
+        totals = read_totals(ramp or "", limit)
+    else:
+        most, name = (MAX_TOTAL, "the limit") if limit is None else (min(MAX_TOTAL, limit), "--max")
+        if not 1 <= canary <= most:
+            raise UsageError(f"--canary is {canary}, and must be from 1 to {most}", hint=f"{most} is {name}")
+        totals = (canary,)
+    seconds = OBSERVE_SECONDS if observe is None else positive_seconds_of("--observe", observe, limit=86_400)
+    return RampPlan(totals, seconds)
 
 
 def open_archive(url: str, run_id: str) -> "Archive":

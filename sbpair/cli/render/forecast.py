@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from sbpair.model.cost import MoneyRange
     from sbpair.syphon.forecast import DeadLetterGroup, Forecast
+    from sbpair.syphon.ramp import RampPlan
 
 FLOWS_SHOWN = 40
 REASONS_SHOWN = 20
@@ -117,6 +118,32 @@ def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str
         yield from filter_lines({"where": asdict(forecast.where)})
     for line in _remarks(forecast, whole, words):
         yield from wrapped(line)
+
+
+def ramp_document(forecast: "Forecast", ramp: "RampPlan | None") -> dict[str, object]:
+    """Return the steps of a ramp that a run would take, as a part of `document`; nothing without one."""
+    if ramp is None:
+        return {}
+    steps = _ramp_steps(forecast, ramp)
+    return {"ramp": {**asdict(ramp), "steps": steps, "seconds": len(steps) * ramp.observe_seconds}}
+
+
+def ramp_lines(forecast: "Forecast", ramp: "RampPlan | None") -> Iterator[str]:
+    """Yield the steps of a ramp as text."""
+    if ramp is None:
+        return
+    steps = _ramp_steps(forecast, ramp)
+    rest = total(forecast.flows).outcomes["sent"] - (steps[-1] if steps else 0)
+    after = ", ".join(map(str, steps)) or "0"
+    text = f"ramp: observes dead letters for {spoken(ramp.observe_seconds)} after {after} messages"
+    yield from wrapped(f"{text}, {spoken(len(steps) * ramp.observe_seconds)} in all; then {rest} at full speed")
+
+
+def _ramp_steps(forecast: "Forecast", ramp: "RampPlan") -> list[int]:
+    """Return after how many messages the run observes: the last step may be smaller than wanted."""
+    whole = total(forecast.flows).outcomes["sent"]
+    steps = [min(each, whole) for each in ramp.totals]
+    return [each for at, each in enumerate(steps) if each and each not in steps[:at]]
 
 
 def _remarks(forecast: "Forecast", whole: FlowStats, words: ForecastWording) -> Iterator[str]:

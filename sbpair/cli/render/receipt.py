@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sbpair.cli.render.screen import Screen, clean, plural, some
+from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.move.receipt import BUCKETS
 
@@ -33,10 +33,22 @@ def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
     if destinations := receipt.get("destinations"):
         yield ""
         yield from limited([("DESTINATION", "SENT"), *destinations.items()], ROWS_SHOWN)
+    if ramp := receipt.get("ramp"):
+        yield ""
+        yield from limited(list(_ramp_rows(ramp)), ROWS_SHOWN)
     if spent := receipt.get("operations"):
         parts = ", ".join(f"{spent[name]} {text}" for name, text in OPERATIONS.items() if spent.get(name))
         yield ""
         yield from wrapped(f"billable operations: {spent.get('by_sbpair', 0)}{f' ({parts})' if parts else ''}")
+
+
+def _ramp_rows(ramp: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+    """Yield a table of the steps of a ramp; those not begun have only their total."""
+    yield "STEP", "TOTAL", "SENT", "OBSERVED", "CAME BACK"
+    for at, total in enumerate(ramp["totals"]):
+        step = ramp["steps"][at] if at < len(ramp["steps"]) else None
+        figures = ("", "", "") if step is None else (step["sent"], spoken(step["observed_seconds"]), step["came_back"])
+        yield at + 1, total, *figures
 
 
 def filter_lines(counts: Mapping[str, Any]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Schemas of the output of syphon, replay, runs and drill, and of event lines."""
 
 from sbpair.cli.schemas.builders import (
+    Optional,
     Schema,
     array,
     choice,
@@ -76,6 +77,16 @@ _RAMP = record(
     came_back=array("Moved messages that came back as dead letters, at most 1000", _NAMED_WITH_REASON),
     came_back_total=count("All of these"),
     other_dead_letters=count("Other dead letters that came, also those without a message id to tell"),
+    destinations=array("Destinations whose dead letters these are", text("Path")),
+)
+_RAMP_PREVIEW = optional(
+    record(
+        "The ramp, if one is wanted",
+        totals=array("Totals of all steps", count("Messages sent since the start")),
+        observe_seconds=number("How long dead letters would be observed after each step"),
+        steps=array("After how many messages dead letters would be observed", count("Messages")),
+        seconds=number("How long the observations would take together"),
+    )
 )
 _RECEIPT = fields(
     **_COUNTED,
@@ -144,7 +155,7 @@ def forecast(
     outcomes: dict[str, str],
     doomed: tuple[str, str],
     ends: tuple[str, str] = ("primary", "secondary"),
-    **more: Schema,
+    **more: Schema | Optional,
 ) -> Schema:
     """Return the schema of a forecast: `outcomes` by key, and the key and description of its undeliverable groups.
 
@@ -221,6 +232,7 @@ PREVIEW = forecast(
     },
     ("dead_letters", "Messages that would be dead-lettered, by reason"),
     where=_WHERE,
+    ramp=_RAMP_PREVIEW,
 )
 
 MOVE_PREVIEW = forecast(
@@ -237,6 +249,7 @@ MOVE_PREVIEW = forecast(
     ("refused_messages", "Messages that would be refused, by reason"),
     ("destination", "source"),
     where=_WHERE,
+    ramp=_RAMP_PREVIEW,
 )
 
 _MODE = choice("Mode of the run", "archive", "direct")
