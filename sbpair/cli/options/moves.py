@@ -25,7 +25,7 @@ Ttl = Literal["original", "remaining"]
 
 # `move.rate_limit` parses the texts of limits.
 RATE = option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour")
-CREDITS = option("--credits SHARE", "Share of Standard's 1000/s, N, or none [default: 50%]")
+CREDITS = option("--credits SHARE", "Share of Standard's 1000/s [default: 50%; Premium: none]")
 TTL = option("--ttl MODE", "original, or remaining: less the wait", default="original")
 LEASE = option("--lease QUEUE", "Lock the pair across machines, with this session queue")
 NO_LEASE = flag("--no-lease", "Ignore another mover of the pair on this machine")
