@@ -131,11 +131,18 @@ def _filled(paragraph: str, width: int) -> str:
 def _section(title: str, rows: list[Row], width: int) -> str:
     names = {len(name) for name, _text in rows if len(name) <= MAX_NAME} or {MAX_NAME}
     # A long name may have a line of its own: the column that takes the fewest lines is best.
-    tables = [
-        [line for name, text in rows for line in _lines(name, text, longest, width)]
+    tables = {
+        longest: [line for name, text in rows for line in _lines(name, text, longest, width)]
         for longest in sorted(names, reverse=True)
-    ]
-    return "\n".join([f"{title}:", *min(tables, key=len)])
+    }
+    best = min(tables, key=lambda longest: len(tables[longest]))
+    return "\n".join([f"{title}:", *(line for row in rows for line in _together(*row, best, width))])
+
+
+def _together(name: str, text: str, longest: int, width: int) -> Iterator[str]:
+    """Yield the lines of a row; one line for a long name whose text fits behind it."""
+    line = f"  {name}  {text}"
+    return iter([line]) if len(name) > longest and len(line) <= width else _lines(name, text, longest, width)
 
 
 def _lines(name: str, text: str, longest: int, width: int) -> Iterator[str]:

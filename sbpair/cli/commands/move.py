@@ -26,8 +26,8 @@ def command(
 ) -> int:
     """Move messages from any queue or subscription to any queue or topic.
 
-    A message may arrive twice, but is never lost; a refused one stays. SIDE is primary, secondary or a name of
-    [namespaces.NAME]. --once is the default.
+    A message may arrive twice, but is never lost. All but a dead letter's cause stays as it is; a refused message stays
+    in the source. SIDE is primary, secondary or a name of [namespaces.NAME]. --once is the default.
 
     Examples:
       sbpair move orders orders-repair --dead-letters --dry-run

@@ -46,7 +46,8 @@ def command(
 ) -> int:
     """Move the dead letters of an entity back to where they came from.
 
-    Those of backlog queues follow their aliases; refused ones stay. Default: --once
+    Those of a backlog queue go where their aliases say; refused ones stay. SIDE is primary, secondary or a name of
+    [namespaces.NAME]. --once is the default.
 
     Examples:
       sbpair redrive orders --by-reason
