@@ -59,9 +59,11 @@ def command(engine: str) -> tuple[list[str], dict[str, str]]:
         raise NotHere(str(error)) from error
 
 
-def moved(engine: tuple[list[str], dict[str, str]], count: int, *, round_trip_ms: float = 0.0) -> Run:
+def moved(
+    engine: tuple[list[str], dict[str, str]], count: int, *, round_trip_ms: float = 0.0, kind: type[Stranded] = Stranded
+) -> Run:
     words, variables = engine
-    stranded = Stranded(count, int(time.time() * 1000))
+    stranded = kind(count, int(time.time() * 1000))
     with emulator(PRIMARY, SECONDARY) as (_, namespaces), TemporaryDirectory() as state:
         primary, secondary = (
             endpoint_from_connection_string(namespaces[name]["connection_string"]) for name in (PRIMARY, SECONDARY)

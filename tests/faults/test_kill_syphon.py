@@ -159,7 +159,7 @@ class Killed:
     locked: int
 
 
-async def kill(emulator: Emulator, what: str, nth: int) -> Killed:
+async def kill(emulator: Emulator, what: str, nth: int, *options: str) -> Killed:
     for name in DESTINATIONS:
         emulator.namespaces["contoso"].create_queue(name)
     for index in range(QUEUES):
@@ -167,7 +167,7 @@ async def kill(emulator: Emulator, what: str, nth: int) -> Killed:
     ids = await strand(emulator)
     trigger = Trigger(emulator, what, nth)
     # Little is held, so that many moments lie between the first message and the last.
-    trigger.process = await syphon(emulator, "--watch", "--max-held", "2")
+    trigger.process = await syphon(emulator, "--watch", "--max-held", "2", *options)
     await trigger.fired.wait()
     assert await trigger.process.wait() == -signal.SIGKILL
     await trigger.process.communicate()
@@ -190,24 +190,42 @@ ONCE = ("--once", "--output", "json", "--count", str(QUEUES))
 async def test_a_killed_syphon_loses_nothing(what: str, nth: int) -> None:
     async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
         killed = await kill(emulator, what, nth)
-        in_both = killed.accepted.total() + killed.remaining - MESSAGES
-        # The next run is at once, by turns with Manage and without.
-        process = await syphon(emulator, *ONCE, managed=nth % 2 == 0)
-        out, told = await finished(emulator, process)
-        assert process.returncode == 0, told
-        assert ("waiting (--no-wait-for-locks" in told) == bool(killed.locked)
-        receipt = json.loads(out)
+        await move_the_rest(emulator, killed, managed=nth % 2 == 0)
 
-        arrived = in_primary(emulator)
-        assert set(arrived) == killed.ids, "messages were lost"
-        assert in_backlog(emulator) == receipt["locked"] == 0
-        # Each was delivered once more.
-        assert receipt["received"] == receipt["sent"] + receipt["already_sent"] == killed.remaining
-        # What the primary has and the backlog too is not sent again, unless nobody was told that the primary has it.
-        twice = {message_id for message_id, count in arrived.items() if count > 1}
-        assert receipt["already_sent"] + arrived.total() - MESSAGES == in_both
-        assert twice <= doubtful(receipt)
-        assert all(killed.accepted[message_id] for message_id in twice)
+
+async def move_the_rest(emulator: Emulator, killed: Killed, *, managed: bool) -> None:
+    """Run again at once, with or without Manage, and account for every message."""
+    in_both = killed.accepted.total() + killed.remaining - MESSAGES
+    process = await syphon(emulator, *ONCE, managed=managed)
+    out, told = await finished(emulator, process)
+    assert process.returncode == 0, told
+    assert ("waiting (--no-wait-for-locks" in told) == bool(killed.locked)
+    receipt = json.loads(out)
+
+    arrived = in_primary(emulator)
+    assert set(arrived) == killed.ids, "messages were lost"
+    assert in_backlog(emulator) == receipt["locked"] == 0
+    # Each was delivered once more.
+    assert receipt["received"] == receipt["sent"] + receipt["already_sent"] == killed.remaining
+    # What the primary has and the backlog too is not sent again, unless nobody was told that the primary has it.
+    twice = {message_id for message_id, count in arrived.items() if count > 1}
+    assert receipt["already_sent"] + arrived.total() - MESSAGES == in_both
+    assert twice <= doubtful(receipt)
+    assert all(killed.accepted[message_id] for message_id in twice)
+
+
+@pytest.mark.timeout_seconds(120)
+@pytest.mark.parametrize(
+    ("what", "nth"),
+    [
+        *(("locked", 60), ("accepted", 1), ("accepted", 16), ("completed", 30)),
+        *(pytest.param(*moment, marks=pytest.mark.slow) for moment in MORE_MOMENTS if moment[1] <= 30),
+    ],
+)
+async def test_a_killed_syphon_with_a_filter_loses_nothing(what: str, nth: int) -> None:
+    async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
+        killed = await kill(emulator, what, nth, "--where", f"path = '{DESTINATIONS[1]}'")
+        await move_the_rest(emulator, killed, managed=nth % 2 == 0)
 
 
 @pytest.mark.timeout_seconds(120)
