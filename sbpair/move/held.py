@@ -69,6 +69,10 @@ class HeldMessages:
         self.bytes += sum(sizes)
         self.largest = max([self.largest, *sizes])
 
+    def note_largest(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Include messages in `largest` that are not held."""
+        self.largest = max(self.largest, max(map(get_size, messages), default=0))
+
     def contains_any(self, keys: KeysView[Key]) -> bool:
         return not keys.isdisjoint(self._by_key.keys())
 

@@ -6,10 +6,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress, repeat
+from operator import not_
 from typing import TYPE_CHECKING
 
 from sbpair.model.message_key import message_keys
-from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_ordinal
+from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_number, get_ordinal
 from sbpair.move.message.route import Send, field_getter
 
 if TYPE_CHECKING:
@@ -108,35 +109,42 @@ class Intake:
     def _without_skipped(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
         """Skip messages that are not chosen or were skipped before, and return the others."""
         settlement, known = self._settlement, self._settlement.skipped.numbers
-        if known and (again := [each for each in messages if each.facts.sequence_number in known]):
+        if known and not known.isdisjoint(map(get_number, messages)):
+            again = [each for each in messages if each.facts.sequence_number in known]
             settlement.skipped.add(again)
             settlement.spend("received", again)
             messages = [each for each in messages if each.facts.sequence_number not in known]
         if self._context.chosen is None or not messages:
             return messages
         chosen = self._context.chosen(messages, self._service_ms())
-        left = [each for each, is_chosen in zip(messages, chosen, strict=True) if not is_chosen]
+        left = list(compress(messages, map(not_, chosen)))
         if not left:
             return messages
-        skipped = self._unknown(left)
-        repeats = sum(map(self._context.journal.seen, map(get_key, skipped)))
+        skipped, repeats = self._unknown(left)
         self._context.tally.received(self._backlog_queue, len(skipped), repeats=repeats)
+        settlement.held.note_largest(skipped)
         settlement.spend("received", skipped)
         settlement.skip(skipped)
+        if skipped is left:
+            return list(compress(messages, chosen))
         kept = set(map(id, skipped))
         return [each for each in messages if id(each) not in kept]
 
-    def _unknown(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
-        """Return messages that are not being moved already, and that the primary does not have."""
+    def _unknown(self, messages: Sequence[ReceivedMessage]) -> tuple[Sequence[ReceivedMessage], int]:
+        """Return messages that are not being moved already, and that the primary does not have.
+
+        Also returns how many of them were delivered to this run before.
+        """
         held, journal = self._settlement.held, self._context.journal
         keys = self._by_key(messages).keys()
         if not (held.contains_any(keys) or journal.seen_any(keys)):
-            return messages
-        return [
+            return messages, 0
+        unknown = [
             each
             for each in messages
             if not (held.contains_any({each.key: None}.keys()) or journal.was_accepted(each.key))
         ]
+        return unknown, sum(map(journal.seen, map(get_key, unknown)))
 
     def _by_key(self, messages: Sequence[ReceivedMessage]) -> dict[Key, ReceivedMessage]:
         """Set the keys of messages, and return the messages by key."""

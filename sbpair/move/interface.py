@@ -52,6 +52,7 @@ class RoutedMessage(NamedTuple):
 get_facts: Callable[[ReceivedMessage], Facts] = attrgetter("facts")
 get_key: Callable[[ReceivedMessage], Key] = attrgetter("key")
 get_size: Callable[[ReceivedMessage], int] = attrgetter("facts.size")
+get_number: Callable[[ReceivedMessage], int] = attrgetter("facts.sequence_number")
 get_ordinal: Callable[[ReceivedMessage], int] = attrgetter("ordinal")
 get_lock_until: Callable[[ReceivedMessage], float] = attrgetter("lock_until")
 get_message: Callable[[RoutedMessage], ReceivedMessage] = field_getter(RoutedMessage, "message")

@@ -142,10 +142,11 @@ class Settlement:
         for message in messages:
             self.count_returned(message)
 
-    def skip(self, messages: Sequence[ReceivedMessage], reason: str = "") -> None:
-        """Keep messages in the backlog, locked until the run ends. With a `reason`, each is named in the receipt.
+    def skip(self, messages: Sequence[ReceivedMessage], reason: str | None = None) -> None:
+        """Keep messages in the backlog, locked until the run ends.
 
-        Beyond the limit they are released, and the run ends.
+        With a `reason`, each is named in the receipt, and may be held; without, none is held. Beyond the limit they
+        are released, and the run ends.
         """
         context, queue = self._context, self._source.queue
         room = max(0, context.max_skipped - context.tally.skipped)
@@ -155,11 +156,11 @@ class Settlement:
             messages = messages[:room]
         self.skipped.add(messages)
         context.tally.ended(queue, "skipped", len(messages))
+        if reason is None:
+            return
         for message in messages:
-            if reason:
-                context.tally.stayed(_named(message, reason))
-            if message in self.held:
-                self._end(message, None)
+            context.tally.stayed(_named(message, reason))
+            self._end(message, None)
 
     def _hold(self, message: ReceivedMessage) -> ReceivedMessage:
         if message not in self.held:

@@ -62,6 +62,17 @@ async def test_skipped_messages_take_no_room_from_chosen_ones() -> None:
     assert receipt_of(context).skipped == 6
 
 
+async def test_sizes_of_skipped_messages_are_known_to_the_next_receive() -> None:
+    rooms: list[int] = []
+
+    async def check(mover: Mover) -> None:
+        rooms.append(mover.room)
+
+    context = choosing()
+    await skip_and_move(Memory(), [2, 4], context, then=check)
+    assert rooms == [context.batch_limits.prefetch]
+
+
 async def test_skipped_message_that_comes_again_is_counted_once() -> None:
     memory, context = Memory(), choosing()
 
