@@ -70,7 +70,7 @@ class HeldMessages:
         self.largest = max([self.largest, *sizes])
 
     def note_largest(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Include messages in `largest` that are not held."""
+        """Update `largest` for messages that are not held."""
         self.largest = max(self.largest, max(map(get_size, messages), default=0))
 
     def contains_any(self, keys: KeysView[Key]) -> bool:

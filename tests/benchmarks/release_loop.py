@@ -1,5 +1,5 @@
-"""Receives all messages of backlog queues with sbpair's own client, and releases them in the end: what a filter costs
-at least.
+"""A loop that receives all messages of backlog queues with sbpair's own client, and releases them: the least cost of
+a filter.
 
 python -m tests.benchmarks.release_loop COUNT QUEUE ...
 """
