@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class RunStore:
     """A context manager for one run. Without a directory no run is recorded, and the journal is in memory.
 
-    The lease is that of the pair, or of one `source`: the ends of its move, and its path.
+    The lease is that of the pair, or `of` other ends and a source at the secondary one.
 
     `receipt` returns the current figures. `may_send` raises if nothing may be sent, for a reason other than this
     machine's lease. Raises LeaseHeld, StateRefused or MachineLacks before anything is moved.
@@ -47,7 +47,7 @@ class RunStore:
         receipt: Callable[[], Receipt],
         *,
         lease: bool = True,
-        source: tuple[Ends, str] | None = None,
+        of: tuple[Ends, str | None] | None = None,
         run: str | None = None,
         may_send: Callable[[], None] = lambda: None,
     ) -> None:
@@ -60,8 +60,8 @@ class RunStore:
         self._settings: dict[str, object] = {}
         with ExitStack() as stack:
             if lease:
-                of, entity = source or (pair, None)
-                check = stack.enter_context(hold_machine_leases(of, directory, self.run, entity))
+                ends, source = of or (pair, None)
+                check = stack.enter_context(hold_machine_leases(ends, directory, self.run, source))
                 may_send = partial(_run_both, check, may_send)
                 self.journal = Journal(run=self.run, may_send=may_send)
             if directory is not None:

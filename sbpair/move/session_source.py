@@ -49,10 +49,9 @@ class SessionsSource(RawSource):
     ) -> Self:
         nothing = cast("RawReceiver", None)
         source = cls(wire, nothing, queue, keeps_payload=keeps_payload, form=form, lock_seconds=lock_seconds)
-        source._form, source._lock_seconds = form, lock_seconds
+        source._lock_seconds = lock_seconds
         return source
 
-    _form: MessageForm
     _lock_seconds: float | None
 
     async def next_session(self, seconds: float) -> SessionSource | None:
@@ -63,7 +62,9 @@ class SessionsSource(RawSource):
             if self._wire.error is not None:
                 raise
             return None
-        return SessionSource(self._wire, receiver, self.queue, form=self._form, lock_seconds=self._lock_seconds)
+        session = SessionSource(self._wire, receiver, self.queue, lock_seconds=self._lock_seconds)
+        session._decoder = self._decoder  # the messages of most sessions are alike
+        return session
 
     @property
     def error(self) -> SbpairError | None:

@@ -53,9 +53,15 @@ class CheckedEnds(NamedTuple):
 
 
 async def check_ends(
-    source: EntityAddress, destination: EntityAddress | None, get_token: GetToken | None
+    source: EntityAddress,
+    destination: EntityAddress | None,
+    get_token: GetToken | None,
+    *,
+    allow_no_subscriptions: bool = False,
 ) -> CheckedEnds:
     """Check that the destination, if it is known, accepts messages, and that the source gives them.
+
+    A topic is refused that would drop all messages, unless `allow_no_subscriptions`: that is known with Manage only.
 
     Raises EntityMissing, UsageError, AccessError, Unavailable; ServiceRefused for an entity that is disabled.
     """
@@ -73,7 +79,15 @@ async def check_ends(
     async with open_atom(destination.endpoint) as control:
         if source.same_namespace(destination) and not source.is_dead_letters:
             await _check_forwards(control, source.path, destination.path)
-        return CheckedEnds(has_sessions, await _duplicate_window_ms(control, destination.path))
+        try:
+            found = await _read_destination(control, destination.path)
+            if isinstance(found, Topic) and not allow_no_subscriptions:
+                await _check_subscriptions(control, found)
+        except (AccessError, Unavailable) as error:
+            log.info("%s is not known: %s", destination.path, error.message)
+            return CheckedEnds(has_sessions, None)
+    window = ticks(found.duplicate_detection_history_time_window)
+    return CheckedEnds(has_sessions, window // TICKS_PER_MS if found.requires_duplicate_detection else 0)
 
 
 @contextmanager
@@ -85,17 +99,22 @@ def _named(address: EntityAddress, hint: str) -> Iterator[None]:
         raise EntityMissing(text, entity=error.entity, hint=hint) from error
 
 
-async def _duplicate_window_ms(control: AtomNamespace, path: str) -> int | None:
+async def _read_destination(control: AtomNamespace, path: str) -> Queue | Topic:
     try:
-        try:
-            found: Queue | Topic = await control.read_effective(Queue(path))
-        except NameTaken:
-            found = await control.read_effective(Topic(path))
-    except (AccessError, Unavailable) as error:
-        log.info("it is not known whether %s detects duplicates: %s", path, error.message)
-        return None
-    window = ticks(found.duplicate_detection_history_time_window)
-    return window // TICKS_PER_MS if found.requires_duplicate_detection else 0
+        return await control.read_effective(Queue(path))
+    except NameTaken:
+        return await control.read_effective(Topic(path))
+
+
+async def _check_subscriptions(control: AtomNamespace, topic: Topic) -> None:
+    """Raise UsageError if no subscription of a topic has a rule: the service accepts its messages and drops them."""
+    for each in await control.subscriptions(topic.path):
+        if await control.rules(topic.path, each.name):
+            return
+    raise UsageError(
+        f"{topic.path} has no subscription that accepts messages: the service would drop all of them",
+        hint="create a subscription first; --allow-no-subscriptions moves them all the same",
+    )
 
 
 async def _needs_session(client: AmqpClient, path: str) -> bool:

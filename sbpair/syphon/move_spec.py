@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sbpair.backlog import primary_of
+from sbpair.move.message.dead_letters import is_dead_letter_path
 from sbpair.move.message.form import BACKLOG, MessageForm
 
 if TYPE_CHECKING:
@@ -33,3 +35,15 @@ class MoveSpec:
     def words(self) -> tuple[str, str]:
         """The words for its source and its destination in messages."""
         return ("backlog", "primary") if self.source is None else ("source", "destination")
+
+    @property
+    def leased(self) -> tuple[Ends, str | None]:
+        """The pair, or the source at the secondary end, that no other mover may move at the same time.
+
+        For the active messages of a backlog queue that is the whole pair: beside a syphon, they would lose their order.
+        """
+        source = self.source
+        primary = None if source is None or is_dead_letter_path(source) else primary_of(source)
+        if primary is None:
+            return self.ends, source
+        return replace(self.ends, primary=replace(self.ends.primary, name=primary)), None

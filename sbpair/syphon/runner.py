@@ -170,9 +170,8 @@ async def run(
         session = None if lease_queue is None else await _take_lease(stack, spec, lease_queue, run_id, stop)
         may_send = session.check if session is not None else lambda: None
         command = f"{spec.command} {'--once' if once else '--watch'}"
-        source = None if spec.source is None else (spec.ends, spec.source)
         store = stack.enter_context(
-            RunStore(pair, state, command, tally.receipt, lease=lease, source=source, run=run_id, may_send=may_send)
+            RunStore(pair, state, command, tally.receipt, lease=lease, of=spec.leased, run=run_id, may_send=may_send)
         )
         store.describe(
             **ends_settings(spec.ends),
@@ -312,7 +311,8 @@ async def _take_lease(
     from sbpair.azure.credentials import token_getter
 
     get_token = await stack.enter_async_context(token_getter(spec.ends))
-    lease = hold_lease(spec.ends, queue, run_id, source=spec.source, stop=stop, get_token=get_token)
+    ends, source = spec.leased
+    lease = hold_lease(ends, queue, run_id, source=source, stop=stop, get_token=get_token)
     return await stack.enter_async_context(lease)
 
 

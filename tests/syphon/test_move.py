@@ -3,200 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from azure.servicebus import ServiceBusClient
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
-    APPLICATION_PROPERTIES,
-    MESSAGE_ANNOTATIONS,
-    Header,
     Properties,
     Sections,
     data_body,
-    encode_map,
-    section,
-    value_body,
 )
-from sbpair.amqp.types import Int, Map, Symbol, Timestamp, UInt
+from sbpair.amqp.types import Timestamp
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
-from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
-from sbpair.model.backoff import Backoff
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Ends
-from sbpair.move.context import MoveTimings
-from sbpair.move.entity_address import EntityAddress
+from sbpair.model.pair import Ends, Pair
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.form import BACKLOG_DEAD_LETTERS, kept_for
 from sbpair.move.missing_destinations import MissingDestinations
 from sbpair.syphon import runner
-from sbpair.syphon.move_checks import check_ends, check_names
+from sbpair.syphon.move_checks import check_ends
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.preview import make_forecast
-from sbpair.syphon.worker import RunTimings
-from sbpair.testing import Emulator
+from tests.kit.moves import HASTY, bury, ids, stored, world
 from tests.kit.stranded import numbered, put
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from sbpair.emulator.entities.queue import QueueEntity
-
-HASTY = RunTimings(
-    backoff=Backoff(0.02, 60.0),
-    empty_wait_seconds=0.03,
-    count_wait_seconds=(0.01, 0.02),
-    report_seconds=0.01,
-    destinations_seconds=0.01,
-    move=MoveTimings(backoff=Backoff(0.01, 60.0)),
-)
-TEXT = st.text(max_size=10)
-VALUES = st.one_of(TEXT, st.integers(0, 9).map(Int), st.integers(0, 9).map(UInt), st.binary(max_size=9), st.booleans())
-BODIES = st.one_of(
-    st.binary(max_size=300).map(data_body),
-    st.just(data_body(b"one") + data_body(b"two")),
-    st.just(value_body(Map([("k", Int(1))]))),
-    st.just(section(0x76, codec.encode([Int(1), "two"]))),
-)
-SOURCES = ("queue", "session queue", "subscription", "session subscription", "partitioned")
-DESTINATIONS = ("queue", "session queue", "partitioned", "topic")
-
-
-@st.composite
-def messages(draw: st.DrawFn) -> list[bytes]:
-    """Encoded messages, each of one of three sessions, so that any entity accepts them."""
-    found = []
-    for number in range(draw(st.integers(1, 6))):
-        session = draw(st.sampled_from(["a", "b", "c"]))
-        annotations = {Symbol("x-own"): draw(VALUES)} if draw(st.booleans()) else {}
-        found.append(
-            Sections(
-                header=Header(ttl=draw(st.none() | st.just(3_600_000)), priority=draw(st.none() | st.just(7))).encode(),
-                message_annotations=encode_map(MESSAGE_ANNOTATIONS, annotations) if annotations else b"",
-                properties=Properties(
-                    message_id=f"m{number}",
-                    group_id=session,
-                    subject=draw(st.none() | TEXT),
-                    content_type=draw(st.none() | st.just(Symbol("a/b"))),
-                ).encode(),
-                application_properties=draw(
-                    st.just(b"")
-                    | st.dictionaries(TEXT, VALUES, max_size=3).map(lambda own: encode_map(APPLICATION_PROPERTIES, own))
-                ),
-                body=draw(BODIES),
-            ).join()
-        )
-    return found
-
-
-class World:
-    """Two namespaces, and moves between entities of them."""
-
-    def __init__(self, emulator: Emulator) -> None:
-        self.namespaces = [emulator.namespaces[name] for name in ("contoso", "contoso-dr")]
-        self.endpoints = [
-            endpoint_from_connection_string(each.connection_string, name=each.name) for each in self.namespaces
-        ]
-
-    def create(self, kind: str, name: str, side: int = 0) -> tuple[str, QueueEntity, QueueEntity]:
-        """Create an entity. Returns its path, the entity that takes messages, and the one that has them."""
-        namespace, sessions = self.namespaces[side], "session" in kind
-        if kind in ("topic", "subscription", "session subscription"):
-            topic = namespace.create_topic(name)
-            made = topic.create_subscription("s", SubscriptionDescription(requires_session=sessions))
-            return (name if kind == "topic" else f"{name}/subscriptions/s"), topic, made
-        terms = {"requires_session": sessions, "enable_partitioning": kind == "partitioned"}
-        queue = namespace.create_queue(name, QueueDescription(**terms))
-        return name, queue, queue
-
-    def address(self, path: str, side: int = 0) -> EntityAddress:
-        return EntityAddress(("primary", "secondary")[side], self.endpoints[side], path)
-
-    async def move(self, source: str, to: str, *, sides: tuple[int, int] = (0, 0), **more: Any) -> runner.SyphonResult:
-        ends = Ends("p", self.endpoints[sides[1]], self.endpoints[sides[0]])
-        start, end = self.address(source, sides[0]), self.address(to, sides[1])
-        check_names(start, end)
-        checked = await check_ends(start, end, None)
-        terms = {name: more.pop(name) for name in ("max_messages", "duplicate_window_ms") if name in more}
-        spec = MoveSpec(ends, "move", kept_for(to), source, checked.sessions, keeps_refused=True, **terms)
-        more = {"timings": HASTY, "once": True, "lease": False, "max_missing": 0, **more}
-        result = await runner.run(ends, spec=spec, **more)
-        assert result.receipt.balanced
-        return result
-
-
-@asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    async with Emulator() as emulator:
-        yield World(emulator)
-
-
-def peeked(queue: QueueEntity, *, dead: bool = False) -> list[StoredMessage]:
-    """Return all messages: one peek returns those of one partition."""
-    found: list[StoredMessage] = []
-    while page := (queue.dead_letters if dead else queue.messages).peek(
-        found[-1].sequence_number + 1 if found else 0, 10_000
-    ):
-        found += page
-    return found
-
-
-def stored(queue: QueueEntity, *, dead: bool = False) -> list[Sections]:
-    return [each.sections for each in peeked(queue, dead=dead)]
-
-
-def bury(queue: QueueEntity) -> None:
-    """Add a dead letter for each message."""
-    for each in peeked(queue):
-        queue.dead_letters.add_dead_letter(each.as_dead_letter(DeadLetterReason("Bad", "why", queue.path)))
-
-
-def by_session(found: list[Sections]) -> dict[str | None, list[tuple[object, ...]]]:
-    """Return all bytes that a move keeps, in order within a session."""
-    sessions = defaultdict(list)
-    for each in found:
-        annotations = [pair for key, pair, _ in splice.map_pairs(each.message_annotations) if key == "x-own"]
-        header, properties = each.read_header(), each.read_properties()
-        kept = each.properties, each.application_properties, each.body, each.footer, tuple(annotations)
-        sessions[properties.group_id].append((*kept, header.ttl, header.priority))
-    return dict(sessions)
-
-
-def ids(queue: QueueEntity, *, dead: bool = False) -> list[object]:
-    return [each.read_properties().message_id for each in stored(queue, dead=dead)]
-
-
-@given(messages(), st.sampled_from(SOURCES), st.booleans(), st.sampled_from(DESTINATIONS), st.sampled_from([0, 1]))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_every_byte_arrives_whatever_the_kinds_of_source_and_destination(
-    payloads: list[bytes], source: str, dead: bool, destination: str, side: int
-) -> None:
-    async def main() -> None:
-        async with world() as w:
-            path, takes, has = w.create(source, "from")
-            for payload in payloads:
-                put(takes, payload)
-            if dead:
-                path = dead_letter_path(path)
-                bury(has)
-            wanted = by_session(stored(has, dead=dead))
-            to, _, there = w.create(destination, "to", side)
-            result = await w.move(path, to, sides=(0, side))
-            assert result.receipt.sent == len(payloads)
-            assert result.exit_code == 0
-            assert by_session(stored(there)) == wanted
-            assert not stored(has, dead=dead)
-
-    asyncio.run(main())
 
 
 async def test_the_official_client_reads_a_moved_dead_letter_without_its_cause() -> None:
@@ -352,6 +185,49 @@ async def test_two_moves_of_one_source_exclude_each_other_and_of_two_do_not(
         await w.move("two", "to", lease=True, state=tmp_path / "s")
         stop.set()
         await watching
+
+
+async def test_active_messages_of_a_backlog_queue_need_the_lease_of_the_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    async with world() as w:
+        path, takes, has = w.create("queue", "contoso/x-servicebus-transfer/0", side=1)
+        w.create("queue", "to")
+        put(takes, numbered(1, "to"))
+        bury(has)
+        stop, started = asyncio.Event(), asyncio.Event()
+        pair = Pair("another-name", *w.endpoints, backlog_queues=1)
+        syphon = runner.run(pair, once=False, stop=stop, on_event=lambda _: started.set(), state=tmp_path / "s")
+        watching = asyncio.create_task(syphon)
+        await started.wait()
+        # The name of the pair, and whether it is known at all, do not matter.
+        for state in (None, tmp_path / "s", tmp_path / "t"):
+            with pytest.raises(errors.LeaseHeld, match="is moving messages of this pair"):
+                await w.move(path.upper(), "to", sides=(1, 0), lease=True, state=state)
+        result = await w.move(dead_letter_path(path), "to", sides=(1, 0), lease=True)
+        assert result.receipt.sent == 1
+        stop.set()
+        await watching
+
+
+async def test_a_topic_that_would_drop_all_messages_is_refused() -> None:
+    async with world() as w:
+        path, takes, has = w.create("queue", "from")
+        put(takes, numbered(1, "orders"))
+        topic = w.namespaces[0].create_topic("to")
+        for _ in range(2):
+            with pytest.raises(errors.UsageError, match="to has no subscription that accepts messages") as refused:
+                await w.move(path, "to")
+            assert "--allow-no-subscriptions" in refused.value.hint
+            assert ids(has) == ["m1"]
+            if not topic.subscriptions:
+                topic.create_subscription("s").remove_rule("$Default")
+        subscription = topic.create_subscription("t")
+        await w.move(path, "to")
+        assert ids(subscription) == ["m1"]
+        source, destination = w.address(path), w.address("to")
+        assert not (await check_ends(source, destination, None, allow_no_subscriptions=True)).sessions
 
 
 async def test_a_forward_over_several_hops_back_to_the_source_is_refused() -> None:

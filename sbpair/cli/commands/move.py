@@ -19,6 +19,7 @@ def command(
     dead_letters: bool = flag("--dead-letters", "Move the dead letters of the source instead"),
     limit: int | None = option("--max N", "End after N messages were sent"),
     allow_duplicate_detection: bool = ALLOW_DUPLICATE_DETECTION,
+    allow_no_subscriptions: bool = flag("--allow-no-subscriptions", "Also move to a topic that drops all messages"),
     namespace: str | None = NAMESPACE,
     terms: MoveTerms,
     connection: PairSelection,
@@ -46,8 +47,15 @@ def command(
     reach = reach_of(connection, screen, namespace, state=terms.state)
     origin = reach.address(source, dead_letters=dead_letters, what="SOURCE")
     target = reach.address(destination, what="DESTINATION")
-    allowed = allow_duplicate_detection
-    spec, owner = checked_ends(reach, screen, "move", origin, target, allow_duplicate_detection=allowed)
+    spec, owner = checked_ends(
+        reach,
+        screen,
+        "move",
+        origin,
+        target,
+        allow_duplicate_detection=allow_duplicate_detection,
+        allow_no_subscriptions=allow_no_subscriptions,
+    )
     if mode == "--dry-run":
         from sbpair.cli.render.forecast import MOVE
 

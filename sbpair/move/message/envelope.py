@@ -28,13 +28,14 @@ from sbpair.move.message.route import MAX_TTL_HEADER_MS, Facts, Send
 T = TypeVar("T")
 
 SEQUENCE_NUMBER, ENQUEUED = "x-opt-sequence-number", "x-opt-enqueued-time"
+ENQUEUE_SEQUENCE_NUMBER = "x-opt-enqueue-sequence-number"
 LOCKED_UNTIL, MESSAGE_STATE, LOCK_TOKEN = "x-opt-locked-until", "x-opt-message-state", "x-opt-lock-token"
 SCHEDULE = Symbol("x-opt-scheduled-enqueue-time")
 PARTITION_KEY = "x-opt-partition-key"
 ACTIVE, DEFERRED, SCHEDULED = range(3)
 
 SERVICE_ANNOTATIONS = frozenset(
-    (ENQUEUED, SEQUENCE_NUMBER, "x-opt-enqueue-sequence-number", LOCKED_UNTIL, MESSAGE_STATE, "x-opt-deadletter-source")
+    (ENQUEUED, SEQUENCE_NUMBER, ENQUEUE_SEQUENCE_NUMBER, LOCKED_UNTIL, MESSAGE_STATE, "x-opt-deadletter-source")
 )
 """Annotations that the service writes: they describe where a message has been, not the message.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
+    DATA,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
     Properties,
@@ -45,7 +46,8 @@ MAX_LAYOUTS = 256
 _SHORT_PROPERTIES = section(PROPERTIES, b"\xc0")
 _BEFORE_ID = len(_SHORT_PROPERTIES) + 4
 _SHORT_MAP = section(APPLICATION_PROPERTIES, b"\xc1")
-_TEXT, _TIME, _LONG = 0xA1, 0x83, 0x81
+_DATA = section(DATA, b"")
+_TEXT, _TIME, _LONG, _SMALL_LONG = 0xA1, 0x83, 0x81, 0x55
 _NULL = b"\x40"
 _GROUP_ID = 10
 _SCHEDULE = section(MESSAGE_ANNOTATIONS, codec.encode(Map([(envelope.SCHEDULE, Timestamp(0))])))[:-8]
@@ -218,7 +220,9 @@ class EnvelopeTemplate:
             return None
         if len(self.layouts) >= MAX_LAYOUTS:
             self.layouts.clear()
-        found = self.layouts[beginning] = FieldLayout(self, beginning, count, id_size, size - id_size - 3)
+        parts = self, beginning, count, id_size, size - id_size - 3
+        bare = FieldLayout(*parts) if self.form.destination is not None else None
+        found = self.layouts[beginning] = FieldLayout(*parts, has_map=True, bare=bare)
         return found
 
     def fits(self, payload: bytes) -> bool:
@@ -242,10 +246,13 @@ class EnvelopeTemplate:
         names = []
         for name, at, code in _values(sections.message_annotations):
             if name in _NUMBERS:
-                if code not in _NUMBER_CODES:
+                if code not in _NUMBER_FORMATS:
                     return None  # the first of two equal names counts, whatever its type
                 names.append(name)
-                gaps.append((len(header) + len(delivery) + at, "q"))
+                gaps.append((len(header) + len(delivery) + at, _NUMBER_FORMATS[code]))
+            elif name == envelope.ENQUEUE_SEQUENCE_NUMBER and code in _NUMBER_FORMATS:
+                # A move removes it. In a subscription, it is another number of each message.
+                gaps.append((len(header) + len(delivery) + at, f"{struct.calcsize(_NUMBER_FORMATS[code])}x"))
         return cls(sections, gaps, names, form) if sorted(names) == sorted(_NUMBERS) else None
 
 
@@ -254,19 +261,35 @@ class FieldLayout:
 
     `unpack` splits a message; `constant` picks the parts that must equal `constants`. `variable` picks the others: the
     three numbers, the message id, the properties after it, and the size of the application properties.
+
+    `has_map` is whether the messages have application properties. `bare` is the layout of those without, if they can
+    be moved.
     """
 
-    def __init__(self, template: EnvelopeTemplate, beginning: bytes, count: int, id_size: int, tail_size: int) -> None:
+    def __init__(
+        self,
+        template: EnvelopeTemplate,
+        beginning: bytes,
+        count: int,
+        id_size: int,
+        tail_size: int,
+        *,
+        has_map: bool = False,
+        bare: FieldLayout | None = None,
+    ) -> None:
         self.template = template
+        self.has_map = has_map
+        self.bare = bare
         self.count = count
         self.id_at = template.id_at
         self.id_end = self.id_at + id_size
         before_id = f"{template.format}{self.id_at - template.end}s"
-        pattern = struct.Struct(f"{before_id}{id_size}s{tail_size}s{len(_SHORT_MAP)}sB")
+        map_format, map_head = (f"{len(_SHORT_MAP)}sB", _SHORT_MAP + b"\x00") if has_map else ("0s0s", b"")
+        pattern = struct.Struct(f"{before_id}{id_size}s{tail_size}s{map_format}")
         self.size = pattern.size
-        self.map_at = self.size - len(_SHORT_MAP) - 1
+        self.map_at = self.size - len(map_head)
         self.unpack = pattern.unpack_from
-        values = pattern.unpack(template.before + beginning + bytes(id_size + tail_size) + _SHORT_MAP + b"\x00")
+        values = pattern.unpack(template.before + beginning + bytes(id_size + tail_size) + map_head)
         *fixed, id_index, tail_index, map_index, size_index = range(len(values))
         numbers = [index for index in fixed if isinstance(values[index], int)]
         self.constant = itemgetter(*(index for index in fixed if index not in numbers), map_index)
@@ -276,8 +299,10 @@ class FieldLayout:
         )
 
     def fits(self, payload: bytes) -> bool:
-        """Return whether a message has this layout up to its application properties."""
-        return len(payload) >= self.size and self.constant(self.unpack(payload)) == self.constants
+        """Return whether a message has this layout up to its application properties, or to its body without any."""
+        if len(payload) < self.size or self.constant(self.unpack(payload)) != self.constants:
+            return False
+        return self.has_map or payload.startswith(_DATA, self.size)
 
     def read(self, queue: str, payloads: Sequence[bytes]) -> Columns:
         """Decode messages of a queue. Raises one of NOT_TEMPLATED if one of them does not fit.
@@ -290,7 +315,7 @@ class FieldLayout:
         if not all(map(eq, map(self.constant, values), repeat(self.constants))):
             raise ProtocolError(_REASON)
         *numbers, locks, raw_ids, tails, sizes = zip(*map(self.variable, values), strict=True)
-        ends = list(map(self.size.__add__, sizes))
+        ends = list(map(self.size.__add__, sizes)) if self.has_map else [self.size] * len(payloads)
         properties = map(getitem, payloads, map(slice, repeat(self.map_at), ends))
         shared = list(map(_shared_fields, repeat(self), tails, properties))
         lengths = list(map(len, payloads))
@@ -310,6 +335,7 @@ _new: Callable[..., Any] = tuple.__new__
 _get_about = attrgetter("about")
 _NUMBERS = (envelope.SEQUENCE_NUMBER, envelope.ENQUEUED, envelope.LOCKED_UNTIL)
 _NUMBER_CODES = (_TIME, _LONG)
+_NUMBER_FORMATS = {_TIME: "q", _LONG: "q", _SMALL_LONG: "b"}
 _TOKEN = 0x98
 
 
@@ -373,8 +399,10 @@ class TemplateReader:
     def _layout(self, payload: bytes) -> FieldLayout | None:
         for template in self._templates:
             layout = template.layouts.get(payload[template.size : template.id_at]) or template.learn_layout(payload)
-            if layout is not None and layout.fits(payload):
-                return layout
+            while layout is not None:
+                if layout.fits(payload):
+                    return layout
+                layout = layout.bare
         return None
 
     def learn(self, payload: bytes, sections: Sections) -> None:
@@ -410,6 +438,8 @@ def _direction(template: EnvelopeTemplate, properties: Properties, raw: bytes) -
 @lru_cache(REMEMBERED)
 def _kept(raw: bytes, removed: frozenset[str]) -> bytes:
     """Return application properties without some. Raises one of NOT_TEMPLATED if they are not encoded as usual."""
+    if not raw:
+        return raw
     found, kept = _split_properties(raw, removed)
     return _joined(kept) if found else raw
 

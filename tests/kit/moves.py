@@ -1,0 +1,147 @@
+"""Moves between entities of two emulated namespaces, by the library, and the messages that they leave and deliver."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from sbpair.amqp import splice
+from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
+from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
+from sbpair.model.backoff import Backoff
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Ends
+from sbpair.move.context import MoveTimings
+from sbpair.move.entity_address import EntityAddress
+from sbpair.move.message.form import kept_for
+from sbpair.syphon import runner
+from sbpair.syphon.move_checks import check_ends, check_names
+from sbpair.syphon.move_spec import MoveSpec
+from sbpair.syphon.worker import RunTimings
+from sbpair.testing import Emulator
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sbpair.amqp.message import Sections
+    from sbpair.emulator.entities.queue import QueueEntity
+
+HASTY = RunTimings(
+    backoff=Backoff(0.02, 60.0),
+    empty_wait_seconds=0.03,
+    count_wait_seconds=(0.01, 0.02),
+    report_seconds=0.01,
+    destinations_seconds=0.01,
+    move=MoveTimings(backoff=Backoff(0.01, 60.0)),
+)
+
+
+class World:
+    """Two namespaces, and moves between entities of them."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        self.namespaces = [emulator.namespaces[name] for name in ("contoso", "contoso-dr")]
+        self.endpoints = [
+            endpoint_from_connection_string(each.connection_string, name=each.name) for each in self.namespaces
+        ]
+
+    def create(self, kind: str, name: str, side: int = 0) -> tuple[str, QueueEntity, QueueEntity]:
+        """Create an entity. Returns its path, the entity that takes messages, and the one that has them."""
+        namespace, sessions = self.namespaces[side], "session" in kind
+        if kind in ("topic", "subscription", "session subscription"):
+            topic = namespace.create_topic(name)
+            made = topic.create_subscription("s", SubscriptionDescription(requires_session=sessions))
+            return (name if kind == "topic" else f"{name}/subscriptions/s"), topic, made
+        terms = {"requires_session": sessions, "enable_partitioning": kind == "partitioned"}
+        queue = namespace.create_queue(name, QueueDescription(**terms))
+        return name, queue, queue
+
+    def delete(self, path: str, side: int = 0) -> None:
+        """Delete a queue or a topic, if it is there."""
+        namespace = self.namespaces[side]
+        if namespace.find_topic(path) is not None:
+            namespace.delete_topic(path)
+        elif namespace.find_queue(path) is not None:
+            namespace.delete_queue(path)
+
+    def address(self, path: str, side: int = 0) -> EntityAddress:
+        return EntityAddress(("primary", "secondary")[side], self.endpoints[side], path)
+
+    async def move(self, source: str, to: str, *, sides: tuple[int, int] = (0, 0), **more: Any) -> runner.SyphonResult:
+        ends = Ends("p", self.endpoints[sides[1]], self.endpoints[sides[0]])
+        start, end = self.address(source, sides[0]), self.address(to, sides[1])
+        check_names(start, end)
+        checked = await check_ends(start, end, None)
+        terms = {name: more.pop(name) for name in ("max_messages", "duplicate_window_ms") if name in more}
+        spec = MoveSpec(ends, "move", kept_for(to), source, checked.sessions, keeps_refused=True, **terms)
+        more = {"timings": HASTY, "once": True, "lease": False, "max_missing": 0, **more}
+        result = await runner.run(ends, spec=spec, **more)
+        assert result.receipt.balanced
+        return result
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    async with Emulator() as emulator:
+        yield World(emulator)
+
+
+def peeked(queue: QueueEntity, *, dead: bool = False) -> list[StoredMessage]:
+    """Return all messages: one peek returns those of one partition."""
+    found: list[StoredMessage] = []
+    while page := (queue.dead_letters if dead else queue.messages).peek(
+        found[-1].sequence_number + 1 if found else 0, 10_000
+    ):
+        found += page
+    return found
+
+
+def stored(queue: QueueEntity, *, dead: bool = False) -> list[Sections]:
+    return [each.sections for each in peeked(queue, dead=dead)]
+
+
+def bury(queue: QueueEntity) -> None:
+    """Add a dead letter for each message."""
+    for each in peeked(queue):
+        queue.dead_letters.add_dead_letter(each.as_dead_letter(DeadLetterReason("Bad", "why", queue.path)))
+
+
+def by_session(found: list[Sections], *, dead: bool = False) -> dict[str | None, list[tuple[object, ...]]]:
+    """Return all bytes that a move keeps, in order within a session.
+
+    Where the service has written the head of a map, as in the application properties of `dead` letters, only its pairs
+    are compared.
+    """
+    sessions = defaultdict(list)
+    for each in found:
+        header, properties = each.read_header(), each.read_properties()
+        own = each.application_properties
+        kept = (
+            _pairs(each.delivery_annotations),
+            _pairs(each.message_annotations),
+            each.properties,
+            _pairs(own) if dead else own,
+            each.body,
+            each.footer,
+        )
+        sessions[properties.group_id].append((*kept, header.ttl, header.priority, header.durable))
+    return dict(sessions)
+
+
+SERVICE_ANNOTATIONS = (
+    "x-opt-sequence-number",
+    "x-opt-enqueued-time",
+    "x-opt-enqueue-sequence-number",
+    "x-opt-locked-until",
+    "x-opt-message-state",
+    "x-opt-deadletter-source",
+)
+
+
+def _pairs(raw: bytes) -> tuple[bytes, ...]:
+    return tuple(pair for key, pair, _ in splice.map_pairs(raw) if key not in SERVICE_ANNOTATIONS)
+
+
+def ids(queue: QueueEntity, *, dead: bool = False) -> list[object]:
+    return [each.read_properties().message_id for each in stored(queue, dead=dead)]

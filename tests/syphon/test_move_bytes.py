@@ -1,0 +1,328 @@
+"""Moves between entities of every kind: every byte arrives, by the fast path and by its reference."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from sbpair.amqp import codec
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    Header,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+    section,
+    value_body,
+)
+from sbpair.amqp.types import (
+    Array,
+    Byte,
+    Char,
+    Described,
+    Float,
+    Int,
+    Long,
+    Map,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
+from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.model.pair import Ends
+from sbpair.move.message import envelope
+from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.move.message.form import BACKLOG_DEAD_LETTERS
+from sbpair.syphon import runner
+from sbpair.syphon.move_spec import MoveSpec
+from tests.kit.moves import HASTY, World, bury, by_session, stored
+from tests.kit.running import Running
+from tests.kit.stranded import put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TEXT = st.text(max_size=10)
+SCALARS = st.one_of(
+    *(st.none(), st.booleans(), TEXT, TEXT.map(lambda text: Symbol(text.encode("ascii", "replace").decode()))),
+    *(st.binary(max_size=300), st.uuids(), st.floats(), st.floats(width=32).map(Float), st.characters().map(Char)),
+    *(
+        kind_of.map(kind)
+        for kind, kind_of in (
+            (UByte, st.integers(0, 2**8 - 1)),
+            (UShort, st.integers(0, 2**16 - 1)),
+            (UInt, st.integers(0, 2**32 - 1)),
+            (ULong, st.integers(0, 2**64 - 1)),
+            (Byte, st.integers(-(2**7), 2**7 - 1)),
+            (Short, st.integers(-(2**15), 2**15 - 1)),
+            (Int, st.integers(-(2**31), 2**31 - 1)),
+            (Long, st.integers(-(2**63), 2**63 - 1)),
+            (Timestamp, st.integers(0, 2**48)),
+        )
+    ),
+)
+VALUES = st.one_of(
+    SCALARS,
+    st.lists(SCALARS, max_size=3),
+    st.lists(st.integers(0, 9).map(Int), max_size=3).map(Array),
+    st.lists(st.tuples(TEXT, SCALARS), max_size=3, unique_by=lambda pair: pair[0]).map(Map),
+    st.integers(0, 9).map(lambda number: Described(Symbol("com.microsoft:timespan"), Long(number))),
+)
+AMQP_SEQUENCE = 0x76
+BODIES = {
+    "empty data": st.just(data_body(b"")),
+    "short data": st.binary(min_size=1, max_size=255).map(data_body),
+    "long data": st.integers(256, 70_000).map(lambda size: data_body(b"x" * size)),
+    "several data": st.lists(st.binary(max_size=9).map(data_body), min_size=2, max_size=3).map(b"".join),
+    "value": VALUES.map(value_body),
+    "sequence": st.lists(VALUES, max_size=3).map(lambda values: section(AMQP_SEQUENCE, codec.encode(values))),
+    "several sequences": st.lists(SCALARS, min_size=2, max_size=3).map(
+        lambda values: b"".join(section(AMQP_SEQUENCE, codec.encode([value])) for value in values)
+    ),
+}
+SESSIONS = ("a", "b", "c")
+SOURCES = ("queue", "session queue", "subscription", "session subscription", "partitioned")
+DESTINATIONS = ("queue", "session queue", "partitioned", "topic")
+KINDS = [*itertools.product(SOURCES, (False, True)), ("backlog", True)]
+
+
+def foreign_map(code: int, pairs: dict[Any, Any]) -> bytes:
+    """Encode a map section in the long form, whatever its size."""
+    items = b"".join(map(codec.encode, itertools.chain.from_iterable(pairs.items())))
+    return section(code, b"\xd1" + (len(items) + 4).to_bytes(4) + (2 * len(pairs)).to_bytes(4) + items)
+
+
+@st.composite
+def message(draw: st.DrawFn, number: int, body: st.SearchStrategy[bytes]) -> Sections:
+    """A message of a session, so that any entity accepts it, with sections that a foreign client may write."""
+
+    def maps(code: int, keys: Callable[[str], Any]) -> bytes:
+        values = draw(st.dictionaries(TEXT.map(lambda text: "own-" + ascii(text)).map(keys), VALUES, max_size=3))
+        return foreign_map(code, values) if draw(st.booleans()) else encode_map(code, values)
+
+    optional = st.sampled_from
+    return Sections(
+        header=Header(
+            ttl=draw(optional([None, 3_600_000])),
+            priority=draw(optional([None, 7])),
+            durable=draw(optional([None, True])),
+        ).encode(),
+        delivery_annotations=maps(DELIVERY_ANNOTATIONS, Symbol),
+        message_annotations=maps(MESSAGE_ANNOTATIONS, Symbol),
+        properties=Properties(
+            message_id=draw(st.sampled_from([f"m{number}", f"m{number}", ULong(number), uuid.UUID(int=number)])),
+            group_id=draw(st.sampled_from(SESSIONS)),
+            subject=draw(st.none() | TEXT),
+            content_type=draw(optional([None, Symbol("a/b")])),
+            correlation_id=draw(st.none() | TEXT | st.uuids()),
+            reply_to=draw(st.none() | TEXT),
+        ).encode(),
+        application_properties=maps(APPLICATION_PROPERTIES, str),
+        body=draw(body),
+        footer=maps(FOOTER, Symbol),
+    )
+
+
+MESSAGES = st.tuples(*(message(number, body) for number, body in enumerate([*BODIES.values()] * 2)))
+"""Two messages with each kind of body."""
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[Running]:
+    with Running() as running:
+        yield running
+
+
+_names = (f"name-{number}" for number in itertools.count())
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["same-namespace", "other-namespace"])
+@pytest.mark.parametrize("destination", DESTINATIONS)
+@pytest.mark.parametrize(("source", "dead"), KINDS, ids=[f"{kind}{'-dead' * dead}" for kind, dead in KINDS])
+@given(messages=MESSAGES)
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+def test_every_byte_arrives_from_any_source_at_any_destination(
+    emulator: Running, source: str, dead: bool, destination: str, side: int, messages: tuple[Sections, ...]
+) -> None:
+    w, name = World(emulator.emulator), next(_names)
+    to, _, there = emulator.do(lambda: w.create(destination, f"to-{name}", side))
+    path, takes, has = emulator.do(lambda: _source(w, source, name))
+
+    def fill() -> Any:
+        for each in messages:
+            put(takes, (in_backlog(each, to) if source == "backlog" else each).join())
+        wanted = by_session([*messages] if source == "backlog" else stored(has), dead=dead)
+        if dead:
+            bury(has)
+        return wanted
+
+    wanted = emulator.do(fill)
+    path = dead_letter_path(path) if dead else path
+    moving = redrive(w, path, side) if source == "backlog" else w.move(path, to, sides=(0, side))
+    result = asyncio.run(moving)
+    arrived, left = emulator.do(lambda: (stored(there), stored(has, dead=dead)))
+    emulator.do(lambda: [w.delete(takes.path), w.delete(to, side)])
+    assert result.receipt.sent == len(messages)
+    assert result.exit_code == 0
+    assert by_session(arrived, dead=dead) == wanted
+    assert not left
+
+
+def _source(w: World, kind: str, name: str) -> Any:
+    if kind != "backlog":
+        return w.create(kind, f"from-{name}")
+    return w.create("queue", queue_path(f"contoso-{name}", 0))
+
+
+def in_backlog(message: Sections, to: str) -> Sections:
+    """Return a message as a paired client leaves it in a backlog queue."""
+    properties, header = message.read_properties(), message.read_header()
+    session = properties.group_id
+    ttl_ticks = None if header.ttl is None else header.ttl * 10_000
+    pairs = [*message.read_application_properties().pairs, *write_aliases(Aliases(to, session, ttl_ticks)).items()]
+    return Sections(
+        header=Header(durable=header.durable, priority=header.priority).encode(),
+        delivery_annotations=message.delivery_annotations,
+        message_annotations=message.message_annotations,
+        properties=replace(properties, group_id=None).encode(),
+        application_properties=section(APPLICATION_PROPERTIES, codec.encode(Map(pairs))),
+        body=message.body,
+        footer=message.footer,
+    )
+
+
+async def redrive(w: World, source: str, side: int) -> runner.SyphonResult:
+    ends = Ends("p", w.endpoints[side], w.endpoints[0])
+    spec = MoveSpec(ends, "redrive", BACKLOG_DEAD_LETTERS, source, keeps_refused=True)
+    return await runner.run(ends, once=True, spec=spec, timings=HASTY, lease=False)
+
+
+# The fast path, and the official client
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["active", "dead"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_ordinary_messages_take_the_fast_path(
+    emulator: Running, source: str, dead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    general = envelope.read_facts
+    learnt: list[bytes] = []
+
+    def counted(queue: str, payload: bytes, *form: Any) -> Any:
+        learnt.append(payload)
+        return general(queue, payload, *form)
+
+    monkeypatch.setattr(envelope, "read_facts", counted)
+    w, name = World(emulator.emulator), next(_names)
+    to, _, there = emulator.do(lambda: w.create("queue", f"to-{name}"))
+    path, takes, has = emulator.do(lambda: _source(w, source, name))
+    with ServiceBusClient.from_connection_string(emulator.connection_string) as client:
+        for session in SESSIONS:
+            # The service refuses a batch of several sessions.
+            with client.get_topic_sender(takes.path) as sender:
+                sender.send_messages([ordinary(number, session) for number in range(100)])
+    if dead:
+        emulator.do(lambda: bury(has))
+        path = dead_letter_path(path)
+    result = asyncio.run(w.move(path, to))
+    assert (result.receipt.sent, len(emulator.do(lambda: stored(there)))) == (300, 300)
+    assert len(learnt) <= 2
+
+
+def ordinary(number: int, session: str) -> ServiceBusMessage:
+    """A message as most applications send it; every other one has application properties."""
+    return ServiceBusMessage(
+        f"body {number}",
+        message_id=f"{session}-{number}",
+        session_id=session,
+        content_type="application/json",
+        time_to_live=timedelta(hours=1),
+        application_properties={"number": number, "kind": "order"} if number % 2 else None,
+    )
+
+
+TYPED = {
+    "int": 2**31 - 1,
+    "negative": -1,
+    "float": 1.5,
+    "true": True,
+    "text": "Grüße",
+    "bytes": b"bytes",
+    "uuid": uuid.UUID(int=7),
+    "time": datetime(2026, 1, 2, tzinfo=UTC),
+}
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["active", "dead"])
+def test_the_official_client_reads_the_same_before_and_after_a_move(emulator: Running, dead: bool) -> None:
+    w, name = World(emulator.emulator), next(_names)
+    path, _, _ = emulator.do(lambda: w.create("queue", f"from-{name}"))
+    to, _, _ = emulator.do(lambda: w.create("queue", f"to-{name}"))
+    header, numbered = AmqpMessageHeader(priority=7, durable=True), {"properties": {"message_id": "a"}, "header": None}
+    bodies: list[dict[str, Any]] = [
+        {"data_body": [b"one", b"two"]},
+        {"value_body": {"k": [1, 2.5, "three"]}},
+        {"sequence_body": [[1, "two"], [b"three"]]},
+    ]
+    sub_queue = ServiceBusSubQueue.DEAD_LETTER if dead else None
+    with ServiceBusClient.from_connection_string(emulator.connection_string) as client:
+        with client.get_queue_sender(path) as sender:
+            sender.send_messages(ServiceBusMessage("plain", message_id="p", application_properties=dict(TYPED)))
+            for body in bodies:
+                sender.send_messages(
+                    AmqpAnnotatedMessage(
+                        **body,
+                        **(numbered | {"header": header}),
+                        application_properties=dict(TYPED),
+                        annotations={"own": "a"},
+                        delivery_annotations={"own": 1},
+                        footer={"own": 2},
+                    )
+                )
+        if dead:
+            with client.get_queue_receiver(path) as receiver:
+                for each in receiver.receive_messages(9, max_wait_time=5):
+                    receiver.dead_letter_message(each, reason="Bad", error_description="why")
+        with client.get_queue_receiver(path, sub_queue=sub_queue) as receiver:
+            before = [read(each) for each in receiver.peek_messages(9)]
+        result = asyncio.run(w.move(dead_letter_path(path) if dead else path, to))
+        with client.get_queue_receiver(to) as receiver:
+            after = [read(each) for each in receiver.receive_messages(9, max_wait_time=5)]
+    assert result.receipt.sent == len(before) == 1 + len(bodies)
+    assert after == before
+
+
+def read(message: Any) -> Any:
+    """Return all that an application sees of a message, with the types of its values."""
+    raw = message.raw_amqp_message
+    body = [*raw.body] if str(raw.body_type).endswith(("DATA", "SEQUENCE")) else raw.body
+    own = {key: value for key, value in message.application_properties.items() if not key.startswith(b"DeadLetter")}
+    annotations = [{k: v for k, v in (each or {}).items() if k == b"own"} for each in (raw.annotations, raw.footer)]
+    properties = {name: value for name, value in dict(raw.properties).items() if value is not None}
+    return typed([str(raw.body_type), body, own, annotations, properties, raw.header.priority, raw.header.durable])
+
+
+def typed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: typed(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [typed(each) for each in value]
+    return type(value).__name__, value
