@@ -6,10 +6,12 @@ import asyncio
 import json
 import random
 from dataclasses import replace
+from ssl import create_default_context
 from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError
+from yarl import URL
 
 from sbpair.emulator.access.bearer import AUDIENCE
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
@@ -161,6 +163,21 @@ async def test_open_sockets_outlive_the_control_channel(bench: RelayBench) -> No
     bench.entity.drop_listeners(1011, "restart")
     await sender.send_str("open")
     assert await accepted.receive_str() == "open"
+
+
+async def test_everything_works_over_tls_too() -> None:
+    async with open_bench(tls=True) as bench:
+        trusting = create_default_context(cafile=bench.emulator.ready.ca_file)
+        headers = {"ServiceBusAuthorization": bench.token()}
+        control = await bench.open(bench.url(LISTEN, "wss"), headers=headers, ssl=trusting)
+        connecting = asyncio.create_task(bench.open(bench.url(CONNECT, "wss"), headers=headers, ssl=trusting))
+        address = (await control.receive_json())["accept"]["address"]
+        assert address.startswith(f"wss://{bench.authority}/")
+        accepted, sender = await bench.open(URL(address, encoded=True), ssl=trusting), await connecting
+        await sender.send_bytes(b"x" * 1_000_000)
+        assert len(await accepted.receive_bytes()) == 1_000_000
+        await accepted.close(code=4000)
+        assert (await sender.receive()).data == 4000
 
 
 # Listeners

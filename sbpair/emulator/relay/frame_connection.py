@@ -88,6 +88,20 @@ def take_over(request: web.BaseRequest) -> asyncio.Transport:
     return transport
 
 
+class LostTransport(asyncio.Transport):
+    """The transport of a connection that was lost: nothing has an effect.
+
+    asyncio's own fails if it is aborted after a flush closed it, and would be kept by whatever keeps the connection.
+    """
+
+    def is_closing(self) -> bool:
+        return True
+
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
 class FrameConnection(asyncio.Protocol):
     """An open WebSocket."""
 
@@ -117,13 +131,13 @@ class FrameConnection(asyncio.Protocol):
         if not self.is_open:
             raise ConnectionResetError
         if self._is_full:
-            self._writable = self._writable or asyncio.get_running_loop().create_future()
+            if self._writable is None or self._writable.done():
+                self._writable = asyncio.get_running_loop().create_future()
             await self._writable
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Send a close frame. The peer's answer ends the connection, or the time for it."""
         if not self.is_open:
-            self._transport.close()
             return
         if code == NO_STATUS:
             self._frames.send_close()
@@ -131,7 +145,7 @@ class FrameConnection(asyncio.Protocol):
             self._frames.send_close(code, reason.encode()[:120].decode(errors="ignore"))
         self._flush()
         self._transport.resume_reading()
-        self._limit = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._transport.abort)
+        self._limit_close()
 
     def abort(self) -> None:
         """End the connection without a close frame."""
@@ -151,12 +165,29 @@ class FrameConnection(asyncio.Protocol):
             if data:
                 self._transport.write(data)
             else:
-                self._transport.close()
+                self._end_stream()
+
+    def _end_stream(self) -> None:
+        """End the stream after a close frame. The peer still has time to read it: unread input would reset it."""
+        if self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._transport.resume_reading()
+            self._limit_close()
+        else:
+            self._transport.close()
+
+    def _limit_close(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limit = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._transport.abort)
 
     # asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
         if self._has_ended:
+            # The peer's close frame has come; what follows is dropped.
             return
         self._frames.receive_data(data)
         for event in self._frames.events_received():
@@ -174,6 +205,7 @@ class FrameConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         del exc
+        self._transport = LostTransport()
         if self._limit is not None:
             self._limit.cancel()
         self._end(ABNORMAL, "")

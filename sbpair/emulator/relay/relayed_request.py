@@ -202,6 +202,9 @@ class RelayedRequest:
         self.fail(not_answered())
 
     def _on_deadline(self) -> None:
+        if self._answer.done() and self._request.transport is not None:
+            # The sender may be the one that is silent: it does not read.
+            self._request.transport.abort()
         self.fail(not_answered())
 
     # To the sender

@@ -1,0 +1,175 @@
+"""Streams in constant memory, back-pressure, and many open connections, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import resource
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from aiohttp import WSMsgType
+from websockets.asyncio.client import connect
+
+from tests.emulator.relay_peers import RelayBench, open_bench
+from tests.kit.async_tests import InLoop
+from tests.kit.waiting import until
+
+MEGABYTE = 1024 * 1024
+SIZE = 100 * MEGABYTE
+PART = bytes(range(256)) * 256
+MAX_GROWTH = 24 * MEGABYTE
+CONNECTIONS = 5_000
+
+
+@pytest.fixture
+def bench() -> InLoop:
+    return InLoop(open_bench)
+
+
+@contextmanager
+def flat_memory() -> Iterator[None]:
+    """Fail if the memory in use grows by a good part of what is streamed. Both ends run in this process too."""
+    before = peak_bytes()
+    yield
+    assert peak_bytes() - before < MAX_GROWTH
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+async def parts() -> AsyncIterator[bytes]:
+    for _ in range(SIZE // len(PART)):
+        yield PART
+
+
+def response_to(request: dict[str, Any], *, has_body: bool = True) -> str:
+    return json.dumps({"response": {"requestId": request["id"], "statusCode": 200, "body": has_body}})
+
+
+def digest() -> str:
+    found = hashlib.sha256()
+    for _ in range(SIZE // len(PART)):
+        found.update(PART)
+    return found.hexdigest()
+
+
+async def test_100_megabytes_up_and_down_in_constant_memory(bench: RelayBench) -> None:
+    """A listener that sends and receives fragments echoes a body."""
+    listener = await bench.listen()
+
+    async def echo() -> None:
+        pointer = await listener.next("request")
+        async with connect(pointer["address"], compression=None, max_size=None) as meeting:
+            request = json.loads(await meeting.recv())["request"]
+            await meeting.send(response_to(request))
+            await meeting.send(meeting.recv_streaming(decode=False))
+            await meeting.wait_closed()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(echo())
+        with flat_memory():
+            async with bench.request("POST", data=parts()) as answer:
+                found = hashlib.sha256()
+                async for part in answer.content.iter_any():
+                    found.update(part)
+    assert found.hexdigest() == digest()
+
+
+async def test_100_megabytes_pass_through_a_websocket_in_constant_memory(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    connecting = asyncio.create_task(bench.connect())
+    _, accepted = await listener.accept()
+    sender, found = await connecting, hashlib.sha256()
+
+    async def send() -> None:
+        async for part in parts():
+            await sender.send_bytes(part)
+        await sender.close()
+
+    with flat_memory():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send())
+            while (message := await accepted.receive()).type is WSMsgType.BINARY:
+                found.update(message.data)
+    assert found.hexdigest() == digest()
+
+
+async def test_a_sender_that_does_not_read_holds_the_listener_back(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = asyncio.create_task(bench.request().__aenter__())
+    request, _ = await listener.request()
+    is_held, sent = False, 0
+
+    async def flood() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while not is_held:
+            sent += len(PART)
+            yield PART
+
+    gateway = bench.namespace.hybrid_connections.gateway
+    assert gateway is not None
+    async with connect(request["address"], compression=None) as meeting, asyncio.TaskGroup() as group:
+        await meeting.send(response_to(request))
+        answer = await asking
+        group.create_task(meeting.send(flood()))
+        [waiting] = gateway.waiting.values()
+        transport = waiting._rendezvous.connection._transport  # type: ignore[union-attr]
+        await until(lambda: not transport.is_reading())
+        is_held = True
+        assert len(await answer.read()) == sent
+
+
+async def test_a_listener_that_does_not_read_holds_the_sender_back(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    is_held, sent = asyncio.Event(), 0
+
+    async def flood() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while not is_held.is_set():
+            sent += len(PART)
+            yield PART
+
+    asking = asyncio.create_task(bench.request("POST", data=flood()).__aenter__())
+    pointer = await listener.next("request")
+    async with connect(pointer["address"], compression=None, max_queue=1, max_size=None) as meeting:
+        request = json.loads(await meeting.recv())["request"]
+        gateway = bench.namespace.hybrid_connections.gateway
+        assert gateway is not None
+        [waiting] = gateway.waiting.values()
+        await until(lambda: waiting._rendezvous.connection._is_full)  # type: ignore[union-attr]
+        is_held.set()
+        received = 0
+        async for part in meeting.recv_streaming(decode=False):
+            received += len(part)
+        await meeting.send(response_to(request, has_body=False))
+    assert (await asking).status == 200
+    assert received == sent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout_seconds(300)
+async def test_5_000_connections_are_open_at_once(bench: RelayBench) -> None:
+    """Half of them are senders', half listeners'. All of them carry a message."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS * 2 + 1000
+    if hard < wanted:
+        pytest.skip(f"this machine allows {hard} open files, {wanted} are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    bench.session.connector._limit = 0  # type: ignore[union-attr]
+    listener = await bench.listen()
+    pairs = []
+    for _ in range(CONNECTIONS // 100):
+        connecting = [asyncio.create_task(bench.connect()) for _ in range(50)]
+        accepted = [(await listener.accept())[1] for _ in range(50)]
+        pairs += list(zip([await each for each in connecting], accepted, strict=True))
+    assert len(pairs) * 2 == CONNECTIONS
+    for number, (sender, _) in enumerate(pairs):
+        await sender.send_str(str(number))
+    texts = {await accepted.receive_str() for _, accepted in pairs}
+    assert texts == {str(number) for number in range(len(pairs))}
+    await until(lambda: len(bench.entity.listeners) == 1)
