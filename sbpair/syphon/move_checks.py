@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CHECK_SOURCE = "check its name and namespace; of a topic, name a subscription: TOPIC/subscriptions/NAME"
 MAX_FORWARDS = 200
 """Entities that are read to find a forward that leads back to the source."""
 
@@ -69,10 +70,11 @@ async def check_ends(
 
     if destination is not None:
         async with connect(destination.endpoint, get_token=get_token) as client:
-            with _named(destination, "create it, or name another destination"):
+            named = destination.path.lower() == source.parent.lower() and source.same_namespace(destination)
+            with _named(destination, CHECK_SOURCE if named else "create it, or name another destination"):
                 (await client.sender(destination.path)).close()
     async with connect(source.endpoint, get_token=get_token) as client:
-        with _named(source, "check the name of the source and its namespace"):
+        with _named(source, CHECK_SOURCE):
             has_sessions = await _needs_session(client, source.path)
     if destination is None:
         return CheckedEnds(has_sessions)
@@ -128,6 +130,11 @@ async def _needs_session(client: AmqpClient, path: str) -> bool:
         if "topic" in text:
             hint = f"name one of its subscriptions: {path}/subscriptions/NAME"
             raise UsageError(f"{path} is a topic, which holds no messages", hint=hint) from None
+        if "forwarding" in text:
+            hint = "name the entity that it forwards to; --dead-letters moves its dead letters"
+            raise UsageError(
+                f"{path} forwards its messages, so that nothing can be received from it", hint=hint
+            ) from None
         raise
     return False
 

@@ -20,7 +20,7 @@ from sbpair.model import cost
 from sbpair.move import backlog_queues
 from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
 from sbpair.move.message.form import BACKLOG, MessageForm
-from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, refused
+from sbpair.move.message.route import DUPLICATE, DeadLetter, Expire, Facts, Send, refused
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
@@ -170,7 +170,8 @@ class _PreviewScan:
     async def _judge(self, seen: PeekedMessage) -> None:
         facts, sections = seen
         decision, stays = self.sums.decide(facts), _STAYS.get(message_state(sections))
-        destination = None if isinstance(decision, DeadLetter) else self.lookup.name(facts.path or "")
+        known = not isinstance(decision, DeadLetter) or decision.reason == DUPLICATE
+        destination = self.lookup.name(facts.path or "") if known else None
         if stays is not None:
             self.sums.add(facts, destination, stays, received=False)
             return

@@ -1,4 +1,4 @@
-"""`sbpair redrive` of one dead-letter reason: the others stay, and keep their delivery counts."""
+"""`sbpair redrive`: reasons that select dead letters, what stays, and ends that are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.testing import EmulatorThread
+from sbpair.testing import EmulatorThread, QueueDescription
 from tests.kit.command import Here, environment, untimed
 from tests.kit.stranded import put, stranded
 
@@ -23,22 +23,18 @@ class World:
     """A pair, and a queue with dead letters of several reasons."""
 
     def __init__(self, thread: EmulatorThread, here: Here) -> None:
-        self.orders: QueueEntity = thread.do(lambda: thread.emulator.namespaces["contoso"].create_queue("orders"))
+        primary, self.secondary = thread.emulator.namespaces.values()
+        self.orders: QueueEntity = thread.do(lambda: primary.create_queue("orders"))
         self.do, self._here = thread.do, here
         self._environ = environment(thread.emulator, NO_COLOR="1")
         for number, reason in enumerate(REASONS):
-            self.do(lambda number=number, reason=reason: self._bury(f"m{number}", reason))
-
-    def _bury(self, message_id: str, reason: str | None) -> None:
-        put(self.orders, stranded(message_id, None))
-        for _ in range(2):
-            (locked,) = self.orders.messages.receive(1)
-            self.orders.messages.abandon(locked.lock_token)
-        (locked,) = self.orders.messages.receive(1)
-        self.orders.messages.dead_letter(locked.lock_token, reason, None)
+            self.do(lambda number=number, reason=reason: bury(self.orders, f"m{number}", reason))
 
     def run(self, *words: str) -> tuple[int, str, list[str]]:
-        code, out, err = self._here("redrive", "orders", *words, **self._environ)
+        return self.invoke("redrive", "orders", *words)
+
+    def invoke(self, *words: str) -> tuple[int, str, list[str]]:
+        code, out, err = self._here(*words, **self._environ)
         return code, out, untimed(err).splitlines()
 
     def redrive(self, *words: str) -> dict[str, Any]:
@@ -52,6 +48,15 @@ class World:
         held = self.do(lambda: self.orders.dead_letters.peek(0, 100))
         assert len(self.do(lambda: self.orders.dead_letters.receive(100))) == len(held)
         return {each.sections.read_properties().message_id: each.delivery_count for each in held}
+
+
+def bury(queue: QueueEntity, message_id: str, reason: str | None) -> None:
+    put(queue, stranded(message_id, None))
+    for _ in range(2):
+        (locked,) = queue.messages.receive(1)
+        queue.messages.abandon(locked.lock_token)
+    (locked,) = queue.messages.receive(1)
+    queue.messages.dead_letter(locked.lock_token, reason, None)
 
 
 @pytest.fixture
@@ -80,6 +85,52 @@ def test_dead_letters_of_other_reasons_stay_with_their_delivery_counts(
 def test_groups_of_a_reason_are_counted(world: World) -> None:
     groups = world.redrive("--by-reason", "--reason", "timeout")["groups"]
     assert [(each["reason"], each["messages"]) for each in groups] == [("Timeout", 1), ("TIMEOUT", 1)]
+
+
+def test_what_stays_is_named_with_the_reason_by_all_commands(world: World) -> None:
+    namespace = world.orders.namespace
+    terms = QueueDescription(requires_duplicate_detection=True)
+    queue = world.do(lambda: namespace.create_queue("dedup", terms))
+    for number in range(2):
+        world.do(lambda number=number: bury(queue, f"d{number}", "Timeout"))
+    line = "stayed: 2 messages (d0, d1): the destination detects duplicates, and may drop it until "
+    code, out, _err = world.invoke("redrive", "dedup", "--dry-run")
+    assert (code, out.splitlines()[1].split()[:3]) == (3, ["dedup/$deadletterqueue", "dedup", "2"])
+    code, out, _err = world.invoke("redrive", "dedup")
+    assert (code, line in out) == (3, True)
+    code, out, _err = world.invoke("runs", "show", "2")
+    assert (code, line in out, "redrive primary:dedup --once" in out) == (0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("redrive nope", "nope does not exist in contoso", "check its name"),
+        ("redrive events", "events/$deadletterqueue does not exist", "of a topic, name a subscription"),
+        ("move nope orders", "nope does not exist in contoso", "check its name"),
+        ("move orders nope", "nope does not exist in contoso", "create it"),
+        ("move forwarding orders --dead-letters", "orders", ""),
+        ("move forwarding other", "forwarding forwards its messages", "the entity that it forwards to"),
+    ],
+)
+def test_ends_that_cannot_be_used_are_refused(world: World, words: str, error: str, hint: str) -> None:
+    namespace = world.orders.namespace
+    world.do(lambda: namespace.create_topic("events"))
+    world.do(lambda: namespace.create_queue("other"))
+    world.do(lambda: namespace.create_queue("forwarding", QueueDescription(forward_to="orders")))
+    code, out, err = world.invoke(*words.split())
+    if not hint:
+        assert (code, f"to {error}" in err[0]) == (0, True)
+        return
+    assert (code, out) == (2, "")
+    assert error in err[0]
+    assert hint in err[1]
+
+
+def test_a_move_into_a_backlog_queue_warns(world: World) -> None:
+    world.do(lambda: world.secondary.create_queue("contoso/x-servicebus-transfer/0"))
+    code, _out, err = world.invoke("move", "orders", "0", "--dry-run")
+    assert (code, err[0].endswith("the syphon dead-letters messages without aliases there")) == (0, True)
 
 
 @pytest.mark.parametrize("wrong", ["", " "])

@@ -152,6 +152,7 @@ def checked_ends(
 
     if destination is not None:
         check_names(source, destination)
+        _warn_without_aliases(screen, source, destination)
     owner = reach.owner(source, *([destination] if destination else []))
     primary = owner.ends.primary if destination is None else destination.endpoint
     ends = Ends(owner.ends.name, primary, source.endpoint)
@@ -163,7 +164,8 @@ def checked_ends(
     found, window_ms = run(check()), 0
     if destination is not None and found.duplicate_window_ms != 0 and not allow_duplicate_detection:
         window_ms = _duplicate_window(screen, source, destination, found.duplicate_window_ms)
-    line = f"{command} {source}" if destination is None else f"{command} {source} {destination}"
+    returns = command == "redrive" or destination is None
+    line = f"{command} {source._replace(path=source.parent)}" if returns else f"{command} {source} {destination}"
     return MoveSpec(
         ends,
         line,
@@ -173,6 +175,15 @@ def checked_ends(
         keeps_refused=True,
         duplicate_window_ms=window_ms,
     ), owner
+
+
+def _warn_without_aliases(screen: Screen, source: EntityAddress, destination: EntityAddress) -> None:
+    """Warn of a backlog queue as destination of other messages than stranded ones."""
+    from_backlog, to_backlog = (
+        backlog.TRANSFER_SEGMENT in each.path.lower().split("/") for each in (source, destination)
+    )
+    if to_backlog and not from_backlog:
+        screen.warn(f"{destination.path} is a backlog queue: the syphon dead-letters messages without aliases there")
 
 
 def _duplicate_window(screen: Screen, source: EntityAddress, destination: EntityAddress, window_ms: int | None) -> int:

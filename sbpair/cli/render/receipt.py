@@ -59,6 +59,18 @@ def filter_lines(counts: Mapping[str, Any]) -> Iterator[str]:
         yield from wrapped(clean(f"matched {where['chosen']} of {whole}: {text}"))
 
 
+def stayed_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why messages stayed in their source, like reasons together: those of a time up to the latest one."""
+    groups: dict[str, tuple[list[object], set[str]]] = {}
+    for each in receipt.get("stayed", ()):
+        reason, until, at = str(each["reason"]).partition(" until ")
+        ids, ends = groups.setdefault(reason, ([], set()))
+        ids.append(each["message_id"] or each["sequence_number"])
+        ends.add(until + at)
+    for reason, (ids, ends) in groups.items():
+        yield from wrapped(clean(f"stayed: {plural(len(ids), 'message')} ({some(ids)}): {reason}{max(ends)}"))
+
+
 def warn_of_failures(screen: Screen, where: "MessageFilter | None") -> None:
     """Warn of messages for which a filter could not be calculated, with the reason for the first."""
     if where is not None and where.failures:
