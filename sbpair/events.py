@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from sbpair.move.events import QueueProgress as QueueProgress
     from sbpair.move.events import QueuesFound as QueuesFound
     from sbpair.move.events import RampProgress as RampProgress
+    from sbpair.move.events import RunCancelled as RunCancelled
+    from sbpair.move.events import RunPaused as RunPaused
+    from sbpair.move.events import RunPausing as RunPausing
+    from sbpair.move.events import RunResumed as RunResumed
     from sbpair.move.events import SyphonEvent as SyphonEvent
     from sbpair.move.peek.peeker import Peeked as Peeked
     from sbpair.replay.progress import Expected as Expected
@@ -68,7 +72,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.move.events": (
             "DeadLettered, DestinationBackingOff, DestinationProgress, DestinationRecovered, LimitChanged, "
             "MessagesLocked, QueueBlocked, QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, "
-            "QueuesFound, RampProgress, SyphonEvent"
+            "QueuesFound, RampProgress, RunCancelled, RunPaused, RunPausing, RunResumed, SyphonEvent"
         ),
         "sbpair.move.peek.peeker": "Peeked",
         "sbpair.replay.progress": "Expected, PhaseProgress, ReplayPhase",

@@ -32,7 +32,7 @@ GROUPS = {
         "move": "Move messages from any queue or subscription to any queue or topic.",
         "redrive": "Move the dead letters of an entity back to where they came from.",
         "replay": "Move a large backlog with Spark: archive, send and prove it.",
-        "runs": "Show earlier runs and the messages they left in doubt.",
+        "runs": "Show and report earlier runs; pause, resume and cancel running ones.",
     },
     "Send and receive": {
         "send": "Send lines to a queue or topic, failing over to the backlog.",

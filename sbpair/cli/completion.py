@@ -8,10 +8,13 @@ import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import _completion_classes as typers
+
+if TYPE_CHECKING:
+    from sbpair.runs.run_log import RunRecord
 
 # Typer recognises the context by its annotation, and keeps the names that begin with the typed word.
 
@@ -36,6 +39,31 @@ def backlog_queues(context: typer.Context) -> list[str]:
 
 def runs(context: typer.Context) -> list[str]:
     """Return the runs of the pair, or of --namespace, that this machine has recorded."""
+    return [run.id for run in _recorded_runs(context)]
+
+
+def live_runs(context: typer.Context) -> list[str]:
+    """Return those of them that have not ended."""
+    from sbpair.runs.run_log import LIVE
+
+    return [run.id for run in _recorded_runs(context) if run.outcome in LIVE]
+
+
+def unpaused_runs(context: typer.Context) -> list[str]:
+    """Return those of them that run, and are not paused."""
+    from sbpair.runs.run_log import RunOutcome
+
+    return [run.id for run in _recorded_runs(context) if run.outcome is RunOutcome.RUNNING]
+
+
+def paused_runs(context: typer.Context) -> list[str]:
+    """Return those of them that are paused."""
+    from sbpair.runs.run_log import RunOutcome
+
+    return [run.id for run in _recorded_runs(context) if run.outcome is RunOutcome.PAUSED]
+
+
+def _recorded_runs(context: typer.Context) -> "list[RunRecord]":
     from sbpair import config
     from sbpair.config.namespaces import load_namespace
     from sbpair.config.setting import Flags
@@ -51,7 +79,7 @@ def runs(context: typer.Context) -> list[str]:
         directory = Path(str(config.state_setting(name, flags, os.environ).value))
         opened = state_if_any(directory, load_namespace(name, flags, os.environ).ends)
     with opened or nullcontext() as state:
-        return [run.id for run in all_runs(state)] if state else []
+        return all_runs(state) if state else []
 
 
 def replay_runs(context: typer.Context) -> list[str]:

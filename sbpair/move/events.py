@@ -158,6 +158,29 @@ class RampProgress:
     observe_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """A request of another process to the run with this id."""
+
+    run: str
+
+
+class RunPausing(RunEvent):
+    """Nothing more is received or sent, and held messages go back."""
+
+
+class RunPaused(RunEvent):
+    """The run holds no message. It keeps its connections and leases."""
+
+
+class RunResumed(RunEvent):
+    """The run goes on after a pause."""
+
+
+class RunCancelled(RunEvent):
+    """The run ends as after an interruption."""
+
+
 SyphonEvent: TypeAlias = (
     QueuesFound
     | QueueOpened
@@ -173,4 +196,8 @@ SyphonEvent: TypeAlias = (
     | DeadLettered
     | LimitChanged
     | RampProgress
+    | RunPausing
+    | RunPaused
+    | RunResumed
+    | RunCancelled
 )

@@ -18,6 +18,7 @@ from sbpair.errors import ExitCode, SbpairError
 from sbpair.model.pair import sign_in
 from sbpair.move.backlog_depth import BacklogDepth
 from sbpair.move.receipt import BUCKETS
+from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, now_ms
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import hold_machine_leases
@@ -35,6 +36,7 @@ class RunStore:
 
     The lease is that of the pair, or `of` other ends and a source at the secondary one.
 
+    `control` has the requests of other processes; None without a directory.
     `receipt` returns the current figures. `may_send` raises if nothing may be sent, for a reason other than this
     machine's lease. Raises LeaseHeld, StateRefused or MachineLacks before anything is moved.
     """
@@ -54,6 +56,7 @@ class RunStore:
         self.run = run or new_id(now_ms())
         self.journal = Journal(run=self.run, may_send=may_send)
         self._receipt = receipt
+        self.control: RunControl | None = None
         self._recorded: RunEntry | None = None
         self._last: Receipt | None = None
         self._depth = BacklogDepth()
@@ -120,6 +123,7 @@ class RunStore:
         state = stack.enter_context(RunDatabase(directory, pair))
         self._recorded = RunEntry(state, command, run_id=self.run)
         stack.callback(self._recorded.close)
+        self.control = RunControl(state, self.run)
         self.journal = Journal(state, run=self.run, earlier_doubts=self._recorded.earlier_doubts, may_send=may_send)
         stack.callback(self.journal.close)
 

@@ -1,1 +1,21 @@
-"""Persistent state of runs: the database, the journal, the list of runs, and the leases."""
+"""Persistent state of runs: the database, the journal, the list of runs, requests to them, and the leases.
+
+Public names, imported on first use: `sbpair.runs.pause(pair, "261122-101500", state=directory)`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sbpair import lazy_names
+
+if TYPE_CHECKING:
+    from sbpair.runs.control import cancel, pause, resume
+    from sbpair.runs.run_log import RunOutcome, RunRecord
+
+__all__ = ["RunOutcome", "RunRecord", "cancel", "pause", "resume"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {"sbpair.runs.control": "cancel, pause, resume", "sbpair.runs.run_log": "RunOutcome, RunRecord"},
+)

@@ -34,7 +34,7 @@ MAX_LOG_BYTES = 4 * 1024 * 1024
 FORMAT = FileFormat(
     name="state",
     application_id=0x5B9A1204,
-    version=2,
+    version=3,
     schema=(
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
         """CREATE TABLE runs (id TEXT PRIMARY KEY, command TEXT NOT NULL, started_ms INTEGER NOT NULL, ended_ms INTEGER,
@@ -53,6 +53,8 @@ FORMAT = FileFormat(
             """CREATE TABLE samples (run TEXT NOT NULL, at_ms INTEGER NOT NULL, figures TEXT NOT NULL,
             PRIMARY KEY (run, at_ms)) WITHOUT ROWID""",
         ),
+        # The state in which others want a live run, and the one that it has confirmed.
+        3: ("CREATE TABLE controls (run TEXT PRIMARY KEY, wanted TEXT NOT NULL, state TEXT NOT NULL) WITHOUT ROWID",),
     },
     elsewhere="pass --state DIR for another directory",
     if_broken="move it away: messages that were in flight when it broke may then arrive twice",

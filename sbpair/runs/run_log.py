@@ -40,18 +40,23 @@ MOVED = (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS)
 
 
 class RunOutcome(StrEnum):
-    """How a run ended. The values are part of the JSON contract."""
+    """How a run ended, or the state of a live one. The values are part of the JSON contract."""
 
     RUNNING = "running"
+    PAUSED = "paused"
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
     CRASHED = "crashed"
 
 
+LIVE = (RunOutcome.RUNNING, RunOutcome.PAUSED)
+"""Outcomes of a run that has not ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run. Times are ms since 1970; `ended_ms` and `exit_code` are None for a running or crashed one.
+    """One run. Times are ms since 1970; `ended_ms` and `exit_code` are None for a live or crashed one.
 
     `error` is why it failed, `receipt` the last one it wrote; that of a replay is its proof, with its `archive`.
     `settings` are the options in force, without secrets; {} for a run of an earlier version.
@@ -106,7 +111,10 @@ class RunEntry:
         self._lock = Lock(self._running_file)
         try:
             self.earlier_doubts = _record_crashes(state)
-            state.write((_INSERT, [(self.id, command, clock_ms(), RunOutcome.RUNNING)]))
+            state.write(
+                (_INSERT, [(self.id, command, clock_ms(), RunOutcome.RUNNING)]),
+                ("DELETE FROM controls WHERE run = ?", [(self.id,)]),  # those of a resumed replay
+            )
             _trim(state)
             self._timeline: TimelineWriter | None = TimelineWriter(state, self.id)
         except BaseException:
@@ -168,6 +176,12 @@ def find_run(state: RunDatabase | None, start: str) -> RunRecord:
     return runs[found]
 
 
+def read_run(state: RunDatabase, run_id: str) -> RunRecord:
+    """Return the run with this id."""
+    [row] = state.read("SELECT * FROM runs WHERE id = ?", (run_id,))
+    return _run(state, row)
+
+
 def match_id(ids: Iterable[str], start: str) -> str | None:
     """Return the id that begins with `start`, or None. Raises UsageError if there is more than one."""
     found = [each for each in ids if start and each.startswith(start.lower())]
@@ -180,12 +194,17 @@ def match_id(ids: Iterable[str], start: str) -> str | None:
 
 def _run(state: RunDatabase, row: Row) -> RunRecord:
     run_id, command, started, ended, outcome, exit_code, error, receipt, settings = row
-    if outcome == RunOutcome.RUNNING and not is_locked(_running_file(state, run_id)):
-        outcome = RunOutcome.CRASHED
-    doubts = doubts_of(state, run_id, ended=outcome != RunOutcome.RUNNING)
+    if outcome == RunOutcome.RUNNING:
+        outcome = _live_state(state, run_id) if is_locked(_running_file(state, run_id)) else RunOutcome.CRASHED
+    doubts = doubts_of(state, run_id, ended=outcome not in LIVE)
     read, known = (None if each is None else json.loads(each) for each in (receipt, settings))
     end = (RunOutcome(outcome), exit_code, error)
     return RunRecord(run_id, command, started, ended, *end, read, known or {}, tuple(doubts))
+
+
+def _live_state(state: RunDatabase, run_id: str) -> RunOutcome:
+    [[paused]] = state.read("SELECT count(*) FROM controls WHERE run = ? AND state = 'paused'", (run_id,))
+    return RunOutcome.PAUSED if paused else RunOutcome.RUNNING
 
 
 WITH_RECEIPT = (*MOVED, ExitCode.INTERRUPTED)
@@ -216,6 +235,7 @@ def _trim(state: RunDatabase) -> None:
         (f"DELETE FROM runs WHERE outcome <> ? AND id NOT IN ({kept})", [(RunOutcome.RUNNING, MAX_KEPT)]),  # noqa: S608
         ("DELETE FROM flights WHERE state <> ? AND run NOT IN (SELECT id FROM runs)", [(ACCEPTED,)]),
         ("DELETE FROM samples WHERE run NOT IN (SELECT id FROM runs)", [()]),
+        ("DELETE FROM controls WHERE run NOT IN (SELECT id FROM runs)", [()]),
     )
 
 

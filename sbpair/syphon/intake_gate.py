@@ -25,6 +25,11 @@ class IntakeGate:
     def closed(self) -> bool:
         return not self._opened.is_set()
 
+    @property
+    def quiet(self) -> bool:
+        """Whether no worker is inside."""
+        return self._quiet.is_set()
+
     def close(self, by: str) -> None:
         """Close it, and ask all workers inside to leave. Pending sends finish, and held messages are released."""
         if self._ended:

@@ -30,6 +30,7 @@ from sbpair.runs.timeline import SPACING_MS
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.move_spec import MoveSpec
+from sbpair.syphon.obey import obeying
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
 from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, LockSeconds, QueueWorker, RunPlan, RunTimings
 
@@ -219,6 +220,7 @@ async def run(
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
         async with AsyncExitStack() as open_while_moving:
+            await open_while_moving.enter_async_context(obeying(store, plan.gate, stop, context.on_event))
             prepared = await _unless_stopped(stop, _prepare(open_while_moving, plan, pair, limits, store))
             if prepared is not None:
                 plan, find, found = prepared

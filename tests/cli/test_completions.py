@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pty
 import select
@@ -15,6 +16,7 @@ import pytest
 
 from sbpair.cli.app import COMMANDS, invoke
 from sbpair.config import load_pair
+from sbpair.runs.control import RunControl, Wanted, request
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunEntry
 from tests.kit import command
@@ -98,7 +100,7 @@ def completed(
         ("sbpair status --fail-on d", ["dead-letters"]),
         ("sbpair status --fail-on dead-letters,", ["dead-letters,messages"]),
         ("sbpair audit --fail-on missing,n", []),
-        ("sbpair runs ", ["list", "show", "report"]),
+        ("sbpair runs ", ["list", "show", "report", "pause", "resume", "cancel"]),
         ("sbpair audit --output = js", ["json", "jsonl"]),
         ("sbpair audit --output =", ["table", "json", "jsonl"]),
         ("sbpair syphon --once --pair = orders-", ["orders-eu"]),
@@ -106,9 +108,12 @@ def completed(
         ("sbpair replay status --archive ARCHIVE 26", ["261122-101501-r2", "261122-101500-r1"]),
         ("sbpair replay status --archive s3://bucket/a ", []),
         ("sbpair replay status ", []),
-        ("sbpair runs show --pair orders --state STATE ", ["261122-101500-r1"]),
+        ("sbpair runs show --pair orders --state STATE ", ["261122-101503-r4", "261122-101502-r3", "261122-101500-r1"]),
         ("sbpair runs show --pair orders --state /nowhere ", []),
         ("sbpair runs show --pair none ", []),
+        ("sbpair runs pause --pair orders --state STATE ", ["261122-101502-r3"]),
+        ("sbpair runs resume --pair orders --state STATE ", ["261122-101503-r4"]),
+        ("sbpair runs cancel --pair orders --state STATE ", ["261122-101503-r4", "261122-101502-r3"]),
         ("sbpair deadletters ", ["list", "show"]),
         ("sbpair peek --pair orders contoso/x-servicebus-transfer/2", QUEUES[2:]),
     ],
@@ -122,10 +127,19 @@ def test_names_and_values_are_completed(
     with RunDatabase(
         tmp_path / "STATE", load_pair(config=tmp_path / ".config" / "sbpair" / "config.toml", name="orders", environ={})
     ) as state:
-        RunEntry(state, "syphon --once", run_id="261122-101500-r1").close()
-    for word in ("ARCHIVE", "STATE"):
-        line = line.replace(word, str(tmp_path / word))
-    assert completed(line) == answer
+        clock = itertools.count(1)
+        ended, running, paused = (
+            RunEntry(state, "syphon --once", run_id=f"261122-10150{run}", clock_ms=lambda: next(clock))
+            for run in ("0-r1", "2-r3", "3-r4")
+        )
+        ended.close()
+        request(state, paused.id, Wanted.PAUSED, 0.0)
+        RunControl(state, paused.id).confirm(Wanted.PAUSED)
+        for word in ("ARCHIVE", "STATE"):
+            line = line.replace(word, str(tmp_path / word))
+        assert completed(line) == answer
+        running.close()
+        paused.close()
 
 
 @pytest.mark.parametrize(

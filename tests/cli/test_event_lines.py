@@ -30,6 +30,10 @@ from sbpair.move.events import (
     QueueProgress,
     QueuesFound,
     RampProgress,
+    RunCancelled,
+    RunPaused,
+    RunPausing,
+    RunResumed,
     SyphonEvent,
 )
 from tests.kit.command import untimed
@@ -121,6 +125,7 @@ def test_every_event_is_either_a_line_or_part_of_one() -> None:
     printed += [DeadLettered("q", 7, "m7", "NoPath", "there is none"), LimitChanged(500.0, "--rate")]
     printed += [MessagesLocked("q", 3, NOW_MS, waiting=True, overdue=False)]
     printed += [RampProgress(1, 3, 10, 10, "observing", 30.0)]
+    printed += [RunPausing("r"), RunPaused("r"), RunResumed("r"), RunCancelled("r")]
     assert len(taken(lines, *printed)) == len(printed)
     assert {type(each) for each in (*figures, *printed)} == set(get_args(SyphonEvent))
 

@@ -23,7 +23,7 @@ GROUPS = {
     "deadletters": ["list", "show"],
     "partition": ["queue", "topic", "list"],
     "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc", "package", "list"],
-    "runs": ["list", "show", "report"],
+    "runs": ["list", "show", "report", "pause", "resume", "cancel"],
 }
 HELPS = {
     "sbpair": [],

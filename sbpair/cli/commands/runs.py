@@ -1,23 +1,22 @@
 """`sbpair runs list` and `show`: print the records of earlier runs."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sbpair.cli.commands.runs_control import cancel_run, pause_run, resume_run
 from sbpair.cli.commands.runs_report import report_run
 from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import NAMESPACE, STATE, PairSelection, argument
-from sbpair.cli.options.reach import owner_of_runs
+from sbpair.cli.options.reach import open_runs
 from sbpair.cli.render.receipt import breakdown, filter_lines, proof_lines, stayed_lines
 from sbpair.cli.render.screen import Screen, clean, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
-    from sbpair.runs.database import RunDatabase
     from sbpair.runs.run_log import RunRecord
 
 SCHEMA = "sbpair/runs/1"
@@ -26,13 +25,16 @@ SHOWN = (*FACTS, "received", *BUCKETS, "locked")
 
 
 def group() -> None:
-    """Show earlier runs and the messages they left in doubt.
+    """Show and report earlier runs; pause, resume and cancel running ones.
 
     Each machine keeps the latest 200 runs of a pair.
 
     Examples:
       sbpair runs list
       sbpair runs show 20261122
+      sbpair runs pause 20261122
+
+    See also: sbpair help runs
     """
 
 
@@ -41,7 +43,7 @@ def list_runs(
 ) -> int:
     """List the syphons, moves and replays of a pair, or the moves of a namespace, the latest first.
 
-    OUTCOME is running, done, stopped, failed or crashed; IN DOUBT counts messages sent without an answer.
+    OUTCOME is running, paused, done, stopped, failed or crashed; IN DOUBT counts messages sent without an answer.
 
     Examples:
       sbpair runs list
@@ -50,7 +52,7 @@ def list_runs(
     """
     from sbpair.runs.run_log import all_runs
 
-    with _kept(namespace, state, connection, screen) as kept:
+    with open_runs(connection, screen, namespace, state) as kept:
         found = all_runs(kept) if kept else []
     entries = [_entry(run) for run in found]
     heading = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
@@ -78,7 +80,7 @@ def show_run(
     """
     from sbpair.runs.run_log import find_run
 
-    with _kept(namespace, state, connection, screen) as kept:
+    with open_runs(connection, screen, namespace, state) as kept:
         run = find_run(kept, run_id)
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
     receipt = {key: value for key, value in (run.receipt or {}).items() if key != "archive"}
@@ -87,7 +89,14 @@ def show_run(
     return 0
 
 
-SUBCOMMANDS = {"list": list_runs, "show": show_run, "report": report_run}
+SUBCOMMANDS = {
+    "list": list_runs,
+    "show": show_run,
+    "report": report_run,
+    "pause": pause_run,
+    "resume": resume_run,
+    "cancel": cancel_run,
+}
 
 
 def _entry(run: "RunRecord") -> dict[str, object]:
@@ -134,19 +143,6 @@ def _page(run: "RunRecord") -> Iterator[str]:
     for doubt in run.doubts:
         name = doubt.message_id or doubt.sequence_number
         yield from wrapped(clean(f"in doubt: {name} of {doubt.queue} to {doubt.destination}"))
-
-
-def _kept(
-    namespace: str | None, state: Path | None, connection: PairSelection, screen: Screen
-) -> "AbstractContextManager[RunDatabase | None]":
-    from sbpair.runs.database import state_if_any
-
-    owner = owner_of_runs(connection, screen, namespace, state)
-    kept = state_if_any(owner.directory, owner.ends)
-    if kept is None:
-        screen.say(f"no runs yet: {owner.directory} has no state")
-        return nullcontext()
-    return kept
 
 
 def _took(run: "RunRecord") -> str:

@@ -6,6 +6,7 @@ SIDE is `primary`, `secondary`, or the name of `[namespaces.NAME]`. A colon is i
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from sbpair.cli.render.screen import Screen
     from sbpair.config import Profile
     from sbpair.model.pair import Endpoint, Pair
+    from sbpair.runs.database import RunDatabase
     from sbpair.syphon.move_spec import MoveSpec
 
 
@@ -129,6 +131,20 @@ def reach_of(connection: PairSelection, screen: Screen, namespace: str | None, *
 
 def owner_of_runs(connection: PairSelection, screen: Screen, namespace: str | None, state: Path | None) -> StateOwner:
     return reach_of(connection, screen, namespace, state=state).owner()
+
+
+def open_runs(
+    connection: PairSelection, screen: Screen, namespace: str | None, state: Path | None
+) -> AbstractContextManager[RunDatabase | None]:
+    """Open the state with the runs of a pair or a namespace; None if it does not exist."""
+    from sbpair.runs.database import state_if_any
+
+    owner = owner_of_runs(connection, screen, namespace, state)
+    kept = state_if_any(owner.directory, owner.ends)
+    if kept is None:
+        screen.say(f"no runs yet: {owner.directory} has no state")
+        return nullcontext()
+    return kept
 
 
 def checked_ends(

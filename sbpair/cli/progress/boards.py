@@ -166,6 +166,7 @@ class Board:
         self._start = start
         self._limit: Limit | None = None
         self._ramp: tuple[events.RampProgress, float] | None = None
+        self._request = ""  # what another process has the run do
         self._away: dict[str, tuple[float, events.QueueFailed]] = {}
         self._queues: dict[str, _QueueState] = {}
         self._destinations: dict[str, _DestinationState] = {}
@@ -190,7 +191,7 @@ class Board:
                 self._recovered(queue, destination)
             case events.DeadLettered():
                 self._dead_lettered(event)
-            case events.LimitChanged() | events.RampProgress():
+            case events.LimitChanged() | events.RampProgress() | events.RunEvent():
                 self._run_changed(event, now)
             case _:
                 self._turn(self._queue(event.queue), event, now)
@@ -204,7 +205,22 @@ class Board:
             tuple(self._notices(now, now_ms)),
         )
 
+    def _requested(self, event: events.RunEvent) -> None:
+        match event:
+            case events.RunPausing():
+                self._request = "pausing: waiting for the outcome of pending sends"
+            case events.RunPaused(run):
+                self._request = f"paused, and holds no message; sbpair runs resume {run} goes on"
+                for state in self._queues.values():
+                    self._give_back(state)
+            case events.RunResumed():
+                self._request = ""
+            case events.RunCancelled():
+                self._request = "cancelled: waiting for the outcome of pending sends"
+
     def _notices(self, now: float, now_ms: int) -> Iterator[str]:
+        if self._request:
+            yield self._request
         if not self._queues and self._start:
             yield self._start
         for side, (since, last) in self._away.items():
@@ -223,8 +239,10 @@ class Board:
 
     # Events
 
-    def _run_changed(self, event: events.LimitChanged | events.RampProgress, now: float) -> None:
-        if isinstance(event, events.RampProgress):
+    def _run_changed(self, event: events.LimitChanged | events.RampProgress | events.RunEvent, now: float) -> None:
+        if isinstance(event, events.RunEvent):
+            self._requested(event)
+        elif isinstance(event, events.RampProgress):
             self._ramp = event, now
         elif event.per_second is None or event.by is None:
             self._limit = None
@@ -287,10 +305,14 @@ class Board:
         state.opened, state.done, state.blocked = True, isinstance(event, events.QueueDone), None
         if not state.done:
             state.left_locked = None
-        # The queue holds its messages again, and no destination waits for them.
+        self._give_back(state)
+
+    def _give_back(self, state: _QueueState) -> None:
+        """Show that the queue holds its messages again, and that no destination waits for them."""
+        state.blocked = None
         state.at = replace(state.at, held=0, oldest_ms=None, locked=0, locked_until_ms=None)
         for destination in tuple(state.backing_off):
-            self._recovered(event.queue, destination)
+            self._recovered(state.at.queue, destination)
 
     # Rows
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from sbpair.cli.logs import utc
-from sbpair.cli.next_command import with_options
+from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.progress.boards import Board, BoardView, at_the_latest, natural_key, ramp_text
 from sbpair.cli.progress.event_lines import FIRST_SECONDS, DeadLetterCounts, EventLines
 from sbpair.cli.progress.reporting import Progress, choose_form, wall_clock_ms, write_lines
@@ -206,6 +206,18 @@ class EventPrinter:
                 print_found(self._screen, event)
             case events.QueueBlocked(queue, destinations):
                 self._screen.warn(f"{queue} is blocked by {', '.join(destinations)}")
+            case _:
+                self._request(event)
+
+    def _request(self, event: events.SyphonEvent) -> None:
+        match event:
+            case events.RunPaused(run):
+                resume, cancel = next_command("runs resume", run), next_command("runs cancel", run)
+                self._screen.say(f"paused, and holds no message; to go on: {resume}; to stop: {cancel}")
+            case events.RunResumed():
+                self._screen.say("resumed")
+            case events.RunCancelled():
+                self._screen.say("cancelled by sbpair runs cancel")
 
     def _ramp(self, event: events.RampProgress) -> None:
         text = ramp_text(event, 0.0, event.sent, 0.0)

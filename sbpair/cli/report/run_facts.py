@@ -13,14 +13,14 @@ from sbpair.cli.report.sections import Section, Table, ends_in_words, sections_o
 from sbpair.cli.report.series import COUNTED, Plot, plots_of, timeline_rows
 from sbpair.errors import ExitCode
 from sbpair.move.receipt import BUCKETS
-from sbpair.runs.run_log import RunOutcome
+from sbpair.runs.run_log import LIVE, RunOutcome
 
 if TYPE_CHECKING:
     from sbpair.replay.checksums import ArchiveFiles
     from sbpair.runs.run_log import RunRecord
     from sbpair.runs.timeline import Sample
 
-UNFINISHED = (RunOutcome.RUNNING, RunOutcome.CRASHED)
+UNFINISHED = (*LIVE, RunOutcome.CRASHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def report_of(
     """Return the report. `archive` are the files of a replay, or why they cannot be read."""
     receipt: Mapping[str, Any] = run.receipt or {}
     replayed = run.kind == "replay"
-    end_ms = run.ended_ms or (now_ms if run.outcome == RunOutcome.RUNNING else _last_ms(run, samples))
+    end_ms = run.ended_ms or (now_ms if run.outcome in LIVE else _last_ms(run, samples))
     identity = _proved(receipt) if replayed else _identity(run, receipt)
     labels = {**COUNTED, "received": "archived"} if replayed and run.settings.get("mode") == "archive" else COUNTED
     plots = plots_of(run.started_ms, end_ms, samples, labels)
@@ -68,7 +68,7 @@ def report_of(
         _between(run),
         run.id,
         run.outcome.value,
-        {RunOutcome.DONE: "warn" if run.exit_code else "good", RunOutcome.RUNNING: "note"}.get(run.outcome, "bad"),
+        {RunOutcome.DONE: "warn" if run.exit_code else "good", **dict.fromkeys(LIVE, "note")}.get(run.outcome, "bad"),
         _when(run, end_ms),
         tuple(_alerts(run, samples)),
         tuple(_tiles(run, receipt, samples, end_ms)),
@@ -95,7 +95,7 @@ def _when(run: RunRecord, end_ms: int) -> str:
     started = utc(run.started_ms / 1000)
     if run.ended_ms is not None:
         return f"{started} to {utc(end_ms / 1000)}, {spent}"
-    return f"since {started}, {spent} " + ("so far" if run.outcome == RunOutcome.RUNNING else "until its last figures")
+    return f"since {started}, {spent} " + ("so far" if run.outcome in LIVE else "until its last figures")
 
 
 def _last_ms(run: RunRecord, samples: Sequence[Sample]) -> int:
@@ -103,7 +103,7 @@ def _last_ms(run: RunRecord, samples: Sequence[Sample]) -> int:
 
 
 def _alerts(run: RunRecord, samples: Sequence[Sample]) -> Iterable[tuple[str, str]]:
-    if run.outcome == RunOutcome.RUNNING:
+    if run.outcome in LIVE:
         yield "note", "This run is still going on: all figures are those so far."
     if run.outcome == RunOutcome.CRASHED:
         yield "bad", "This run ended without recording its end. Its figures are the last ones it wrote."

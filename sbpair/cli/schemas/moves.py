@@ -285,6 +285,9 @@ _PROOF = fields(
     seconds=optional(number("Duration")),
     stopped=optional(flag("Whether the run was stopped")),
 )
+_OUTCOME = choice(
+    "How it ended, or the state of a live run", "running", "paused", "done", "stopped", "failed", "crashed"
+)
 _RUN = fields(
     id=text("Id of the run"),
     kind=choice("Command", "syphon", "move", "redrive", "replay"),
@@ -292,7 +295,7 @@ _RUN = fields(
     archive=nullable(text("Archive of a replay")),
     started=time("Start"),
     ended=nullable(time("End; null for a running or crashed run")),
-    outcome=choice("How it ended", "running", "done", "stopped", "failed", "crashed"),
+    outcome=_OUTCOME,
     exit_code=nullable(count("Exit code; null for a running or crashed run")),
     error=text("Error; empty for none"),
     in_doubt=count("Messages sent without an answer"),
@@ -310,7 +313,7 @@ RUNS_REPORT = document(
     "sbpair/runs-report/1",
     "The files that sbpair runs report has written.",
     run=text("Id of the run"),
-    outcome=choice("How it ended", "running", "done", "stopped", "failed", "crashed"),
+    outcome=_OUTCOME,
     files=records(
         "Files",
         "One file",
@@ -318,6 +321,16 @@ RUNS_REPORT = document(
         path=text("Its path, as given"),
         bytes=count("Its size"),
     ),
+)
+
+RUNS_CONTROL = document(
+    "sbpair/runs-control/1",
+    "The answer of a run to sbpair runs pause, resume or cancel.",
+    run=text("Id of the run"),
+    request=choice("The request", "pause", "resume", "cancel"),
+    outcome=_OUTCOME,
+    confirmed=flag("Whether the run is as requested now"),
+    seconds=number("Time until the answer"),
 )
 
 _COMPARED = fields(
@@ -428,6 +441,7 @@ SUBMIT = document(
     environment=array("Variables that it and the workers need", text("Name")),
 )
 
+_RUN_ID = text("Id of the run")
 _QUEUE = text("Path of the backlog queue")
 _DESTINATION = text("Path of the destination")
 _ETA = nullable(count("Seconds until it is done at this rate, locks included; null if unknown"))
@@ -523,6 +537,7 @@ SYPHON_EVENT = forms(
         state=RAMP_STATE,
         observe_seconds=number("How long dead letters are observed after the step"),
     ),
+    *(event(name, run=_RUN_ID) for name in ("run-pausing", "run-paused", "run-resumed", "run-cancelled")),
     event("events-dropped", "warning", events=count("Lines that were not written")),
     event("metrics-served", url=text("Address of the metrics", example="http://127.0.0.1:9464/metrics")),
 )

@@ -1,0 +1,119 @@
+"""Pause, resume and cancel over real sockets: a run in another thread's words, and what the namespaces show."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import runs
+from sbpair.move import events
+from sbpair.move.filter.compiler import MessageFilter
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.run_log import RunOutcome, all_runs
+from tests.kit.waiting import until
+from tests.syphon.test_intake_gate import POLLING, SLOW, unlocked
+from tests.syphon.test_syphon import World, fill, held_in, world
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from sbpair.runs import RunRecord
+    from sbpair.syphon.runner import SyphonResult
+
+EFFECT_SECONDS = 2.0
+
+
+async def ask(w: World, act: Callable[..., RunRecord], state: Path) -> RunRecord:
+    """Request something of the only live run, as another process does."""
+    with RunDatabase(state, w.pair) as database:
+        [run] = [each.id for each in all_runs(database) if each.ended_ms is None]
+    async with asyncio.timeout(EFFECT_SECONDS):
+        return await asyncio.to_thread(act, w.pair, run, state=state)
+
+
+@asynccontextmanager
+async def moving(w: World, state: Path, **terms: Any) -> AsyncIterator[asyncio.Task[SyphonResult]]:
+    task = asyncio.create_task(w.run(state=state, **{"timings": SLOW, **terms}))
+    try:
+        yield task
+    finally:
+        w.stop.set()
+        await task
+
+
+async def test_a_long_poll_is_interrupted_and_the_connection_stays(tmp_path: Path) -> None:
+    async with world() as w, moving(w, tmp_path, once=False) as task:
+        await w.told_of(events.QueueOpened)
+        assert (await ask(w, runs.pause, tmp_path)).outcome is RunOutcome.PAUSED
+        w.strand(1)
+        assert len(unlocked(w.backlog())) == 1
+        assert (await ask(w, runs.pause, tmp_path)).outcome is RunOutcome.PAUSED
+        assert (await ask(w, runs.resume, tmp_path)).outcome is RunOutcome.RUNNING
+        await until(lambda: w.destination().counts().active == 1)
+        assert (await ask(w, runs.resume, tmp_path)).outcome is RunOutcome.RUNNING
+        ended = await ask(w, runs.cancel, tmp_path)
+        assert (ended.outcome, ended.exit_code, task.done()) == (RunOutcome.STOPPED, 0, True)
+        assert len(w.of(events.QueueOpened)) == 1
+    kinds = [type(event).__name__ for event in w.told if isinstance(event, events.RunEvent)]
+    assert kinds == ["RunPausing", "RunPaused", "RunResumed", "RunCancelled"]
+
+
+@pytest.mark.parametrize("once", [True, False])
+async def test_a_pause_during_a_throttle_gives_everything_back(once: bool, tmp_path: Path) -> None:
+    async with world() as w:
+        w.strand(*range(500))
+        fault = w.emulator.faults.throttle("contoso", "orders")
+        async with moving(w, tmp_path, once=once):
+            await w.told_of(events.DestinationBackingOff)
+            paused = await ask(w, runs.pause, tmp_path)
+            assert paused.receipt is not None
+            assert paused.receipt["received"] == paused.receipt["released"]
+            found = unlocked(w.backlog())
+            assert (len(found), {count for _, count in found}) == (500, {0})
+            w.emulator.faults.end(fault)
+            await ask(w, runs.resume, tmp_path)
+            await until(lambda: w.destination().counts().active == 500)
+
+
+async def test_a_cancelled_pause_ends_with_a_receipt_that_balances(tmp_path: Path) -> None:
+    async with world(2, "orders", "full") as w:
+        fill(w.destination("full"))
+        w.strand(*range(100), to="full")
+        w.strand(*range(100, 150), index=1)
+        async with moving(w, tmp_path, once=True, where=MessageFilter("number >= 50")) as task:
+            await w.told_of(events.QueueProgress, lambda at: (at.held, at.skipped) == (50, 50))
+            await until(lambda: w.destination().counts().active == 50)
+            await ask(w, runs.pause, tmp_path)
+            ended = await ask(w, runs.cancel, tmp_path)
+        receipt = task.result().receipt
+        assert (receipt.sent, receipt.released, receipt.skipped, receipt.balanced) == (50, 50, 50, True)
+        assert (ended.outcome, task.result().stopped) == (RunOutcome.STOPPED, True)
+        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
+
+
+async def test_a_pause_ends_a_wait_for_locks(tmp_path: Path) -> None:
+    async with world() as w:
+        w.strand(1)
+        [locked] = w.backlog().messages.receive(1)
+        timings = replace(POLLING, count_wait_seconds=(0.01, 900.0))
+        async with moving(w, tmp_path, once=True, timings=timings) as task:
+            await until(lambda: task.done() or any(isinstance(each, events.QueueProgress) for each in w.told))
+            await ask(w, runs.pause, tmp_path)
+            w.backlog().messages.release(locked.lock_token)
+            assert len(unlocked(w.backlog())) == 1
+            await ask(w, runs.resume, tmp_path)
+            await until(lambda: w.destination().counts().active == 1)
+
+
+async def test_an_interruption_ends_a_paused_run(tmp_path: Path) -> None:
+    async with world() as w, moving(w, tmp_path, once=False) as task:
+        await w.told_of(events.QueueOpened)
+        await ask(w, runs.pause, tmp_path)
+        w.stop.set()
+        async with asyncio.timeout(EFFECT_SECONDS):
+            assert (await task).stopped
