@@ -26,9 +26,9 @@ def node() -> str:
     return found
 
 
-def modules() -> Path:
+def modules(packages: Path = WANTED) -> Path:
     """Return where the packages are, installed by the first process that asks. Raises NotHere."""
-    wanted = WANTED.read_bytes()
+    wanted = packages.read_bytes()
     place = CACHE / f"node-{hashlib.sha256(wanted).hexdigest()[:12]}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
