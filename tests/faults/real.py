@@ -193,7 +193,7 @@ class Schedule:
 
     # Syphons
 
-    async def _launch(self, *, once: bool, second: bool = False, apart: bool = False) -> Syphon:
+    async def _launch(self, *, once: bool, second: bool = False, apart: bool = False, clean: bool = False) -> Syphon:
         self._started += 1
         name = f"syphon-{self._started}"
         self._tell(f"start {name} {'--once' if once else '--watch'}")
@@ -203,6 +203,7 @@ class Schedule:
             *("--state", str(self._directory / ("apart" if apart else "state")), *(["--no-lease"] if second else [])),
             *("--order", "backlog" if self.plan.ordered else "none"),
             *("--ttl", "remaining" if self.plan.remaining else "original"),
+            *(["--where", self.plan.choice.text] if self.plan.choice and not clean else []),
             *("--credits", "none", *(["--rate", f"{self.plan.rate:g}"] if self.plan.rate else [])),
             env=environment(*self._service.namespaces),
             stdin=DEVNULL,
@@ -294,7 +295,7 @@ class Schedule:
         await self._drain()
         await self._stop_all(supervising)
         await self._service.advance(LOCK_MS)
-        await self._gone(await self._launch(once=True))
+        await self._gone(await self._launch(once=True, clean=True))
         self.struck += ["crash"] * self._service.kills
 
     async def _supervise(self) -> None:
@@ -321,7 +322,7 @@ class Schedule:
         self._tell(f"over {step.kind} {step.at_ms}")
 
     async def _drain(self) -> None:
-        if "backlog-remade" in self.plan.kinds:
+        if "backlog-remade" in self.plan.kinds or self.plan.choice is not None:
             return
         try:
             async with asyncio.timeout(RECOVERY_SECONDS):

@@ -6,13 +6,13 @@ SIMULATED_ONLY.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from random import Random
 from typing import Final
 
 from tests.faults.simulation.network import Weather
-from tests.faults.simulation.workload import Goal, Stranded, goals, messages
+from tests.faults.simulation.workload import INVALID, Goal, Stranded, goals, messages
 
 EMULATOR: Final = frozenset(
     {
@@ -85,11 +85,34 @@ class Step:
     count: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A filter of the syphons that run among the faults: by destination, which leaves the order of each, or by number.
+
+    The clean run in the end has none.
+    """
+
+    destinations: frozenset[str] = frozenset()
+
+    @property
+    def text(self) -> str:
+        if not self.destinations:
+            return "sys.SequenceNumber % 2 = 0"
+        return f"path IN ({', '.join(repr(name) for name in sorted(self.destinations))})"
+
+    def includes(self, stranded: Stranded, number: int) -> bool:
+        """Return whether a message with this sequence number is chosen."""
+        if not self.destinations:
+            return number % 2 == 0
+        return stranded.doom != INVALID and stranded.original.destination in self.destinations
+
+
 @dataclass(frozen=True)
 class Plan:
     """`messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in.
 
-    `remaining` is whether the time in the backlog counts; `rate` is messages a second, where there is a limit.
+    `choice` is the filter, where there is one. `remaining` is whether the time in the backlog counts; `rate` is
+    messages a second, where there is a limit.
     """
 
     seed: int
@@ -106,6 +129,7 @@ class Plan:
     weather: Weather
     span_ms: int
     steps: tuple[Step, ...]
+    choice: Choice | None = None
     kinds: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -150,7 +174,7 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
         if step.kind in ("strand", "backlog-remade"):
             more = random.randint(1, 10)
             later[number] = tuple(messages(random, more, queues, to, now_ms=now_ms, flawed=flawed))
-    return Plan(
+    drawn_plan = Plan(
         seed=seed,
         queues=queues,
         goals=to,
@@ -166,6 +190,15 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
         span_ms=span,
         steps=tuple(steps),
     )
+    return replace(drawn_plan, choice=_choice(random, to, ordered=drawn_plan.ordered))
+
+
+def _choice(random: Random, to: tuple[Goal, ...], *, ordered: bool) -> Choice | None:
+    if random.random() < 0.75:
+        return None
+    if not ordered and random.random() < 0.5:
+        return Choice()
+    return Choice(frozenset(goal.name for goal in random.sample(to, random.randint(1, len(to)))))
 
 
 def _weather(random: Random) -> Weather:

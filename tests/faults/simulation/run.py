@@ -19,6 +19,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from sbpair.errors import SbpairError
+from sbpair.move.filter.compiler import MessageFilter
 from sbpair.move.message.route import TimeToLive
 from sbpair.syphon import runner
 from sbpair.syphon.limits import MoveLimits
@@ -116,8 +117,12 @@ class Simulation:
 
     # Syphons
 
-    def start(self, *, once: bool, second: bool = False, apart: bool = False) -> Syphon:
-        """`second` is one beside another; `apart`, its state is another one too: it is on another machine."""
+    def start(self, *, once: bool, second: bool = False, apart: bool = False, clean: bool = False) -> Syphon:
+        """`second` is one beside another; `apart`, its state is another one too: it is on another machine.
+
+        Without a filter if `clean`.
+        """
+        choice = None if clean else self.plan.choice
         self._started += 1
         process = Process(f"syphon-{self._started}")
         stop = asyncio.Event()
@@ -133,6 +138,7 @@ class Simulation:
             lease=not second,
             ordered=self.plan.ordered,
             limits=self._terms(),
+            where=None if choice is None else MessageFilter(choice.text),
         )
         started.task = process.start(self.loop, running)
         started.task.add_done_callback(lambda _: self._ended(started))
@@ -261,6 +267,10 @@ class Simulation:
         if "backlog-remade" in self.plan.kinds:
             # A watch does not look for a queue again that was missing once; the clean run has to find it.
             return True
+        choice, tracks = self.plan.choice, self.history.tracks.values()
+        if choice is not None:
+            chosen = [each for each in tracks if choice.includes(each.stranded, each.number)]
+            return all(each.completed or each.dead or each.deleted for each in chosen)
         return not any(queue.counts().active for queue in self.world.secondary.queues())
 
     async def _all_ended(self, why: str) -> None:
@@ -273,8 +283,23 @@ class Simulation:
                 )
                 self.kill()
 
+    def _check_choice(self) -> None:
+        """Accuse a syphon that has moved a message which the filter excludes, or raised its delivery count."""
+        choice = self.plan.choice
+        if choice is None:
+            return
+        calm = self.plan.locks_hold and all(step.primary for step in self.plan.steps)
+        for track in self.history.tracks.values():
+            if choice.includes(track.stranded, track.number) or track.deleted:
+                continue
+            if track.arrivals or track.completed or track.dead:
+                self.history.accuse(f"moved, and does not match {choice.text}: {track}")
+            elif calm and track.message.delivery_count:
+                self.history.accuse(f"delivered {track.message.delivery_count} times: {track}")
+
     async def _clean_up(self) -> None:
-        clean = self.start(once=True)
+        self._check_choice()
+        clean = self.start(once=True, clean=True)
         _, left = await asyncio.wait([clean.task], timeout=RECOVERY_SECONDS)
         if left:
             self.history.accuse(f"the clean run did not end within {RECOVERY_SECONDS:g} s")
