@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from azure.core.credentials import TokenCredential
     from azure.core.credentials_async import AsyncTokenCredential
-    from azure.servicebus import ServiceBusReceivedMessage
+    from azure.servicebus import ServiceBusMessageBatch, ServiceBusReceivedMessage
     from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
     from azure.servicebus.amqp import AmqpAnnotatedMessage
 
@@ -203,7 +203,7 @@ class SdkSender:
         self._sender = sender
         self._doing = f"sending to {destination!r}"
 
-    async def send(self, message: AmqpAnnotatedMessage, seconds: float) -> None:
+    async def send(self, message: AmqpAnnotatedMessage | ServiceBusMessageBatch, seconds: float) -> None:
         """Return once the service has accepted it. Raises InDoubt where it neither accepts nor refuses it."""
         try:
             async with asyncio.timeout(seconds):

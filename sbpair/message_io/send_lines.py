@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sbpair.amqp_client.stream import open_stream
 from sbpair.azure.data_errors import is_answer, translate_data_errors
-from sbpair.azure.data_plane import check_proxy
-from sbpair.errors import ExitCode, NetworkRefused, SbpairError, Silent, Unavailable, UsageError
+from sbpair.azure.data_plane import check_proxy, open_sender
+from sbpair.errors import ExitCode, InDoubt, NetworkRefused, SbpairError, Silent, Unavailable, UsageError
 from sbpair.failover.clients import AsyncPairedClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
@@ -27,6 +27,7 @@ from sbpair.move.failure_latch import set_within
 from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
+    from sbpair.azure.data_plane import SdkSender
     from sbpair.failover.clients import AsyncPairedSender
     from sbpair.message_io.line_reader import LineReader, SourceLine
     from sbpair.model.pair import Endpoint, Pair
@@ -129,6 +130,55 @@ async def send_lines(
     return replace(result, doubtful=tuple(each for each in doubtful if each not in line_sender.undelivered))
 
 
+async def send_lines_to(
+    endpoint: Endpoint,
+    entity: str,
+    reader: LineReader,
+    *,
+    rate: float | None = None,
+    seconds: float = SEND_SECONDS,
+    stop: asyncio.Event | None = None,
+    hurry: asyncio.Event | None = None,
+    on_event: OnEvent = lambda _event: None,
+) -> SendResult:
+    """Send the messages of `reader` to an entity of one namespace, as `send_lines` does, without failover.
+
+    They count as delivered to the primary. Each is tried once. Raises EntityMissing, AccessError and Unavailable before
+    the first one.
+    """
+    stop, limiter = stop or asyncio.Event(), RateLimiter(time.monotonic(), rate=rate)
+    async with open_sender(endpoint, entity) as opened:
+        sender = DirectSender(opened, entity, seconds)
+        sides = (endpoint,)
+        return await _LineSender(sender, reader, limiter, stop, hurry or asyncio.Event(), on_event, sides).run()
+
+
+class DirectSender:
+    """Sends to one namespace, with the part of a paired sender that a stream of lines needs."""
+
+    backlog_queue = None
+
+    def __init__(self, sender: SdkSender, entity: str, seconds: float) -> None:
+        self.entity_name = entity
+        self.delivered = Delivered()
+        self.unanswered = False
+        self._sender, self._seconds = sender, seconds
+
+    async def send_messages(self, content: Message | SizedBatch) -> None:
+        """Send once. Raises InDoubt without an answer."""
+        self.unanswered = True
+        try:
+            await self._sender.send(content, self._seconds)
+        except InDoubt:
+            raise
+        except SbpairError:
+            self.unanswered = False
+            raise
+        self.unanswered = False
+        number = len(content.prepared) if isinstance(content, SizedBatch) else 1
+        self.delivered = replace(self.delivered, primary=self.delivered.primary + number)
+
+
 async def _end_if_silent(sending: _LineSender, sides: Sequence[Endpoint], *, may_end: bool) -> None:
     """Report the sides that do not answer while the first message waits. If `may_end` and none answers, end the run."""
     await sending.waiting.wait()
@@ -168,7 +218,7 @@ def line_batches(lines: Iterable[SourceLine]) -> Iterator[tuple[SizedBatch | Mes
 
 @dataclass
 class _LineSender:
-    sender: AsyncPairedSender
+    sender: AsyncPairedSender | DirectSender
     reader: LineReader
     limiter: RateLimiter
     stop: asyncio.Event

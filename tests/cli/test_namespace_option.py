@@ -68,6 +68,23 @@ def test_receive_reads_the_side_that_is_named(world: World) -> None:
         assert world.document("receive", *words, "--max", "1")["messages"][0]["message_id"] == name
 
 
+def test_send_to_a_namespace_alone_needs_no_pair(world: World, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("".join(f"line {number}\n" for number in range(2500)))
+    for count, words in enumerate((["archive:orders"], ["orders", "--namespace", "archive"]), 1):
+        sent = world.document("send", *words, str(lines), pair=False)
+        assert (sent["messages"], sent["primary"], sent["failed"], sent["next_line"]) == (2500, 2500, 0, 2501)
+        assert world.secondary.find_queue("orders").counts().active == 2 + count * 2500
+    code, _out, err = world.run("send", "archive:nowhere", str(lines), pair=False)
+    assert (code, "nowhere" in err[0]) == (2, True)
+    large = tmp_path / "large"
+    large.write_text(f"one\n{'x' * 300_000}\ntwo\n")
+    code, out, err = world.run("send", "archive:orders", str(large), "-o", "json", pair=False)
+    sent = json.loads(out)
+    assert (code, sent["primary"], sent["failed"], sent["failure"]["line"]) == (3, 1, 1, 2)
+    assert err[-1] == f"continue with sbpair send archive:orders {large} --skip 1"
+
+
 def test_runs_of_a_namespace_are_listed_shown_and_reported(world: World) -> None:
     assert world.run("runs", "list", "--namespace", "archive", pair=False)[0] == 0
     world.secondary.create_queue("store")
@@ -94,6 +111,11 @@ def test_runs_of_a_namespace_are_listed_shown_and_reported(world: World) -> None
         ("receive orders --dedup --namespace archive", "--dedup receives from both sides of the pair"),
         ("receive secondary:orders --dedup", "--dedup receives from both sides of the pair"),
         ("receive nowhere:orders --remove --yes", "namespace 'nowhere' does not exist"),
+        ("send archive:orders --to-backlog", "--to-backlog is for the primary of a pair"),
+        ("send orders --namespace archive --outbox x", "--outbox is for the primary of a pair"),
+        ("send secondary:orders --on-failure wait", "--on-failure is for the primary of a pair"),
+        ("send secondary:0", "contoso/x-servicebus-transfer/0 is a backlog queue"),
+        ("send nowhere:orders", "namespace 'nowhere' does not exist"),
         ("runs list --namespace nowhere", "namespace 'nowhere' does not exist"),
         ("runs show 1 --namespace archive", "run '1' does not exist"),
     ],

@@ -11,11 +11,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sbpair.backlog import TRANSFER_SEGMENT
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import PairSelection, argument, flag, option
-from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
+from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
+from sbpair.cli.options.reach import reach_of
+from sbpair.cli.options.values import entity_names, seconds_of
 from sbpair.cli.render.screen import Document, Screen, clean, some
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, MachineLacks, UsageError
@@ -32,17 +34,15 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 
 def command(
     *,
-    entity: str = argument("QUEUE|TOPIC", "Destination in the primary namespace"),
+    entity: str = argument("QUEUE|TOPIC", "Destination in the primary; SIDE:QUEUE sends to another, without failover"),
     file: str = argument("[FILE]", "File with one message a line; - is stdin", default=STDIN),
     form: Literal["lines", "jsonl"] | None = option(
         "--format FORMAT", "lines: each line is a body; jsonl: an object [default: jsonl for *.jsonl and *.ndjson]"
     ),
     skip: int = option("--skip N", "Skip the first N lines", min=0, default=0),
     rate: str | None = moves.RATE,
-    on_failure: Literal["wait", "raise", "backlog-now"] = option(
-        "--on-failure ACTION",
-        "Until failover: wait and retry, raise, or go to the backlog now (backlog-now)",
-        default="wait",
+    on_failure: Literal["wait", "raise", "backlog-now"] | None = option(
+        "--on-failure ACTION", "Until failover: wait and retry, raise, or backlog-now: go there now [default: wait]"
     ),
     failover_interval: str | None = option(
         "--failover-interval DURATION", "Failure time before failover; 0: at once [default: the file's, or 1m]"
@@ -50,6 +50,7 @@ def command(
     timeout: str | None = option("--timeout DURATION", "Time limit of one send [default: failover interval + 1m]"),
     to_backlog: bool = flag("--to-backlog", "Send everything to the backlog"),
     outbox: Path | None = option("--outbox FILE", "Store messages here while neither namespace accepts them"),
+    namespace: str | None = NAMESPACE,
     connection: PairSelection,
     screen: Screen,
 ) -> int:
@@ -67,8 +68,16 @@ def command(
 
     See also: sbpair help failover
     """
-    pair = selected_pair(connection, screen)
-    if failover_interval is not None:
+    named = entity
+    reach = reach_of(connection, screen, namespace)
+    address = reach.address(entity, side=None if ":" in entity or namespace is not None else "primary")
+    is_paired, entity = namespace is None and address.side == "primary", address.path
+    if not is_paired:
+        if TRANSFER_SEGMENT in entity.lower().split("/"):
+            raise UsageError(f"{entity} is a backlog queue", hint="--to-backlog sends there what is for another entity")
+        _check_alone(on_failure, failover_interval, outbox, to_backlog=to_backlog)
+    pair = reach.pair if is_paired else None
+    if pair is not None and failover_interval is not None:
         pair = replace(pair, failover_interval=seconds_of("--failover-interval", failover_interval, limit=3600))
     seconds = None if timeout is None else seconds_of("--timeout", timeout, minimum=1, limit=3600)
     if seconds is not None and seconds <= SHORT_SECONDS:
@@ -92,12 +101,24 @@ def command(
 
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
             with SendProgress(screen, entity, typing=os.isatty(descriptor)) as shown:
+                reader = line_reader.LineReader(descriptor, place, parse, skip)
+                if pair is None:
+                    return await send_lines.send_lines_to(
+                        address.endpoint,
+                        entity,
+                        reader,
+                        rate=limit,
+                        seconds=send_lines.SEND_SECONDS if seconds is None else seconds,
+                        stop=stop,
+                        hurry=hurry,
+                        on_event=shown,
+                    )
                 return await send_lines.send_lines(
                     pair,
                     entity,
-                    line_reader.LineReader(descriptor, place, parse, skip),
+                    reader,
                     rate=limit,
-                    on_failure=on_failure,
+                    on_failure=on_failure or "wait",
                     seconds=seconds,
                     to_backlog=to_backlog,
                     outbox=outbox,
@@ -110,8 +131,23 @@ def command(
             warnings.simplefilter("ignore")
             result = run_gracefully(send)
     screen.result("sbpair/send/1", _document(result, entity), _table(result))
-    _print_next_command(screen, result, entity, file)
+    _print_next_command(screen, result, named, file)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
+
+
+def _check_alone(
+    on_failure: str | None, failover_interval: str | None, outbox: Path | None, *, to_backlog: bool
+) -> None:
+    """Raise UsageError for options of failover, which one namespace alone has not."""
+    given = {
+        "--on-failure": on_failure,
+        "--failover-interval": failover_interval,
+        "--outbox": outbox,
+        "--to-backlog": to_backlog,
+    }
+    for name, value in given.items():
+        if value not in (None, False):
+            raise UsageError(f"{name} is for the primary of a pair", hint="leave it out, or SIDE: and --namespace")
 
 
 def _document(result: "SendResult", entity: str) -> Document:
