@@ -12,6 +12,7 @@ from typing import Any, Final
 log = logging.getLogger(__name__)
 
 SIGNALS: Final = ("TRACES", "METRICS")
+MAX_TEXT: Final = 200
 EXTRA: Final = "pip install 'sbpair[otel]'"
 _SECRETS: Final = re.compile(r"(?<=://)[^/@\s]*@|(?<=\?)[^\s'\")]+")
 """The parts of a URL that may hold a secret: user and password, and the query."""
@@ -55,4 +56,5 @@ def open_exporter(signal: str, name: str, environ: Mapping[str, str]) -> Any:
 
 def printable(found: object) -> str:
     """Return a text of the SDK without the parts that may be secret, and not too long."""
-    return _SECRETS.sub("***", str(found))[:300]
+    text = _SECRETS.sub("***", str(found))
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"

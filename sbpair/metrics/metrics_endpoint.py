@@ -11,6 +11,7 @@ import errno
 import logging
 import socket
 from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import h11
@@ -37,8 +38,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        hint = "use an address of this machine, such as 127.0.0.1"
-        raise UsageError(f"--metrics-address: cannot listen on {host!r}", hint=hint) from error
+        raise _no_address(host) from error
     listening = socket.socket(family, kind, protocol)
     try:
         # A restarted run can use the port at once.
@@ -50,10 +50,17 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             hint = "stop the process that uses it, or choose another port; 0 is any free one"
             raise PortInUse(f"--metrics-port: port {port} on {host} is in use", hint=hint) from error
-        hint = "choose a port above 1023, and an address of this machine"
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _no_address(host) from error
+        hint = "choose a port above 1023"
         raise MachineLacks(f"--metrics-port: port {port} on {host}: {error.strerror}", hint=hint) from error
     listening.setblocking(False)
     return listening
+
+
+def _no_address(host: str) -> UsageError:
+    hint = "leave it out to serve this machine only; 0.0.0.0 serves others, too"
+    return UsageError(f"--metrics-address: {host!r} is not an address of this machine", hint=hint)
 
 
 def url_of(listening: socket.socket) -> str:
@@ -135,9 +142,9 @@ def _encode(
     with_content: bool = True,
 ) -> bytes:
     headers = [("Content-Type", content_type), ("Content-Length", str(len(content))), ("Connection", "close")]
-    if status == 405:
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
         headers.append(("Allow", "GET, HEAD"))
-    sent = [http.send(h11.Response(status_code=status, headers=headers))]
+    sent = [http.send(h11.Response(status_code=status, reason=HTTPStatus(status).phrase, headers=headers))]
     if with_content:
         sent.append(http.send(h11.Data(data=content)))
     return b"".join(each for each in sent if each)

@@ -190,10 +190,8 @@ def test_a_port_that_is_taken_is_refused_and_any_free_one_is_found() -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(MachineLacks, match=r"port 9000 on 192.0.2.1: Cannot assign"):
-        listen("192.0.2.1", 9000)
-    for host in ("no such host", "x" * 300, "a..b"):
-        with pytest.raises(UsageError, match="--metrics-address: cannot listen"):
+    for host in ("192.0.2.1", "x" * 300, "a..b"):
+        with pytest.raises(UsageError, match=r"--metrics-address: '.*' is not an address of this machine"):
             listen(host, 0)
 
 
