@@ -48,15 +48,16 @@ class Outcome:
         return f"python -m tests.faults.schedules {option} {self.seed} -v"
 
 
-def simulated(seed: int, *, verbose: bool = False) -> Outcome:
-    from tests.faults.simulation.run import simulate
+def simulated(seed: int, *, verbose: bool = False, move: bool = False) -> Outcome:
+    """One of a syphon, or of a `move`: that is a redrive if the seed is odd."""
+    from tests.faults.simulation.run import simulate, simulate_move
 
     # The cleanup of a killed syphon finds its files closed, and says so.
     logging.getLogger("sbpair.runs").setLevel(logging.ERROR)
     began = time.perf_counter()
-    verdict = simulate(seed)
+    verdict = simulate_move(seed) if move else simulate(seed)
     return Outcome(
-        kind="simulated",
+        kind=verdict.plan.mover,
         seed=seed,
         wrong=verdict.wrong,
         faults=tuple(step.kind for step in verdict.plan.steps),
@@ -155,7 +156,8 @@ def main() -> int:
     processes = 1 if options.verbose else options.processes
     began = time.perf_counter()
     done: list[Outcome] = []
-    for run, wanted in ((simulated, simulated_seeds), (real, real_seeds)):
+    moved = partial(simulated, move=True)
+    for run, wanted in ((simulated, simulated_seeds), (moved, simulated_seeds), (real, real_seeds)):
         for outcome in outcomes(partial(run, verbose=options.verbose), wanted, processes if wanted else 1):
             done.append(outcome)
             if options.output == "text":

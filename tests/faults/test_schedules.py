@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from sbpair.syphon import runner
 from tests.faults.schedules import parsed
 from tests.faults.simulation.faults import CRASHES
 from tests.faults.simulation.plan import Plan, Step, plan
-from tests.faults.simulation.run import simulate, simulated
+from tests.faults.simulation.run import simulate, simulate_move, simulated
 from tests.faults.simulation.world import BEGAN_MS
 
 QUICK, MORE = range(60), range(60, 100)
@@ -42,6 +43,29 @@ clock that was read too late."""
 def test_nothing_is_lost_altered_or_overtaken_under_seeded_faults(first: int) -> None:
     wrong = {seed: simulate(seed).wrong for seed in range(first, first + SEEDS_A_TEST)}
     assert not {seed: lines for seed, lines in wrong.items() if lines}, "python -m tests.faults.schedules --seeds N -v"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [*QUICK[: 2 * SEEDS_A_TEST : SEEDS_A_TEST], *(pytest.param(first, marks=pytest.mark.slow) for first in MORE[::10])],
+)
+def test_nothing_is_lost_by_moves_and_redrives_under_seeded_faults(first: int) -> None:
+    wrong = {seed: simulate_move(seed).wrong for seed in range(first, first + SEEDS_A_TEST)}
+    assert not {seed: lines for seed, lines in wrong.items() if lines}, "python -m tests.faults.schedules --seeds N -v"
+
+
+def test_a_move_that_dead_letters_what_is_refused_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MoveContext", partial(dead_lettering, runner.MoveContext))
+    assert any(line.startswith("dead-lettered for") for seed in range(0, 40, 2) for line in simulate_move(seed).wrong)
+
+
+def dead_lettering(really: Any, **options: Any) -> Any:
+    return really(**options | {"keeps_refused": False})
+
+
+def test_a_move_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RawDestinationLink, "send", lambda *_: accepted)
+    assert any(line.startswith("lost") for seed in range(4) for line in simulate_move(seed).wrong)
 
 
 @pytest.mark.parametrize("seed", ONCE_WRONG)

@@ -43,7 +43,7 @@ def check(course: Course) -> list[str]:
     tracks = list(course.history.tracks.values())
     return [
         *course.history.wrong,
-        *_lost(tracks),
+        *_lost(course, tracks),
         *_altered(course, tracks),
         *_dead(course, tracks),
         *_doubled(course, tracks),
@@ -52,9 +52,13 @@ def check(course: Course) -> list[str]:
     ]
 
 
-def _lost(tracks: Iterable[Track]) -> Iterator[str]:
+def _lost(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
     for track in tracks:
         if track.arrivals or track.deleted or track.dead is not None:
+            continue
+        if course.plan.keeps_refused and track.stranded.doom and not track.completed:
+            if track.holder is not None or (course.plan.harmless and track.message.delivery_count):
+                yield f"stays, and is locked or counted as delivered: {track}"
             continue
         yield f"{'lost' if track.completed else 'left behind'}: {track}"
     for track in tracks:
@@ -100,6 +104,8 @@ def _dead(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
             continue
         reason = track.dead[0]
         lawful = {doom} | ({MISSING} if track.road[1] in course.missing else set())
+        if course.plan.keeps_refused:
+            lawful = set()
         if course.plan.remaining and (track.stranded.original.ttl_ticks or TICKS_PER_DAY) < TICKS_PER_DAY:
             lawful.add(EXPIRED)
         if reason not in lawful:
@@ -127,7 +133,8 @@ def _doubled(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
 def _overtaken(course: Course) -> Iterator[str]:
     for each in course.history.overtaken if course.plan.ordered else ():
         held = each.in_turn or (course.plan.backlog_is_heard and each.since_ms > UNDER_WAY_MS)
-        if held and each.earlier.dead is None and not each.earlier.deleted:
+        stays = course.plan.keeps_refused and each.earlier.stranded.doom
+        if held and each.earlier.dead is None and not each.earlier.deleted and not stays:
             yield f"overtaken in hand: {each.earlier} by {each.later}"
     if course.plan.ordered and course.plan.locks_hold:
         for road, arrived in course.history.first_arrivals.items():

@@ -16,6 +16,7 @@ from sbpair.amqp.types import text_of
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.service_errors import EntityFull, ServiceError
 from sbpair.errors import ProtocolError
+from sbpair.move.message.dead_letters import dead_letter_path
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
@@ -138,12 +139,18 @@ class History:
 
     # The backlog
 
-    def strand(self, queue: QueueEntity, stranded: Iterable[Stranded]) -> None:
+    def strand(self, queue: QueueEntity, stranded: Iterable[Stranded], *, dead: bool = False) -> None:
+        """Put messages into a queue; `dead`, into its dead-letter queue."""
         for each in stranded:
             message = service_envelope.read_message(each.payload)
             assert message is not None, "that is a ping"
             queue.send([message])
-            track = Track(each, queue.path, message, stranded_ms=self._now_ms())
+            if dead:
+                [message] = queue.messages.receive(1)
+                queue.messages.dead_letter(message.lock_token, "Bad", "why")
+                [message] = queue.dead_letters.peek(message.sequence_number, 1)
+            path = dead_letter_path(queue.path) if dead else queue.path
+            track = Track(each, path, message, stranded_ms=self._now_ms())
             self.tracks[each.id] = self._by_message[id(message)] = track
             self._roads[self._line(track)].append(track)
             self.tell(f"stranded {track}")
@@ -157,17 +164,18 @@ class History:
             key = track.stranded.id
         return (*track.road, key or "")
 
-    def watch_backlog(self, queue: QueueEntity) -> None:
-        engine: Any = queue.messages
+    def watch_backlog(self, queue: QueueEntity, *, dead: bool = False) -> None:
+        engine: Any = queue.dead_letters if dead else queue.messages
         engine.receive = self._receiving(engine.receive)
         for name in ("complete", "release", "abandon", "defer", "dead_letter"):
             setattr(engine, name, self._settling(name, engine, getattr(engine, name)))
         engine.complete_all = lambda tokens: _one_by_one(engine.complete, tokens)
         dead_letter = engine._on_dead_lettered
-        engine._on_dead_lettered = lambda message, reason, text: (
-            self._buried(message, reason, text),
-            dead_letter(message, reason, text),
-        )
+        if dead_letter is not None:
+            engine._on_dead_lettered = lambda message, reason, text: (
+                self._buried(message, reason, text),
+                dead_letter(message, reason, text),
+            )
         lose = engine._delivery_failed
         engine._delivery_failed = lambda message: (self._let_go(message), lose(message))
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Final
 
 from tests.faults.simulation.network import Weather
-from tests.faults.simulation.workload import INVALID, Goal, Stranded, goals, messages
+from tests.faults.simulation.workload import INVALID, Goal, Stranded, goals, messages, moved
 
 EMULATOR: Final = frozenset(
     {
@@ -36,6 +36,8 @@ SIMULATED_ONLY: Final = frozenset({"hold", "cut", "silence", "refuse", "no-answe
 
 HARMLESS: Final = frozenset({"latency", "throttle", "quota", "strand", "stop", "refuse", "no-answer"})
 """Kinds that leave no doubt about any message: each has to arrive exactly once."""
+
+SYPHON, MOVE, REDRIVE = "syphon", "move", "redrive"
 
 _WEIGHTS: Final = {
     "namespace-down": 3,
@@ -109,7 +111,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """`messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in.
+    """`mover` is SYPHON, MOVE or REDRIVE: the last two move queue 0, or its dead letters, and leave what is refused.
+
+    `messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in.
 
     `choice` is the filter, where there is one. `remaining` is whether the time in the backlog counts; `rate` is
     messages a second, where there is a limit.
@@ -130,10 +134,16 @@ class Plan:
     span_ms: int
     steps: tuple[Step, ...]
     choice: Choice | None = None
+    mover: str = SYPHON
     kinds: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kinds", frozenset(step.kind for step in self.steps))
+
+    @property
+    def keeps_refused(self) -> bool:
+        """Whether what can never arrive stays in its source."""
+        return self.mover != SYPHON
 
     @property
     def harmless(self) -> bool:
@@ -199,6 +209,36 @@ def _choice(random: Random, to: tuple[Goal, ...], *, ordered: bool) -> Choice | 
     if not ordered and random.random() < 0.5:
         return Choice()
     return Choice(frozenset(goal.name for goal in random.sample(to, random.randint(1, len(to)))))
+
+
+def move_plan(seed: int, *, now_ms: int) -> Plan:
+    """What happens to a move, or to a redrive of dead letters, under a seed: as to a syphon of one queue.
+
+    The messages of a move have no `path` to choose by.
+    """
+    drawn = plan(seed, now_ms=now_ms, without=frozenset({"backlog-remade", "strand"}))
+    mover = (MOVE, REDRIVE)[seed % 2]
+    to = drawn.goals[:1] if mover == MOVE else drawn.goals
+    random = Random(f"{mover} {seed}")
+    made = messages(random, len(drawn.messages), 1, to, now_ms=now_ms, flawed=random.choice((0.0, 0.1)))
+    steps = tuple(replace(each, entity=_only(each.entity, to)) for each in drawn.steps)
+    return replace(
+        drawn,
+        queues=1,
+        goals=to,
+        messages=tuple(map(moved, made) if mover == MOVE else made),
+        remaining=False,
+        steps=steps,
+        choice=None if mover == MOVE and drawn.choice and drawn.choice.destinations else drawn.choice,
+        mover=mover,
+    )
+
+
+def _only(entity: str | int | None, to: tuple[Goal, ...]) -> str | int | None:
+    """Return an entity that a schedule of one queue has, instead of one that may be missing."""
+    if isinstance(entity, int):
+        return 0
+    return entity if entity is None or entity in {goal.name for goal in to} else to[0].name
 
 
 def _weather(random: Random) -> Weather:

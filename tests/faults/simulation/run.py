@@ -18,18 +18,22 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from unittest.mock import patch
 
+from sbpair.backlog import queue_path
 from sbpair.errors import SbpairError
 from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.move.message.form import BACKLOG_DEAD_LETTERS, kept_for
 from sbpair.move.message.route import TimeToLive
 from sbpair.syphon import runner
 from sbpair.syphon.limits import MoveLimits
+from sbpair.syphon.move_spec import MoveSpec
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.disk import Disk
-from tests.faults.simulation.faults import KINDS, make_backlog, make_goal
+from tests.faults.simulation.faults import KINDS, PRIMARY_NAME, make_backlog, make_goal
 from tests.faults.simulation.history import History, Track
 from tests.faults.simulation.loop import Process, Stuck, VirtualLoop
 from tests.faults.simulation.network import Network
-from tests.faults.simulation.plan import Plan, Step, plan
+from tests.faults.simulation.plan import MOVE, REDRIVE, Plan, Step, move_plan, plan
 from tests.faults.simulation.world import BEGAN_MS, Control, World, made_virtual
 
 RECOVERY_SECONDS: Final = 3_600.0
@@ -139,11 +143,23 @@ class Simulation:
             ordered=self.plan.ordered,
             limits=self._terms(),
             where=None if choice is None else MessageFilter(choice.text),
+            **self._source(),
         )
         started.task = process.start(self.loop, running)
         started.task.add_done_callback(lambda _: self._ended(started))
         self._syphons.append(started)
         return started
+
+    def _source(self) -> dict[str, Any]:
+        """Return the options of a move, or of a redrive."""
+        path, pair = queue_path(PRIMARY_NAME, 0), self.world.pair
+        if self.plan.mover == MOVE:
+            form = kept_for(self.plan.goals[0].name)
+            return {"spec": MoveSpec(pair, MOVE, form, path, keeps_refused=True), "max_missing": 0}
+        if self.plan.mover == REDRIVE:
+            spec = MoveSpec(pair, REDRIVE, BACKLOG_DEAD_LETTERS, dead_letter_path(path), keeps_refused=True)
+            return {"spec": spec, "max_missing": 0}
+        return {}
 
     def _terms(self) -> MoveLimits | None:
         ttl = TimeToLive.REMAINING if self.plan.remaining else TimeToLive.ORIGINAL
@@ -219,8 +235,9 @@ class Simulation:
             self.history.watch_primary(make_goal(self.world.primary, goal))
         for index in range(self.plan.queues):
             queue = make_backlog(self.world.secondary, index)
-            self.history.watch_backlog(queue)
-            self.history.strand(queue, [each for each in self.plan.messages if each.queue == index])
+            stranded, dead = [each for each in self.plan.messages if each.queue == index], self.plan.mover == REDRIVE
+            self.history.watch_backlog(queue, dead=dead)
+            self.history.strand(queue, stranded, dead=dead)
 
     async def _strike(self, tasks: asyncio.TaskGroup) -> None:
         self._lasting: list[asyncio.Task[None]] = []
@@ -268,9 +285,10 @@ class Simulation:
             # A watch does not look for a queue again that was missing once; the clean run has to find it.
             return True
         choice, tracks = self.plan.choice, self.history.tracks.values()
-        if choice is not None:
-            chosen = [each for each in tracks if choice.includes(each.stranded, each.number)]
-            return all(each.completed or each.dead or each.deleted for each in chosen)
+        if choice is not None or self.plan.keeps_refused:
+            chosen = [each for each in tracks if choice is None or choice.includes(each.stranded, each.number)]
+            stays = self.plan.keeps_refused
+            return all(each.completed or each.dead or each.deleted or (stays and each.stranded.doom) for each in chosen)
         return not any(queue.counts().active for queue in self.world.secondary.queues())
 
     async def _all_ended(self, why: str) -> None:
@@ -313,6 +331,11 @@ class Simulation:
 def simulate(seed: int) -> Verdict:
     """Carry out the schedule of a seed, and judge it."""
     return simulated(plan(seed, now_ms=BEGAN_MS))
+
+
+def simulate_move(seed: int) -> Verdict:
+    """Carry out the schedule of a move or of a redrive, and judge it."""
+    return simulated(move_plan(seed, now_ms=BEGAN_MS))
 
 
 def simulated(the_plan: Plan) -> Verdict:

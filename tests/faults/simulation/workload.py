@@ -11,6 +11,7 @@ from typing import Final
 from sbpair.amqp import codec
 from sbpair.amqp.message import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES, Sections, section
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, ULong, Value, text_of
+from sbpair.backlog import TICKS_PER_MS
 from sbpair.drill.drill_messages import OriginalMessage, originals
 
 PLAIN, SESSION, PARTITIONED, PARTITIONED_SESSION, DUPLICATES, PARTITIONED_DUPLICATES, NARROW, TOPIC = (
@@ -35,6 +36,7 @@ NARROW_KILOBYTES: Final = 64
 """How large a message may be that a narrow destination takes."""
 
 _MANY_FRAMES = 70_000
+DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,22 @@ def _stranded(random: Random, original: OriginalMessage, queues: int, to: tuple[
     if doom is None and goal.kind == NARROW and len(original.sections.join()) > NARROW_KILOBYTES * 1024:
         doom = REFUSED
     return Stranded(text_of(identity) or "", random.randrange(queues), original, payload, doom)
+
+
+def moved(stranded: Stranded) -> Stranded:
+    """Return a message as it waits in an ordinary queue, long enough that the service does not end it there.
+
+    What no backlog could deliver is delivered: a move needs no aliases.
+    """
+    original = replace(stranded.original, scheduled_at=None)
+    ttl_ms = (original.ttl_ticks or 0) // TICKS_PER_MS
+    if not DAY_MS <= ttl_ms < 2**32:
+        original, ttl_ms = replace(original, ttl_ticks=None), 0
+    header = original.sections.read_header()
+    header = replace(header, ttl=ttl_ms or None)
+    payload = _changed(original.sections, header=header.encode()).join()
+    doom = stranded.doom if stranded.doom == REFUSED else None
+    return replace(stranded, original=original, payload=payload, doom=doom)
 
 
 def _simple(random: Random, original: OriginalMessage) -> Sections:

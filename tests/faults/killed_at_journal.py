@@ -1,0 +1,40 @@
+"""The command line in a process that kills itself at a write of its journal.
+
+python -m tests.faults.killed_at_journal before|after NTH COMMAND …
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from sbpair import __main__
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.journal import DELETE, INSERT, UPDATE
+
+STEPS = (INSERT, UPDATE, DELETE)
+"""A batch is about to be sent, was accepted, is complete in its source."""
+
+
+def kill_at(when: str, nth: int) -> None:
+    """Let the process end before or after the nth of its writes with a step of a batch."""
+    write = RunDatabase.write
+    left = nth
+
+    def killing(state: RunDatabase, *changes: Any) -> None:
+        nonlocal left
+        left -= any(statement in STEPS for statement, _ in changes)
+        if left or when == "after":
+            write(state, *changes)
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RunDatabase.write = killing  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    given, number, *words = sys.argv[1:]
+    kill_at(given, int(number))
+    sys.exit(__main__.run(words))

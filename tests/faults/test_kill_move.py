@@ -1,0 +1,134 @@
+"""`kill -9` of a move and of a redrive at each step of their journal; then the next run, and a count."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.backlog import ALIASES, queue_path
+from sbpair.testing import Emulator
+from tests.faults.test_kill_syphon import finished
+from tests.kit.command import environment, start
+from tests.kit.moves import World, bury, by_session, ids, stored
+from tests.kit.stranded import numbered, put
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MESSAGES, SESSIONS = 5, ("S0", "S1", "S2")
+LARGE = 100_000  # a batch has two of these
+STEPS_OF_A_BATCH = 3
+KINDS = ("queue", "session queue", "dead letters", "dead letters of sessions", "backlog")
+
+
+class Course:
+    """The messages of one run, the command that moves them, and where they are afterwards."""
+
+    def __init__(self, w: World, kind: str, name: str) -> None:
+        sessions = "session" in kind
+        _, self.there, _ = w.create("session queue" if sessions else "queue", f"to-{name}", 1)
+        if kind == "backlog":
+            path = queue_path("contoso", int(name))
+            _, self.source, _ = w.create("queue", path, 1)
+            _, self.there, _ = w.create("queue", f"to-{name}")
+            self.command = ["redrive", f"secondary:{path}"]
+        elif kind.startswith("dead"):
+            path, self.source, _ = w.create("session queue" if sessions else "queue", f"from-{name}")
+            self.there, self.command = self.source, ["redrive", path]
+        else:
+            path, self.source, _ = w.create(kind, f"from-{name}")
+            self.command = ["move", path, f"secondary:to-{name}"]
+        for number in range(MESSAGES):
+            put(self.source, self._message(number, kind, name))
+        self.dead = self.command[0] == "redrive"
+        self.wanted = by_session([self._restored(each) for each in stored(self.source)], dead=True)
+        self.ids = Counter(ids(self.source))
+        if self.dead:
+            bury(self.source)
+            for session in (None, *SESSIONS):
+                self.source.messages.delete(MESSAGES, w.namespaces[0].clock.now_ms() + 1, session)
+            assert not stored(self.source)
+
+    def _message(self, number: int, kind: str, name: str) -> bytes:
+        if kind == "backlog":
+            return numbered(number, f"to-{name}", size=LARGE)
+        group = SESSIONS[number % 3] if "session" in kind else None
+        properties = Properties(message_id=f"m{number}", group_id=group).encode()
+        return Sections(properties=properties, body=data_body(bytes([number]) * LARGE)).join()
+
+    def _restored(self, message: Sections) -> Sections:
+        """Return a message as it was before it was stranded."""
+        properties = message.read_application_properties()
+        own = {key: value for key, value in properties.pairs if key not in ALIASES}
+        return replace(message, application_properties=encode_map(APPLICATION_PROPERTIES, own))
+
+    def arrived(self) -> Counter[Any]:
+        return Counter(ids(self.there))
+
+    def left(self) -> list[object]:
+        return ids(self.source, dead=self.dead)
+
+
+async def run_once(emulator: Emulator, course: Course, directory: Path, *kill: str) -> tuple[int, dict[str, Any]]:
+    """Move the messages in a process. Returns its exit code, and its receipt if it lived to write one."""
+    words = [*course.command, "--output", "json", "--state", str(directory), "--rate", "1000"]
+    program = ("-m", "tests.faults.killed_at_journal" if kill else "sbpair")
+    env = environment(emulator, XDG_STATE_HOME=str(directory))
+    process = await start(*kill, *words, env=env, program=program)
+    out, told = await finished(emulator, process)
+    assert process.returncode in (0, -signal.SIGKILL), told
+    return process.returncode, json.loads(out) if out else {}
+
+
+async def kill_at_each_step(kind: str, when: str, directory: Path, steps: int | None = None) -> int:
+    """Kill a run at each step, and start the next one. Return how many steps a run has."""
+    async with Emulator() as emulator:
+        w = World(emulator)
+        for nth in count(1):
+            course = Course(w, kind, str(nth))
+            code, receipt = await run_once(emulator, course, directory / str(nth), when, str(nth))
+            if code == 0:
+                assert course.arrived() == course.ids
+                return nth - 1
+            accepted, remaining = course.arrived(), len(course.left())
+            code, receipt = await run_once(emulator, course, directory / str(nth))
+            check(course, receipt, accepted, remaining)
+            if nth == steps:
+                return nth
+    raise AssertionError
+
+
+def check(course: Course, receipt: dict[str, Any], accepted: Counter[Any], remaining: int) -> None:
+    """Check that nothing was lost or altered, and that the receipt names all that may have arrived twice."""
+    arrived, doubtful = course.arrived(), {each["message_id"] for each in receipt["doubtful"]}
+    assert set(arrived) == set(course.ids), "messages were lost"
+    assert not course.left()
+    assert receipt["received"] == receipt["sent"] + receipt["already_sent"] == remaining
+    twice = {message_id for message_id, times in arrived.items() if times > 1}
+    assert twice <= doubtful & set(accepted)
+    assert receipt["sent"] + accepted.total() == arrived.total()
+    found = by_session(stored(course.there), dead=True)
+    assert {group: set(each) for group, each in found.items()} == {
+        group: set(each) for group, each in course.wanted.items()
+    }
+
+
+@pytest.mark.timeout_seconds(600)
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_killed_move_loses_nothing_at_any_step(kind: str, when: str, tmp_path: Path) -> None:
+    assert await kill_at_each_step(kind, when, tmp_path) >= STEPS_OF_A_BATCH
+
+
+@pytest.mark.timeout_seconds(120)
+@pytest.mark.parametrize("kind", ["session queue", "backlog"])
+async def test_a_move_killed_in_its_first_batch_loses_nothing(kind: str, tmp_path: Path) -> None:
+    assert await kill_at_each_step(kind, "after", tmp_path, STEPS_OF_A_BATCH) == STEPS_OF_A_BATCH

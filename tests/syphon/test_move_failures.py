@@ -1,0 +1,159 @@
+"""Moves that meet trouble half-way: what is not moved stays in its source, and the receipt says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.amqp.message import Properties, Sections, data_body
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.service_errors import EntityFull
+from sbpair.errors import UsageError
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.move.message.dead_letters import dead_letter_path
+from tests.kit.moves import World, bury, ids, peeked, stored, world
+from tests.kit.stranded import put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sbpair.emulator.entities.queue import QueueEntity
+
+MESSAGES = 20
+KEY = "a2V5"
+
+
+def fill(queue: QueueEntity, *, sessions: int = 3) -> set[object]:
+    for number in range(MESSAGES):
+        properties = Properties(message_id=f"m{number}", group_id=f"S{number % sessions}").encode()
+        put(queue, Sections(properties=properties, body=data_body(b"x")).join())
+    return {f"m{number}" for number in range(MESSAGES)}
+
+
+def after(queue: QueueEntity, count: int, act: Callable[[], object]) -> list[object]:
+    """Do something once, as soon as so many messages have arrived in a queue. Returns their ids, also later ones."""
+    engine: Any = queue.messages
+    enqueue, arrived = engine.enqueue, []
+
+    def counted(messages: Any) -> None:
+        enqueue(messages)
+        before = len(arrived)
+        arrived.extend(each.sections.read_properties().message_id for each in messages)
+        if before < count <= len(arrived):
+            asyncio.get_running_loop().call_soon(act)
+
+    engine.enqueue = counted
+    return arrived
+
+
+def delete(w: World, queue: QueueEntity) -> None:
+    w.delete(queue.path)
+
+
+def disable(_: World, queue: QueueEntity) -> None:
+    queue.update(replace(queue.description, status="SendDisabled"))
+
+
+def run_full(_: World, queue: QueueEntity) -> None:
+    def refuse(_messages: Any) -> None:
+        raise EntityFull(f"The maximum entity size of '{queue.path}' has been reached.")
+
+    queue.send, queue.try_send_each = refuse, lambda _messages: False  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["active", "dead"])
+@pytest.mark.parametrize("kind", ["queue", "session queue"])
+@pytest.mark.parametrize("trouble", [delete, disable, run_full])
+async def test_messages_stay_that_a_destination_stops_accepting(
+    trouble: Callable[[World, QueueEntity], None], kind: str, dead: bool
+) -> None:
+    async with world() as w:
+        path, takes, has = w.create(kind, "from")
+        wanted = fill(takes)
+        if dead:
+            bury(has)
+        _, _, there = w.create("queue", "to")
+        arrived = after(there, 4, lambda: trouble(w, there))
+        result = await w.move(dead_letter_path(path) if dead else path, "to", max_held=2, count_remaining=True)
+        left = ids(has, dead=dead)
+        counts = {each.delivery_count for each in peeked(has, dead=dead)}
+        assert not dead or len(stored(has)) == MESSAGES
+        assert dead or not has.dead_letters.peek(0, 1)
+    receipt = result.receipt
+    assert receipt.sent >= len(arrived) > 0
+    assert set(arrived) | set(left) == wanted
+    assert len(left) == MESSAGES - receipt.sent
+    assert counts == {0}
+    assert result.exit_code == 3
+    assert result.remaining is not None
+    assert (result.remaining.messages, result.remaining.exact) == (len(left), True)
+
+
+async def test_messages_whose_locks_are_lost_half_way_are_moved_once_more() -> None:
+    async with world() as w:
+        path, takes, has = w.create("queue", "from")
+        wanted = fill(takes)
+        _, _, there = w.create("queue", "to")
+        after(there, 4, lambda: has.namespace.clock.advance(61_000))
+        result = await w.move(path, "to", max_held=5)
+        arrived = Counter(ids(there))
+        assert set(arrived) == wanted
+        assert not stored(has)
+    twice = {name for name, times in arrived.items() if times > 1}
+    assert twice <= {each.message_id for each in result.receipt.doubtful}
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["active", "dead"])
+@pytest.mark.parametrize("kind", ["queue", "session queue", "subscription"])
+async def test_a_move_needs_listen_and_send_alone(kind: str, dead: bool) -> None:
+    async with world() as w:
+        path, takes, has = w.create(kind, "from")
+        wanted = fill(takes)
+        if dead:
+            bury(has)
+        _, _, there = w.create("queue", "to", 1)
+        for side, claim in enumerate((AccessRight.LISTEN, AccessRight.SEND)):
+            namespace = w.namespaces[side]
+            namespace.keys = (*namespace.keys, AuthorizationRule("only", KEY, KEY, frozenset({claim})))
+            text = f"Endpoint={namespace.endpoint};SharedAccessKeyName=only;SharedAccessKey={KEY}"
+            text += ";UseDevelopmentEmulator=true"
+            w.endpoints[side] = endpoint_from_connection_string(text, name=namespace.name)
+        result = await w.move(dead_letter_path(path) if dead else path, "to", sides=(0, 1), count_remaining=True)
+        assert set(ids(there)) == wanted
+        assert not stored(has, dead=dead)
+    assert (result.receipt.sent, result.exit_code) == (MESSAGES, 0)
+
+
+@pytest.mark.parametrize("kind", ["queue", "session queue"])
+async def test_a_limited_watch_ends_after_so_many_messages(kind: str) -> None:
+    async with world() as w:
+        path, takes, has = w.create(kind, "from")
+        _, _, there = w.create("queue", "to")
+        stop = asyncio.Event()
+        watching = asyncio.create_task(w.move(path, "to", once=False, stop=stop, max_messages=30))
+        fill(takes)
+        while not there.counts().total:  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+        fill(takes)
+        result = await watching
+        assert (len(stored(there)), len(stored(has))) == (30, 10)
+        assert (result.receipt.sent, result.exit_code) == (30, 0)
+        assert {each.delivery_count for each in peeked(has)} == {0}
+
+
+async def test_a_long_chain_of_forwards_back_to_the_source_is_refused() -> None:
+    async with world() as w:
+        w.create("queue", "from")
+        namespace = w.namespaces[0]
+        for number in reversed(range(5)):
+            to = f"hop-{number + 1}" if number < 4 else "from"
+            namespace.create_queue(f"hop-{number}", QueueDescription(forward_to=to))
+        with pytest.raises(UsageError, match="hop-0 -> hop-1 -> hop-2 -> hop-3 -> hop-4 -> from"):
+            await w.move("from", "hop-0")
+        # Dead letters of the same queue do not come back as dead letters.
+        assert (await w.move("from/$deadletterqueue", "hop-0")).exit_code == 0
