@@ -1,13 +1,28 @@
-"""Filters of a syphon over real sockets: what is not chosen stays, with its delivery count."""
+"""Filters of syphons and moves over real sockets: what is not chosen stays, with its delivery count."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
+import pytest
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.exceptions import SessionCannotBeLockedError
+
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp.types import Int
 from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.message.dead_letters import dead_letter_path
+from tests.kit import moves
+from tests.kit.stranded import put
 from tests.kit.waiting import until
 from tests.syphon.test_syphon import held_in, world
 
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.queue import QueueEntity
+
+SESSIONS = 3
 CHOSEN = "sys.MessageId IN ('m1', 'm4')"
 
 
@@ -32,3 +47,81 @@ async def test_stopped_watch_releases_what_it_skipped() -> None:
         assert (receipt.sent, receipt.skipped, receipt.released, receipt.balanced) == (2, 4, 0, True)
         assert {message.delivery_count for message in held_in(w.backlog())} == {0}
         assert w.backlog().messages.receive(10)
+
+
+def in_session(number: int) -> bytes:
+    """Encode message `number`, of one of three sessions in turns."""
+    return Sections(
+        properties=Properties(message_id=f"m{number}", group_id=f"S{number % SESSIONS}").encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, {"n": Int(number)}),
+        body=data_body(b"x"),
+    ).join()
+
+
+def by_session(queue: QueueEntity, *, dead: bool = False) -> dict[str, list[int]]:
+    """Return the numbers of a queue's messages by session, in the order of the queue."""
+    found = defaultdict(list)
+    for each in moves.stored(queue, dead=dead):
+        number = int(each.read_properties().message_id[1:])
+        found[f"S{number % SESSIONS}"].append(number)
+    return found
+
+
+def numbers(chosen: Any) -> dict[str, list[int]]:
+    return {f"S{index}": [each for each in range(index, 30, SESSIONS) if chosen(each)] for index in range(SESSIONS)}
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("kind", ["queue", "session queue", "subscription", "session subscription", "partitioned"])
+async def test_move_of_any_source_takes_what_matches_in_order_of_its_session(kind: str, dead: bool) -> None:
+    async with moves.world() as w:
+        path, takes, has = w.create(kind, "from")
+        for number in range(30):
+            put(takes, in_session(number))
+        if dead:
+            moves.bury(has)
+            path = dead_letter_path(path)
+        _, _, there = w.create("session queue", "to")
+        result = await w.move(path, "to", where=MessageFilter("n % 4 < 2"))
+        receipt = result.receipt
+        chosen = sum(map(len, numbers(lambda each: each % 4 < 2).values()))
+        assert (receipt.received, receipt.sent, receipt.skipped, result.exit_code) == (30, chosen, 30 - chosen, 0)
+        assert by_session(there) == numbers(lambda each: each % 4 < 2)
+        assert by_session(has, dead=dead) == numbers(lambda each: each % 4 >= 2)
+        messages = has.dead_letters if dead else has.messages
+        assert {each.delivery_count for each in messages.peek(0, 99)} == {0}
+        rest = (await w.move(path, "to")).receipt  # none of them is locked
+        assert (rest.received, rest.sent) == (30 - chosen, 30 - chosen)
+        assert all(
+            arrived == sorted(arrived, key=lambda each: (each % 4 >= 2, each)) for arrived in by_session(there).values()
+        )
+
+
+async def test_session_with_a_skipped_message_stays_locked_until_the_run_ends() -> None:
+    async with moves.world() as w:
+        path, takes, _ = w.create("session queue", "from")
+        for number in range(6):
+            put(takes, in_session(number))
+        _, _, there = w.create("session queue", "to")
+        stop = asyncio.Event()
+        where = MessageFilter("n <> 0")
+        running = asyncio.create_task(w.move(path, "to", once=False, stop=stop, where=where))
+        await until(lambda: len(moves.stored(there)) == 5)
+        put(takes, in_session(9))  # of the session S0, whose first message is skipped
+        put(takes, in_session(7))
+        await until(lambda: len(moves.stored(there)) == 6)
+
+        def receive(session: str) -> list[str]:
+            with (
+                ServiceBusClient.from_connection_string(w.namespaces[0].connection_string) as client,
+                client.get_queue_receiver("from", session_id=session, max_wait_time=1) as receiver,
+            ):
+                return [str(each.message_id) for each in receiver]
+
+        with pytest.raises(SessionCannotBeLockedError):
+            await asyncio.to_thread(receive, "S0")
+        stop.set()
+        receipt = (await running).receipt
+        assert (receipt.sent, receipt.skipped, receipt.balanced) == (6, 1, True)
+        assert by_session(there) == {"S0": [3], "S1": [1, 4, 7], "S2": [2, 5]}
+        assert await asyncio.to_thread(receive, "S0") == ["m0", "m9"]
