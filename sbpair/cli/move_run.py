@@ -19,7 +19,7 @@ from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_o
 from sbpair.cli.render.receipt import breakdown, filter_lines, stayed_lines, warn_of_failures
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, wrapped
-from sbpair.errors import ExitCode, UsageError
+from sbpair.errors import ExitCode, SkipLimitReached, UsageError
 from sbpair.move.receipt import BUCKETS
 from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 
@@ -284,8 +284,8 @@ def _table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iter
         + ([("left locked", receipt.locked)] if receipt.locked else [])
     )
     document = receipt.document()
-    yield from breakdown(document)
     yield from filter_lines(document)
+    yield from breakdown(document)
     if result.limit is not None:
         yield str(result.limit)
     yield from _named("dead-lettered", receipt.dead_letters)
@@ -313,17 +313,18 @@ def _next_commands(result: "runner.SyphonResult", mode: str, words: MoveWording)
     """Return the commands to go on with, by purpose."""
     commands = {}
     if result.stopped or result.failures or (result.remaining and result.remaining.messages):
-        commands["to continue"] = next_command(
-            words.command[0], *words.command[1:], mode, without={"no_wait_for_locks"}
-        )
+        without = {"no_wait_for_locks"}
+        if any(isinstance(error, SkipLimitReached) for _, error in result.failures):
+            without.add("max_skipped")
+        commands["to continue"] = next_command(words.command[0], *words.command[1:], mode, without=without)
     if (ramp := result.receipt.ramp) is not None and ramp.destinations:
         side = words.command[-1].rpartition(":")[0]
         entity = f"{side}:{ramp.destinations[0]}" if side else ramp.destinations[0]
         commands["to see the dead letters"] = next_command("redrive", entity, "--by-reason", without=_OF_A_MOVE)
     if result.receipt.dead_lettered or result.receipt.expired:
         # With these, it would give the same messages up again.
-        without = ("allow_missing", "ttl", "order")
-        replay = next_command("replay run", "--dead-letters", "--archive", "DIR", without=without)
+        given_up = ("allow_missing", "ttl", "order")
+        replay = next_command("replay run", "--dead-letters", "--archive", "DIR", without=given_up)
         commands["to send the dead letters"] = replay
     return commands
 

@@ -5,7 +5,7 @@ Options of output are not repeated, and neither are secrets.
 
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -37,7 +37,7 @@ def next_command(path: str, *words: object, without: Collection[str] = ()) -> st
     An option in `words` replaces the given one. `without` has the names of parameters that are not repeated.
     """
     texts = [str(word) for word in words]
-    return shlex.join(["sbpair", *path.split(), *texts, *_repeated(path.split(), texts, without)])
+    return _joined(["sbpair", *path.split(), *texts, *_repeated(path.split(), texts, without)])
 
 
 def with_options(text: str) -> str:
@@ -53,7 +53,7 @@ def not_confirmed(action: str, command: str) -> Unsafe:
 def _completed(match: re.Match[str]) -> str:
     name, below = match[1], match[2]
     path = [name, below] if below and _find([name, below]) else [name]
-    options = shlex.join(_repeated(path, (), ()))
+    options = _joined(_repeated(path, (), ()))
     if not options or options in match.string:
         return match[0]
     return match[0].replace(" ".join(path), " ".join([*path, options]), 1)
@@ -90,6 +90,15 @@ def _is_given(context: Any, param: Any) -> bool:
     # Options of output have a section of their own.
     shown = getattr(param, "rich_help_panel", None) == "Output"
     return param.param_type_name == "option" and not shown and source is not None and source.name == "COMMANDLINE"
+
+
+def _joined(words: Iterable[str]) -> str:
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """Write a word for a shell: in double quotes if it has single ones, as filters do, and nothing else is special."""
+    return f'"{word}"' if "'" in word and not {*word} & {*'"$`\\!'} else shlex.quote(word)
 
 
 def _words(param: Any, value: Any) -> Iterator[str]:

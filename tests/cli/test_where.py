@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -143,11 +144,21 @@ def test_doubts_about_a_filter_are_printed_before_the_move(world: World) -> None
 def test_run_ends_where_too_many_do_not_match(world: World) -> None:
     words = ("--where", EVEN, "--max-skipped", "2")
     code, out, err = world.run("move", "orders", "repair", *words)
-    assert (code, "to continue: sbpair move orders repair --once --where 'number % 2 = 0'" in out) == (3, True)
+    assert (code, "to continue: sbpair move orders repair --once --where 'number % 2 = 0'\n" in out) == (3, True)
     assert any("2 messages are skipped and kept locked, which is the limit; choose more" in line for line in err), err
     assert set(world.left("move").values()) == {0}
     forecast = world.document(*dry("syphon"), *words)
     assert forecast["notes"] == ["a run ends once 2 messages are skipped: raise --max-skipped to 3"]
+
+
+def test_printed_command_quotes_a_filter_with_double_quotes(world: World) -> None:
+    text = "sys.MessageId = 'm1'"
+    _code, out, _err = world.run("move", "orders", "repair", "--where", text, "--max-skipped", "2")
+    assert f'--once --where "{text}"\n' in out
+    costly = "sys.MessageId = '$(m1)'"
+    _code, out, _err = world.run("move", "orders", "repair", "--where", costly, "--max-skipped", "2")
+    (line,) = (each for each in out.splitlines() if each.startswith("to continue: "))
+    assert shlex.split(line)[-1] == costly
 
 
 def test_filter_and_number_of_messages_go_together(world: World) -> None:

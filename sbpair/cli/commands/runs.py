@@ -134,8 +134,8 @@ def _page(run: "RunRecord") -> Iterator[str]:
     shown = [(name.replace("_", " "), str(facts[name])) for name in SHOWN if facts.get(name) not in (None, "")]
     yield from columns(shown)
     if not replayed:
-        yield from breakdown(receipt)
         yield from filter_lines(receipt)
+        yield from breakdown(receipt)
         yield from stayed_lines(receipt)
     elif "run" in receipt:
         yield ""

@@ -55,7 +55,7 @@ def filter_lines(counts: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the filter of a receipt or a forecast chose, if it had one."""
     if where := counts.get("where"):
         text = where["text"] if len(where["text"]) <= TEXT_SHOWN else f"{where['text'][: TEXT_SHOWN - 1]}…"
-        whole = plural(where["chosen"] + where["skipped"], "message")
+        whole = plural(counts.get("received", where["chosen"] + where["skipped"]), "message")
         yield from wrapped(clean(f"matched {where['chosen']} of {whole}: {text}"))
 
 
