@@ -24,6 +24,7 @@ from sbpair.move.receipt import BUCKETS
 from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 
 if TYPE_CHECKING:
+    from sbpair.cli.options.reach import StateOwner
     from sbpair.cli.render.forecast import ForecastWording
     from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.model.pair import Ends
@@ -106,6 +107,14 @@ class MoveTerms:
         """Return the steps of a ramp, if one is wanted; `limit` is that of --max. Raises UsageError."""
         return moves.ramp_of(self.ramp, self.canary, self.observe, limit)
 
+    def check_move(self, limit: int | None) -> None:
+        """Raise UsageError for wrong options of a move of `limit` messages at most."""
+        if limit is not None:
+            check_at_least("--max", limit, 1, "leave it out to move all messages")
+        self.mode("--once")
+        self.check_limits()
+        self.ramp_plan(limit)
+
     def check_limits(self) -> "tuple[float, MoveLimits]":
         """Return the seconds between lines of progress, and the limits. Raises UsageError."""
         interval = seconds_of("--progress-interval", self.progress_interval, minimum=1, limit=86_400)
@@ -174,6 +183,26 @@ def move_messages(
     warn_of_failures(screen, where)
     _warn(screen, result, words)
     return _exit_code_of(result, once=once)
+
+
+def run_move(
+    screen: Screen,
+    owner: "StateOwner",
+    terms: MoveTerms,
+    command: tuple[str, ...],
+    spec: "MoveSpec",
+    where: "MessageFilter | None",
+    limit: int | None,
+) -> int:
+    """Move what a spec describes, `limit` messages at most, or print the forecast. `command` has its arguments."""
+    mode = terms.mode("--once")
+    if mode == "--dry-run":
+        from sbpair.cli.render.forecast import MOVE
+
+        return preview_move(screen, owner.ends, terms, MOVE, spec=spec, where=where)
+    words, spec = MoveWording("sbpair/move/1", command, str(spec.source)), replace(spec, max_messages=limit)
+    state = owner.directory
+    return move_messages(screen, owner.ends, state, terms, mode, spec=spec, where=where, words=words, max_missing=0)
 
 
 @contextmanager
@@ -297,7 +326,7 @@ def _table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iter
     left, ended = result.remaining, "was stopped" if result.stopped else "ended"
     number = left and f"{'' if left.exact else 'at least '}{plural(left.messages, 'message')}"
     text = f"; {number} in {_source(words)}" if number else ""
-    yield f"run {result.run} {ended} after {spoken(result.seconds)}{text}"
+    yield from wrapped(f"run {result.run} {ended} after {spoken(result.seconds)}{text}")
     for purpose, command in _next_commands(result, mode, words).items():
         yield f"{purpose}: {command}"
 

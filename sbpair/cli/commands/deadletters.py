@@ -1,7 +1,6 @@
 """`sbpair deadletters list` and `show`: print the dead letters of the backlog queues."""
 
 import time
-from dataclasses import asdict
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
@@ -10,9 +9,9 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, PairSelection, option
 from sbpair.cli.options.values import check_at_least, selected_pair
 from sbpair.cli.progress.line_progress import PeekProgress
+from sbpair.cli.render.dead_letter_groups import group_cells, group_document, say_number
 from sbpair.cli.render.messages import print_peeked, shown_line
-from sbpair.cli.render.screen import Screen, grouped, rounded, spoken
-from sbpair.cli.render.status import LEGEND, sampled
+from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import limited
 from sbpair.move.message.dead_letters import dead_letter_path
 
@@ -58,20 +57,15 @@ def list_groups(
     sources = [PeekSource("secondary", dead_letter_path(each)) for each in moves.backlog_paths(pair, queue)]
     with PeekProgress(screen) as progress:
         groups = run(count_dead_letters(pair, sources, limit=limit, on_event=progress))
-    total, exact, now = sum(each.messages for each in groups), all(each.exact for each in groups), time.time()
-    entries, rows = [], []
+    now = time.time()
+    entries, rows = [group_document(each, now) for each in groups], []
     for each in groups:
-        age = max(0.0, now - each.oldest_ms / 1000) if each.oldest_ms > 0 else None
-        known = {name: value for name, value in asdict(each).items() if name != "oldest_ms"}
-        entries.append({**known, "oldest_seconds": rounded(age)})
-        names = (each.destination or "(unknown)", each.reason or "(none)")
-        rows.append((each.queue, sampled(each.messages, exact=each.exact), "" if age is None else spoken(age), *names))
+        reason, dead, oldest = group_cells(each, now)
+        rows.append((each.queue, dead, oldest, each.destination or "(unknown)", reason))
     table = limited([("QUEUE", "DEAD", "OLDEST", "DESTINATION", "REASON"), *rows], ROWS_SHOWN) if rows else []
-    screen.result("sbpair/deadletters-list/1", {"messages": total, "exact": exact, "groups": entries}, table, entries)
-    if not exact:
-        screen.say(f"{LEGEND}; --max N peeks more")
-    number = f"{'' if exact else '~'}{grouped(total)} dead letter{'' if total == 1 else 's'}"
-    screen.say(f"{number}; {_way_back()}" if groups else "no dead letters")
+    head = {"messages": sum(each.messages for each in groups), "exact": all(each.exact for each in groups)}
+    screen.result("sbpair/deadletters-list/1", {**head, "groups": entries}, table, entries)
+    say_number(screen, groups, _way_back())
     return 0
 
 

@@ -1,12 +1,9 @@
 """`sbpair move`: the messages of any queue, subscription or dead-letter queue, to any queue or topic."""
 
-from dataclasses import replace
-
-from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, MoveWording, move_messages, preview_move
+from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, run_move
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
 from sbpair.cli.options.reach import checked_ends, reach_of
-from sbpair.cli.options.values import check_at_least
 from sbpair.cli.render.screen import Screen
 
 USAGE = "[--once | --watch | --dry-run] [OPTIONS]"
@@ -38,11 +35,7 @@ def command(
 
     See also: sbpair help move
     """
-    if limit is not None:
-        check_at_least("--max", limit, 1, "leave it out to move all messages")
-    mode = terms.mode("--once")
-    terms.check_limits()
-    terms.ramp_plan(limit)
+    terms.check_move(limit)
     where = moves.filter_of(screen, terms.where)
     reach = reach_of(connection, screen, namespace, state=terms.state)
     origin = reach.address(source, dead_letters=dead_letters, what="SOURCE")
@@ -56,11 +49,4 @@ def command(
         allow_duplicate_detection=allow_duplicate_detection,
         allow_no_subscriptions=allow_no_subscriptions,
     )
-    if mode == "--dry-run":
-        from sbpair.cli.render.forecast import MOVE
-
-        return preview_move(screen, owner.ends, terms, MOVE, spec=spec, where=where)
-    words = MoveWording("sbpair/move/1", ("move", source, destination), origin.path)
-    spec = replace(spec, max_messages=limit)
-    state = owner.directory
-    return move_messages(screen, owner.ends, state, terms, mode, spec=spec, where=where, words=words, max_missing=0)
+    return run_move(screen, owner, terms, ("move", source, destination), spec, where, limit)

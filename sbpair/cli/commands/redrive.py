@@ -1,22 +1,20 @@
 """`sbpair redrive`: the dead letters of an entity, back to where they came from."""
 
 import time
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
-from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, MoveWording, move_messages, preview_move
+from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, run_move
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
 from sbpair.cli.options.reach import checked_ends, reach_of
-from sbpair.cli.options.values import check_at_least
 from sbpair.cli.progress.line_progress import PeekProgress
+from sbpair.cli.render.dead_letter_groups import NO_REASON, group_cells, group_document, say_number
 from sbpair.cli.render.receipt import warn_of_failures
-from sbpair.cli.render.screen import Screen, grouped, rounded, spoken
-from sbpair.cli.render.status import LEGEND, sampled
+from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 from sbpair.model.entities import subscription_of
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 USAGE = "[--once | --watch | --dry-run] [OPTIONS]"
 MAX_PEEK = 1_000
-NO_REASON = "(none)"
 
 
 def command(
@@ -57,14 +54,10 @@ def command(
 
     See also: sbpair help move
     """
-    if limit is not None:
-        check_at_least("--max", limit, 1, "leave it out to move all messages")
+    terms.check_move(limit)
     if by_reason and (terms.once or terms.watch or terms.dry_run or terms.ramp_plan()):
         hint = "leave out --once, --watch, --dry-run and --ramp, or --by-reason"
         raise UsageError("--by-reason moves nothing", hint=hint)
-    mode = terms.mode("--once")
-    terms.check_limits()
-    terms.ramp_plan(limit)
     where = moves.filter_of(screen, terms.where, frozenset(map(_reason, reason or ())))
     reach = reach_of(connection, screen, namespace, state=terms.state)
     source = reach.address(entity, dead_letters=True, what="ENTITY")
@@ -73,14 +66,7 @@ def command(
     target = _origin(reach, source, all_subscriptions=all_subscriptions)
     allowed = allow_duplicate_detection
     spec, owner = checked_ends(reach, screen, "redrive", source, target, allow_duplicate_detection=allowed)
-    if mode == "--dry-run":
-        from sbpair.cli.render.forecast import MOVE
-
-        return preview_move(screen, owner.ends, terms, MOVE, spec=spec, where=where)
-    words = MoveWording("sbpair/move/1", ("redrive", entity), source.path)
-    spec = replace(spec, max_messages=limit)
-    ends, state = owner.ends, owner.directory
-    return move_messages(screen, ends, state, terms, mode, spec=spec, where=where, words=words, max_missing=0)
+    return run_move(screen, owner, terms, ("redrive", entity), spec, where, limit)
 
 
 def _reason(text: str) -> str:
@@ -116,29 +102,13 @@ def _print_reasons(
     with PeekProgress(screen) as progress:
         groups = run(count_dead_letters(source.alone, sources, limit=limit, keep=keep, on_event=progress))
     now, exact = time.time(), all(each.exact for each in groups)
-    total = sum(each.messages for each in groups)
-    entries, rows = [], []
-    for each in sorted(groups, key=lambda group: -group.messages):
-        age = max(0.0, now - each.oldest_ms / 1000) if each.oldest_ms > 0 else None
-        entry = asdict(each)
-        entries.append(
-            {name: entry[name] for name in ("reason", "destination", "messages", "exact")}
-            | {"oldest_seconds": rounded(age)}
-        )
-        oldest = "" if age is None else spoken(age)
-        rows.append(
-            (each.reason or NO_REASON, sampled(each.messages, exact=each.exact), oldest, each.destination or "")
-        )
+    groups.sort(key=lambda group: -group.messages)
+    entries = [group_document(each, now, "queue") for each in groups]
+    rows = [(*group_cells(each, now), each.destination or "") for each in groups]
     table = columns([("REASON", "DEAD", "OLDEST", "DESTINATION"), *rows], optional=("DESTINATION",)) if rows else []
-    head = {"entity": source.path, "messages": total, "exact": exact}
+    head = {"entity": source.path, "messages": sum(each.messages for each in groups), "exact": exact}
     screen.result("sbpair/redrive-reasons/1", {**head, "groups": entries}, table, entries)
-    if not exact:
-        screen.say(f"{LEGEND}; --max N peeks more")
-    number = f"{'' if exact else '~'}{grouped(total)} dead letter{'' if total == 1 else 's'}"
-    if where is not None:
-        number += " match" if total != 1 else " matches"
-        warn_of_failures(screen, where)
+    warn_of_failures(screen, where)
     way = next_command("redrive", entity, without={"by_reason", "limit"})
-    none = "no dead letters" if where is None else "no dead letter matches"
-    screen.say(f"{number}; send them back with {way}" if groups else none)
+    say_number(screen, groups, f"send them back with {way}", chosen=where is not None)
     return 0
