@@ -106,6 +106,7 @@ class ReadyNamespace:
     connection_string: str
     tls_connection_string: str = ""
     http_connection_string: str = ""
+    hybrid_connections: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +296,7 @@ class Emulator:
                 each.connection_string,
                 each.connection_string.removesuffix(WITHOUT_TLS) if self._tls else "",
                 each.connection_string_at(self._http_authorities[name]) if name in self._http_authorities else "",
+                tuple(f"{each.connection_string};EntityPath={found.path}" for found in each.hybrid_connections.all()),
             )
             for name, each in self.namespaces.items()
         )

@@ -127,3 +127,13 @@ async def test_a_drill_on_a_dumb_terminal_prints_lines() -> None:
     assert "\x1b" not in seen + out
     assert "  starting an emulator\r\n" in seen
     assert "  reading all messages back, and comparing each byte for byte\r\n" in seen
+
+
+def test_hybrid_connections_are_listed_with_their_connection_strings() -> None:
+    relay = ("--relay", "contoso=orders", "--relay", "both", "-o", "json")
+    with emulator(*relay) as (_, line):
+        first, second = json.loads(line)["namespaces"]
+    assert [each.rpartition(";")[2] for each in first["hybrid_connections"]] == ["EntityPath=both", "EntityPath=orders"]
+    assert [each.rpartition(";")[2] for each in second["hybrid_connections"]] == ["EntityPath=both"]
+    with emulator("-o", "json") as (_, line):
+        assert "hybrid_connections" not in line

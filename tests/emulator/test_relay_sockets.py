@@ -13,6 +13,7 @@ import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError
 from yarl import URL
 
+from sbpair.emulator import port
 from sbpair.emulator.access.bearer import AUDIENCE
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.relay.hybrid_connection import AUDIENCES, MAX_LISTENERS
@@ -140,6 +141,34 @@ async def test_a_connection_that_no_listener_accepts_in_time_fails(bench: RelayB
     assert status == 504
     assert text.startswith("None of the connected listeners accepted the connections within the allowed timeout.")
     assert (await bench.refused(address))[0] == 403
+
+
+async def test_an_emulator_stops_at_once_with_senders_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "STOP_SECONDS", 3600)
+    async with open_bench() as bench:
+        # It would connect again while the port closes.
+        bench.session._retry_connection = False
+        listener = await bench.listen()
+        waiting = [asyncio.create_task(bench.connect()), asyncio.create_task(bench.request().__aenter__())]
+        await listener.socket.receive()
+        await listener.socket.receive()
+    assert all(isinstance(each, Exception) for each in await asyncio.gather(*waiting, return_exceptions=True))
+
+
+async def test_a_sender_that_left_cannot_be_accepted(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    connecting = asyncio.create_task(bench.connect())
+    address = (await listener.next("accept"))["address"].partition(bench.authority)[2]
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    await until(lambda: not next(iter(waiting_of(bench)))._handshake.is_waiting)
+    assert (await bench.refused(address))[0] == 403
+
+
+def waiting_of(bench: RelayBench) -> Any:
+    gateway = bench.namespace.hybrid_connections.gateway
+    assert gateway is not None
+    return gateway.waiting.values()
 
 
 async def test_an_accept_address_works_once(bench: RelayBench) -> None:

@@ -105,6 +105,26 @@ WRONG_MARKS = [
 ]
 
 
+def test_a_mark_declares_hybrid_connections(run: Callable) -> None:
+    result = run(
+        """
+@pytest.mark.service_bus(hybrid_connections={"hyco": {"requires_client_authorization": False}})
+def test_it(service_bus):
+    service_bus.declare(hybrid_connections=["other"])
+    found = service_bus.thread.emulator.namespaces["contoso"].hybrid_connections.all()
+    described = [(each.path, each.description.requires_client_authorization) for each in found]
+    assert described == [("hyco", False), ("other", True)]
+
+@pytest.mark.service_bus(hybrid_connections=["a"], queues=["A"])
+def test_taken(service_bus): ...
+
+@pytest.mark.service_bus(hybrid_connections={"a": {"lock_duration": "PT1M"}})
+def test_wrong(service_bus): ...
+"""
+    )
+    result.assert_outcomes(passed=1, errors=2)
+
+
 def test_a_wrong_mark_fails_its_test_with_its_place(run: Callable, pytester: pytest.Pytester) -> None:
     (pytester.path / "wrong.json").write_text("UserConfig")
     (pytester.path / "two.json").write_text('{"UserConfig": {"Namespaces": [{"Name": "one"}, {"Name": "two"}]}}')

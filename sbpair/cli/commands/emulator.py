@@ -189,6 +189,8 @@ def _show(screen: Screen, ready: "Ready", *, vendor: bool) -> None:
             screen.write(f"# {each.name}, by TLS: {each.tls_connection_string}")
         if each.http_connection_string:
             screen.write(f"# {each.name}, administration: {each.http_connection_string}")
+        for connection_string in each.hybrid_connections:
+            screen.write(f"# {each.name}, relay: {connection_string}")
     if ready.ca_file:
         screen.write(f"# CA file: {ready.ca_file}")
     for side, each in zip(("PRIMARY", "SECONDARY"), ready.namespaces, strict=False):

@@ -283,6 +283,9 @@ EMULATOR = document(
         connection_string=text("Connection string"),
         tls_connection_string=optional(text("Connection string for TLS, with --tls")),
         http_connection_string=optional(text("Connection string for the port of --http-port")),
+        hybrid_connections=optional(
+            array("Hybrid connections, with --relay", text("Connection string with the path as EntityPath"))
+        ),
     ),
     ca_file=optional(text("File with the CA, with --tls")),
     identity=optional(

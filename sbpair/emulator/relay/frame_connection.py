@@ -80,9 +80,14 @@ class Handshake:
 
 
 def take_over(request: web.BaseRequest) -> asyncio.Transport:
-    """Return the transport of a request; the HTTP server forgets it, as if the connection was lost."""
+    """Return the transport of a request; the HTTP server forgets it, as if the connection was lost.
+
+    Raises ConnectionResetError if it was lost.
+    """
     http = request.protocol
-    transport = cast("asyncio.Transport", http.transport)
+    if http.transport is None:
+        raise ConnectionResetError
+    transport = http.transport
     http.transport = None
     http.connection_lost(None)
     return transport
@@ -142,7 +147,7 @@ class FrameConnection(asyncio.Protocol):
         if code == NO_STATUS:
             self._frames.send_close()
         else:
-            self._frames.send_close(code, reason.encode()[:120].decode(errors="ignore"))
+            self._frames.send_close(code, reason.encode()[:123].decode(errors="ignore"))
         self._flush()
         self._transport.resume_reading()
         self._limit_close()

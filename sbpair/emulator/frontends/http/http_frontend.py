@@ -57,7 +57,7 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
         path = request.raw_path.lower().lstrip("/").replace("%24", "$")
         if path.startswith(CONTROL):
             return await answer_control(emulator, namespace, request)
-        if is_health_check(request):
+        if is_health_check(request) and namespace.hybrid_connections.find("health") is None:
             return health(namespace)
         if emulator.identity is not None and path.startswith(identity_frontend.PREFIX):
             return emulator.identity.handle(request)
