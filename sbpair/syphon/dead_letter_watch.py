@@ -99,6 +99,7 @@ class DeadLetterWatch:
     _wire: AmqpClient | None = None
     _connection: AsyncExitStack = field(default_factory=AsyncExitStack)
     _destinations: dict[str, str] = field(default_factory=dict)
+    _changing: dict[str, str] = field(default_factory=dict)
     _observed: dict[str, _Observed] = field(default_factory=dict)
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -114,38 +115,40 @@ class DeadLetterWatch:
         if name in self._destinations:
             return
         async with self._busy:
-            for place in await self._places(destination):
+            places = await self._places(destination)
+            for place in places:
                 await self._observe(place, new=False)
             self._destinations[name] = destination
+            if len(places) != 1 or places[0].destination != destination:
+                self._changing[name] = destination  # a topic, or missing, or it forwards
 
     def is_new(self, number: int) -> bool:
         """Return whether a message of the source is a dead letter that came during the run."""
         found = self._observed.get((self.source or "").lower())
         return found is not None and found.place.exact and found.is_new(number)
 
-    async def find_new(self) -> list[NewDeadLetter]:
-        """Return all dead letters that were not there before, and set `uncounted`. Raises AccessError, Unavailable."""
+    async def find_new(self, *, counted: bool = True) -> list[NewDeadLetter]:
+        """Return all dead letters that were not there before. Raises AccessError, Unavailable.
+
+        If `counted`, also sets `uncounted`: a count costs as much as ten messages.
+        """
         async with self._busy:
-            for destination in self._destinations.values():
-                if self._managed or not self._is_observed(destination):
-                    # Subscriptions, and missing destinations, may have been created since.
-                    for place in await self._places(destination):
-                        await self._observe(place, new=True)
+            for destination in self._changing.values():
+                # Subscriptions, and missing destinations, may have been created since.
+                for place in await self._places(destination):
+                    await self._observe(place, new=place.exact)
             found: list[NewDeadLetter] = []
             uncounted: dict[str, int] = {}
             for observed in self._observed.values():
                 new = await self._new_in(observed)
                 found += new
-                count = None if observed.count is None else await self._count(observed.place)
+                count = await self._count(observed.place) if counted and observed.count is not None else None
                 if count is not None and observed.count is not None and count > observed.count + len(new):
                     uncounted[observed.place.destination] = count - observed.count - len(new)
             self.uncounted = uncounted
             return found
 
     # Where dead letters go.
-
-    def _is_observed(self, destination: str) -> bool:
-        return dead_letter_path(destination).lower() in self._observed
 
     async def _places(self, destination: str) -> list[DeadLetterPlace]:
         """Return where the dead letters of a destination go; [] if it does not exist."""

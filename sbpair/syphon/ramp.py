@@ -25,6 +25,7 @@ from sbpair.syphon.dead_letter_watch import PAGE, DeadLetterWatch
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
+    from sbpair.amqp_client.client import AmqpClient
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.message.route import Facts
     from sbpair.syphon.dead_letter_watch import NewDeadLetter
@@ -143,19 +144,20 @@ class Ramp:
     # The course of it.
 
     async def prepare(self, queues: Sequence[str]) -> None:
-        """Observe the destinations of the first messages, before anything is received. Raises as `admit` does."""
+        """Observe the destinations of the first messages, before anything is received. Raises AccessError.
+
+        While a namespace is away, `admit` observes them later.
+        """
         spec = self._run.spec
-        if spec.form.destination is not None:
-            await self._watch.add(spec.form.destination)
-            return
-        async with connect(spec.ends.secondary, get_token=self._run.get_token) as client:
-            for queue in queues:
-                try:
-                    self._tally.spent("management_calls", 1)
-                    page = await client.peek(queue, 0, PAGE, bodies=False)
-                    await self._add([read_facts(queue, payload, spec.form)[1] for payload in page])
-                except (EntityMissing, ProtocolError) as error:
-                    log.info("%s was not peeked: %s", queue, error.message)
+        try:
+            if spec.form.destination is not None:
+                await self._watch.add(spec.form.destination)
+                return
+            async with connect(spec.ends.secondary, get_token=self._run.get_token) as client:
+                for queue in queues:
+                    await self._add_first(client, queue)
+        except Unavailable as error:
+            log.info("destinations are observed later: %s", error.message)
 
     async def run(self, pool: WorkerPool) -> None:
         """Run the steps, then lift the limit. Sets `error` and stops the run instead of raising."""
@@ -188,6 +190,14 @@ class Ramp:
         if self._limit is not None and self.error is None:
             self._note(self._record.state, emit=False)
 
+    async def _add_first(self, client: AmqpClient, queue: str) -> None:
+        try:
+            self._tally.spent("management_calls", 1)
+            page = await client.peek(queue, 0, PAGE, bodies=False)
+            await self._add([read_facts(queue, payload, self._run.spec.form)[1] for payload in page])
+        except (EntityMissing, ProtocolError) as error:
+            log.info("%s was not peeked: %s", queue, error.message)
+
     async def _add(self, many: Iterable[Facts]) -> None:
         decisions = {facts.path: route(facts) for facts in many if facts.path is not None}
         for decision in decisions.values():
@@ -216,7 +226,7 @@ class Ramp:
         while True:
             began = self._loop.time()
             try:
-                await self._look()
+                await self._look(counted=began >= until)
             except Unavailable as error:
                 failures += 1
                 log.info("dead letters were not observed: %s", error.message)
@@ -244,9 +254,9 @@ class Ramp:
         except SbpairError as error:
             self._fail(error)
 
-    async def _look(self) -> None:
+    async def _look(self, *, counted: bool = False) -> None:
         """Raise RampStopped if dead letters have come."""
-        new = await self._watch.find_new()
+        new = await self._watch.find_new(counted=counted)
         if not (new or self._watch.uncounted):
             return
         mine = [each for each in new if each.message_id in self._ids]

@@ -11,8 +11,9 @@ from math import exp, log
 from random import Random
 from typing import Final
 
+from sbpair.syphon.ramp import RampPlan
 from tests.faults.simulation.network import Weather
-from tests.faults.simulation.workload import INVALID, Goal, Stranded, goals, messages, moved
+from tests.faults.simulation.workload import INVALID, TOPIC, Goal, Stranded, goals, messages, moved
 
 EMULATOR: Final = frozenset(
     {
@@ -116,7 +117,7 @@ class Plan:
     `messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in.
 
     `choice` is the filter, where there is one. `remaining` is whether the time in the backlog counts; `rate` is
-    messages a second, where there is a limit.
+    messages a second, where there is a limit. `ramp` has the steps of one, where there is one.
     """
 
     seed: int
@@ -135,6 +136,7 @@ class Plan:
     steps: tuple[Step, ...]
     choice: Choice | None = None
     mover: str = SYPHON
+    ramp: RampPlan | None = None
     kinds: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -200,7 +202,8 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
         span_ms=span,
         steps=tuple(steps),
     )
-    return replace(drawn_plan, choice=_choice(random, to, ordered=drawn_plan.ordered))
+    choice = _choice(random, to, ordered=drawn_plan.ordered)
+    return replace(drawn_plan, choice=choice, ramp=_ramp(random, to))
 
 
 def _choice(random: Random, to: tuple[Goal, ...], *, ordered: bool) -> Choice | None:
@@ -239,6 +242,13 @@ def _only(entity: str | int | None, to: tuple[Goal, ...]) -> str | int | None:
     if isinstance(entity, int):
         return 0
     return entity if entity is None or entity in {goal.name for goal in to} else to[0].name
+
+
+def _ramp(random: Random, to: tuple[Goal, ...]) -> RampPlan | None:
+    """Some steps, in a third of all schedules. What a topic gives to whom is known with Manage only."""
+    totals = random.choice((None, None, None, None, (1, 3), (1, 2, 10, 1_000)))
+    seconds = random.choice((0.5, 3.0, 30.0))
+    return RampPlan(totals, seconds) if totals and not any(goal.kind == TOPIC for goal in to) else None
 
 
 def _weather(random: Random) -> Weather:

@@ -124,7 +124,7 @@ class Simulation:
     def start(self, *, once: bool, second: bool = False, apart: bool = False, clean: bool = False) -> Syphon:
         """`second` is one beside another; `apart`, its state is another one too: it is on another machine.
 
-        Without a filter if `clean`.
+        Without a filter and a ramp if `clean`.
         """
         choice = None if clean else self.plan.choice
         self._started += 1
@@ -143,6 +143,7 @@ class Simulation:
             ordered=self.plan.ordered,
             limits=self._terms(),
             where=None if choice is None else MessageFilter(choice.text),
+            ramp=None if clean else self.plan.ramp,
             **self._source(),
         )
         started.task = process.start(self.loop, running)

@@ -15,16 +15,18 @@ import sys
 import time as time_module
 import types
 from collections.abc import Callable, Iterable, Iterator, MutableSet
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from sbpair import errors
+from sbpair.emulator import service_errors
 from sbpair.emulator.clock import Timers
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.emulator.server import LoopTimer
+from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
 from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 
@@ -125,9 +127,25 @@ class Control:
         await self.counts(path)
         return QueueState(QueueSpec(path))
 
+    async def read_effective(self, like: Queue | Topic) -> Queue | Topic:
+        await self._asked()
+        if self._world.primary.find_topic(like.path) is not None and isinstance(like, Queue):
+            raise errors.NameTaken(f"{like.path} is a topic")
+        if self._world.primary.find_queue(like.path) is None:
+            raise errors.EntityMissing(f"there is no queue {like.path!r}", entity=like.path)
+        return like
+
+    async def subscriptions(self, topic: str) -> list[Subscription]:
+        await self._asked()
+        found = self._world.primary.find_topic(topic)
+        return [Subscription(topic, each.name) for each in found.subscriptions()] if found else []
+
     async def counts(self, path: str) -> Counts:
         await self._asked()
         queue = self._world.secondary.find_queue(path)
+        if subscription_of(path) or queue is None:
+            with suppress(service_errors.EntityNotFound):
+                queue = self._world.primary.entity(path)
         if queue is None:
             raise errors.EntityMissing(f"there is no queue {path!r}", entity=path)
         counts = queue.counts()
