@@ -303,8 +303,8 @@ def _stopped(mine: int, others: int, nameless: int, sent: int) -> RampStopped:
         parts.append(f"{mine} of {sent} sent messages came back as dead letters")
     if others:
         unknown = f", {nameless} of them without a message id" if nameless else ""
-        what = "other dead letters came" if mine else "dead letters came that are not known as moved messages"
-        parts.append(f"{others} {what}{unknown}")
+        what = f"{others} other dead letter{'s' if others > 1 else ''} came"
+        parts.append(f"{what}{unknown}" if mine else f"{what}{unknown}: none is known to be a moved message")
     return RampStopped("; ".join(parts), hint=_AFTERWARDS)
 
 

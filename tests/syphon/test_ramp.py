@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from azure.servicebus.aio import ServiceBusClient
 
+from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import NotAuthorized, RampStopped, UsageError
+from sbpair.model.pair import Ends
 from sbpair.move.events import RampProgress
+from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.move.message.form import kept_for
 from sbpair.move.receipt import RampState
+from sbpair.syphon import ramp as ramp_module
+from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.ramp import RampPlan, read_totals
+from tests.kit.stranded import numbered, put
 from tests.syphon.test_syphon import World, held_in, ids, names, world
 
 if TYPE_CHECKING:
@@ -44,6 +52,27 @@ async def beside(w: World, is_bad: Callable[[str], bool], ramp: RampPlan, **term
     finally:
         done.set()
         await consumer
+
+
+def bury(w: World, messages: Any, *, reason: str = "Poison") -> None:
+    for each in messages:
+        w.destination().messages.dead_letter(each.lock_token, reason, "why")
+
+
+def when_enqueued(w: World, act: Callable[[list[Any]], None]) -> None:
+    """Let the emulator receive what arrives in `orders`, and do something with it."""
+    messages = w.destination().messages
+    enqueue = messages.enqueue
+
+    def consumed(*arguments: Any, **keywords: Any) -> Any:
+        asyncio.get_running_loop().call_soon(lambda: act(messages.receive(100)))
+        return enqueue(*arguments, **keywords)
+
+    messages.enqueue = consumed  # type: ignore[method-assign]
+
+
+def is_observing(event: Any) -> bool:
+    return isinstance(event, RampProgress) and event.state == RampState.OBSERVING
 
 
 def steps(result: Any) -> list[tuple[int, int, int]]:
@@ -84,7 +113,7 @@ async def test_steps_are_exact_and_held_messages_are_none_while_it_observes() ->
         seen: list[tuple[int, int]] = []
 
         def look(event: Any) -> None:
-            if isinstance(event, RampProgress) and event.state == RampState.OBSERVING:
+            if is_observing(event):
                 locked = sum(len(w.backlog(index).messages._locks) for index in range(2))
                 seen.append((len(held_in(w.destination())), locked))
 
@@ -116,6 +145,117 @@ async def test_dead_letters_from_before_are_not_counted() -> None:
         w.strand(*range(1000, 1010))
         result = await w.run(ramp=RampPlan((1, 5), BRIEF))
         assert (result.exit_code, result.receipt.sent) == (0, 10)
+
+
+async def test_dead_letters_of_others_stop_the_run_and_are_counted_apart() -> None:
+    async with world() as w:
+        w.strand(*range(5))
+        orders = w.destination()
+        put(orders, numbered(99, "orders"))
+        [other] = orders.messages.receive(1)
+        w.watchers.append(lambda event: bury(w, [other]) if is_observing(event) else None)
+        result = await w.run(ramp=RampPlan((2, 4), BRIEF))
+        ramp = result.receipt.ramp
+        assert (result.exit_code, result.receipt.sent) == (3, 2)
+        assert (ramp.came_back, ramp.other_dead_letters, ramp.destinations) == ((), 1, ("orders",))
+        [(where, error)] = result.failures
+        assert (where, error.message) == ("orders", "1 other dead letter came: none is known to be a moved message")
+
+
+async def test_redrive_does_not_send_again_what_comes_back_in_the_same_step() -> None:
+    async with world() as w:
+        orders = w.destination()
+        for number in range(5):
+            put(orders, numbered(number, "orders"))
+        bury(w, orders.messages.receive(5), reason="Before")
+        spec = MoveSpec(
+            Ends("p", w.pair.primary, w.pair.primary),
+            "redrive orders",
+            kept_for("orders"),
+            dead_letter_path("orders"),
+            keeps_refused=True,
+        )
+        poison: list[int] = []
+
+        def refuse(messages: list[Any]) -> None:
+            for each in messages:
+                if each.sections.read_properties().message_id == "m2":
+                    poison.append(1)
+                    bury(w, [each])
+
+        when_enqueued(w, refuse)
+        result = await w.run(spec=spec, lease=False, ramp=RampPlan((10, 20), BRIEF))
+        assert (result.exit_code, result.receipt.sent, len(poison)) == (3, 5, 1)
+        [back] = result.receipt.ramp.came_back
+        assert (back.message_id, back.reason) == ("m2", "Poison: why")
+        assert ids(orders, dead=True) == ["m2"]
+
+
+async def test_sessions_are_moved_in_steps_and_in_order() -> None:
+    async with world() as w:
+        source = w.primary.create_queue("old", QueueDescription(requires_session=True))
+        for number in range(12):
+            properties = Properties(message_id=f"m{number}", group_id=f"s{number % 3}").encode()
+            put(source, Sections(properties=properties, body=data_body(b"x")).join())
+        ends = Ends("p", w.pair.primary, w.pair.primary)
+        spec = MoveSpec(ends, "move", kept_for("orders"), "old", sessions=True, keeps_refused=True)
+        seen: list[int] = []
+        w.watchers.append(lambda event: seen.append(len(held_in(w.destination()))) if is_observing(event) else None)
+        result = await w.run(spec=spec, lease=False, ramp=RampPlan((1, 3, 8), BRIEF))
+        assert (result.exit_code, result.receipt.sent, seen) == (0, 12, [1, 3, 8])
+        arrived = ids(w.destination())
+        for session in range(3):
+            assert [each for each in arrived if int(each[1:]) % 3 == session] == names(*range(session, 12, 3))
+
+
+async def test_stop_while_it_observes_ends_at_once_and_leaves_nothing_locked() -> None:
+    async with world() as w:
+        w.strand(*range(10))
+        w.watchers.append(lambda event: w.stop.set() if is_observing(event) else None)
+        async with asyncio.timeout(30):
+            result = await w.run(ramp=RampPlan((4, 8), 3600.0))
+        ramp = result.receipt.ramp
+        assert (result.stopped, result.failures, result.receipt.sent, ramp.state) == (True, (), 4, RampState.OBSERVING)
+        assert len(w.backlog().messages.receive(10)) == 6
+
+
+async def test_stop_while_it_observes_the_last_messages_ends_at_once() -> None:
+    async with world() as w:
+        w.strand(*range(4))
+        w.watchers.append(lambda event: w.stop.set() if is_observing(event) else None)
+        async with asyncio.timeout(30):
+            result = await w.run(ramp=RampPlan((8,), 3600.0))
+        assert (result.stopped, result.receipt.sent, result.receipt.ramp.state) == (True, 4, RampState.OBSERVING)
+
+
+async def test_watch_stops_before_a_step_is_full_if_messages_come_back() -> None:
+    async with world() as w:
+        w.strand(*range(3))
+        when_enqueued(w, lambda messages: bury(w, messages[:1]))
+        result = await w.run(once=False, ramp=RampPlan((100,), BRIEF))
+        assert (result.exit_code, result.receipt.sent) == (3, 3)
+        assert result.receipt.ramp.came_back_total >= 1
+
+
+async def test_later_destination_that_cannot_be_observed_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ramp_module, "PAGE", 1)
+    async with world() as w:
+        w.primary.create_topic("news").create_subscription("a")
+        w.strand(1)
+        w.strand(2, 3, to="news")
+        w.may_only("primary", AccessRight.SEND, AccessRight.LISTEN)
+        result = await w.run(ramp=RampPlan((1, 3), BRIEF))
+        assert (result.exit_code, result.receipt.sent) == (5, 1)
+        assert w.primary.entity("news/subscriptions/a").counts().active == 0
+        assert [each.delivery_count for each in w.backlog().messages.receive(10)] == [0, 0]
+
+
+async def test_missing_destination_is_dead_lettered_in_a_ramp_too() -> None:
+    async with world() as w:
+        w.strand(1, 2, to="nowhere")
+        w.strand(3, 4)
+        result = await w.run(ramp=RampPlan((1, 2), BRIEF))
+        assert (result.receipt.sent, result.receipt.dead_lettered, result.receipt.ramp.state) == (2, 2, "passed")
 
 
 @pytest.mark.parametrize(

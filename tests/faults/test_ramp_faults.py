@@ -1,0 +1,163 @@
+"""Ramps in virtual time: how long they observe, also while the primary is away or throttles; and after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.move.events import RampProgress
+from sbpair.move.receipt import RampState
+from sbpair.syphon.ramp import RampPlan
+from sbpair.testing import Emulator
+from tests.faults.simulation.stage import played
+from tests.kit import command
+from tests.kit.stranded import put, stranded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.faults.simulation.stage import Stage
+
+STEPS = RampPlan((1, 10, 100), 30.0)
+
+
+def states(stage: Stage) -> list[tuple[int, str, int]]:
+    return [(event.step, event.state, event.sent) for event in stage.of(RampProgress)]
+
+
+def seconds_observed(stage: Stage) -> list[float]:
+    times = [(at, event.state) for at, event in stage.told if isinstance(event, RampProgress)]
+    began = [at for at, state in times if state == RampState.OBSERVING]
+    passed = [at for at, state in times if state == RampState.PASSED]
+    return [end - start for start, end in zip(began, passed, strict=False)]
+
+
+def bury(queue: Any) -> None:
+    [message] = queue.messages.receive(1)
+    queue.messages.dead_letter(message.lock_token, "Poison", "why")
+
+
+@played(queues=3)
+async def test_each_step_is_observed_for_its_time_and_no_longer(stage: Stage) -> None:
+    stage.destination()
+    for index in range(3):
+        stage.strand(*range(100 * index, 100 * index + 50), index=index)
+    result = await stage.start(once=True, ramp=STEPS)
+    assert (result.exit_code, result.receipt.sent) == (0, 150)
+    assert all(30.0 <= each < 31.0 for each in seconds_observed(stage))
+    assert [(step, sent) for step, state, sent in states(stage) if state == RampState.PASSED] == [
+        (1, 1),
+        (2, 10),
+        (3, 100),
+    ]
+
+
+@pytest.mark.parametrize("after", [0.5, 15.0, 29.5])
+@played()
+async def test_message_that_comes_back_stops_the_ramp_within_seconds(stage: Stage, after: float) -> None:
+    stage.destination()
+    stage.strand(*range(50))
+    running = stage.start(once=True, ramp=STEPS)
+    await stage.until(lambda: (2, RampState.OBSERVING, 10) in states(stage))
+    await asyncio.sleep(after)
+    bury(stage.destination())
+    buried = stage.loop.time()
+    result = await running
+    assert stage.loop.time() - buried < 6.0
+    assert (result.exit_code, result.receipt.sent, result.receipt.ramp.came_back_total) == (3, 10, 1)
+
+
+@pytest.mark.parametrize("back", [True, False])
+@played()
+async def test_observation_lasts_until_the_primary_answers(stage: Stage, back: bool) -> None:
+    stage.destination()
+    stage.strand(*range(20))
+    running = stage.start(once=False, ramp=STEPS)
+    await stage.until(lambda: (2, RampState.OBSERVING, 10) in states(stage))
+    stage.cut("primary")
+    await asyncio.sleep(120.0)
+    assert states(stage)[-1] == (2, RampState.OBSERVING, 10)
+    if not back:
+        bury(stage.destination())
+    stage.restore("primary")
+    await stage.until(lambda: len(states(stage)) > 5 and states(stage)[-1][1] != RampState.OBSERVING)
+    stage.stop.set()
+    result = await running
+    assert result.receipt.ramp.came_back_total == (not back)
+    assert states(stage)[5][1] == (RampState.PASSED if back else RampState.STOPPED)
+
+
+@played()
+async def test_once_gives_up_a_primary_that_does_not_come_back(stage: Stage) -> None:
+    stage.destination()
+    stage.strand(*range(20))
+    running = stage.start(once=True, ramp=STEPS)
+    await stage.until(lambda: (1, RampState.OBSERVING, 1) in states(stage))
+    stage.cut("primary")
+    result = await running
+    assert (result.exit_code, result.receipt.sent) == (6, 1)
+    assert len(stage.ids(stage.backlog())) == 19
+
+
+@played()
+async def test_throttled_peeks_are_repeated(stage: Stage) -> None:
+    stage.destination()
+    stage.strand(*range(20))
+    running = stage.start(once=True, ramp=STEPS)
+    await stage.until(lambda: (2, RampState.OBSERVING, 10) in states(stage))
+    with stage.world.faults.during("throttle", stage.host("primary")):
+        await asyncio.sleep(60.0)
+    result = await running
+    assert (result.exit_code, result.receipt.sent) == (0, 20)
+
+
+@played(queues=2)
+async def test_pause_of_a_destination_keeps_the_step_exact(stage: Stage) -> None:
+    orders = stage.destination()
+    for index in range(2):
+        stage.strand(*range(100 * index, 100 * index + 20), index=index)
+    restore = stage.fill(orders)
+    running = stage.start(once=False, ramp=STEPS)
+    await asyncio.sleep(100.0)
+    assert stage.ids(orders) == []
+    restore()
+    await stage.until(lambda: (2, RampState.OBSERVING, 10) in states(stage), seconds=3_600.0)
+    assert len(stage.ids(orders)) == 10
+    stage.stop.set()
+    assert (await running).receipt.sent == 10
+
+
+async def test_run_after_a_kill_in_the_observation_begins_again_and_loses_nothing(tmp_path: Path) -> None:
+    async with Emulator() as emulator:
+        primary = emulator.namespaces["contoso"]
+        old = primary.create_queue("old", QueueDescription())
+        orders = primary.create_queue("orders")
+        for number in range(20):
+            put(old, stranded(f"m{number}", None))
+        env = command.environment(emulator, HOME=str(tmp_path))
+        words = ("move", "old", "orders", "--ramp", "1,5,10", "--log-format", "json", "-o", "json")
+        process = await command.start(*words, "--observe", "1s", env=env)
+        assert process.stderr is not None
+        async for line in process.stderr:
+            event = json.loads(line)
+            if event.get("event") == "ramp-progress" and (event["step"], event["state"]) == (2, "observing"):
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        await process.communicate()
+        assert (orders.counts().active, old.counts().active, old.messages.locked_count) == (5, 15, 0)
+        for message in orders.messages.receive(1):
+            orders.messages.dead_letter(message.lock_token, "Poison", "")
+        done, out, err = await command.finished(await command.start(*words, "--observe", "1s", env=env))
+        receipt = json.loads(out)
+        assert (done, receipt["sent"], receipt["already_sent"]) == (0, 15, 0), err
+        assert [(each["total"], each["sent"]) for each in receipt["ramp"]["steps"]] == [(1, 1), (5, 5), (10, 10)]
+        assert (orders.counts().active, orders.counts().dead_letter, old.counts().total) == (19, 1, 0)
+        shown = await command.finished(await command.start("runs", "list", "-o", "json", env=env))
+        runs = json.loads(shown[1])["runs"]
+        assert [each["outcome"] for each in runs] == ["done", "crashed"]
