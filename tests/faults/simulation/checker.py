@@ -49,6 +49,7 @@ def check(course: Course) -> list[str]:
         *_doubled(course, tracks),
         *_overtaken(course),
         *_receipts(course, tracks),
+        *_ramps(course),
     ]
 
 
@@ -160,3 +161,11 @@ def _receipts(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
 def _detects_duplicates(course: Course) -> bool:
     """Where the service drops what it has already, more is sent than arrives."""
     return any(goal.detects_duplicates for goal in course.plan.goals)
+
+
+def _ramps(course: Course) -> Iterator[str]:
+    """Yield each step that sent more than it may."""
+    for receipt in course.receipts:
+        for step in receipt.ramp.steps if receipt.ramp else ():
+            if step.sent > step.total:
+                yield f"a ramp has sent {step.sent} messages in a step that ends at {step.total}"
