@@ -118,7 +118,7 @@ async def test_throttled_peeks_are_repeated(stage: Stage) -> None:
 
 
 @played(queues=2)
-async def test_pause_of_a_destination_keeps_the_step_exact(stage: Stage) -> None:
+async def test_destination_that_is_full_for_a_while_keeps_the_step_exact(stage: Stage) -> None:
     orders = stage.destination()
     for index in range(2):
         stage.strand(*range(100 * index, 100 * index + 20), index=index)
@@ -133,7 +133,7 @@ async def test_pause_of_a_destination_keeps_the_step_exact(stage: Stage) -> None
     assert (await running).receipt.sent == 10
 
 
-async def test_run_after_a_kill_in_the_observation_begins_again_and_loses_nothing(tmp_path: Path) -> None:
+async def test_run_after_a_kill_in_an_observation_begins_again_and_loses_nothing(tmp_path: Path) -> None:
     async with Emulator() as emulator:
         primary = emulator.namespaces["contoso"]
         old = primary.create_queue("old", QueueDescription())
