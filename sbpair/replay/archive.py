@@ -22,7 +22,7 @@ from pyarrow import fs
 
 from sbpair.errors import MachineLacks, StateRefused, UsageError
 from sbpair.replay import local_files
-from sbpair.replay.archive_layout import DISTINCT, LINES, PARQUET, REPORT, RUN_FILE, STOP_FILE, VERSION
+from sbpair.replay.archive_layout import DISTINCT, LINES, PARQUET, PAUSE, REPORT, RUN_FILE, STOP_FILE, VERSION
 from sbpair.runs.run_log import match_id
 
 GLOB_CHARACTERS = set("*?[]{}\\")  # Spark reads a path with one of these as a pattern
@@ -231,7 +231,17 @@ class Archive:
         return f"{_HADOOP.get(scheme, scheme)}://{self.root}/{path}"
 
     def stop_requested(self) -> bool:
+        """Return whether tasks are to end, for good or for a pause."""
         return self.exists(STOP_FILE)
+
+    def stops_for_good(self) -> bool:
+        try:
+            return self.read(STOP_FILE) != PAUSE
+        except FileNotFoundError:
+            return False
+
+    def pause_requested(self) -> bool:
+        return self.stop_requested() and not self.stops_for_good()
 
     def check_writable(self) -> None:
         """Raise MachineLacks if the archive cannot be written to."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 RUN_FILE, STOP_FILE = "run.json", "STOP"
+PAUSE = b"pause"
+"""The content of STOP_FILE for tasks that end for a pause, and start again."""
+
 SEGMENTS, LEDGER, EXPIRED, QUARANTINE = "segments", "ledger", "expired", "quarantine"
 DEDUPLICATED, DOUBTFUL, HELD, REPORT = "deduplicated", "doubtful", "held", "report"
 LEASE = "lease"

@@ -28,7 +28,7 @@ from sbpair.replay.archive_layout import HELD, KEY, LEDGER
 from sbpair.replay.drain_task import IDLE_SECONDS, DrainCutoff, UnsettledDeliveries, load_accepted
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
 from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context
-from sbpair.replay.spark_task import StopPoll, TaskCounts, queue_task, retry_while_progressing
+from sbpair.replay.spark_task import StopPoll, TaskCounts, queue_task, receive_until_stopped, retry_while_progressing
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class DirectMove:
                 return context.tally.count(self._queue, "received")
 
             try:
-                await retry_while_progressing(self._queue, attempt, received, self._archive.stop_requested)
+                await retry_while_progressing(self._queue, attempt, received, self._archive)
             finally:
                 await primary.close()
                 self._ledger.write_doubtful()
@@ -200,7 +200,7 @@ class DirectMove:
                 continue
             source.grant(mover.room)
             seconds = IDLE_SECONDS if mover.held else self._job.run.options.empty_seconds
-            messages = await source.receive(mover.room, seconds=seconds)
+            messages = await receive_until_stopped(source, mover.room, seconds, self._stop.requested)
             if messages:
                 self._cutoff.note_received(messages, source.clock_ahead_ms)
                 mover.accept(messages)

@@ -22,7 +22,7 @@ from sbpair.move.new_messages import NewMessages
 from sbpair.move.raw_source import RawSource, peek_queue
 from sbpair.replay.archive_layout import ACCEPTED_FILE, SEGMENT
 from sbpair.replay.segment import Segment
-from sbpair.replay.spark_task import TaskCounts, queue_task, retry, retry_while_progressing
+from sbpair.replay.spark_task import TaskCounts, queue_task, receive_until_stopped, retry, retry_while_progressing
 
 if TYPE_CHECKING:
     from sbpair.amqp.performatives import Outcome
@@ -139,7 +139,7 @@ class QueueDrain:
                 async with connect(self._job.secondary.endpoint(), get_token=get_token) as client:
                     await self._drain(await RawSource.open(client, self._queue, keeps_payload=True))
 
-            await retry_while_progressing(self._queue, attempt, lambda: self._messages, self._archive.stop_requested)
+            await retry_while_progressing(self._queue, attempt, lambda: self._messages, self._archive)
         return TaskCounts(self._messages, self._released, self._cutoff.clock_ahead_ms)
 
     async def _drain(self, source: RawSource) -> None:
@@ -174,7 +174,8 @@ class QueueDrain:
             source.grant(MAX_RECEIVE)
             limit = max(1, self._options.segment_messages - len(segment))
             seconds = IDLE_SECONDS if segment else self._options.empty_seconds
-            messages = await source.receive(min(MAX_RECEIVE, limit), seconds=seconds)
+            limit = min(MAX_RECEIVE, limit)
+            messages = await receive_until_stopped(source, limit, seconds, self._archive.stop_requested)
             if messages:
                 self._cutoff.note_received(messages, source.clock_ahead_ms)
                 await self._add(source, segment, messages)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from sbpair.move.run_store import ends_settings
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, RECEIPT_FILE, REMOVED_FILE, STOP_FILE
 from sbpair.replay.drain_task import save_accepted
+from sbpair.replay.pauses import Pauses
 from sbpair.replay.phases import Phases, check_executors, check_selected_destinations, check_spark_reads
 from sbpair.replay.progress import OnEvent, ReplayPhase
 from sbpair.replay.recorded_progress import ReplayTimeline, run_settings
@@ -27,6 +28,7 @@ from sbpair.replay.selection import check_selection
 from sbpair.replay.spark import spark_session, stopping
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.verify import check_segments, messages_removed, verify
+from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, identity, state_if_any
 from sbpair.runs.journal import accepted_keys
 from sbpair.runs.run_log import MOVED, RunEntry, new_id
@@ -81,8 +83,9 @@ def start_run(
             archive.create()
             archive.check_writable()
             save_run(archive, run)
-            act = partial(_run, request, archive, run, held)
-            return _recorded(request, archive, run, "replay run", act, on_event)
+            pauses = Pauses(archive)
+            act = partial(_run, request, archive, run, held, pauses)
+            return _recorded(request, archive, run, "replay run", pauses, act, on_event)
         except SbpairError:
             if not held.used:
                 with suppress(SbpairError):
@@ -106,7 +109,9 @@ def resume_run(
     archive.check_writable()
     with _leases(request, archive) as held:
         archive.remove(STOP_FILE)
-        return _recorded(request, archive, run, "replay resume", partial(_run, request, archive, run, held), on_event)
+        pauses = Pauses(archive)
+        act = partial(_run, request, archive, run, held, pauses)
+        return _recorded(request, archive, run, "replay resume", pauses, act, on_event)
 
 
 def _recorded(
@@ -114,10 +119,11 @@ def _recorded(
     archive: Archive,
     run: ReplayRun,
     command: str,
+    pauses: Pauses,
     act: Callable[[OnEvent], ReplayResult],
     on_event: OnEvent,
 ) -> ReplayResult:
-    """Record a run in the state of this machine, for `sbpair runs list`. A replay does not depend on that record."""
+    """Record a run in the state of this machine, for `sbpair runs`. A replay does not depend on that record."""
     known = {"archive": request.archive}
     with ExitStack() as stack:
         try:
@@ -130,6 +136,7 @@ def _recorded(
             return act(on_event)
         timeline = ReplayTimeline(entry, on_event)
         stack.callback(timeline.end)
+        stack.enter_context(pauses.obeying(partial(_control, request, archive.run), timeline))
         try:
             result = act(timeline)
         except SbpairError as error:
@@ -142,7 +149,16 @@ def _recorded(
         return result
 
 
-def _run(request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLease, on_event: OnEvent) -> ReplayResult:
+@contextmanager
+def _control(request: ReplayRequest, run: str) -> Iterator[RunControl]:
+    """Open the requests to a run, in the thread that reads them."""
+    with RunDatabase(request.state, request.pair) as state:
+        yield RunControl(state, run)
+
+
+def _run(
+    request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLease, pauses: Pauses, on_event: OnEvent
+) -> ReplayResult:
     began = time.monotonic()
     _save_journal(request, archive)
     on_event(ReplayPhase("check", f"run {run.id}: checking the archive", run.id))
@@ -164,7 +180,7 @@ def _run(request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLea
             check_spark_reads(spark, archive)
         # At most one sender per shard and core; of a cluster, the cores registered by now.
         job = replace(job, senders=min(run.shards, spark.sparkContext.defaultParallelism))
-        phases = Phases(spark, job, archive, request.pair, held, on_event, request.wait_for_locks)
+        phases = Phases(spark, job, archive, request.pair, held, on_event, pauses, request.wait_for_locks)
         if run.direct:
             released = phases.move()
         else:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Pair
     from sbpair.replay.archive import Archive
     from sbpair.replay.drain_task import Remaining
+    from sbpair.replay.pauses import Pauses
     from sbpair.replay.run import TaskJob
     from sbpair.replay.task_lease import HeldLease
 
@@ -62,6 +63,7 @@ class Phases:
     pair: Pair
     held: HeldLease
     on_event: OnEvent
+    pauses: Pauses
     wait_for_locks: bool = True
     clocks_ahead_ms: list[int] = field(default_factory=list)
 
@@ -94,8 +96,13 @@ class Phases:
             raise translate_failure(error, self.archive) from error
 
     def _run(self, watcher: PhaseWatcher, rows: Any, task: Any) -> Any:
-        """Return the rows of the tasks."""
-        return run_action(watcher, rows.mapInArrow(task, PROGRESS).collect, self.held, self.on_event)
+        """Return the rows of the tasks. Those that a pause has ended run again."""
+        while True:
+            with self.pauses.tasks(self.held, self.on_event):
+                found = run_action(watcher, rows.mapInArrow(task, PROGRESS).collect, self.held, self.on_event)
+            self.clocks_ahead_ms.extend(row.clock_ahead_ms for row in found if row.clock_ahead_ms is not None)
+            if not self.pauses.interrupted:
+                return found
 
     def _empty_queues(self, phase: str, text: str, task: Callable[[TaskJob], Any]) -> int:
         """Run tasks with short waits, then with long ones while messages are locked. Then write the drain's counts."""
@@ -130,8 +137,6 @@ class Phases:
         self.held.used = True
         for row in self._run(watcher, self.spark.range(0, tasks, 1, tasks), task(job)):
             released[row.queue] += row.released
-            if row.clock_ahead_ms is not None:
-                self.clocks_ahead_ms.append(row.clock_ahead_ms)
         return released
 
     def _remaining(self, max_locked: int | None = None) -> dict[str, Remaining]:

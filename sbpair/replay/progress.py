@@ -58,7 +58,15 @@ class LocksFound:
     queues: tuple[MessagesLocked, ...]
 
 
-Event: TypeAlias = ReplayPhase | Expected | PhaseProgress | LocksFound
+@dataclass(frozen=True, slots=True)
+class PauseChanged:
+    """The answer to a request of another process. `state` is pausing, paused, running or cancelled."""
+
+    state: str
+    run: str
+
+
+Event: TypeAlias = ReplayPhase | Expected | PhaseProgress | LocksFound | PauseChanged
 OnEvent: TypeAlias = Callable[[Event], None]
 
 
@@ -115,7 +123,7 @@ def run_action(
             if ended:
                 break
         except KeyboardInterrupt:
-            if archive.stop_requested():
+            if archive.stops_for_good():
                 raise
             archive.write(STOP_FILE, b"")
             on_event(ReplayPhase("stop", "finishing the messages in flight; a second signal ends at once"))
@@ -143,7 +151,7 @@ def run_status(archive: Archive) -> dict[str, Any]:
 
 def _state(archive: Archive, run: ReplayRun, chunks_sent: int) -> dict[str, Any]:
     phase = _phase(archive, run, chunks_sent)
-    return {"mode": run.options.mode.value, "phase": phase, "stopped": archive.stop_requested()}
+    return {"mode": run.options.mode.value, "phase": phase, "stopped": archive.stops_for_good()}
 
 
 def _phase(archive: Archive, run: ReplayRun, chunks_sent: int) -> str:

@@ -14,6 +14,7 @@ from sbpair.errors import Unavailable
 from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
+    from sbpair.move.raw_source import RawReceivedMessage, RawSource
     from sbpair.replay.archive import Archive
     from sbpair.replay.run import TaskJob
 
@@ -105,9 +106,12 @@ async def retry(operation: Callable[[], Awaitable[T]]) -> T:
 
 
 async def retry_while_progressing(
-    name: str, attempt: Callable[[], Awaitable[None]], progress: Callable[[], int], stop_requested: Callable[[], bool]
+    name: str, attempt: Callable[[], Awaitable[None]], progress: Callable[[], int], archive: Archive
 ) -> None:
-    """Repeat an attempt. Raises Unavailable after MAX_TRIES in a row without progress, or once a stop is requested."""
+    """Repeat an attempt; give up without an error if a pause is requested.
+
+    Raises Unavailable after MAX_TRIES in a row without progress, or once a stop is requested.
+    """
     failures = 0
     while True:
         before = progress()
@@ -115,7 +119,23 @@ async def retry_while_progressing(
             return await attempt()
         except Unavailable as error:
             failures = failures + 1 if progress() == before else 1
-            if failures >= MAX_TRIES or stop_requested():
+            if archive.pause_requested():
+                return None
+            if failures >= MAX_TRIES or archive.stop_requested():
                 raise
             log.info("%s: %s; trying again", name, error.message)
-            await asyncio.sleep(BACKOFF.seconds(failures))
+            until = time.monotonic() + BACKOFF.seconds(failures)
+            while (left := until - time.monotonic()) > 0 and not archive.stop_requested():  # noqa: ASYNC110  a file
+                await asyncio.sleep(min(left, STOP_POLL_SECONDS))
+
+
+async def receive_until_stopped(
+    source: RawSource, limit: int, seconds: float, stop_requested: Callable[[], bool]
+) -> list[RawReceivedMessage]:
+    """Receive as the source does, but wait no longer once a stop is requested."""
+    until = time.monotonic() + seconds
+    while True:
+        left = until - time.monotonic()
+        messages = await source.receive(limit, seconds=max(0.0, min(left, STOP_POLL_SECONDS)))
+        if messages or left <= STOP_POLL_SECONDS or stop_requested():
+            return messages

@@ -449,12 +449,13 @@ class PhaseRow:
 
 @dataclass(frozen=True, slots=True)
 class PhaseView:
-    """A phase at a moment, `seconds` after its start. `heading` names the kind of rows."""
+    """A phase at a moment, `seconds` after its start. `heading` names the kind of rows. `state` is as requested."""
 
     phase: str
     heading: str
     rows: tuple[PhaseRow, ...]
     seconds: float
+    state: str = ""
 
     @property
     def total(self) -> PhaseRow:
@@ -476,6 +477,11 @@ class PhaseBoard:
         self._done: dict[str, int] = {}
         self._meters: dict[str, RateMeter] = {}
         self._sampled = False
+        self._state = ""
+
+    def pause(self, state: str) -> None:
+        """Show the state that another process has requested; running is shown as the phase alone."""
+        self._state = "" if state == "running" else state
 
     def begin(self, phase: "ReplayPhase", now: float) -> None:
         if phase.name not in (self._phase, "stop"):
@@ -498,7 +504,8 @@ class PhaseBoard:
         whole = self._whole.get(self._phase, {})
         names = sorted({*whole, *self._done}, key=natural_key)
         heading = "QUEUE" if self._phase in OF_QUEUES else "DESTINATION"
-        return PhaseView(self._phase, heading, tuple(self._row(name, whole, now) for name in names), now - self._since)
+        rows = tuple(self._row(name, whole, now) for name in names)
+        return PhaseView(self._phase, heading, rows, now - self._since, self._state)
 
     def _row(self, name: str, whole: dict[str, int], now: float) -> PhaseRow:
         done, meter = self._done.get(name, 0), self._meters.get(name)

@@ -204,7 +204,8 @@ def draw_phase(view: PhaseView, width: int, lines: int) -> RenderableType:
     if view.rows:
         parts.append(_phase_rows(view, lines - 3, width))
     # The terminal echoes Ctrl-C behind this line, so it is short.
-    parts.append(Text(f"{view.phase or 'start'} {spoken(view.seconds)} - Ctrl-C to stop", "dim"))
+    phase = " ".join(filter(None, (view.state, view.phase or "start")))
+    parts.append(Text(f"{phase} {spoken(view.seconds)} - Ctrl-C to stop", "yellow" if view.state else "dim"))
     return Group(*parts)
 
 

@@ -5,13 +5,14 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from sbpair.cli.next_command import next_command
 from sbpair.cli.progress.boards import PhaseBoard, PhaseView
 from sbpair.cli.progress.move_progress import locked_text
 from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Screen, spoken
 
 if TYPE_CHECKING:
-    from sbpair.replay.progress import Event, LocksFound, ReplayPhase
+    from sbpair.replay.progress import Event, LocksFound, PauseChanged, ReplayPhase
 
 SCHEMA = "sbpair/replay-event/1"
 REPORT_SECONDS = 5.0
@@ -30,7 +31,7 @@ class ReplayProgress(Progress):
 
     def __call__(self, event: "Event") -> None:
         """Report one event."""
-        from sbpair.replay.progress import Expected, LocksFound, ReplayPhase
+        from sbpair.replay.progress import Expected, LocksFound, PauseChanged, ReplayPhase
 
         now = time.monotonic()
         match event:
@@ -44,6 +45,10 @@ class ReplayProgress(Progress):
                 self._report_phase(event)
             case LocksFound():
                 self._report_locked(event)
+            case PauseChanged(state):
+                with self._lock:
+                    self._board.pause(state)
+                self._report_pause(event)
             case Expected():
                 with self._lock:
                     self._board.expect(event)
@@ -56,6 +61,16 @@ class ReplayProgress(Progress):
 
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._screen.say(phase.text)
+
+    def _report_pause(self, changed: "PauseChanged") -> None:
+        resume, cancel = next_command("runs resume", changed.run), next_command("runs cancel", changed.run)
+        texts = {
+            "pausing": "pausing: tasks finish what they send and store, and release the rest",
+            "paused": f"paused, and holds no message; to go on: {resume}; to stop: {cancel}",
+            "running": "resumed",
+            "cancelled": "cancelled by sbpair runs cancel: tasks finish what they send and store",
+        }
+        self._screen.say(texts[changed.state])
 
     def _report_locked(self, found: "LocksFound") -> None:
         self._screen.warn(locked_text(list(found.queues), wall_clock_ms()))
@@ -98,6 +113,10 @@ class JsonReplayProgress(ReplayProgress):
 
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._write("phase", phase=phase.name, text=phase.text, run=phase.run or None)
+
+    def _report_pause(self, changed: "PauseChanged") -> None:
+        names = {"pausing": "run-pausing", "paused": "run-paused", "running": "run-resumed"}
+        self._write(names.get(changed.state, "run-cancelled"), run=changed.run)
 
     def _report_locked(self, found: "LocksFound") -> None:
         for each in found.queues:

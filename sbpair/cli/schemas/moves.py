@@ -441,7 +441,9 @@ SUBMIT = document(
     environment=array("Variables that it and the workers need", text("Name")),
 )
 
-_RUN_ID = text("Id of the run")
+_RUN_EVENTS = tuple(
+    event(name, run=text("Id of the run")) for name in ("run-pausing", "run-paused", "run-resumed", "run-cancelled")
+)
 _QUEUE = text("Path of the backlog queue")
 _DESTINATION = text("Path of the destination")
 _ETA = nullable(count("Seconds until it is done at this rate, locks included; null if unknown"))
@@ -537,7 +539,7 @@ SYPHON_EVENT = forms(
         state=RAMP_STATE,
         observe_seconds=number("How long dead letters are observed after the step"),
     ),
-    *(event(name, run=_RUN_ID) for name in ("run-pausing", "run-paused", "run-resumed", "run-cancelled")),
+    *_RUN_EVENTS,
     event("events-dropped", "warning", events=count("Lines that were not written")),
     event("metrics-served", url=text("Address of the metrics", example="http://127.0.0.1:9464/metrics")),
 )
@@ -562,4 +564,5 @@ REPLAY_EVENT = forms(
     ),
     event("progress", **_REPLAY_PROGRESS),
     _MESSAGES_LOCKED,
+    *_RUN_EVENTS,
 )
