@@ -85,6 +85,7 @@ class LiveFigures:
         self._backoffs: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._away: set[str] = set()
+        self._paused = False
 
     def take(self, event: events.SyphonEvent) -> None:
         """Take one event in."""
@@ -104,6 +105,8 @@ class LiveFigures:
                     self._backoffs[self._labels.of(destination)] += 1
                 case events.DestinationRecovered(queue, destination):
                     self._backing_off.discard((queue, destination))
+                case events.RunPaused() | events.RunResumed():
+                    self._paused = isinstance(event, events.RunPaused)
                 case events.QueueOpened() | events.QueueDone() | events.QueueFailed():
                     self._turn(event)
 
@@ -126,6 +129,7 @@ class LiveFigures:
         with self._lock:
             return {
                 table.START_TIME: {"": self._started_ms / 1000},
+                table.PAUSED: {"": int(self._paused)},
                 **self._of_messages(counts.queues),
                 table.BYTES_SENT: {"": counts.bytes_sent},
                 table.DEAD_LETTERS: dict(counts.reasons),

@@ -57,6 +57,7 @@ MESSAGES: Final = {
 }
 
 START_TIME = _gauge("sbpair.run.start_time", "s", "", "When the run began, since 1970")
+PAUSED = _gauge("sbpair.run.paused", "{run}", "", "1 while the run is paused, and holds no message")
 BYTES_SENT = Metric("sbpair.sent", "By", "", "Bytes of accepted messages")
 DEAD_LETTERS = Metric("sbpair.dead_letters", "{message}", "reason", "Dead-lettered and expired messages")
 OPERATIONS = Metric("sbpair.operations", "{operation}", "operation", "Billable operations")
@@ -76,6 +77,6 @@ BACKOFFS = Metric("sbpair.destination.backoffs", "{backoff}", "destination", "Ti
 SIDE_AWAY = _gauge("sbpair.side.away", "{side}", "side", "1 while the namespace cannot be reached")
 
 METRICS: Final = (
-    *(START_TIME, *MESSAGES.values(), BYTES_SENT, DEAD_LETTERS, OPERATIONS, CREDITS),
+    *(START_TIME, PAUSED, *MESSAGES.values(), BYTES_SENT, DEAD_LETTERS, OPERATIONS, CREDITS),
     *(DEPTH, OLDEST, HELD, LOCKED, FAILURES, SENT_TO, WAITING, BACKING_OFF, BACKOFFS, SIDE_AWAY),
 )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
 WATCH = [sys.executable, "-m", "sbpair", "syphon", "--watch", "--credits", "none", "--log-format", "json"]
+WATCH += ["--progress-interval", "1h"]
 PORT = ["--metrics-port", "0"]
 SCRAPES = {"without": None, "scraped": 1.0, "besieged": 0.0}
 """Seconds between scrapes."""
@@ -66,10 +67,11 @@ def watch(count: int, *, pause: float | None, counting: bool = False, scrapes: i
             process.send_signal(signal.SIGTERM)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
+            printed = "".join(rest())
         if process.returncode:
             raise RuntimeError(f"exit code {process.returncode}")
         rate = asyncio.run(stranded.check(primary, secondary))
-    counted = re.search(r"I\s+refs:\s+([\d,]+)", "".join(rest()))
+    counted = re.search(r"I\s+refs:\s+([\d,]+)", printed)
     instructions = int(counted[1].replace(",", "")) if counted else None
     return Run(count, usage.ru_utime + usage.ru_stime, rate, usage.ru_maxrss / 1024, instructions)
 

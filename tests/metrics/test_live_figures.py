@@ -143,6 +143,15 @@ def test_a_side_is_away_until_a_queue_is_opened() -> None:
     assert read(figures)["sbpair_side_away"] == {"primary": 0, "secondary": 0}
 
 
+def test_a_run_is_paused_until_it_is_resumed() -> None:
+    figures = LiveFigures(LiveRun(), {})
+    seen = []
+    for event in (events.RunPausing("r"), events.RunPaused("r"), events.RunResumed("r")):
+        figures.take(event)
+        seen.append(read(figures)["sbpair_run_paused"][""])
+    assert seen == [0, 1, 0]
+
+
 def test_every_series_of_a_queue_begins_at_zero() -> None:
     figures = LiveFigures(LiveRun(), {})
     figures.take(events.QueuesFound((QUEUE,), (), managed=True))

@@ -140,6 +140,7 @@ async def test_rendering_takes_a_part_of_the_time_however_many_ask(monkeypatch: 
     assert waits[1] > 40 * 0.01
 
 
+@pytest.mark.timeout_seconds(300)
 async def test_thousands_of_scrapes_leak_neither_memory_nor_descriptors() -> None:
     descriptors = Path("/proc/self/fd")
     async with served() as address:

@@ -52,6 +52,7 @@ tests:
     input_series:
       - {series: 'sbpair_messages_sent_total{queue="q"}', values: '5x30'}
       - {series: 'sbpair_queue_messages{queue="q"}', values: '9x30'}
+      - {series: 'sbpair_run_paused', values: '0x25 1x5'}
       - {series: 'sbpair_destination_backing_off{destination="orders"}', values: '1x30'}
       - {series: 'sbpair_side_away{side="primary"}', values: '0x30'}
     alert_rule_test:
@@ -59,6 +60,7 @@ tests:
       - eval_time: 20m
         alertname: BacklogIsNotMoved
         exp_alerts: [{exp_annotations: {summary: "The backlog has messages, and none was sent for 10 minutes"}}]
+      - {eval_time: 28m, alertname: BacklogIsNotMoved}
       - eval_time: 20m
         alertname: DestinationTakesNothing
         exp_alerts:

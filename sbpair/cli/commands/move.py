@@ -24,8 +24,8 @@ def command(
 ) -> int:
     """Move messages from any queue or subscription to any queue or topic.
 
-    A message may arrive twice, but is never lost. All but a dead letter's cause stays as it is; a refused message stays
-    in the source. SIDE is primary, secondary or a name of [namespaces.NAME]. --once is the default.
+    No message is lost, some may arrive twice; refused ones stay. A dead letter's cause is removed. SIDE: primary,
+    secondary, [namespaces.NAME]. Default: --once.
 
     Examples:
       sbpair move orders orders-repair --dead-letters --dry-run
