@@ -141,6 +141,18 @@ def test_doubts_about_a_filter_are_printed_before_the_move(world: World) -> None
     assert world.document("peek", "orders", "--where", "Label = 'a'")["messages"] == []
 
 
+@pytest.mark.parametrize("text", ["sys.Subject = s1", "number IN (1000, s1)", "NOT (colour <> s1)"])
+def test_name_in_place_of_text_is_doubted_if_nothing_matches(world: World, text: str) -> None:
+    doubt = "warning: no message matched, and s1 is an application property; text has single quotes: 's1'"
+    for words in (("peek", "orders"), dry("move"), WAYS["move"], ("redrive", "orders", "--by-reason")):
+        assert doubt in world.run(*words, "--where", text)[2], words
+
+
+@pytest.mark.parametrize("text", ["number = number", "number < s1 OR number = 1", "number = user.s1", "number = [s1]"])
+def test_names_are_not_doubted_otherwise(world: World, text: str) -> None:
+    assert not any("no message matched" in line for line in world.run("peek", "orders", "--where", text)[2])
+
+
 def test_run_ends_where_too_many_do_not_match(world: World) -> None:
     words = ("--where", EVEN, "--max-skipped", "2")
     code, out, err = world.run("move", "orders", "repair", *words)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_DEPTH: Final = 64
 Run: TypeAlias = Callable[[FilteredMessage], Value]
+EQUALITY: Final = ("=", "<>", "!=")
 _CONDITION: Final = "a condition"
 _SECONDS: Final = ("a duration",)
 _TIMES: Final[dict[str, tuple[Callable[[str], Value], str]]] = {
@@ -38,8 +39,8 @@ _TIMES: Final[dict[str, tuple[Callable[[str], Value], str]]] = {
 class Part:
     """A compiled part of a filter, at a character of the text. `kind` is "" if it depends on the message.
 
-    `constant` holds the value of a constant. `user` is the name, in lower case, of an application property. `depth` is
-    how deep it nests.
+    `constant` holds the value of a constant. `user` is the name, in lower case, of an application property, and
+    `is_bare` is whether it may be meant as text. `doubts` matter if no message matches. `depth` is how deep it nests.
     """
 
     run: Run
@@ -48,7 +49,9 @@ class Part:
     name: str = ""
     constant: tuple[Value, ...] = ()
     user: str | None = None
+    is_bare: bool = False
     remarks: tuple[str, ...] = field(default=(), compare=False)
+    doubts: tuple[str, ...] = field(default=(), compare=False)
     depth: int = 0
 
 
@@ -81,7 +84,8 @@ class FilterBuilder:
         left, token, right = parts
         symbol = str(token)
         left, right = _comparable(left, right, symbol)
-        return _made([left, right], _comparison(symbol, left, right))
+        made = _made([left, right], _comparison(symbol, left, right))
+        return _doubted(made, left, [right]) if symbol in EQUALITY else made
 
     def is_null(self, parts: list[Any]) -> Part:
         subject, run, negated = _property(parts[0], "IS NULL"), parts[0].run, parts[2] is not None
@@ -90,7 +94,8 @@ class FilterBuilder:
     def is_in(self, parts: list[Any]) -> Part:
         subject, negation, _in, *choices = parts
         compared = [_comparable(subject, choice, "=")[1] for choice in choices]
-        return _made([subject, *compared], _membership(subject, compared, negation is not None))
+        made = _made([subject, *compared], _membership(subject, compared, negation is not None))
+        return _doubted(made, subject, compared)
 
     def like(self, parts: list[Any]) -> Part:
         subject, negation, _like, wanted, _escape, sign = parts
@@ -199,7 +204,8 @@ class FilterBuilder:
             remarks = (f"{name} is an application property here; the message's own is {system}",)
         elif token.type == "QUOTED":
             remarks = (f"{token} is a property, as in brackets; text has single quotes: '{name}'",)
-        return Part(lambda message: message.user(key), at, name=name, user=key, remarks=remarks)
+        is_bare = scope is None and token.type == "NAME"
+        return Part(lambda message: message.user(key), at, name=name, user=key, is_bare=is_bare, remarks=remarks)
 
     def call(self, parts: list[Any]) -> Part:
         name, argument = parts
@@ -234,7 +240,15 @@ def _deeper(part: Part) -> Part:
 def _made(parts: Sequence[Part], run: Run, kind: str = _CONDITION) -> Part:
     """Return a part made of others."""
     remarks = tuple(dict.fromkeys(remark for part in parts for remark in part.remarks))
-    return Part(run, parts[0].at, kind, remarks=remarks, depth=max(part.depth for part in parts))
+    doubts = tuple(dict.fromkeys(doubt for part in parts for doubt in part.doubts))
+    return Part(run, parts[0].at, kind, remarks=remarks, doubts=doubts, depth=max(part.depth for part in parts))
+
+
+def _doubted(made: Part, subject: Part, others: Sequence[Part]) -> Part:
+    """Return a comparison, with a doubt about each name that is compared with a property: it may be meant as text."""
+    bare = [part.name for part in others if part.is_bare and subject.name and not subject.constant]
+    doubts = (f"{name} is an application property; text has single quotes: '{name}'" for name in bare)
+    return replace(made, doubts=(*made.doubts, *doubts))
 
 
 # Checks while compiling
@@ -281,7 +295,7 @@ def _comparable(left: Part, right: Part, symbol: str) -> tuple[Part, Part]:
     kinds = {left.kind, right.kind} - {""}
     if len(kinds) > 1:
         raise Misplaced(f"cannot compare {left.kind} with {right.kind}", right.at)
-    if kinds & {"true or false", "a GUID"} and symbol not in ("=", "<>", "!="):
+    if kinds & {"true or false", "a GUID"} and symbol not in EQUALITY:
         raise Misplaced(f"{kinds.pop()} can only be compared by = and <>", right.at)
     return left, right
 
@@ -397,7 +411,9 @@ class FilterCounts:
 
 @dataclass
 class MessageFilter:
-    """A compiled filter. `remarks` are doubts about its text, for the user. `chosen` counts messages.
+    """A compiled filter. `remarks` are doubts about its text, for the user, and `doubts` those if nothing matches.
+
+    `chosen` counts messages that match.
 
     `failures` counts messages for which it could not be calculated, and which were not chosen; `first_failure` is why.
     With `reasons`, a message also needs one of these as its dead-letter reason, in any case; "" is that of dead letters
@@ -409,13 +425,14 @@ class MessageFilter:
     failures: int = 0
     first_failure: str = ""
     remarks: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     reasons: Collection[str] = ()
 
     def __post_init__(self) -> None:
         """Compile the text. Raises FilterInvalid."""
         if self.text or not self.reasons:
             part = compile_text(self.text)
-            self._run, self.remarks = part.run, part.remarks
+            self._run, self.remarks, self.doubts = part.run, part.remarks, part.doubts
         else:
             self._run = lambda _message: True
         self._reasons = frozenset(map(str.lower, self.reasons))
