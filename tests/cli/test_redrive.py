@@ -138,3 +138,38 @@ def test_empty_reason_is_refused(world: World, wrong: str) -> None:
     code, _out, err = world.run("--reason", wrong)
     assert (code, err[0]) == (2, "error: --reason is empty")
     assert len(world.dead()) == len(REASONS)
+
+
+def test_dead_letters_of_a_subscription_go_to_every_subscription_if_asked(world: World) -> None:
+    primary = world.orders.namespace
+    topic = world.do(lambda: primary.create_topic("events"))
+    audit, billing = (world.do(lambda name=name: topic.create_subscription(name)) for name in ("audit", "billing"))
+
+    def strand() -> None:
+        for number in range(5):
+            put(topic, stranded(f"e{number}", None))
+        for locked in audit.messages.receive(5):
+            audit.messages.dead_letter(locked.lock_token, "Bad", "why")
+
+    world.do(strand)
+    entity = "events/subscriptions/audit"
+    code, _, err = world.invoke("redrive", entity)
+    assert code == 2
+    assert "its topic gives them to every subscription" in err[0]
+    assert "--all-subscriptions" in err[1]
+    assert len(world.do(lambda: audit.dead_letters.peek(0, 9))) == 5
+
+    code, out, _ = world.invoke("redrive", entity, "--all-subscriptions", "--dry-run", "-q", "-o", "json")
+    assert (code, json.loads(out)["messages"]) == (0, 5)
+    assert len(world.do(lambda: audit.dead_letters.peek(0, 9))) == 5
+
+    code, out, err = world.invoke("redrive", entity, "--all-subscriptions", "--max", "3", "-q", "-o", "json")
+    assert (code, json.loads(out)["sent"]) == (0, 3), err
+    code, out, err = world.invoke("redrive", entity, "--all-subscriptions", "-q", "-o", "json")
+    assert (code, json.loads(out)["sent"]) == (0, 2), err
+    back, copies = world.do(lambda: (audit.messages.peek(0, 99), billing.messages.peek(0, 99)))
+    ids = [each.sections.read_properties().message_id for each in back]
+    assert ids == [f"e{number}" for number in range(5)]
+    assert len(copies) == 10
+    assert not any(b"DeadLetter" in each.sections.application_properties for each in back)
+    assert not world.do(lambda: audit.dead_letters.peek(0, 9))

@@ -58,7 +58,7 @@ def _lost(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
         if track.arrivals or track.deleted or track.dead is not None:
             continue
         if course.plan.keeps_refused and track.stranded.doom and not track.completed:
-            if track.holder is not None or (course.plan.harmless and track.message.delivery_count):
+            if track.holder is not None or track.message.delivery_count > track.locks_lost:
                 yield f"stays, and is locked or counted as delivered: {track}"
             continue
         yield f"{'lost' if track.completed else 'left behind'}: {track}"

@@ -43,6 +43,7 @@ class Track:
     waited_ms: int = 0
     locked_ms: int = 0
     lock_number: int = 0
+    locks_lost: int = 0
     held_by: dict[str, None] = field(default_factory=dict)
 
     @property
@@ -219,6 +220,7 @@ class History:
         if track is not None:
             self.tell(f"lock lost {track}")
             track.holder = None
+            track.locks_lost += 1
 
     def _buried(self, message: StoredMessage, reason: str | None, text: str | None) -> None:
         track = self._by_message.get(id(message))
