@@ -300,7 +300,7 @@ _AFTERWARDS = "the others stay in the source: find the cause, then run it again"
 def _stopped(mine: int, others: int, nameless: int, sent: int) -> RampStopped:
     parts = []
     if mine:
-        parts.append(f"{mine} of {sent} sent messages came back as dead letters")
+        parts.append(f"{mine} of {sent} sent message{'s' if sent > 1 else ''} came back as dead letters")
     if others:
         unknown = f", {nameless} of them without a message id" if nameless else ""
         what = f"{others} other dead letter{'s' if others > 1 else ''} came"

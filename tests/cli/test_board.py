@@ -31,6 +31,7 @@ from sbpair.move.events import (
     QueueOpened,
     QueueProgress,
     QueuesFound,
+    RampProgress,
     SyphonEvent,
 )
 
@@ -270,3 +271,20 @@ def test_ten_comes_behind_nine_and_the_total_is_of_all() -> None:
 def test_a_view_of_nothing_is_no_mistake() -> None:
     assert Board(1.0).view(3.0, NOW_MS) == BoardView((), (), 2.0)
     assert Board(1.0).view(3.0, NOW_MS).total == QueueRow("total")
+
+
+@pytest.mark.parametrize(
+    ("state", "sent", "after", "notice"),
+    [
+        ("sending", 1, 2.0, "ramp step 2 of 3: 4 of 10 messages sent"),
+        ("observing", 10, 12.5, "ramp step 2 of 3: 10 messages sent, observing dead letters for 18s more"),
+        ("observing", 1, 90.0, "ramp step 2 of 3: 1 message sent, observing dead letters for 0s more"),
+        ("stopped", 10, 1.0, "ramp step 2 of 3: 10 messages sent, stopped: dead letters came"),
+        ("passed", 10, 1.0, "ramp step 2 of 3: passed"),
+    ],
+)
+def test_notice_has_the_step_of_a_ramp(state: str, sent: int, after: float, notice: str) -> None:
+    made = Board(0.0)
+    made.take(RampProgress(2, 3, 10, sent, state, 30.0), 5.0)
+    made.take(QueueProgress("q", 4, 4, 0), 6.0)
+    assert made.view(5.0 + after, 0).notices == (notice,)

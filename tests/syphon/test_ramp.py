@@ -13,11 +13,12 @@ from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import NotAuthorized, RampStopped, UsageError
 from sbpair.model.pair import Ends
-from sbpair.move.events import RampProgress
+from sbpair.move.events import QueueProgress, RampProgress
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.form import kept_for
 from sbpair.move.receipt import RampState
 from sbpair.syphon import ramp as ramp_module
+from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.ramp import RampPlan, read_totals
 from tests.kit.stranded import numbered, put
@@ -248,6 +249,29 @@ async def test_later_destination_that_cannot_be_observed_stops_the_run(monkeypat
         assert (result.exit_code, result.receipt.sent) == (5, 1)
         assert w.primary.entity("news/subscriptions/a").counts().active == 0
         assert [each.delivery_count for each in w.backlog().messages.receive(10)] == [0, 0]
+
+
+async def test_gate_that_closes_within_a_step_keeps_it_exact() -> None:
+    async with world() as w:
+        w.strand(*range(30))
+        gate, opening = IntakeGate(), set[asyncio.Task[None]]()
+
+        async def open_when_quiet() -> None:
+            await gate.wait_quiet()
+            assert w.backlog().messages.locked_count == 0
+            gate.open("test")
+
+        def pause(event: Any) -> None:
+            if isinstance(event, QueueProgress) and event.sent in (1, 5) and not gate.closed and len(opening) < 3:
+                gate.close("test")
+                opening.add(asyncio.create_task(open_when_quiet()))
+
+        w.watchers.append(pause)
+        seen: list[int] = []
+        w.watchers.append(lambda event: seen.append(len(held_in(w.destination()))) if is_observing(event) else None)
+        result = await w.run(gate=gate, ramp=RampPlan((1, 5, 20), BRIEF))
+        assert (result.exit_code, result.receipt.sent, seen) == (0, 30, [1, 5, 20])
+        assert opening
 
 
 async def test_missing_destination_is_dead_lettered_in_a_ramp_too() -> None:

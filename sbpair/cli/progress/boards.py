@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sbpair.cli.logs import utc
-from sbpair.cli.render.screen import spoken
+from sbpair.cli.render.screen import plural, spoken
 from sbpair.move import events
 from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import RampState
@@ -363,16 +363,16 @@ def _note(state: _QueueState, now: float) -> str:
 
 def ramp_text(event: events.RampProgress, since: float, sent: int, now: float) -> str:
     """Return where a ramp is, `sent` messages and some seconds after its last event."""
-    step = f"ramp step {event.step} of {event.steps}"
+    step, number = f"ramp step {event.step} of {event.steps}", plural(event.sent, "message")
     match event.state:
         case RampState.SENDING:
-            return f"{step}: {min(max(sent, event.sent), event.total)} of {event.total} messages sent"
+            return f"{step}: {min(max(sent, event.sent), event.total)} of {plural(event.total, 'message')} sent"
         case RampState.OBSERVING:
             left = max(0.0, event.observe_seconds - (now - since))
-            return f"{step}: {event.sent} messages sent, observing dead letters for {spoken(math.ceil(left))} more"
+            return f"{step}: {number} sent, observing dead letters for {spoken(math.ceil(left))} more"
         case RampState.STOPPED:
-            return f"{step}: {event.sent} messages sent, stopped: dead letters came"
-    return f"{step}: passed" if event.step < event.steps else f"ramp passed with {event.sent} messages"
+            return f"{step}: {number} sent, stopped: dead letters came"
+    return f"{step}: passed" if event.step < event.steps else f"ramp passed with {number}"
 
 
 def at_the_latest(until_ms: int) -> str:

@@ -223,7 +223,7 @@ class EventPrinter:
         text = ramp_text(event, 0.0, event.sent, 0.0)
         if event.state == RampState.STOPPED:
             self._screen.warn(text)
-        elif event.state == RampState.OBSERVING or event.step == event.steps:
+        elif event.state == RampState.OBSERVING or (event.state == RampState.PASSED and event.step == event.steps):
             self._screen.say(text)
 
     def _collect(self, event: events.QueueFailed | events.MessagesLocked | events.RampProgress) -> None:

@@ -136,7 +136,8 @@ def ramp_lines(forecast: "Forecast", ramp: "RampPlan | None") -> Iterator[str]:
     rest = total(forecast.flows).outcomes["sent"] - (steps[-1] if steps else 0)
     after = ", ".join(map(str, steps)) or "0"
     text = f"ramp: observes dead letters for {spoken(ramp.observe_seconds)} after {after} messages"
-    yield from wrapped(f"{text}, {spoken(len(steps) * ramp.observe_seconds)} in all; then {rest} at full speed")
+    then = f"; then {rest} at full speed" if rest else ""
+    yield from wrapped(f"{text}, {spoken(len(steps) * ramp.observe_seconds)} in all{then}")
 
 
 def _ramp_steps(forecast: "Forecast", ramp: "RampPlan") -> list[int]:
