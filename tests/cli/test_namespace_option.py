@@ -75,6 +75,8 @@ def test_send_to_a_namespace_alone_needs_no_pair(world: World, tmp_path: Path) -
         sent = world.document("send", *words, str(lines), pair=False)
         assert (sent["messages"], sent["primary"], sent["failed"], sent["next_line"]) == (2500, 2500, 0, 2501)
         assert world.secondary.find_queue("orders").counts().active == 2 + count * 2500
+    code, out, _err = world.run("send", "archive:orders", str(lines), pair=False)
+    assert [line.split()[0] for line in out.splitlines()] == ["MESSAGES", "all", "sent", "in", "failed"]
     code, _out, err = world.run("send", "archive:nowhere", str(lines), pair=False)
     assert (code, "nowhere" in err[0]) == (2, True)
     large = tmp_path / "large"
@@ -97,6 +99,12 @@ def test_runs_of_a_namespace_are_listed_shown_and_reported(world: World) -> None
     code, out, _err = world.run("runs", "report", *words, "--markdown", "-", pair=False)
     assert (code, "| `source namespace` |" in out, "primary" in out) == (0, True, False)
     assert world.document("runs", "list")["runs"] == []  # those of the pair
+
+
+def test_the_name_of_a_side_is_explained(world: World) -> None:
+    for words in (["peek", "contoso-dr:orders"], ["peek", "orders", "--namespace", "contoso-dr"]):
+        assert world.run(*words)[2][-1] == "hint: contoso-dr is the secondary of the pair: write secondary:ENTITY"
+    assert "is the secondary" not in world.run("peek", "contoso-dr:orders", pair=False)[2][-1]
 
 
 @pytest.mark.parametrize(

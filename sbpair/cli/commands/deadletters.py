@@ -21,7 +21,8 @@ MAX_PEEK, ROWS_SHOWN = 1_000, 100
 def group() -> None:
     """Show the dead letters of the backlog queues and their reasons.
 
-    They stay where they are; sbpair replay run --dead-letters brings them back.
+    They stay where they are; sbpair replay run --dead-letters brings them back. Those of any other queue are shown by
+    sbpair redrive QUEUE --by-reason and sbpair peek QUEUE --dead-letters.
 
     Examples:
       sbpair deadletters list

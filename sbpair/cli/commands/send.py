@@ -130,7 +130,7 @@ def command(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = run_gracefully(send)
-    screen.result("sbpair/send/1", _document(result, entity), _table(result))
+    screen.result("sbpair/send/1", _document(result, entity), _table(result, paired=is_paired))
     _print_next_command(screen, result, named, file)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
 
@@ -166,8 +166,9 @@ def _document(result: "SendResult", entity: str) -> Document:
     }
 
 
-def _table(result: "SendResult") -> Iterator[str]:
-    counted = {**asdict(result.delivered), "in doubt": result.in_doubt, "failed": result.failed}
+def _table(result: "SendResult", *, paired: bool) -> Iterator[str]:
+    places = asdict(result.delivered) if paired else {"sent": result.delivered.total}
+    counted = {**places, "in doubt": result.in_doubt, "failed": result.failed}
     rows = [("all", result.messages), *((name, count) for name, count in counted.items())]
     yield from columns([("MESSAGES", "COUNT"), *rows])
     if result.doubtful:

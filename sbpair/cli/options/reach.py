@@ -16,7 +16,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.options.values import flags_of, load_profile, warn_of_unknown_variables
 from sbpair.cli.render.screen import spoken
 from sbpair.config import refuse_secrets, state_setting
-from sbpair.config.namespaces import SingleNamespace, load_namespace
+from sbpair.config.namespaces import SingleNamespace, has_pair, load_namespace
 from sbpair.config.setting import SIDES, Environment, Flags
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.entities import subscription_of
@@ -110,8 +110,19 @@ class Reach:
     def _namespace(self, name: str) -> SingleNamespace:
         if name not in self._namespaces:
             may_be_host = name == self.namespace
-            self._namespaces[name] = load_namespace(name, self.flags, self.environ, may_be_host=may_be_host)
+            try:
+                self._namespaces[name] = load_namespace(name, self.flags, self.environ, may_be_host=may_be_host)
+            except UsageError as error:
+                if side := self._side_of(name):
+                    error.hint = f"{name} is the {side} of the pair: write {side}:ENTITY"
+                raise
         return self._namespaces[name]
+
+    def _side_of(self, name: str) -> str | None:
+        """Return the side of the pair whose namespace has this name."""
+        if not has_pair(self.flags, self.environ):
+            return None
+        return next((side for side in SIDES if getattr(self.pair, side).name.lower() == name.lower()), None)
 
 
 def _before(what: str, sign: str = "") -> str:
