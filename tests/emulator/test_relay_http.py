@@ -309,6 +309,30 @@ async def test_a_wrong_request_id_on_a_rendezvous_is_a_bad_gateway(bench: RelayB
     assert (await refusal(await asking))[0] == 502
 
 
+async def test_messages_after_a_response_are_not_part_of_it(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    meeting = await listener.meet(request["address"])
+    for body in (b"first", b"second"):
+        await listener.answer(request["id"], 200, body, meeting)
+
+    assert await (await asking).read() == b"first"
+
+
+async def test_a_text_in_place_of_a_body_breaks_the_answer(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = await ask(bench)
+    request, _ = await listener.request()
+    meeting = await listener.meet(request["address"])
+    for _ in range(2):
+        await meeting.send_json({"response": {"requestId": request["id"], "statusCode": 200, "body": True}})
+    answer = await asking
+
+    with pytest.raises(ClientPayloadError):
+        await answer.read()
+
+
 async def test_a_declared_length_that_is_wrong_breaks_the_connection(bench: RelayBench) -> None:
     listener = await bench.listen()
     asking = await ask(bench)

@@ -266,10 +266,15 @@ class Rendezvous:
     # FrameUser
 
     def on_frame(self, frame: Frame) -> None:
-        if self._body is not None:
-            self._body.feed(bytes(frame.data), is_last=frame.fin)
-        elif not self._has_head:
+        if not self._has_head:
             self._take_head(frame)
+        elif self._body is not None and frame.opcode is Opcode.TEXT:
+            self._refuse("the body of the response is missing")
+        elif self._body is not None:
+            self._body.feed(bytes(frame.data), is_last=frame.fin)
+            if frame.fin:
+                # A connection carries one response: what follows is dropped.
+                self._body = None
 
     def _take_head(self, frame: Frame) -> None:
         self._parts.append(bytes(frame.data))
@@ -291,7 +296,7 @@ class Rendezvous:
             self._request.respond(head, body)
 
     def _refuse(self, text: str) -> None:
-        self._has_head = True
+        self._has_head, self._body = True, None
         self._request.fail(response_invalid(text))
         self.connection.close(1008, f"The message of the listener is not valid: {text}.")
 
