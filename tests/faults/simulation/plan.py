@@ -118,6 +118,7 @@ class Plan:
 
     `choice` is the filter, where there is one. `remaining` is whether the time in the backlog counts; `rate` is
     messages a second, where there is a limit. `ramp` has the steps of one, where there is one.
+    `pauses` are those of each syphon that runs among the faults: (ms after its start, how long).
     """
 
     seed: int
@@ -137,6 +138,7 @@ class Plan:
     choice: Choice | None = None
     mover: str = SYPHON
     ramp: RampPlan | None = None
+    pauses: tuple[tuple[int, int], ...] = ()
     kinds: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +164,9 @@ class Plan:
     def locks_hold(self) -> bool:
         """Whether nothing happens to the backlog by which a lock could be lost."""
         risky = {"expire-locks", "clock", "tool-clock", "second", "crash", "freeze", "backlog-remade", "stop"}
-        return not self.kinds & risky and all(step.primary or step.kind in HARMLESS for step in self.steps)
+        return not (self.kinds & risky or self.pauses) and all(
+            step.primary or step.kind in HARMLESS for step in self.steps
+        )
 
 
 def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_ms: int | None = None) -> Plan:
@@ -203,7 +207,7 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
         steps=tuple(steps),
     )
     choice = _choice(random, to, ordered=drawn_plan.ordered)
-    return replace(drawn_plan, choice=choice, ramp=_ramp(random, to))
+    return replace(drawn_plan, choice=choice, ramp=_ramp(random, to), pauses=_pauses(seed, span))
 
 
 def _choice(random: Random, to: tuple[Goal, ...], *, ordered: bool) -> Choice | None:
@@ -242,6 +246,14 @@ def _only(entity: str | int | None, to: tuple[Goal, ...]) -> str | int | None:
     if isinstance(entity, int):
         return 0
     return entity if entity is None or entity in {goal.name for goal in to} else to[0].name
+
+
+def _pauses(seed: int, span: int) -> tuple[tuple[int, int], ...]:
+    """Some, in two of five schedules: mostly while the first messages are on their way."""
+    random = Random(f"pauses {seed}")
+    count = random.choice((0, 0, 0, 1, 4))
+    starts = sorted(int(exp(random.uniform(0.0, log(span)))) for _ in range(count))
+    return tuple((at, random.choice((0, 1, 50, 2_000, 20_000))) for at in starts)
 
 
 def _ramp(random: Random, to: tuple[Goal, ...]) -> RampPlan | None:

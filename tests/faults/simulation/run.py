@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -25,6 +26,7 @@ from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.form import BACKLOG_DEAD_LETTERS, kept_for
 from sbpair.move.message.route import TimeToLive
 from sbpair.syphon import runner
+from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.limits import MoveLimits
 from sbpair.syphon.move_spec import MoveSpec
 from tests.faults.simulation.checker import Course, check
@@ -133,6 +135,7 @@ class Simulation:
         started = Syphon(process, stop, once)
         self.history.tell(f"start {process.name} {'--once' if once else '--watch'}")
         state = self._directory / ("apart" if apart else "state")
+        gate = IntakeGate()
         running = runner.run(
             self.world.pair,
             once=once,
@@ -144,12 +147,23 @@ class Simulation:
             limits=self._terms(),
             where=None if choice is None else MessageFilter(choice.text),
             ramp=None if clean else self.plan.ramp,
+            gate=gate,
             **self._source(),
         )
         started.task = process.start(self.loop, running)
         started.task.add_done_callback(lambda _: self._ended(started))
         self._syphons.append(started)
+        for number, (at_ms, lasts_ms) in enumerate(() if clean else self.plan.pauses):
+            pause = partial(self._pause, started, gate, f"pause {number}", lasts_ms)
+            self.loop.call_later(at_ms / 1000, pause, context=Context())
         return started
+
+    def _pause(self, syphon: Syphon, gate: IntakeGate, by: str, lasts_ms: int) -> None:
+        """Pause a syphon, if it still runs, and let it go on later."""
+        if syphon in self._syphons:
+            self.history.tell(f"{by} of {syphon.process.name} for {lasts_ms} ms")
+            gate.close(by)
+            self.loop.call_later(lasts_ms / 1000, gate.open, by, context=Context())
 
     def _source(self) -> dict[str, Any]:
         """Return the options of a move, or of a redrive."""
