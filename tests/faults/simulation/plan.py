@@ -233,7 +233,7 @@ def move_plan(seed: int, *, now_ms: int) -> Plan:
         drawn,
         queues=1,
         goals=to,
-        messages=tuple(map(moved, made) if mover == MOVE else made),
+        messages=tuple([moved(each, to[0]) for each in made] if mover == MOVE else made),
         remaining=False,
         steps=steps,
         choice=None if mover == MOVE and drawn.choice and drawn.choice.destinations else drawn.choice,

@@ -110,10 +110,10 @@ def _stranded(random: Random, original: OriginalMessage, queues: int, to: tuple[
     return Stranded(text_of(identity) or "", random.randrange(queues), original, payload, doom)
 
 
-def moved(stranded: Stranded) -> Stranded:
+def moved(stranded: Stranded, goal: Goal) -> Stranded:
     """Return a message as it waits in an ordinary queue, long enough that the service does not end it there.
 
-    What no backlog could deliver is delivered: a move needs no aliases.
+    What no backlog could deliver is delivered, unless it is too large: a move needs no aliases.
     """
     original = replace(stranded.original, scheduled_at=None)
     ttl_ms = (original.ttl_ticks or 0) // TICKS_PER_MS
@@ -122,7 +122,8 @@ def moved(stranded: Stranded) -> Stranded:
     header = original.sections.read_header()
     header = replace(header, ttl=ttl_ms or None)
     payload = _changed(original.sections, header=header.encode()).join()
-    doom = stranded.doom if stranded.doom == REFUSED else None
+    large = goal.kind == NARROW and len(original.sections.join()) > NARROW_KILOBYTES * 1024
+    doom = REFUSED if large or stranded.doom == REFUSED else None
     return replace(stranded, original=original, payload=payload, doom=doom)
 
 
