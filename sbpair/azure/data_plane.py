@@ -1,4 +1,4 @@
-"""The SDK's data clients, sync and aio, and receiving and pinging with them: one entity each, over its own connection.
+"""The SDK's data clients, sync and aio, and sending with them: one entity each, over its own connection.
 
 Thin: it calls with a time limit and translates errors. Nothing is connected before something is sent or received.
 Invariant: nothing is retried here nor in the SDK, since only the caller knows which attempts were made.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair.azure.credentials import identity_credential
-from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer, translate_data_errors
+from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.azure.log_redaction import redact_proxy_credentials
 from sbpair.azure.management_route import silence_reported
 from sbpair.client_tls import client_context
@@ -28,7 +28,6 @@ from sbpair.errors import (
     SbpairError,
     TimedOut,
     Unavailable,
-    UnreadableMessage,
     UsageError,
 )
 from sbpair.http_tunnel import open_connection
@@ -37,12 +36,12 @@ from sbpair.model.proxy import Proxy, proxy_for
 from sbpair.model.reachability import key_hint, unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
     from azure.core.credentials import TokenCredential
     from azure.core.credentials_async import AsyncTokenCredential
-    from azure.servicebus import ServiceBusMessageBatch, ServiceBusReceivedMessage
-    from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+    from azure.servicebus import ServiceBusMessageBatch
+    from azure.servicebus.aio import ServiceBusSender
     from azure.servicebus.amqp import AmqpAnnotatedMessage
 
     from sbpair.model.pair import Endpoint
@@ -53,9 +52,6 @@ OPEN_SECONDS = 20.0
 """Time limit of a connection, its sign-in and its link together."""
 
 CLOSE_SECONDS = 10.0
-
-MIN_WAIT_SECONDS = 0.05
-"""A receive that ends sooner without a message has not waited for one."""
 
 log = logging.getLogger(__name__)
 
@@ -139,19 +135,6 @@ async def open_client(endpoint: Endpoint) -> AsyncIterator[AioClient]:
 
 
 @asynccontextmanager
-async def open_receiver(endpoint: Endpoint, queue: str) -> AsyncIterator[QueueReceiver]:
-    """Receive from a queue under lock. Raises EntityMissing, AccessError, Unavailable."""
-    async with open_client(endpoint) as client:
-        # Without prefetch the credit is the requested count, and no more messages are ever locked.
-        receiver = client.get_queue_receiver(queue, prefetch_count=0)
-        try:
-            await _opened(receiver, endpoint, f"receiving from {queue!r}")
-            yield QueueReceiver(receiver, queue)
-        finally:
-            await _closed(receiver)
-
-
-@asynccontextmanager
 async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[SdkSender]:
     """Send to a queue or topic. Raises EntityMissing, AccessError, Unavailable."""
     async with open_client(endpoint) as client:
@@ -161,39 +144,6 @@ async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[Sdk
             yield SdkSender(sender, destination)
         finally:
             await _closed(sender)
-
-
-class QueueReceiver:
-    """A receiver of one queue, under lock. Get one from `open_receiver`."""
-
-    def __init__(self, receiver: ServiceBusReceiver, queue: str) -> None:
-        self._receiver = receiver
-        self._queue = queue
-
-    async def receive(self, limit: int, seconds: float) -> Sequence[ServiceBusReceivedMessage]:
-        """Receive up to `limit` messages; [] where none came within `seconds`. Raises UnreadableMessage."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        with translate_data_errors(f"receiving from {self._queue!r}"):
-            messages = await self._receiver.receive_messages(limit, max_wait_time=seconds)
-        if not messages and loop.time() < started + MIN_WAIT_SECONDS < started + seconds:
-            # The SDK reports no error for some messages that it cannot decode, and never receives again.
-            raise UnreadableMessage(
-                f"receiving from {self._queue!r}: azure-servicebus no longer receives", hint=UNREADABLE_HINT
-            )
-        return messages
-
-    async def complete(self, message: ServiceBusReceivedMessage) -> None:
-        with self._settling():
-            await self._receiver.complete_message(message)
-
-    async def abandon(self, message: ServiceBusReceivedMessage) -> None:
-        """Release the message as the SDK does: its delivery count rises."""
-        with self._settling():
-            await self._receiver.abandon_message(message)
-
-    def _settling(self) -> AbstractContextManager[None]:
-        return translate_data_errors(f"settling in {self._queue!r}")
 
 
 class SdkSender:
@@ -217,7 +167,7 @@ class SdkSender:
             raise InDoubt(f"{self._doing}: no answer came ({error.message})", hint=error.hint) from error
 
 
-async def _opened(handler: ServiceBusReceiver | ServiceBusSender, endpoint: Endpoint, doing: str) -> None:
+async def _opened(handler: ServiceBusSender, endpoint: Endpoint, doing: str) -> None:
     address = endpoint.amqp_address
     try:
         with silence_reported(address, OPEN_SECONDS):
@@ -244,7 +194,7 @@ async def check_proxy(endpoint: Endpoint) -> None:
         writer.transport.abort()
 
 
-async def _closed(handler: ServiceBusReceiver | ServiceBusSender | AioClient) -> None:
+async def _closed(handler: ServiceBusSender | AioClient) -> None:
     """Close a connection that may be broken already. Errors are logged, not raised."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):

@@ -19,7 +19,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from sbpair import errors
 from sbpair.azure import open_namespace
 from sbpair.azure.data_errors import from_sdk_error
-from sbpair.azure.data_plane import open_receiver, open_sender, signed, sync_client
+from sbpair.azure.data_plane import open_client, open_sender, signed, sync_client
 from sbpair.azure.log_redaction import redact_proxy_credentials
 from sbpair.failover.failures import is_transient
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -68,11 +68,11 @@ async def test_both_kinds_of_clients_and_the_writer_go_through_the_proxy() -> No
     async with running_proxy(login=True) as proxy, behind(proxy) as (emulator, endpoint):
         await asyncio.to_thread(send_in_sync, endpoint)
         await send_in_aio(endpoint)
-        async with open_receiver(endpoint, "orders") as receiver:
-            messages = [*await receiver.receive(1, 10), *await receiver.receive(1, 10)]
+        async with open_client(endpoint) as client, client.get_queue_receiver("orders") as receiver:
+            messages = [each for _ in range(2) for each in await receiver.receive_messages(1, max_wait_time=10)]
             assert [b"".join(each.body) for each in messages] == [b"sync", b"aio"]
             for each in messages:
-                await receiver.complete(each)
+                await receiver.complete_message(each)
         before = len(proxy.targets)
         async with open_namespace(endpoint) as namespace:
             assert await namespace.create(QueueSpec("other"))

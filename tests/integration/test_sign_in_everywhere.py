@@ -132,8 +132,8 @@ async def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing
         put(backlog, numbered(1, "orders"))
         result = await runner.run(pair, once=True, timings=RunTimings(empty_wait_seconds=0.05))
         assert (result.receipt.sent, orders.counts().active, backlog.counts().total) == (1, 1, 0)
-        async with data_plane.open_receiver(pair.primary, "orders") as receiver:
-            assert len(await receiver.receive(1, MAX_SECONDS)) == 1
+        async with data_plane.open_client(pair.primary) as client, client.get_queue_receiver("orders") as receiver:
+            assert len(await receiver.receive_messages(1, max_wait_time=MAX_SECONDS)) == 1
 
 
 @pytest.mark.parametrize("kind", ["key", "signature"])
@@ -149,8 +149,8 @@ async def test_azure_servicebus_connects_over_tls_to_any_port_by_a_ca_file(kind:
             token = sign(namespace.keys[0], f"sb://{endpoint.authority}", expiry)
             endpoint = replace(endpoint, credential=SasToken(token))
         put(namespace.create_queue("orders"), numbered(1, "orders"))
-        async with data_plane.open_receiver(endpoint, "orders") as receiver:
-            (message,) = await receiver.receive(1, MAX_SECONDS)
+        async with data_plane.open_client(endpoint) as client, client.get_queue_receiver("orders") as receiver:
+            (message,) = await receiver.receive_messages(1, max_wait_time=MAX_SECONDS)
             assert message.message_id == "m1"
 
 
@@ -185,7 +185,7 @@ async def test_where_nobody_is_signed_in_both_clients_say_so(signing: Signing) -
                 await wire.receiver(queue_path("contoso", 0))
         check(by_wire.value)
         with pytest.raises(errors.NotAuthenticated) as by_sdk:
-            async with data_plane.open_receiver(pair.secondary, queue_path("contoso", 0)):
+            async with data_plane.open_sender(pair.secondary, queue_path("contoso", 0)):
                 pass
         check(by_sdk.value)
 
