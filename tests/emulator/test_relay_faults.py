@@ -83,6 +83,25 @@ async def test_answers_without_via_are_counted(bench: RelayBench) -> None:
     assert "Via" in await answered(bench, listener)
 
 
+async def test_latency_delays_answers_and_handshakes(bench: RelayBench) -> None:
+    loop = asyncio.get_running_loop()
+    with bench.emulator.faults.during("latency", "contoso", ms=50):
+        begun = loop.time()
+        listener = await bench.listen()
+        await answered(bench, listener)
+        assert loop.time() - begun > 0.09
+
+
+async def test_a_dropped_listener_answers_over_the_rendezvous_address(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    asking = asyncio.create_task(bench.request().__aenter__())
+    request, _ = await listener.request()
+    bench.emulator.faults.relay_drop_listeners("contoso")
+    meeting = await listener.meet(request["address"])
+    await listener.answer(request["id"], 200, b"late, and whole", meeting)
+    assert await (await asking).read() == b"late, and whole"
+
+
 @pytest.mark.parametrize(
     ("fault", "where"),
     [
