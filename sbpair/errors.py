@@ -28,7 +28,8 @@
     │   ├── MessageLockLost         3  a settlement came too late: the message will be delivered again
     │   ├── SessionLocked           3  another receiver holds the session
     │   ├── SessionLockLost         3  the session is no longer held by this receiver
-    │   └── UnreadableMessage       3  a delivered message cannot be decoded
+    │   ├── UnreadableMessage       3  a delivered message cannot be decoded
+    │   └── RelayRejected           3  a relay listener rejects a WebSocket
     ├── SkipLimitReached            3  as many messages as permitted are skipped and kept locked
     ├── RampStopped                 3  dead letters of the destination grew after a step of a ramp
     ├── ProtocolError               6  bytes that violate AMQP 1.0
@@ -219,6 +220,15 @@ class SessionLockLost(ServiceRefused):
 
 class UnreadableMessage(ServiceRefused):
     """A message that cannot be decoded, however often it is received."""
+
+
+class RelayRejected(ServiceRefused):
+    """A relay listener rejects a WebSocket, with `status` and `reason`."""
+
+    def __init__(self, message: str, *, status: int, reason: str = "", hint: str = "") -> None:
+        super().__init__(message, condition=str(status), hint=hint)
+        self.status = status
+        self.reason = reason
 
 
 class SkipLimitReached(SbpairError):

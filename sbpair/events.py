@@ -1,7 +1,7 @@
 """The events that `on_event` callbacks receive, imported when they are first used.
 
-Paired clients report SenderEvent, replication ReplicationEvent, a syphon SyphonEvent. Management and previews report
-Listed, QueueProvisioned, Retrying and Peeked; a replay reports ReplayPhase, Expected and PhaseProgress.
+Paired clients report SenderEvent, replication ReplicationEvent, a syphon SyphonEvent, relays RelayEvent. Management and
+previews report Listed, QueueProvisioned, Retrying and Peeked; a replay reports ReplayPhase, Expected and PhaseProgress.
 """
 
 from __future__ import annotations
@@ -48,6 +48,16 @@ if TYPE_CHECKING:
     from sbpair.move.events import RunResumed as RunResumed
     from sbpair.move.events import SyphonEvent as SyphonEvent
     from sbpair.move.peek.peeker import Peeked as Peeked
+    from sbpair.relay.events import RelayAnswerLost as RelayAnswerLost
+    from sbpair.relay.events import RelayBothFailed as RelayBothFailed
+    from sbpair.relay.events import RelayEvent as RelayEvent
+    from sbpair.relay.events import RelayRequestFailed as RelayRequestFailed
+    from sbpair.relay.events import RelayRolesSwapped as RelayRolesSwapped
+    from sbpair.relay.events import RelaySideChosen as RelaySideChosen
+    from sbpair.relay.events import RelaySideDown as RelaySideDown
+    from sbpair.relay.events import RelaySideFailed as RelaySideFailed
+    from sbpair.relay.events import RelaySideUp as RelaySideUp
+    from sbpair.relay.events import RelayTokenNotRenewed as RelayTokenNotRenewed
     from sbpair.replay.progress import Expected as Expected
     from sbpair.replay.progress import PhaseProgress as PhaseProgress
     from sbpair.replay.progress import ReplayPhase as ReplayPhase
@@ -75,6 +85,10 @@ __getattr__, __dir__ = lazy_names(
             "QueuesFound, RampProgress, RunCancelled, RunPaused, RunPausing, RunResumed, SyphonEvent"
         ),
         "sbpair.move.peek.peeker": "Peeked",
+        "sbpair.relay.events": (
+            "RelayAnswerLost, RelayBothFailed, RelayEvent, RelayRequestFailed, RelayRolesSwapped, RelaySideChosen, "
+            "RelaySideDown, RelaySideFailed, RelaySideUp, RelayTokenNotRenewed"
+        ),
         "sbpair.replay.progress": "Expected, PhaseProgress, ReplayPhase",
         "sbpair.replication.events": (
             "DuplicateCompleted, NoKey, OneSideOnly, Redelivered, ReplicationEvent, RolesSwapped, SideBack, "

@@ -24,6 +24,7 @@ EXAMPLES = [
     for name, code in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, flags=re.DOTALL)
 ]
 PUBLIC = {"sbpair", "sbpair.aio", "sbpair.events", "sbpair.management", "sbpair.testing"}
+PUBLIC |= {"sbpair.relay", "sbpair.relay.aio"}
 
 
 def blocks(kind: str) -> Iterator[tuple[str, str]]:
@@ -44,6 +45,7 @@ def environment() -> Iterator[dict[str, str]]:
     with Running() as running:
         for namespace in (running.namespace, running.other):
             running.do(lambda each=namespace: each.create_queue("orders"))
+            running.do(lambda each=namespace: each.hybrid_connections.create("service"))
         for path in [queue_path(NAMESPACE, index) for index in range(10)]:
             running.do(lambda each=path: running.other.create_queue(each))
         environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}

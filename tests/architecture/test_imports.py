@@ -19,7 +19,7 @@ LEVELS: list[set[str]] = [
     {"cli"},
     {"drill", "doctor", "metrics", "status"},
     {"replay", "message_io", "planning"},
-    {"replication"},
+    {"replication", "relay"},
     {"failover"},
     {"syphon", "management", "emulator"},
     {"move"},
@@ -43,7 +43,7 @@ SPECIAL = {
         "testing",
     },
     "aio": {"failover", "replication"},
-    "events": {"failover", "model", "move", "replay", "replication"},
+    "events": {"failover", "model", "move", "relay", "replay", "replication"},
     # It must not share this project's opinions on backlogs, or one bug would hide in both.
     "emulator": {"amqp", "errors"},
     "testing": {"emulator", "errors"},
@@ -52,9 +52,9 @@ USERS_OF_CONFIG = {"cli", "__init__"}
 
 DOORS = {
     "azure": {"azure", "failover", "replication", "message_io"},
-    "aiohttp": {"azure", "emulator"},
+    "aiohttp": {"azure", "emulator", "relay"},
     "cryptography": {"emulator"},
-    "websockets": {"amqp_client", "emulator"},
+    "websockets": {"amqp_client", "emulator", "relay"},
     "lark": {"emulator", "move"},
     "pyspark": {"replay"},
     "pyarrow": {"replay"},

@@ -10,7 +10,10 @@ from importlib import import_module
 
 import pytest
 
-PUBLIC = ("sbpair", "sbpair.aio", "sbpair.events", "sbpair.management", "sbpair.testing")
+PUBLIC = (
+    *("sbpair", "sbpair.aio", "sbpair.events", "sbpair.management", "sbpair.testing"),
+    *("sbpair.relay", "sbpair.relay.aio"),
+)
 HEAVY = {"aiohttp", "azure", "click", "lark", "pyarrow", "pyspark", "rich", "sbpair.emulator", "sbpair.syphon", "typer"}
 
 
@@ -34,12 +37,12 @@ def test_dir_lists_public_names_and_others_are_refused(module: str) -> None:
 def test_event_names_are_those_of_their_unions() -> None:
     from sbpair import events
 
-    unions = (events.SenderEvent, events.SyphonEvent, events.ReplicationEvent)
+    unions = (events.SenderEvent, events.SyphonEvent, events.ReplicationEvent, events.RelayEvent)
     members = {each.__name__ for union in unions for each in union.__args__}
     assert members <= set(events.__all__)
 
 
-@pytest.mark.parametrize("module", ["sbpair.events", "sbpair.management", "sbpair.testing"])
+@pytest.mark.parametrize("module", ["sbpair.events", "sbpair.management", "sbpair.relay", "sbpair.testing"])
 def test_every_public_name_has_a_type_for_checkers(module: str) -> None:
     public = import_module(module)
     imports = re.findall(r"^    from \S+ import (\w+) as \1$", inspect.getsource(public), re.MULTILINE)

@@ -1,0 +1,299 @@
+"""One HTTP request of a listener: from its message to the handler, and the answer back.
+
+A small answer goes over the control channel. One that is large or slow, and one whose channel has ended, goes over a
+rendezvous connection. Invariant: an accepted request is answered, or its answer is reported as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from sbpair.errors import SbpairError, Unreachable, UsageError
+from sbpair.relay.control_messages import (
+    MAX_INLINE,
+    RelayAnswer,
+    RelayMessageInvalid,
+    RequestMessage,
+    read_control,
+    response_message,
+)
+from sbpair.relay.relay_clock import RelayClock, TimeLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from websockets.asyncio.client import ClientConnection
+
+    from sbpair.relay.relay_endpoint import Side
+
+BUFFER_SECONDS: Final = 2.0
+"""How long a streamed answer is collected for the control channel."""
+
+ANSWER_SECONDS: Final = 60.0
+"""Time of a handler, and of a pause within a streamed answer: the service waits no longer."""
+
+FRAGMENT: Final = 64 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class AnswerChannel(Protocol):
+    """The control channel of a request, and the addresses beside it."""
+
+    side: Side
+
+    async def send_answer(self, request: RequestMessage, text: str, body: bytes) -> bool:
+        """Send an answer over the control channel. Returns False if it has ended."""
+
+    async def meet(self, address: str) -> ClientConnection:
+        """Open a rendezvous connection. Raises SbpairError."""
+
+
+class RelayRequest:
+    """An HTTP request for a handler. Iterate over it for the body, or `read` it whole.
+
+    `target` has path and query of the sender, with the path of the endpoint. Values of a repeated header are joined.
+    """
+
+    def __init__(self, message: RequestMessage, side: Side, body: bytes | AsyncIterator[bytes]) -> None:
+        self.side = side
+        self.request_id = message.request_id
+        self.method = message.method
+        self.target = message.target
+        self.headers: Mapping[str, str] = message.headers
+        self.remote = message.remote
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Iterate over the parts of the body. Raises Unreachable if it ends too soon."""
+        if isinstance(self._body, bytes):
+            if self._body:
+                yield self._body
+        else:
+            async for part in self._body:
+                yield part
+
+    async def read(self) -> bytes:
+        """Return the whole body. Raises Unreachable if it ends too soon."""
+        return b"".join([part async for part in self])
+
+
+RelayHandler = Callable[[RelayRequest], Awaitable[RelayAnswer]]
+
+
+class HandledRequest:
+    """One request on its way. `on_failed(request id, status, reason)` and `on_lost(request id, reason)` report."""
+
+    def __init__(
+        self,
+        message: RequestMessage,
+        body: bytes,
+        channel: AnswerChannel,
+        clock: RelayClock,
+        on_failed: Callable[[str, int, str], object],
+        on_lost: Callable[[str, str], object],
+    ) -> None:
+        self._message = message
+        self._body = body
+        self._channel = channel
+        self._clock = clock
+        self._on_failed = on_failed
+        self._on_lost = on_lost
+        self._meeting: ClientConnection | None = None
+
+    async def handle(self, handler: RelayHandler) -> None:
+        """Give the request to the handler, and send its answer."""
+        try:
+            body: bytes | AsyncIterator[bytes] = self._body
+            if not self._message.method:
+                body = await self._fetch()
+            answer = await self._answer_of(handler, RelayRequest(self._message, self._channel.side, body))
+            await self._send(answer)
+        except (SbpairError, RelayMessageInvalid, WebSocketException, OSError) as error:
+            self._on_lost(self._message.request_id, str(error) or type(error).__name__)
+        except asyncio.CancelledError:
+            self._on_lost(self._message.request_id, "the listener was closed")
+            raise
+        finally:
+            await self._leave()
+
+    async def refuse(self, status: int, reason: str) -> None:
+        """Answer without a handler."""
+
+        async def refusal(_request: RelayRequest) -> RelayAnswer:
+            return RelayAnswer(status, {"Content-Type": "text/plain"}, reason.encode())
+
+        await self.handle(refusal)
+        self._on_failed(self._message.request_id, status, reason)
+
+    async def _fetch(self) -> bytes | AsyncIterator[bytes]:
+        """Fetch the request from its address. Raises SbpairError, RelayMessageInvalid, WebSocketException."""
+        address = self._message.address
+        self._meeting = await self._channel.meet(address)
+        async with TimeLimit(self._clock, ANSWER_SECONDS):
+            text = await self._meeting.recv(decode=True)
+        message = read_control(text)
+        if not isinstance(message, RequestMessage) or not message.method:
+            raise RelayMessageInvalid("the rendezvous address has no request")
+        self._message = message
+        return self._parts(self._meeting) if message.has_body else b""
+
+    async def _parts(self, connection: ClientConnection) -> AsyncIterator[bytes]:
+        try:
+            async for part in connection.recv_streaming(decode=False):
+                if part:
+                    yield part
+        except ConnectionClosed:
+            hint = "answer with an error: the request is not complete"
+            raise Unreachable("the body of the request ended too soon", hint=hint) from None
+
+    async def _answer_of(self, handler: RelayHandler, request: RelayRequest) -> RelayAnswer:
+        """Return the handler's answer, or one for its failure."""
+        try:
+            async with TimeLimit(self._clock, ANSWER_SECONDS):
+                answer = await handler(request)
+            response_message("", checked_answer(answer), has_body=False)
+        except TimeoutError:
+            return self._failed(504, f"the handler returned no answer within {ANSWER_SECONDS:g} s")
+        except UsageError as error:
+            return self._failed(500, error.message)
+        except Exception as error:
+            log.exception("the handler of a relay listener failed")
+            return self._failed(500, f"the handler failed with {type(error).__name__}")
+        return answer
+
+    def _failed(self, status: int, reason: str) -> RelayAnswer:
+        self._on_failed(self._message.request_id, status, reason)
+        return RelayAnswer(status)
+
+    # The answer
+
+    async def _send(self, answer: RelayAnswer) -> None:
+        if isinstance(answer.body, bytes):
+            await self._send_bytes(answer, answer.body)
+            return
+        stream = _Collected(answer.body.__aiter__())
+        try:
+            if await stream.collect(self._clock):
+                await self._send_bytes(answer, b"".join(stream.parts))
+            else:
+                await self._send_over_rendezvous(answer, stream.all_parts())
+        except (SbpairError, WebSocketException, OSError):
+            raise
+        except Exception as error:
+            log.exception("the body of an answer failed")
+            reason = f"its body failed with {type(error).__name__}"
+            if self._meeting is None:
+                self._on_failed(self._message.request_id, 500, reason)
+                await self._send_bytes(RelayAnswer(500), b"")
+            else:
+                self._on_lost(self._message.request_id, reason)
+        finally:
+            await stream.close()
+
+    async def _send_bytes(self, answer: RelayAnswer, body: bytes) -> None:
+        text = response_message(self._message.request_id, answer, has_body=bool(body))
+        inline = self._meeting is None and len(text) + len(body) <= MAX_INLINE
+        if inline and await self._channel.send_answer(self._message, text, body):
+            return
+        await self._send_over_rendezvous(answer, _whole(body) if body else None)
+
+    async def _send_over_rendezvous(self, answer: RelayAnswer, parts: AsyncIterator[bytes] | None) -> None:
+        """Send an answer over the connection of its request, or a new one. Raises SbpairError, WebSocketException."""
+        if self._meeting is None:
+            self._meeting = await self._channel.meet(self._message.address)
+        await self._meeting.send(response_message(self._message.request_id, answer, has_body=parts is not None))
+        if parts is not None:
+            await self._meeting.send(self._in_time(parts))
+
+    async def _in_time(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the parts of a body in fragments. A pause of the handler fails it."""
+        yield b""
+        while True:
+            try:
+                async with TimeLimit(self._clock, ANSWER_SECONDS):
+                    part = await anext(parts)
+            except StopAsyncIteration:
+                return
+            for start in range(0, len(part), FRAGMENT):
+                yield part[start : start + FRAGMENT]
+
+    async def _leave(self) -> None:
+        if self._meeting is not None:
+            try:
+                await self._meeting.close()
+            except asyncio.CancelledError:
+                self._meeting.transport.abort()
+                raise
+
+
+class _Collected:
+    """A streamed body, whose first part is collected for a limited time."""
+
+    def __init__(self, source: AsyncIterator[bytes]) -> None:
+        self._source = source
+        self._next: asyncio.Task[bytes | None] | None = None
+        self.parts: list[bytes] = []
+
+    async def collect(self, clock: RelayClock) -> bool:
+        """Return True if the whole body has come and is small. Raises the errors of the source."""
+        size = 0
+        try:
+            async with TimeLimit(clock, BUFFER_SECONDS):
+                while size <= MAX_INLINE:
+                    part = await self._pull()
+                    if part is None:
+                        return True
+                    self.parts.append(part)
+                    size += len(part)
+        except TimeoutError:
+            if self._next is not None and self._next.done() and not self._next.cancelled():
+                error = self._next.exception()
+                if error is not None:
+                    raise error from None
+        return False
+
+    async def all_parts(self) -> AsyncIterator[bytes]:
+        while self.parts:
+            yield self.parts.pop(0)
+        while (part := await self._pull()) is not None:
+            yield part
+
+    async def _pull(self) -> bytes | None:
+        """Return the next part, or None. A cancelled pull loses none."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._take(), name="read an answer's body")
+        part = await asyncio.shield(self._next)
+        self._next = None
+        return part
+
+    async def _take(self) -> bytes | None:
+        async for part in self._source:
+            if part:
+                return bytes(part)
+        return None
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
+        closing = getattr(self._source, "aclose", None)
+        if closing is not None:
+            await closing()
+
+
+def checked_answer(answer: object) -> RelayAnswer:
+    """Return the answer of a handler. Raises UsageError if it is none."""
+    if isinstance(answer, RelayAnswer) and (isinstance(answer.body, bytes) or hasattr(answer.body, "__aiter__")):
+        return answer
+    hint = "return RelayAnswer(200, {}, b'...')"
+    raise UsageError("a handler returned no RelayAnswer whose body is bytes or an async iterator", hint=hint)
+
+
+async def _whole(body: bytes) -> AsyncIterator[bytes]:
+    yield body

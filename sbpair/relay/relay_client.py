@@ -1,0 +1,438 @@
+"""A client of two relay endpoints, for asyncio: requests go to the active one, or else to its backup, which then swap.
+
+Invariant: a request is sent a second time only if the first one cannot have been executed, its method is idempotent,
+or the caller has asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError, Unavailable, UsageError
+from sbpair.relay import events
+from sbpair.relay.control_messages import HOP_BY_HOP, Headers, checked_headers
+from sbpair.relay.events import OnRelayEvent, RelayReporter, relay_reporter
+from sbpair.relay.relay_clock import RelayClock, SystemRelayClock, TimeLimit
+from sbpair.relay.relay_connections import (
+    SentMark,
+    failure_of,
+    handshake_reason,
+    http_options,
+    one_line,
+    open_session,
+    service_error,
+)
+from sbpair.relay.relay_decisions import (
+    AnswerVerdict,
+    Reissue,
+    judged_answer,
+    judged_handshake,
+    judged_silence,
+    may_reissue,
+)
+from sbpair.relay.relay_endpoint import SIDES, RelayPair, Side, other_side
+from sbpair.relay.relay_tokens import TOKEN_HEADER, RelayTokens
+from sbpair.relay.request_body import RequestBody, SentBody
+
+if TYPE_CHECKING:
+    from multidict import CIMultiDictProxy
+
+TIMEOUT_SECONDS: Final = 70.0
+"""A little more than the service's own limit for an answer, 60 s: its answer names the reason."""
+
+MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+MAX_CONNECTIONS: Final = 1_000
+MAX_ERROR_BYTES: Final = 16 * 1024
+
+_METHOD: Final = re.compile(r"[A-Za-z][A-Za-z0-9!#$%&'*+.^_`|~-]{0,31}")
+_NOT_GIVEN: Final = HOP_BY_HOP | {"host", "content-length", "expect", TOKEN_HEADER.lower()}
+_LOST: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
+
+T = TypeVar("T")
+
+
+class SideUnavailable(Exception):
+    """One attempt has failed, since its side is not available."""
+
+    def __init__(self, verdict: AnswerVerdict, error: SbpairError) -> None:
+        super().__init__(error.message)
+        self.verdict = verdict
+        self.error = error
+
+
+class AsyncRelayResponse:
+    """The answer of a listener. Read it whole, or iterate over it; then, or to abandon it, close it.
+
+    `side` is the side that answered. The body is as sent: compressed if its Content-Encoding says so.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, side: Side, clock: RelayClock, seconds: float) -> None:
+        self.side = side
+        self.status = response.status
+        self.reason = response.reason or ""
+        self.headers: CIMultiDictProxy[str] = response.headers
+        self._response = response
+        self._clock = clock
+        self._seconds = seconds
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Iterate over the parts of the body. Raises InDoubt if it ends too soon, or pauses for the time limit."""
+        content = self._response.content
+        try:
+            while True:
+                async with TimeLimit(self._clock, self._seconds):
+                    part = await content.readany()
+                if not part:
+                    return
+                yield part
+        except _LOST:
+            raise InDoubt(
+                "the answer of the relay ended too soon: the request was executed, perhaps not to its end",
+                hint="check whether the request was executed",
+            ) from None
+        finally:
+            self._response.close()
+
+    async def read(self) -> bytes:
+        """Return the whole body. Raises InDoubt."""
+        return b"".join([part async for part in self])
+
+    async def close(self) -> None:
+        """End the connection, unless the body was read to its end."""
+        self._response.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        await self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request as it was given."""
+
+    method: str
+    suffix: str
+    headers: list[tuple[str, str]]
+    body: RequestBody
+    seconds: float
+
+
+class AsyncRelayClient:
+    """A client of a service that listens on two relay endpoints.
+
+    One side, chosen at random or by `first`, is active. A request goes there. If that side is not available, the
+    request is reissued to the backup, and the two swap roles. Only connections that fail, time-outs and the service's
+    own 404, 500, 502, 503 and 504 count. Every answer of a listener is an answer, whatever its status.
+
+    `timeout` is the seconds until an answer begins, and of each pause in a body. Each event is reported to `on_event`.
+    Coroutines may share a client. Raises UsageError for invalid arguments, and after `close`.
+    """
+
+    def __init__(
+        self,
+        pair: RelayPair,
+        *,
+        first: Side | None = None,
+        chance: random.Random | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        on_event: OnRelayEvent | None = None,
+        clock: RelayClock | None = None,
+    ) -> None:
+        if first is not None and first not in SIDES:
+            raise UsageError(f"expected primary or secondary, got {first!r}", hint="leave it out for a random one")
+        self.pair = pair
+        self._timeout = _checked_timeout(timeout)
+        self._clock = clock or SystemRelayClock()
+        self._report: RelayReporter = relay_reporter("a relay client", on_event)
+        chosen: Side = (chance or random.SystemRandom()).choice(SIDES)
+        self._active: Side = chosen if first is None else first
+        self._tokens: dict[Side, RelayTokens] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self.is_closed = False
+        self._report(events.RelaySideChosen(pair[self._active].path, self._active))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_details: object) -> None:
+        await self.close()
+
+    @property
+    def active(self) -> Side:
+        """The side that requests go to first."""
+        return self._active
+
+    def swap_roles(self) -> None:
+        """Swap the roles, as after a failure of the active side."""
+        self._become(other_side(self._active), "a swap was commanded")
+
+    async def close(self) -> None:
+        """Close all connections, also those of WebSockets."""
+        self.is_closed = True
+        if self._session is not None:
+            await self._session.close()
+        for each in self._tokens.values():
+            await each.close()
+
+    async def request(
+        self,
+        method: str,
+        suffix: str = "",
+        *,
+        headers: Headers | None = None,
+        body: SentBody = None,
+        reissue: Reissue = "safe",
+        timeout: float | None = None,  # noqa: ASYNC109  # a limit of each attempt
+    ) -> AsyncRelayResponse:
+        """Send an HTTP request, and return the listener's answer when it begins. `suffix` follows the endpoint's path.
+
+        With `reissue="safe"` a request that may have been executed is reissued only if its method is idempotent. With
+        "always" it is reissued in any case, and may be executed twice. Of a body that is an async iterator, 64 kB are
+        kept for that; a longer one that was begun cannot be reissued.
+
+        Raises InDoubt if it may have been executed and is not reissued. Then, as after each failure of the active side,
+        the roles are swapped: the next request goes to the other side. Raises BothFailed, with both reasons, if neither
+        side is available; the roles stay. Raises Unavailable for a long body, NotAuthenticated, NotAuthorized and
+        ServiceRefused for a refusal of the service, UsageError for invalid arguments, and the error of `body`.
+        """
+        if reissue not in ("safe", "always"):
+            raise UsageError(
+                f"expected safe or always as reissue, got {str(reissue)[:40]!r}", hint="safe is the default"
+            )
+        if not isinstance(method, str) or not _METHOD.fullmatch(method) or method.upper() == "CONNECT":
+            raise UsageError("the method of a relay request is not valid", hint="use one such as GET or POST")
+        seconds = self._timeout if timeout is None else _checked_timeout(timeout)
+        for endpoint in (self.pair.primary, self.pair.secondary):
+            endpoint.request_url(suffix)
+        call = _Call(method, suffix, _sent_headers(headers), RequestBody(body), seconds)
+
+        def may(verdict: AnswerVerdict) -> bool:
+            return may_reissue(verdict, method, reissue, is_complete=call.body.is_complete)
+
+        try:
+            return await self._on_either_side(lambda side: self._request(side, call), may)
+        finally:
+            await call.body.close()
+
+    async def connect(
+        self,
+        suffix: str = "",
+        *,
+        protocols: Iterable[str] = (),
+        headers: Headers | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        timeout: float | None = None,  # noqa: ASYNC109  # a limit of each attempt
+    ) -> aiohttp.ClientWebSocketResponse:
+        """Open a WebSocket to a listener, and return it. `protocols` are offered in this order.
+
+        A handshake executes nothing, so that it is always reissued if the active side is not available. A connection
+        that breaks later is the caller's: open another one. Raises RelayRejected with the listener's status and reason;
+        BothFailed, NotAuthenticated, NotAuthorized, ServiceRefused, UsageError as `request` does.
+        """
+        seconds = self._timeout if timeout is None else _checked_timeout(timeout)
+        for endpoint in (self.pair.primary, self.pair.secondary):
+            endpoint.connect_url(suffix)
+        given, offered = _sent_headers(headers), tuple(protocols)
+        checked_headers([("Sec-WebSocket-Protocol", each) for each in offered])
+
+        async def attempt(side: Side) -> aiohttp.ClientWebSocketResponse:
+            return await self._connect(side, suffix, offered, given, max_message_bytes, seconds)
+
+        return await self._on_either_side(attempt, lambda verdict: verdict.is_unavailable)
+
+    # Both sides
+
+    async def _on_either_side(self, attempt: Callable[[Side], Awaitable[T]], may: Callable[[AnswerVerdict], bool]) -> T:
+        if self.is_closed:
+            raise UsageError("the client has been closed", hint="make another one")
+        active = self._active
+        failures: dict[Side, SideUnavailable] = {}
+        reasons: dict[str, Exception] = {}
+        for side in (active, other_side(active)):
+            try:
+                result = await attempt(side)
+            except SideUnavailable as failure:
+                failures[side], reasons[side] = failure, failure.error
+                in_doubt = failure.verdict is AnswerVerdict.IN_DOUBT
+                self._report(events.RelaySideFailed(self.pair[side].path, side, failure.error.message, in_doubt))
+                if side == active and not may(failure.verdict):
+                    self._leave(active, failure.error.message)
+                    raise self._alone(side, failure) from None
+            except SbpairError as error:
+                if not failures:
+                    raise
+                reasons[side] = error
+            else:
+                if failures:
+                    self._leave(active, failures[active].error.message)
+                return result
+        raise self._both_failed(failures, reasons)
+
+    def _alone(self, side: Side, failure: SideUnavailable) -> SbpairError:
+        """Return the error of a request that is not reissued."""
+        if failure.verdict is not AnswerVerdict.IN_DOUBT:
+            if isinstance(failure.error, Unavailable):
+                failure.error.side = side
+            return failure.error
+        error = InDoubt(
+            f"a request may have been executed, and was not sent again: the {side}: {failure.error.message}",
+            hint='check whether it was executed; reissue="always" sends it again, and may execute it twice',
+        )
+        error.side = side
+        return error
+
+    def _both_failed(self, failures: dict[Side, SideUnavailable], reasons: dict[str, Exception]) -> BothFailed:
+        doubtful = tuple(side for side, each in failures.items() if each.verdict is AnswerVerdict.IN_DOUBT)
+        text = "; ".join(f"the {side}: {error}" for side, error in reasons.items())
+        self._report(events.RelayBothFailed(self.pair[self._active].path, text))
+        hint = "send it again once one of them is available"
+        if doubtful:
+            hint = f"the {' and the '.join(doubtful)} may have executed it: check that before you send it again"
+        return BothFailed(f"neither relay endpoint has answered: {text}", reasons=reasons, in_doubt=doubtful, hint=hint)
+
+    def _leave(self, failed: Side, reason: str) -> None:
+        """Make the other side active, unless another request has done so."""
+        if self._active == failed:
+            self._become(other_side(failed), reason)
+
+    def _become(self, active: Side, reason: str) -> None:
+        self._active = active
+        self._report(events.RelayRolesSwapped(self.pair[active].path, active, other_side(active), reason))
+
+    # One side
+
+    async def _request(self, side: Side, call: _Call) -> AsyncRelayResponse:
+        endpoint, mark = self.pair[side], SentMark()
+        headers, session, options = await self._prepared(side, call.headers)
+        body = call.body.open()
+        if call.body.length is not None and not isinstance(body, bytes) and body is not None:
+            headers["Content-Length"] = str(call.body.length)
+        try:
+            async with TimeLimit(self._clock, call.seconds) as limit:
+                response = await session.request(
+                    call.method,
+                    URL(endpoint.request_url(call.suffix), encoded=True),
+                    headers=headers,
+                    data=body if body is None or isinstance(body, bytes) else _progressing(body, limit),
+                    allow_redirects=False,
+                    trace_request_ctx=mark,
+                    **options,
+                )
+                verdict = judged_answer(response.status, has_via="Via" in response.headers)
+                if verdict is AnswerVerdict.ANSWER:
+                    return AsyncRelayResponse(response, side, self._clock, call.seconds)
+                refusal = service_error(endpoint, response.status, await _refusal_text(response))
+        except _LOST as error:
+            if call.body.error is not None:
+                raise call.body.error from None
+            lost = failure_of(error, endpoint, was_sent=mark.was_sent, seconds=call.seconds)
+            raise SideUnavailable(judged_silence(was_sent=mark.was_sent), lost) from None
+        if verdict.is_unavailable:
+            raise SideUnavailable(verdict, refusal)
+        raise refusal
+
+    async def _connect(
+        self,
+        side: Side,
+        suffix: str,
+        protocols: tuple[str, ...],
+        given: list[tuple[str, str]],
+        max_message_bytes: int,
+        seconds: float,
+    ) -> aiohttp.ClientWebSocketResponse:
+        endpoint = self.pair[side]
+        headers, session, options = await self._prepared(side, given)
+        reasons: list[str] = []
+        collecting = handshake_reason.set(reasons)
+        try:
+            async with TimeLimit(self._clock, seconds):
+                socket: aiohttp.ClientWebSocketResponse = await session.ws_connect(
+                    URL(endpoint.connect_url(suffix), encoded=True),
+                    protocols=protocols,
+                    headers=headers,
+                    max_msg_size=max_message_bytes,
+                    **options,
+                )
+                return socket
+        except aiohttp.WSServerHandshakeError as error:
+            reason = reasons[-1] if reasons else ""
+            status = error.status
+            refusal, verdict = service_error(endpoint, status, reason), judged_handshake(status, reason)
+        except _LOST as error:
+            lost = failure_of(error, endpoint, was_sent=False, seconds=seconds)
+            raise SideUnavailable(AnswerVerdict.NOT_EXECUTED, lost) from None
+        finally:
+            handshake_reason.reset(collecting)
+        if verdict is AnswerVerdict.ANSWER:
+            text = one_line(reason)
+            what = f"{endpoint}: the listener rejects the WebSocket: {status} {text}".rstrip()
+            raise RelayRejected(what, status=status, reason=text)
+        if verdict.is_unavailable:
+            raise SideUnavailable(verdict, refusal)
+        raise refusal
+
+    async def _prepared(
+        self, side: Side, given: list[tuple[str, str]]
+    ) -> tuple[CIMultiDict[str], aiohttp.ClientSession, dict[str, Any]]:
+        endpoint = self.pair[side]
+        if self._session is None:
+            self._session = open_session(MAX_CONNECTIONS)
+        if side not in self._tokens:
+            self._tokens[side] = RelayTokens(endpoint, self._clock)
+        headers = CIMultiDict(given)
+        headers[TOKEN_HEADER] = (await self._tokens[side].get()).value
+        return headers, self._session, http_options(endpoint)
+
+
+async def _progressing(parts: AsyncIterator[bytes], limit: TimeLimit) -> AsyncIterator[bytes]:
+    """Pass on the parts of a body, each of which postpones the time-out of its request."""
+    async for part in parts:
+        limit.postpone()
+        yield part
+    limit.postpone()
+
+
+async def _refusal_text(response: aiohttp.ClientResponse) -> str:
+    """Return the text of the service's error document, or else its reason phrase."""
+    import json
+
+    data = b""
+    try:
+        while len(data) <= MAX_ERROR_BYTES and (part := await response.content.readany()):
+            data += part
+        text = json.loads(data)["error"]["message"]
+    except (ValueError, LookupError, TypeError, RecursionError, aiohttp.ClientError):
+        text = ""
+    finally:
+        # A connection whose answer was read can be used again.
+        if not response.content.at_eof():
+            response.close()
+    return text if isinstance(text, str) and text else response.reason or ""
+
+
+def _sent_headers(headers: Headers | None) -> list[tuple[str, str]]:
+    """Return the headers of a request. Raises UsageError for those that belong to the connection or the relay."""
+    pairs = checked_headers(headers)
+    for name, _ in pairs:
+        if name.lower() in _NOT_GIVEN or name.lower().startswith("sec-websocket-"):
+            raise UsageError(
+                f"the header {name[:40]} cannot be given", hint="the client makes it, or the relay drops it"
+            )
+    return pairs
+
+
+def _checked_timeout(seconds: float) -> float:
+    if not isinstance(seconds, (int, float)) or not 0 < seconds <= 86_400:
+        raise UsageError(f"expected a timeout of up to 86400 seconds, got {seconds!r}", hint="70 is the default")
+    return float(seconds)

@@ -1,0 +1,227 @@
+"""Connections of the relay's clients: HTTP sessions, WebSockets frame by frame, and the errors of both.
+
+Invariant: no error holds a token, a header or a URL. No redirect is followed: it would take a token elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidProxyStatus, InvalidStatus, ProxyError
+from yarl import URL
+
+from sbpair.client_tls import client_context
+from sbpair.errors import (
+    EntityMissing,
+    NotAuthenticated,
+    NotAuthorized,
+    SbpairError,
+    ServiceRefused,
+    Silent,
+    Throttled,
+    Unavailable,
+    Unreachable,
+)
+from sbpair.http_tunnel import refused_by_proxy
+from sbpair.model.proxy import environment_proxy
+from sbpair.model.reachability import CONNECT_SECONDS, DOCTOR_HINT, cause_of, key_hint, unreachable
+from sbpair.relay.relay_clock import RelayClock, TimeLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import SimpleNamespace
+
+    from sbpair.model.proxy import Proxy
+    from sbpair.relay.relay_endpoint import RelayEndpoint
+
+MAX_CONTROL_MESSAGE: Final = 1024 * 1024
+MAX_FRAGMENT: Final = 16 * 1024 * 1024
+PING_SECONDS: Final = 30.0
+"""A control channel whose ping is not answered in this time has failed."""
+
+MAX_TEXT: Final = 300
+
+_quiet = logging.getLogger(f"{__name__}.frames")
+# The library logs headers and payloads, and they could hold a token or a key.
+_quiet.setLevel(logging.CRITICAL)
+
+handshake_reason: ContextVar[list[str]] = ContextVar("handshake_reason")
+"""Collects the reason phrase of a handshake, which the error of aiohttp lacks."""
+
+
+class SentMark:
+    """Whether the head of a request has begun to leave this machine."""
+
+    def __init__(self) -> None:
+        self.was_sent = False
+
+
+def proxy_of(endpoint: RelayEndpoint) -> Proxy | None:
+    """Return the proxy that leads to an endpoint: its own, or with TLS the environment's. Raises UsageError."""
+    import os
+
+    if endpoint.proxy is not None or not endpoint.tls:
+        return endpoint.proxy
+    return environment_proxy(endpoint.host, os.environ)
+
+
+def http_options(endpoint: RelayEndpoint) -> dict[str, Any]:
+    """Return the options of aiohttp's requests to an endpoint. Raises UsageError, MachineLacks."""
+    options: dict[str, Any] = {"ssl": client_context(endpoint.ca_file)} if endpoint.tls else {}
+    proxy = proxy_of(endpoint)
+    if proxy is not None:
+        options["proxy"] = proxy.url
+        if proxy.authorization is not None:
+            options["proxy_headers"] = {"Proxy-Authorization": proxy.authorization}
+    return options
+
+
+def open_session(max_connections: int) -> aiohttp.ClientSession:
+    """Open a session that sends and returns bytes, headers and statuses as they are."""
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_headers_sent.append(_on_headers_sent)
+    tracing.on_request_redirect.append(_on_redirect)
+    tracing.on_request_end.append(_on_end)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=max_connections),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        trace_configs=[tracing],
+    )
+
+
+async def _on_headers_sent(_session: object, context: SimpleNamespace, _params: object) -> None:
+    mark = context.trace_request_ctx
+    if isinstance(mark, SentMark):
+        mark.was_sent = True
+
+
+async def _on_redirect(_session: object, _context: object, _params: object) -> None:
+    raise aiohttp.ClientError("redirected")
+
+
+async def _on_end(_session: object, _context: object, params: aiohttp.TraceRequestEndParams) -> None:
+    reasons = handshake_reason.get(None)
+    if reasons is not None:
+        reasons.append(params.response.reason or "")
+
+
+class _Connect(connect):
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
+
+
+async def open_frames(
+    url: str,
+    endpoint: RelayEndpoint,
+    clock: RelayClock,
+    headers: Mapping[str, str] | None = None,
+    *,
+    is_control: bool = False,
+) -> ClientConnection:
+    """Open a WebSocket frame by frame. Raises Unavailable, AccessError, EntityMissing, ServiceRefused; UsageError."""
+    proxy = proxy_of(endpoint)
+    options: dict[str, Any] = {"ssl": client_context(endpoint.ca_file)} if url.startswith("wss:") else {}
+    try:
+        async with TimeLimit(clock, CONNECT_SECONDS):
+            return await _Connect(
+                url,
+                additional_headers=headers,
+                user_agent_header="sbpair",
+                compression=None,
+                proxy=_proxy_url(proxy) if proxy else None,
+                open_timeout=None,
+                ping_interval=PING_SECONDS,
+                ping_timeout=PING_SECONDS,
+                max_size=MAX_CONTROL_MESSAGE if is_control else (None, MAX_FRAGMENT),
+                logger=_quiet,
+                **options,
+            )
+    except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, EOFError, ValueError) as error:
+        raise _frames_error(error, endpoint, proxy) from None
+
+
+def _proxy_url(proxy: Proxy) -> str:
+    url = URL(proxy.url)
+    return str(url if proxy.user is None else url.with_user(proxy.user).with_password(proxy.password or ""))
+
+
+def _frames_error(error: Exception, endpoint: RelayEndpoint, proxy: Proxy | None) -> SbpairError:
+    if isinstance(error, InvalidStatus):
+        return service_error(endpoint, error.response.status_code, error.response.reason_phrase)
+    if isinstance(error, InvalidProxyStatus) and proxy is not None:
+        what = f"the proxy {proxy.address} refuses connections to {endpoint.namespace}"
+        return refused_by_proxy(what, error.response.status_code, proxy)
+    if isinstance(error, ProxyError) and proxy is not None:
+        return Unreachable(f"the proxy {proxy.address} opens no connection", hint=f"check the proxy{DOCTOR_HINT}")
+    if isinstance(error, (OSError, TimeoutError)):
+        return _not_reached(error, endpoint)
+    if isinstance(error.__cause__, (EOFError, OSError)) or isinstance(error, (EOFError, ConnectionClosed)):
+        return Unreachable(
+            f"{endpoint}: the server at {endpoint.namespace} closed the connection during the handshake",
+            hint=f"check the namespace's address and firewall{DOCTOR_HINT}",
+        )
+    return Unreachable(
+        f"{endpoint}: the server at {endpoint.namespace} does not answer a WebSocket handshake as a relay does",
+        hint=f"check the namespace's address{DOCTOR_HINT}",
+    )
+
+
+def _not_reached(error: Exception, endpoint: RelayEndpoint) -> Unreachable:
+    if isinstance(error, TimeoutError):
+        return unreachable(str(endpoint), endpoint.namespace, CONNECT_SECONDS)
+    return unreachable(str(endpoint), endpoint.namespace, error)
+
+
+def failure_of(error: Exception, endpoint: RelayEndpoint, *, was_sent: bool, seconds: float) -> SbpairError:
+    """Return the error for a request or handshake of aiohttp that got no answer."""
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return refused_by_proxy(
+            f"a proxy refuses connections to {endpoint.namespace}", error.status, proxy_of(endpoint)
+        )
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        return Unreachable(
+            f"{endpoint}: the proxy cannot be reached: {cause_of(error)}", hint=f"check the proxy{DOCTOR_HINT}"
+        )
+    if not was_sent:
+        return _not_reached(error, endpoint)
+    if isinstance(error, TimeoutError):
+        return Silent(f"{endpoint}: no answer within {seconds:g} s", hint="check whether the request was executed")
+    if isinstance(error, aiohttp.ClientResponseError):
+        return Unreachable(f"{endpoint}: the answer is not HTTP", hint=f"check the namespace's address{DOCTOR_HINT}")
+    return Unreachable(
+        f"{endpoint}: the connection was lost before the answer", hint="check whether the request was executed"
+    )
+
+
+def service_error(endpoint: RelayEndpoint, status: int, text: str) -> SbpairError:
+    """Return the error for a refusal of the service itself."""
+    said = one_line(text) or f"status {status}"
+    what = f"{endpoint}: {said}"
+    if status == 401:
+        return NotAuthenticated(what, hint=key_hint(""))
+    if status == 403 and "quota" not in said.lower() and "already has" not in said:
+        return NotAuthorized(what, hint="use a key or a role with the claim: listeners need Listen, senders need Send")
+    if status == 404 and "no listeners" not in said.lower() and "criteria" not in said.lower():
+        hint = "create the hybrid connection, or check its path and namespace"
+        return EntityMissing(what, entity=endpoint.path, hint=hint)
+    if status == 404:
+        return Unavailable(what, hint="start a listener, or check the running one")
+    if status == 429:
+        return Throttled(what, hint="retry more slowly")
+    if status in (500, 502, 503, 504):
+        return Unavailable(what, hint="retry in a minute")
+    return ServiceRefused(what, condition=str(status), hint="check the request")
+
+
+def one_line(text: str) -> str:
+    """Return a text of the service for an error: one line, without control characters, bounded."""
+    line = re.sub(r"[^ -~]+", " ", text).strip()
+    return line if len(line) <= MAX_TEXT else f"{line[:MAX_TEXT]}…"

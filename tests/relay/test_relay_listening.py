@@ -1,0 +1,307 @@
+"""The listener's life in virtual time: back-off, renewal, the daily restart, deadlines, and its close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.errors import BothFailed, UsageError
+from sbpair.model.pair import SasKey, SasToken
+from sbpair.relay.control_messages import RelayAnswer
+from sbpair.relay.events import RelaySideDown
+from sbpair.relay.relay_endpoint import RelayPair
+from sbpair.relay.relay_listener import AsyncRelayListener
+from tests.kit.async_tests import InLoop
+from tests.kit.sas import sign
+from tests.kit.waiting import until
+from tests.relay.relay_pairs import PATHS, RelayPairBench, endpoint_of, open_pair
+
+if TYPE_CHECKING:
+    from sbpair.relay.handled_request import RelayRequest
+
+
+@pytest.fixture
+def bench() -> InLoop:
+    return InLoop(open_pair)
+
+
+def downs(bench: RelayPairBench) -> list[RelaySideDown]:
+    return [each for each in bench.events if isinstance(each, RelaySideDown)]
+
+
+def listeners(bench: RelayPairBench, side: Any = "primary") -> list[Any]:
+    found = bench.emulator.namespaces[bench.namespace(side)].hybrid_connections.find(PATHS[side])
+    assert found is not None
+    return found.listeners
+
+
+async def test_a_side_that_fails_is_connected_to_after_growing_pauses(bench: RelayPairBench) -> None:
+    bench.emulator.faults.relay_down("contoso", status=503)
+    listener = await bench.listen(side="primary")
+    assert listener.up_sides == ()
+    for seconds in (1.0, 2.0, 5.0, 10.0, 30.0, 30.0):
+        await until(lambda pause=seconds: bench.clock.waits == [pause])
+        bench.clock.advance(seconds)
+    await until(lambda: bench.clock.waits == [30.0])
+    # One reason is reported once, although each text of the service has an id of its own.
+    assert len(downs(bench)) == 1
+    bench.emulator.faults.end_all()
+    bench.clock.advance(30)
+    await until(lambda: listener.up_sides == ("primary",))
+
+
+async def test_sides_are_independent(bench: RelayPairBench) -> None:
+    bench.emulator.faults.relay_down("contoso", status=503)
+    listener = await bench.listen()
+    assert listener.up_sides == ("secondary",)
+    client = await bench.client()
+    assert (await client.request("POST", body=b"x")).side == "secondary"
+
+
+@pytest.mark.parametrize("problem", ["missing", "wrong key"])
+async def test_a_permanent_refusal_is_retried_slowly(bench: RelayPairBench, problem: str) -> None:
+    changes: dict[str, Any] = {"path": "missing"}
+    if problem == "wrong key":
+        changes = {"credential": SasKey("RootManageSharedAccessKey", "d3Jvbmc=")}
+    where = endpoint_of(bench.emulator, "primary", **changes)
+    listener = AsyncRelayListener(where, bench.echo, clock=bench.clock, on_event=bench.events.append)
+    async with listener:
+        await until(lambda: bench.clock.waits == [60.0])
+        assert [each.retry_seconds for each in downs(bench)] == [60.0]
+        assert "d3Jvbmc=" not in str(bench.events)
+        if problem == "missing":
+            bench.emulator.namespaces["contoso"].hybrid_connections.create("missing")
+            bench.clock.advance(60)
+            await until(lambda: listener.up_sides == ("primary",))
+
+
+async def test_tokens_are_renewed_before_they_expire(bench: RelayPairBench) -> None:
+    listener = await bench.listen(side="primary")
+    connected = listeners(bench)[0]
+    for _ in range(4):
+        await until(lambda: bench.clock.waits == [pytest.approx(3_300, abs=1)])
+        bench.clock.advance(3_300)
+        await until(lambda: max(bench.clock.waits, default=0) > 3_000)
+        # The service reads the renewal before this answer.
+        client = await bench.client()
+        assert (await client.request("GET")).status == 200
+    assert listeners(bench) == [connected]
+    assert listener.up_sides == ("primary",)
+    assert downs(bench) == []
+
+
+async def test_a_given_signature_ends_the_channel_when_it_expires(bench: RelayPairBench) -> None:
+    expiry = int(bench.clock.now()) + 600
+    rule = bench.emulator.namespaces["contoso"].keys[0]
+    token = sign(rule, endpoint_of(bench.emulator, "primary").audience, expiry)
+    where = endpoint_of(bench.emulator, "primary", credential=SasToken(token))
+    async with AsyncRelayListener(where, bench.echo, clock=bench.clock, on_event=bench.events.append) as listener:
+        assert listener.up_sides == ("primary",)
+        bench.clock.advance(601)
+        await until(lambda: 60.0 in bench.clock.waits)
+        assert [each.retry_seconds for each in downs(bench)] == [0.0, 60.0]
+        assert "code 1008" in downs(bench)[0].reason
+
+
+async def test_the_daily_restart_is_survived_at_once(bench: RelayPairBench) -> None:
+    listener = await bench.listen(side="primary")
+    for _ in range(3):
+        before = listeners(bench)[0]
+        bench.clock.advance(86_400)
+        bench.emulator.faults.relay_drop_listeners("contoso", PATHS["primary"])
+        await until(lambda old=before: listeners(bench) and listeners(bench)[0] is not old)
+        await until(lambda: listener.up_sides)
+    client = await bench.client()
+    assert (await client.request("GET")).status == 200
+
+
+@pytest.mark.parametrize("size", [0, 10, 100_000])
+async def test_a_request_accepted_before_the_restart_is_answered_after_it(bench: RelayPairBench, size: int) -> None:
+    gate, started = asyncio.Event(), asyncio.Event()
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        started.set()
+        await gate.wait()
+        return RelayAnswer(201, {}, b"z" * size)
+
+    listener = await bench.listen(handler, side="primary")
+    client = await bench.client()
+    asking = asyncio.create_task(client.request("POST", body=b"x"))
+    await started.wait()
+    bench.emulator.faults.relay_drop_listeners("contoso", PATHS["primary"])
+    await until(lambda: bench.kinds("SideUp") == ["SideUp"] * 2 and listener.up_sides)
+    gate.set()
+    response = await asking
+    assert (response.status, await response.read()) == (201, b"z" * size)
+    assert bench.kinds("AnswerLost", "SideFailed") == []
+
+
+async def test_no_answer_is_lost_over_many_restarts(bench: RelayPairBench) -> None:
+    await bench.listen(side="primary")
+    client = await bench.client()
+    done: list[int] = []
+
+    async def ask(number: int) -> None:
+        response = await client.request("POST", body=str(number).encode())
+        assert await response.read() == str(number).encode()
+        done.append(number)
+
+    for round_number in range(10):
+        asked = [asyncio.create_task(ask(round_number * 20 + each)) for each in range(20)]
+        await until(lambda count=round_number * 20: len(bench.handled) > count + 5)
+        bench.emulator.faults.relay_drop_listeners("contoso", PATHS["primary"])
+        await until(lambda: bench.kinds("SideUp") and listeners(bench))
+        for each in asked:
+            # A request that is not accepted finds no listener on either side.
+            with suppress(BothFailed):
+                await each
+        bench.clock.advance(31)
+        await until(lambda: listeners(bench))
+        client.swap_roles() if client.active == "secondary" else None
+    executed = [int(body) for *_, body in bench.handled]
+    assert sorted(executed) == sorted(done)
+    assert len(set(executed)) == len(executed)
+    assert bench.kinds("AnswerLost") == []
+
+
+async def test_a_handler_that_hangs_is_cancelled_after_a_minute(bench: RelayPairBench) -> None:
+    ended = asyncio.Event()
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return RelayAnswer()
+
+    await bench.listen(handler)
+    client = await bench.client()
+    asking = asyncio.create_task(client.request("POST", timeout=200))
+    await until(lambda: bench.clock.waits.count(60.0) == 1)
+    # The listener's limit began a moment after the service's: both end now.
+    bench.clock.advance(60)
+    await ended.wait()
+    await until(asking.done)
+    assert bench.kinds("RequestFailed")
+    asking.exception()
+
+
+async def test_close_finishes_accepted_requests_and_takes_no_more(bench: RelayPairBench) -> None:
+    gate, started = asyncio.Event(), asyncio.Event()
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        started.set()
+        await gate.wait()
+        return RelayAnswer(200, {}, b"late")
+
+    listener = await bench.listen(handler)
+    client = await bench.client()
+    asking = asyncio.create_task(client.request("POST"))
+    await started.wait()
+    closing = asyncio.create_task(listener.close())
+    await until(lambda: not listeners(bench) and not listeners(bench, "secondary"))
+    gate.set()
+    await closing
+    assert await (await asking).read() == b"late"
+    assert listener.up_sides == ()
+    with pytest.raises(UsageError):
+        await listener.start()
+
+
+async def test_close_reports_the_requests_that_take_too_long(bench: RelayPairBench) -> None:
+    started = asyncio.Event()
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        started.set()
+        await asyncio.Event().wait()
+        return RelayAnswer()
+
+    listener = await bench.listen(handler)
+    client = await bench.client()
+    asking = asyncio.create_task(client.request("POST"))
+    await started.wait()
+    closing = asyncio.create_task(listener.close(5))
+    await until(lambda: 5.0 in bench.clock.waits)
+    bench.clock.advance(5)
+    await closing
+    assert bench.kinds("AnswerLost") == ["AnswerLost"]
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_listener_without_handlers_answers_501(bench: RelayPairBench) -> None:
+    async with AsyncRelayListener(bench.pair, clock=bench.clock):
+        client = await bench.client()
+        assert (await client.request("GET")).status == 501
+
+
+async def test_several_listeners_share_the_requests(bench: RelayPairBench) -> None:
+    counts = [0, 0]
+
+    def counting(index: int) -> Any:
+        async def handler(_request: RelayRequest) -> RelayAnswer:
+            counts[index] += 1
+            return RelayAnswer()
+
+        return handler
+
+    for index in (0, 1):
+        await bench.listen(counting(index))
+    client = await bench.client()
+    for _ in range(40):
+        await (await client.request("GET")).read()
+    assert sum(counts) == 40
+    assert min(counts) > 0
+
+
+async def test_a_listener_of_a_failing_event_callback_goes_on(bench: RelayPairBench) -> None:
+    def fail(_event: object) -> None:
+        raise RuntimeError("callback")
+
+    async with AsyncRelayListener(bench.pair, bench.echo, clock=bench.clock, on_event=fail):
+        client = await bench.client()
+        assert (await client.request("GET")).status == 200
+
+
+@pytest.mark.parametrize("limits", [{"max_requests": 0}, {"max_sockets": 0}, {"max_message_bytes": -1}])
+def test_wrong_limits_are_refused(limits: dict[str, int]) -> None:
+    where = RelayPair.__new__(RelayPair)
+    with pytest.raises(UsageError):
+        AsyncRelayListener(where, **limits)
+
+
+async def test_large_bodies_stream_through_in_parts(bench: RelayPairBench) -> None:
+    largest = [0]
+    total, part = 20_000_000, b"p" * 50_000
+
+    async def handler(request: RelayRequest) -> RelayAnswer:
+        size = 0
+        async for each in request:
+            largest[0] = max(largest[0], len(each))
+            size += len(each)
+        assert size == total
+
+        async def answer() -> AsyncIterator[bytes]:
+            for _ in range(total // len(part)):
+                yield part
+
+        return RelayAnswer(200, {"Content-Length": str(total)}, answer())
+
+    async def sent() -> AsyncIterator[bytes]:
+        for _ in range(total // len(part)):
+            yield part
+
+    await bench.listen(handler)
+    client = await bench.client()
+    response = await client.request("PUT", body=sent())
+    size = 0
+    async for each in response:
+        largest[0] = max(largest[0], len(each))
+        size += len(each)
+    assert size == total
+    assert response.headers["Content-Length"] == str(total)
+    assert largest[0] < 1_000_000

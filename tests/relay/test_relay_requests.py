@@ -1,0 +1,376 @@
+"""Requests from client to listener over real sockets: bodies, headers, streams, refusals, swaps and doubts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.errors import BothFailed, InDoubt, NotAuthenticated, ServiceRefused, Unavailable, UsageError
+from sbpair.model.pair import SasKey
+from sbpair.relay.control_messages import RelayAnswer
+from sbpair.relay.relay_endpoint import RelayPair, Side
+from tests.kit.async_tests import InLoop
+from tests.kit.waiting import until
+from tests.relay.relay_pairs import RelayPairBench, endpoint_of, open_pair
+
+if TYPE_CHECKING:
+    from sbpair.relay.handled_request import RelayRequest
+
+
+@pytest.fixture
+def bench() -> InLoop:
+    return InLoop(open_pair)
+
+
+async def parts(*given: bytes) -> AsyncIterator[bytes]:
+    for each in given:
+        await asyncio.sleep(0)
+        yield each
+
+
+async def test_a_request_reaches_the_active_side_and_is_answered(bench: RelayPairBench) -> None:
+    listener = await bench.listen()
+    client = await bench.client()
+
+    response = await client.request("POST", "/a%20b?x=1&&y", headers={"X-A": "1"}, body=b"ping")
+
+    assert listener.up_sides == ("primary", "secondary")
+    assert (response.status, response.side, await response.read()) == (200, "primary", b"ping")
+    assert response.headers["X-Side"] == "primary"
+    assert bench.handled == [("primary", "POST", "/service-east/a%20b?x=1&&y", b"ping")]
+    assert bench.kinds() == ["SideUp", "SideUp", "SideChosen"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_000, 66_000, 3_000_000])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_bodies_of_any_size_pass_both_ways(bench: RelayPairBench, size: int, streamed: bool) -> None:
+    async def handler(request: RelayRequest) -> RelayAnswer:
+        body = await request.read()
+        return RelayAnswer(200, {}, parts(body[:100], body[100:]) if streamed else body)
+
+    await bench.listen(handler)
+    client = await bench.client()
+    sent = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
+
+    response = await client.request("POST", body=parts(sent[:7], sent[7:]) if streamed else sent)
+
+    assert await response.read() == sent
+
+
+async def test_answers_keep_status_reason_and_headers(bench: RelayPairBench) -> None:
+    async def handler(request: RelayRequest) -> RelayAnswer:
+        assert request.headers["A"] == "1, 2"
+        headers = [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2"), ("X", "1"), ("X", "2"), ("Connection", "close")]
+        return RelayAnswer(503, headers, b"mine", "Own reason")
+
+    await bench.listen(handler)
+    client = await bench.client()
+
+    response = await client.request("GET", headers=[("A", "1"), ("A", "2")])
+
+    assert (response.status, response.reason, await response.read()) == (503, "Own reason", b"mine")
+    assert response.headers.getall("Set-Cookie") == ["a=1", "b=2"]
+    assert response.headers["X"] == "1, 2"
+    assert client.active == "primary"
+
+
+async def test_without_listeners_a_request_goes_to_the_backup_and_roles_swap(bench: RelayPairBench) -> None:
+    await bench.listen(side="secondary")
+    # A listener of one endpoint calls it primary.
+    client = await bench.client()
+
+    for _ in range(2):
+        assert (await client.request("POST", body=b"x")).side == "secondary"
+
+    assert client.active == "secondary"
+    assert len(bench.handled) == 2
+    assert bench.kinds("SideFailed", "RolesSwapped", "BothFailed") == ["SideFailed", "RolesSwapped"]
+    assert not next(each for each in bench.events if type(each).__name__ == "RelaySideFailed").in_doubt
+
+
+@pytest.mark.parametrize("fault", ["relay-no-listeners", "relay-down", "relay-down 503"])
+async def test_each_way_of_being_unavailable_swaps(bench: RelayPairBench, fault: str) -> None:
+    await bench.listen()
+    client = await bench.client()
+    kind, _, status = fault.partition(" ")
+    options = {"status": int(status)} if status else {}
+    with bench.emulator.faults.during(kind, "contoso", **options):
+        response = await client.request("GET", "/x")
+    assert (response.side, client.active) == ("secondary", "secondary")
+    assert [side for side, *_ in bench.handled] == ["secondary"]
+
+
+async def test_when_both_fail_the_roles_stay(bench: RelayPairBench) -> None:
+    client = await bench.client()
+    with pytest.raises(BothFailed) as failed:
+        await client.request("POST", body=b"x")
+    assert client.active == "primary"
+    assert set(failed.value.reasons) == {"primary", "secondary"}
+    assert failed.value.in_doubt == ()
+    assert "There are no listeners connected" in str(failed.value)
+    assert bench.kinds("RolesSwapped", "BothFailed") == ["BothFailed"]
+
+
+async def test_an_endpoint_that_does_not_exist_swaps_and_is_reported(bench: RelayPairBench) -> None:
+    await bench.listen()
+    wrong = RelayPair(endpoint_of(bench.emulator, "primary", path="missing"), bench.pair.secondary)
+    client = await bench.client(wrong)
+    assert (await client.request("POST")).side == "secondary"
+    assert any("Endpoint does not exist" in str(each) for each in bench.events)
+
+
+async def silent(client: Any, bench: RelayPairBench, method: str, **options: Any) -> Any:
+    """Begin a request whose answer the relay swallows, and let the service's time pass."""
+    bench.emulator.faults.relay_swallow_response("contoso", count=1)
+    before = len(bench.handled)
+    asking = asyncio.create_task(client.request(method, body=b"x", **options))
+    await until(lambda: len(bench.handled) > before)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    bench.clock.advance(60)
+    return asking
+
+
+async def test_a_lost_answer_is_in_doubt_and_not_reissued(bench: RelayPairBench) -> None:
+    await bench.listen()
+    client = await bench.client()
+    with pytest.raises(InDoubt) as doubt:
+        await (await silent(client, bench, "POST"))
+    assert doubt.value.side == "primary"
+    assert "did not respond in the required time" in str(doubt.value)
+    assert len(bench.handled) == 1
+    assert client.active == "secondary"
+
+
+@pytest.mark.parametrize(("method", "reissue"), [("PUT", "safe"), ("POST", "always")])
+async def test_a_lost_answer_is_reissued_where_it_may_be(bench: RelayPairBench, method: str, reissue: str) -> None:
+    await bench.listen()
+    client = await bench.client()
+    response = await (await silent(client, bench, method, reissue=reissue))
+    assert response.side == "secondary"
+    assert [side for side, *_ in bench.handled] == ["primary", "secondary"]
+
+
+async def test_the_clients_own_time_out_is_in_doubt(bench: RelayPairBench) -> None:
+    never = asyncio.Event()
+    started = asyncio.Event()
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        started.set()
+        await never.wait()
+        return RelayAnswer()
+
+    await bench.listen(handler)
+    client = await bench.client()
+    asking = asyncio.create_task(client.request("POST", timeout=5))
+    await started.wait()
+    bench.clock.advance(5)
+    with pytest.raises(InDoubt, match="no answer within 5 s"):
+        await asking
+    never.set()
+
+
+async def test_a_wrong_key_is_refused_and_does_not_swap(bench: RelayPairBench) -> None:
+    await bench.listen()
+    wrong = endpoint_of(bench.emulator, "primary", credential=SasKey("RootManageSharedAccessKey", "d3Jvbmc="))
+    client = await bench.client(RelayPair(wrong, bench.pair.secondary))
+    with pytest.raises(NotAuthenticated) as refused:
+        await client.request("GET")
+    assert "d3Jvbmc=" not in f"{refused.value}{refused.value!r}{wrong!r}"
+    assert client.active == "primary"
+
+
+async def test_the_listeners_own_errors_are_answers(bench: RelayPairBench) -> None:
+    async def handler(request: RelayRequest) -> RelayAnswer:
+        return RelayAnswer(int(request.target.rpartition("/")[2]))
+
+    await bench.listen(handler)
+    client = await bench.client()
+    for status in (400, 401, 403, 404, 500, 502, 503, 504):
+        response = await client.request("POST", f"/{status}")
+        assert (response.status, response.side) == (status, "primary")
+
+
+async def test_a_stream_is_reissued_if_little_of_it_was_read(bench: RelayPairBench) -> None:
+    await bench.listen()
+    client = await bench.client()
+    with bench.emulator.faults.during("relay-down", "contoso", status=503):
+        response = await client.request("POST", body=parts(b"a" * 1000, b"b" * 1000))
+    assert await response.read() == b"a" * 1000 + b"b" * 1000
+
+
+async def test_a_long_stream_that_was_begun_is_not_reissued(bench: RelayPairBench) -> None:
+    await bench.listen()
+    client = await bench.client()
+    gate = asyncio.Event()
+
+    async def long() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"a" * 40_000
+        gate.set()
+        await asyncio.Event().wait()
+
+    asking = asyncio.create_task(client.request("PUT", body=long()))
+    await gate.wait()
+    bench.emulator.faults.relay_down("contoso")
+    await until(lambda: bench.clock.waits)
+    bench.clock.advance(70)
+    with pytest.raises((InDoubt, Unavailable)):
+        await asking
+    assert "secondary" not in [side for side, *_ in bench.handled]
+
+
+async def test_an_error_of_the_body_is_the_callers(bench: RelayPairBench) -> None:
+    await bench.listen()
+    client = await bench.client()
+
+    async def failing() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        await client.request("PUT", body=failing())
+    assert [body for *_, body in bench.handled if body] == []
+
+
+async def test_a_failing_handler_costs_its_request_only(bench: RelayPairBench) -> None:
+    async def handler(request: RelayRequest) -> Any:
+        if request.method == "GET":
+            raise RuntimeError("secret of the application")
+        if request.method == "PUT":
+            return RelayAnswer(200, {"X": "a\r\nInjected: 1"})
+        return "text" if request.method == "PATCH" else RelayAnswer(204)
+
+    await bench.listen(handler)
+    client = await bench.client()
+    for method, status in (("GET", 500), ("PUT", 500), ("PATCH", 500), ("DELETE", 204)):
+        response = await client.request(method)
+        assert (response.status, await response.read(), "Injected" in response.headers) == (status, b"", False)
+    assert bench.kinds("RequestFailed") == ["RequestFailed"] * 3
+    assert "secret" not in str(bench.events)
+
+
+async def test_an_answer_that_breaks_off_is_never_taken_for_whole(bench: RelayPairBench) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"a" * 100_000
+        raise RuntimeError("source failed")
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        return RelayAnswer(200, {}, broken())
+
+    await bench.listen(handler)
+    client = await bench.client()
+    response = await client.request("GET")
+    with pytest.raises(InDoubt):
+        await response.read()
+    await until(lambda: "AnswerLost" in bench.kinds())
+
+
+async def test_a_slow_stream_begins_before_it_ends(bench: RelayPairBench) -> None:
+    gate, began = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"first"
+        began.set()
+        await gate.wait()
+        yield b"second"
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        return RelayAnswer(200, {}, slow())
+
+    await bench.listen(handler)
+    client = await bench.client()
+    asking = asyncio.create_task(client.request("GET"))
+    await began.wait()
+    await until(lambda: 2.0 in bench.clock.waits)
+    bench.clock.advance(2)
+    found = (await asking).__aiter__()
+    assert await anext(found) == b"first"
+    gate.set()
+    assert await anext(found) == b"second"
+    assert await anext(found, None) is None
+
+
+async def test_more_requests_than_allowed_wait_or_are_refused(bench: RelayPairBench) -> None:
+    gate = asyncio.Event()
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        await gate.wait()
+        return RelayAnswer(200)
+
+    await bench.listen(handler, max_requests=1)
+    client = await bench.client()
+    asked = [asyncio.create_task(client.request("POST")) for _ in range(13)]
+    await until(lambda: sum(each.done() for each in asked) >= 2)
+    gate.set()
+    statuses = sorted([(await each).status for each in asked])
+    assert statuses == [200] * 11 + [503] * 2
+
+
+async def test_the_first_side_is_random_or_chosen(bench: RelayPairBench) -> None:
+    sides: set[Side] = {(await bench.client(first=None)).active for _ in range(64)}
+    assert sides == {"primary", "secondary"}
+    assert (await bench.client(first="secondary")).active == "secondary"
+    with pytest.raises(UsageError):
+        await bench.client(first="third")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "GET /x HTTP/1.1\r\n"},
+        {"method": "CONNECT"},
+        {"method": ""},
+        {"suffix": "x"},
+        {"suffix": "/../other"},
+        {"suffix": "/%2e%2E/other"},
+        {"suffix": "/a/..%2fb"},
+        {"suffix": "/a b"},
+        {"suffix": "/a\r\nX: 1"},
+        {"suffix": "/a#b"},
+        {"suffix": "/a?sb-hc-token=x"},
+        {"suffix": "/a?SB-HC-action=listen"},
+        {"headers": {"X": "a\r\nY: b"}},
+        {"headers": {"X Y": "a"}},
+        {"headers": {"Host": "other"}},
+        {"headers": {"ServiceBusAuthorization": "x"}},
+        {"headers": {"Transfer-Encoding": "chunked"}},
+        {"body": "text"},
+        {"body": 7},
+        {"reissue": "never"},
+        {"timeout": 0},
+        {"timeout": float("nan")},
+    ],
+)
+async def test_wrong_arguments_are_refused_before_anything_is_sent(
+    bench: RelayPairBench, wrong: dict[str, Any]
+) -> None:
+    await bench.listen()
+    client = await bench.client()
+    given = {"method": "GET", **wrong}
+    with pytest.raises(UsageError):
+        await client.request(given.pop("method"), **given)
+    assert bench.handled == []
+    assert (await client.request("GET")).status == 200
+
+
+async def test_a_closed_client_refuses(bench: RelayPairBench) -> None:
+    client = await bench.client()
+    await client.close()
+    with pytest.raises(UsageError, match="closed"):
+        await client.request("GET")
+
+
+async def test_a_refusal_without_via_is_the_services(bench: RelayPairBench) -> None:
+    async def teapot(_request: RelayRequest) -> RelayAnswer:
+        return RelayAnswer(418)
+
+    await bench.listen(teapot)
+    client = await bench.client()
+    bench.emulator.faults.relay_without_via("contoso", count=1)
+    with pytest.raises(ServiceRefused) as refused:
+        await client.request("GET")
+    assert (refused.value.condition, client.active) == ("418", "primary")
