@@ -27,6 +27,7 @@ from sbpair.emulator.service_errors import (
     SessionLockExpired,
     TransactionRolledBack,
 )
+from sbpair.emulator.timespan import parse
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.subqueue import SubQueue
@@ -591,6 +592,22 @@ def test_expired_transfers_of_several_destinations_are_all_kept(make_queue, faul
         SendVia(via, destination).send([a_message(ttl_ms=1_000)])
     advance(2_000)
     assert (via.counts().transfer_dead_letter, numbers(via.transfer_dead_letters)) == (2, [1, 2])
+
+
+def test_an_update_applies_to_transfers_and_those_that_failed(make_queue, faults: Faults, advance) -> None:
+    via, down, refusing = make_queue(), make_queue("down"), make_queue("refusing", requires_session=True)
+    faults.entity_down("contoso", "down")
+    SendVia(via, down).send([a_message(ttl_ms=1_000)])
+    SendVia(via, refusing).send([a_message()])
+    changed = {"dead_lettering_on_message_expiration": True, "default_message_time_to_live": parse("PT2S")}
+    via.update(replace(via.description, **changed, lock_duration=parse("PT5S")))
+    SendVia(via, down).send([a_message()])
+    advance(1_000)
+    assert (via.counts().transfer, via.counts().transfer_dead_letter) == (1, 2)
+    advance(1_000)
+    assert (via.counts().transfer, via.counts().transfer_dead_letter) == (0, 3)
+    first, *_ = via.transfer_dead_letters.receive(3)
+    assert first.locked_until_ms == via.transfer_dead_letters.accessed_at_ms + 5_000
 
 
 def test_a_destination_that_is_down_is_waited_for(queue, destination, faults: Faults) -> None:

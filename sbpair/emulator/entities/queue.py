@@ -6,7 +6,7 @@ It is synchronous and knows no protocol. `messages` and `dead_letters` are sub-q
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -105,8 +105,8 @@ class QueueEntity:
         self.description = description
         self.updated_at_ms = self.namespace.clock.now_ms()
         self._max_bytes = description.total_size_in_megabytes * MEGABYTE
-        self.messages.configure(description)
-        self.dead_letters.configure(description)
+        for part in self._parts():
+            part.configure(description)
         if description.requires_duplicate_detection:
             if self._duplicates is None:
                 self._duplicates = DuplicateDetector()
@@ -166,6 +166,15 @@ class QueueEntity:
         if self._transfer_dead_letters is None:
             self._transfer_dead_letters = SubQueue(self.namespace, self.description)
         return self._transfer_dead_letters
+
+    def _parts(self) -> Iterator[SubQueue]:
+        """Yield all sub-queues that exist."""
+        yield self.messages
+        yield self.dead_letters
+        if self._transfer_dead_letters is not None:
+            yield self._transfer_dead_letters
+        for messages, _ in self._transfers.values():
+            yield messages
 
     @property
     def last_used_ms(self) -> int:
@@ -327,12 +336,8 @@ class QueueEntity:
 
     def close(self) -> None:
         """Drop the messages and notify the watchers: the queue is deleted."""
-        self.messages.clear()
-        self.dead_letters.clear()
-        if self._transfer_dead_letters is not None:
-            self._transfer_dead_letters.clear()
-        for messages, _ in self._transfers.values():
-            messages.clear()
+        for part in self._parts():
+            part.clear()
         self._auto_delete.stop()
         watchers, self._watchers = list(self._watchers), {}
         for watcher in watchers:
