@@ -27,6 +27,7 @@ from tests.emulator.test_fuzz_amqp import (
     Memory,
     furnished,
     recorded,
+    repeated_ids,  # noqa: F401  # a fixture of every test here too: conversations name their transactions by it
     settled,
     unharmed,
 )
