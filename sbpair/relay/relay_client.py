@@ -316,7 +316,8 @@ class AsyncRelayClient:
         endpoint, mark = self.pair[side], SentMark()
         headers, session, options = await self._prepared(side, call.headers)
         body = call.body.open()
-        if call.body.length is not None and not isinstance(body, bytes) and body is not None:
+        is_whole = body is None or isinstance(body, bytes)
+        if call.body.length is not None and not is_whole:
             headers["Content-Length"] = str(call.body.length)
         try:
             async with TimeLimit(self._clock, call.seconds) as limit:
@@ -324,7 +325,7 @@ class AsyncRelayClient:
                     call.method,
                     URL(endpoint.request_url(call.suffix), encoded=True),
                     headers=headers,
-                    data=body if body is None or isinstance(body, bytes) else _progressing(body, limit),
+                    data=body if is_whole else _ProgressingBody(call.body, limit),
                     allow_redirects=False,
                     trace_request_ctx=mark,
                     **options,
@@ -395,12 +396,24 @@ class AsyncRelayClient:
         return headers, self._session, http_options(endpoint)
 
 
-async def _progressing(parts: AsyncIterator[bytes], limit: TimeLimit) -> AsyncIterator[bytes]:
-    """Pass on the parts of a body, each of which postpones the time-out of its request."""
-    async for part in parts:
-        limit.postpone()
-        yield part
-    limit.postpone()
+class _ProgressingBody:
+    """The parts of a body, each of which postpones the time-out of its request.
+
+    aiohttp repeats a request whose idle connection was closed: each iteration begins anew, or fails.
+    """
+
+    def __init__(self, body: RequestBody, limit: TimeLimit) -> None:
+        self._body = body
+        self._limit = limit
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        parts = self._body.open()
+        assert parts is not None  # noqa: S101  # a body that is sent in parts
+        assert not isinstance(parts, bytes)  # noqa: S101
+        async for part in parts:
+            self._limit.postpone()
+            yield part
+        self._limit.postpone()
 
 
 async def _refusal_text(response: aiohttp.ClientResponse) -> str:

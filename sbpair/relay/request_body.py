@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Final, TypeAlias
 
-from sbpair.errors import UsageError
+from sbpair.errors import InDoubt, UsageError
 
 MAX_KEPT: Final = 64 * 1024
 """Bytes of a stream that are kept for a second attempt."""
@@ -74,6 +74,8 @@ class RequestBody:
             yield whole[start : start + MAX_KEPT]
 
     async def _stream(self) -> AsyncIterator[bytes]:
+        if not self.is_complete:
+            raise InDoubt("the body of a request was read in part, and cannot be sent again", hint="send it anew")
         for kept in list(self._kept):
             yield kept
         while (part := await self._pull()) is not None:
