@@ -17,6 +17,7 @@ from urllib.parse import quote
 from sbpair.config.file import PAIR_KEYS, config_path, file_layer, file_setting, named_variables, read_pairs
 from sbpair.config.pair_settings import build_endpoint, build_pair
 from sbpair.config.setting import (
+    RELAY_VARIABLES,
     SIDES,
     Environment,
     Flags,
@@ -42,6 +43,7 @@ VARIABLES = (
     "SBPAIR_CONFIG",
     "SBPAIR_PAIR",
     *(f"SBPAIR_{side.upper()}_{key}" for side in SIDES for key in ENVIRONMENT_KEYS),
+    *RELAY_VARIABLES,
 )
 DEFAULT_PAIR = "default"
 UNSET = Setting("", "", Origin.DEFAULT)
@@ -135,11 +137,12 @@ def effective_endpoint(
         found[f"{side}.{name}"] = replace(settings.get(f"{side}.{name}", default), value=value)
     implied = Setting("", f"{side}.proxy", Origin.DERIVED) if endpoint.proxy else UNSET
     found[f"{side}.transport"] = replace(settings.get(f"{side}.transport", implied), value=str(endpoint.transport))
-    found[f"{side}.proxy"] = _proxy_setting(settings.get(f"{side}.proxy", UNSET), endpoint, environ)
+    found[f"{side}.proxy"] = proxy_setting(settings.get(f"{side}.proxy", UNSET), endpoint, environ)
     return found
 
 
-def _proxy_setting(setting: Setting, endpoint: Endpoint, environ: Environment) -> Setting:
+def proxy_setting(setting: Setting, endpoint: Endpoint, environ: Environment) -> Setting:
+    """Return the proxy that leads to a namespace, its own or the environment's, without its password."""
     proxy = proxy_for(endpoint, environ)
     if proxy is None:
         return UNSET

@@ -32,6 +32,7 @@ SIDE_KEYS = (
     *("name", "namespace", "connection_string_env", "endpoint", "tls", "ca_file"),
     *("transport", "proxy", "proxy_env"),
 )
+RELAY_SIDE_KEYS = ("namespace", "connection_string_env", "path", "ca_file", "proxy", "proxy_env")
 VARIABLE_KEYS = {"connection_string_env": "address", "proxy_env": "proxy"}
 """Keys that name an environment variable with a secret, and the setting that it has."""
 
@@ -75,6 +76,7 @@ def named_variables(path: Path) -> set[object]:
     try:
         tables = [table for table in read_pairs(path).values() if isinstance(table, dict)]
         namespaces = list(read_namespaces(path).values())
+        tables += [table for table in read_relays(path).values() if isinstance(table, dict)]
     except SbpairError:
         return set()
     sides = [table.get(side) for table in tables for side in SIDES] + namespaces
@@ -105,12 +107,21 @@ def read_pairs(path: Path) -> dict[str, object]:
 
 def read_namespaces(path: Path) -> dict[str, object]:
     """Return the tables under `namespaces`, as `read_pairs` does."""
-    tables = _read_tables(path, "namespaces")
+    return _named_tables(path, "namespace")
+
+
+def read_relays(path: Path) -> dict[str, object]:
+    """Return the tables under `relays`, as `read_pairs` does."""
+    return _named_tables(path, "relay")
+
+
+def _named_tables(path: Path, kind: str) -> dict[str, object]:
+    tables = _read_tables(path, f"{kind}s")
     for name in tables:
         if name in SIDES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
             shown = "…" if holds_secret(name) else name
             hint = "use up to 64 letters, digits, '.', '-' and '_'; primary and secondary are the sides of a pair"
-            raise UsageError(f"{path}: {shown!r} cannot be the name of a namespace", hint=hint)
+            raise UsageError(f"{path}: {shown!r} cannot be the name of a {kind}", hint=hint)
     return tables
 
 
@@ -130,7 +141,7 @@ def _read_tables(path: Path, kind: str) -> dict[str, object]:
         raise UsageError(f"{path} is not UTF-8, as TOML is", hint="save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
-    entries = _table(content, ("pairs", "namespaces"), str(path))
+    entries = _table(content, ("pairs", "namespaces", "relays"), str(path))
     tables = entries.get(kind, {})
     if not isinstance(tables, dict):
         raise UsageError(f"{path}: {kind} is not a table", hint=f"write [{kind}.NAME]")
@@ -153,8 +164,18 @@ def namespace_layer(name: str, table: object, path: Path, environ: Environment) 
     return _side_layer(f"namespaces.{name}", table, f"{path} [namespaces.{name}]", environ)
 
 
-def _side_layer(side: str, table: object, place: str, environ: Environment) -> Layer:
-    entries = _table(table, SIDE_KEYS, place)
+def relay_layer(name: str, table: object, path: Path, environ: Environment) -> Layer:
+    """Return the settings of the sides of `[relays.NAME]`. Raises UsageError with the key and its place."""
+    entries = _table(table, SIDES, f"{path} [relays.{name}]")
+    layer: Layer = {}
+    for side, given in entries.items():
+        place = f"{path} [relays.{name}.{side}]"
+        layer = {**layer, **_side_layer(side, given, place, environ, RELAY_SIDE_KEYS)}
+    return layer
+
+
+def _side_layer(side: str, table: object, place: str, environ: Environment, keys: tuple[str, ...] = SIDE_KEYS) -> Layer:
+    entries = _table(table, keys, place)
     values = {key: _scalar(value, key, place) for key, value in entries.items()}
     if "namespace" in values and "connection_string_env" in values:
         raise conflict("namespace", "connection_string_env", place)

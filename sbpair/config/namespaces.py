@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.config.file import config_path, namespace_layer, read_namespaces, read_pairs
+from sbpair.config.file import config_path, namespace_layer, read_namespaces, read_pairs, read_relays
 from sbpair.config.pair_settings import build_endpoint
-from sbpair.config.setting import SIDES, Environment, Flags, Layer, Origin, Setting
+from sbpair.config.setting import RELAY_VARIABLES, SIDES, Environment, Flags, Layer, Origin, Setting
 from sbpair.errors import UsageError
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import Ends, is_address
@@ -58,10 +58,11 @@ def all_namespaces(flags: Flags, environ: Environment) -> list[SingleNamespace]:
 
 
 def has_pair(flags: Flags, environ: Environment) -> bool:
-    """Return whether a pair is configured, or named; a file may have namespaces alone."""
+    """Return whether a pair is configured, or named; a file may have namespaces or relays alone."""
     named = flags.pair or flags.primary or flags.secondary or any(environ.get(each) for each in PAIR_VARIABLES)
     path = config_path(flags, environ)
-    return bool(named or read_pairs(path) or not read_namespaces(path))
+    others = read_namespaces(path) or read_relays(path) or any(environ.get(each) for each in RELAY_VARIABLES)
+    return bool(named or read_pairs(path) or not others)
 
 
 def _build(name: str, layer: Layer, flags: Flags) -> SingleNamespace:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sbpair.relay.relay_blocking import RelayListener as RelayListener
     from sbpair.relay.relay_endpoint import RelayEndpoint as RelayEndpoint
     from sbpair.relay.relay_endpoint import RelayPair as RelayPair
+    from sbpair.relay.relay_settings import load_relay_pair as load_relay_pair
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -26,6 +27,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.relay.control_messages": "RelayAnswer",
         "sbpair.relay.relay_blocking": "RelayClient, RelayListener",
         "sbpair.relay.relay_endpoint": "RelayEndpoint, RelayPair",
+        "sbpair.relay.relay_settings": "load_relay_pair",
     },
 )
 __all__ = list(__dir__())

@@ -78,10 +78,8 @@ class RelayEndpoint:
 
         Raises ConnectionStringError, which never repeats a value; NameInvalid.
         """
-        pieces = text.split(";")
-        own = [each for each in pieces if each.partition("=")[0].strip().lower() == "entitypath"]
-        rest = ";".join(each for each in pieces if each not in own)
-        given = own[0].partition("=")[2].strip() if own else ""
+        rest, own = split_entity_path(text)
+        given = own[0] if own else ""
         if len(own) > 1 or (given and path and given.lower() != path.lower()):
             raise ConnectionStringError(
                 "the connection string is invalid: its EntityPath is not the path of the endpoint",
@@ -157,6 +155,14 @@ class RelayPair:
 
     def __getitem__(self, side: Side) -> RelayEndpoint:
         return self.primary if side == "primary" else self.secondary
+
+
+def split_entity_path(text: str) -> tuple[str, list[str]]:
+    """Return a connection string without its EntityPath, and the values of that."""
+    pieces = text.split(";")
+    own = [each for each in pieces if each.partition("=")[0].strip().lower() == "entitypath"]
+    rest = ";".join(each for each in pieces if each not in own)
+    return rest, [each.partition("=")[2].strip() for each in own]
 
 
 def other_side(side: Side) -> Side:

@@ -48,7 +48,7 @@ SPECIAL = {
     "emulator": {"amqp", "errors"},
     "testing": {"emulator", "errors"},
 }
-USERS_OF_CONFIG = {"cli", "__init__"}
+USERS_OF_CONFIG = {"cli", "relay", "__init__"}
 
 DOORS = {
     "azure": {"azure", "failover", "replication", "message_io"},

@@ -12,6 +12,7 @@ from sbpair.config.file import create_file, file_setting
 from sbpair.config.namespaces import PREFIX, all_namespaces, has_pair
 from sbpair.config.setting import Flags
 from sbpair.errors import UsageError
+from sbpair.relay.relay_settings import configured_relays
 
 SCHEMA = "sbpair/config/1"
 EXAMPLE = """\
@@ -40,6 +41,13 @@ connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=
 # A namespace for --namespace archive and archive:ENTITY, of no pair, with the keys of a side:
 # [namespaces.archive]
 # namespace = "contoso-archive.servicebus.windows.net"
+
+# A relay: a hybrid connection in each of two namespaces of Azure Relay, whose paths may differ. See sbpair help relay.
+# [relays.service.primary]
+# namespace = "contoso-relay.servicebus.windows.net"
+# path = "service"
+# [relays.service.secondary]
+# connection_string_env = "SERVICE_DR"            # its EntityPath is the path
 """
 
 
@@ -78,9 +86,12 @@ def command(
     warn_of_unknown_variables(flags, screen)
     _require_some(flags, file)
     namespaces = all_namespaces(flags, os.environ)
+    relays = configured_relays(flags, os.environ)
     found = config.effective(config.load(flags, os.environ), os.environ) if has_pair(flags, os.environ) else {}
     for each in namespaces:
         found |= config.effective_endpoint(f"{PREFIX}{each.name}", each.endpoint, each.settings, os.environ)
+    for relay in relays:
+        found |= relay.effective(os.environ)
     entries = [
         {"key": key, "value": setting.value, "source": setting.source, "origin": str(setting.origin)}
         for key, setting in found.items()

@@ -1,0 +1,107 @@
+"""Relays: `[relays.NAME]` of the configuration file, and the relay `default` of environment variables."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sbpair.config import UNSET, proxy_setting, refuse_secrets
+from sbpair.config.file import config_path, read_relays, relay_layer
+from sbpair.config.setting import (
+    RELAY_KEYS,
+    SIDES,
+    Environment,
+    Flags,
+    Layer,
+    Origin,
+    Secret,
+    Setting,
+    conflict,
+    merged,
+)
+from sbpair.errors import UsageError
+from sbpair.model.connection_string import holds_secret
+from sbpair.model.pair import sign_in
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
+
+FROM_ENVIRONMENT = "default"
+"""The relay whose sides SBPAIR_RELAY_PRIMARY_… and SBPAIR_RELAY_SECONDARY_… set. They change no other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """The settings of one relay. Their keys are such as `relays.orders.primary.path`."""
+
+    name: str
+    settings: Mapping[str, Setting]
+
+    def prefix(self, side: str) -> str:
+        return f"relays.{self.name}.{side}"
+
+
+def relay_names(flags: Flags, environ: Environment) -> list[str]:
+    """Return the relays of the file and the environment. Raises UsageError, MachineLacks."""
+    from_environment = [FROM_ENVIRONMENT] if _environment_layer(environ) else []
+    return sorted({*read_relays(config_path(flags, environ)), *from_environment})
+
+
+def load_relay_settings(name: str | None, flags: Flags, environ: Environment) -> RelaySettings:
+    """Return the settings of the relay `name`, or SBPAIR_RELAY, or the only one. Raises UsageError, MachineLacks."""
+    refuse_secrets(environ)
+    path = config_path(flags, environ)
+    names, wanted = relay_names(flags, environ), name or environ.get("SBPAIR_RELAY")
+    if wanted and wanted not in names:
+        if holds_secret(wanted):
+            raise UsageError(
+                "the name of a relay holds a connection string, which is a secret", hint="give the relay's name"
+            )
+        near = difflib.get_close_matches(wanted, names, 1)
+        known = f"there are: {', '.join(names)}" if names else f"add [relays.{wanted}.primary] to {path}"
+        raise UsageError(f"relay {wanted!r} does not exist", hint=f"did you mean {near[0]}?" if near else known)
+    if not wanted and len(names) != 1:
+        if names:
+            raise UsageError("several relays are configured", hint=f"choose one: {' | '.join(names)}")
+        raise UsageError(
+            "no relay is configured",
+            hint=f"add [relays.NAME.primary] and [relays.NAME.secondary] to {path}, or set"
+            " SBPAIR_RELAY_PRIMARY_CONNECTION_STRING and SBPAIR_RELAY_SECONDARY_CONNECTION_STRING",
+        )
+    chosen = wanted or names[0]
+    tables = read_relays(path)
+    from_file = relay_layer(chosen, tables[chosen], path, environ) if chosen in tables else {}
+    from_environment = _environment_layer(environ) if chosen == FROM_ENVIRONMENT else {}
+    settings = merged(from_environment, from_file)
+    return RelaySettings(chosen, {f"relays.{chosen}.{key}": setting for key, setting in settings.items()})
+
+
+def effective_relay_side(
+    prefix: str, endpoint: Endpoint, shown: tuple[str, str], settings: Mapping[str, Setting], environ: Environment
+) -> dict[str, Setting]:
+    """Return every value of one side of a relay by its key, without secrets. `shown` are its namespace and path."""
+    address = settings[f"{prefix}.address"]
+    namespace, path = shown
+    return {
+        f"{prefix}.namespace": replace(address, value=namespace),
+        f"{prefix}.path": replace(settings.get(f"{prefix}.path", address), value=path),
+        f"{prefix}.sign_in": replace(address, value=sign_in(endpoint)),
+        f"{prefix}.ca_file": replace(settings.get(f"{prefix}.ca_file", UNSET), value=endpoint.ca_file or ""),
+        f"{prefix}.proxy": proxy_setting(settings.get(f"{prefix}.proxy", UNSET), endpoint, environ),
+    }
+
+
+def _environment_layer(environ: Environment) -> Layer:
+    layer: dict[str, Setting] = {}
+    for side in SIDES:
+        variables = {key: f"SBPAIR_RELAY_{side.upper()}_{key}" for key in RELAY_KEYS}
+        given = {key: environ[variable] for key, variable in variables.items() if environ.get(variable)}
+        if "CONNECTION_STRING" in given and "NAMESPACE" in given:
+            raise conflict(variables["CONNECTION_STRING"], variables["NAMESPACE"], "the environment")
+        for key, text in given.items():
+            value = Secret(text) if key in ("CONNECTION_STRING", "PROXY") else text
+            short = "address" if key in ("CONNECTION_STRING", "NAMESPACE") else key.lower()
+            layer[f"{side}.{short}"] = Setting(value, variables[key], Origin.ENVIRONMENT)
+    return layer
