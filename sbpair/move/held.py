@@ -71,7 +71,14 @@ class HeldMessages:
 
     def note_largest(self, messages: Sequence[ReceivedMessage]) -> None:
         """Update `largest` for messages that are not held."""
-        self.largest = max(self.largest, max(map(get_size, messages), default=0))
+        self.note_size(max(map(get_size, messages), default=0))
+
+    def note_size(self, size: int) -> None:
+        """Update `largest` for the size of a message that is not held."""
+        self.largest = max(self.largest, size)
+
+    def keys(self) -> KeysView[Key]:
+        return self._by_key.keys()
 
     def contains_any(self, keys: KeysView[Key]) -> bool:
         return not keys.isdisjoint(self._by_key.keys())

@@ -6,18 +6,19 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress, repeat
-from operator import not_
+from operator import itemgetter, not_
 from typing import TYPE_CHECKING
 
 from sbpair.model.message_key import message_keys
 from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_number, get_ordinal
 from sbpair.move.message.route import Send, field_getter
+from sbpair.move.undecoded import UndecodedMessages
 
 if TYPE_CHECKING:
     import asyncio
 
     from sbpair.model.message_key import Key
-    from sbpair.move.context import MoveContext
+    from sbpair.move.context import Choose, MoveContext
     from sbpair.move.destination_senders import DestinationSenders
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.message.route import Facts, Route
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
 ASSUMED_BYTES = 1024 * 1024
 """Size of a message, assumed before the first one is received."""
 
+MAX_COMPARED = 1_000
+"""Limit of earlier messages with which those of a receive are compared by number, before they are decoded."""
+
 _new: Callable[..., RoutedMessage] = tuple.__new__
 """Equals RoutedMessage(...), at a third of its cost."""
 
 
+_number_of = itemgetter(2)  # of a key
 _destination_of: Callable[[Route], str] = field_getter(Send, "destination")
 
 
@@ -109,6 +114,10 @@ class Intake:
     def _without_skipped(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
         """Skip messages that are not chosen or were skipped before, and return the others."""
         settlement, known = self._settlement, self._settlement.skipped.numbers
+        if isinstance(messages, UndecodedMessages):
+            if self._context.chosen is not None and known.isdisjoint(messages.numbers.sequence_numbers):
+                return self._without_undecoded(messages, self._context.chosen)
+            messages = messages.decoded()
         if known and not known.isdisjoint(map(get_number, messages)):
             again = [each for each in messages if each.facts.sequence_number in known]
             settlement.skipped.add(again)
@@ -116,7 +125,36 @@ class Intake:
             messages = [each for each in messages if each.facts.sequence_number not in known]
         if self._context.chosen is None or not messages:
             return messages
-        chosen = self._context.chosen(messages, self._service_ms())
+        return self._choose(messages, self._context.chosen(messages, self._service_ms()))
+
+    def _without_undecoded(self, messages: UndecodedMessages, choose: Choose) -> Sequence[ReceivedMessage]:
+        """Skip messages that are not chosen, and decode only the others."""
+        chosen = choose(messages, self._service_ms())
+        left = list(map(not_, chosen))
+        count = sum(left)
+        if messages.is_decoded or not self._settlement.has_room_to_skip(count) or self._may_know(messages):
+            return self._choose(messages.decoded(), chosen)
+        if count:
+            sizes, settlement = list(compress(messages.sizes, left)), self._settlement
+            self._context.tally.received(self._backlog_queue, count)
+            settlement.held.note_size(max(sizes))
+            settlement.spend_sizes("received", sizes)
+            settlement.skip_kept(messages.keep(left))
+        return messages.select(chosen)
+
+    def _may_know(self, messages: UndecodedMessages) -> bool:
+        """Return whether one of them may be moved already, or may have been delivered to this run before."""
+        held, journal = self._settlement.held.keys(), self._context.journal
+        if journal.count_seen() > MAX_COMPARED:
+            return True
+        numbers = set(messages.numbers.sequence_numbers)
+        return not (
+            numbers.isdisjoint(map(_number_of, held)) and numbers.isdisjoint(map(_number_of, journal.all_seen()))
+        )
+
+    def _choose(self, messages: Sequence[ReceivedMessage], chosen: Sequence[bool]) -> Sequence[ReceivedMessage]:
+        """Skip messages that are not chosen, and return the others."""
+        settlement = self._settlement
         left = list(compress(messages, map(not_, chosen)))
         if not left:
             return messages

@@ -21,6 +21,7 @@ from sbpair.move.message import envelope
 from sbpair.move.message.decode import Decoder
 from sbpair.move.message.form import BACKLOG, MessageForm
 from sbpair.move.message.route import Facts, field_getter
+from sbpair.move.undecoded import MessageNumbers, UndecodedMessages
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
@@ -194,9 +195,30 @@ class RawSource:
 
     async def receive(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
         """Receive messages, waiting up to `seconds` for the first; [] without any. Raises Unavailable."""
+        return self._messages(await self._take(limit, seconds))
+
+    async def receive_for_filter(self, limit: int, *, seconds: float) -> Sequence[ReceivedMessage]:
+        """Receive messages as `receive` does, undecoded if their numbers can be read without that."""
+        deliveries = await self._take(limit, seconds)
+        undecoded = self._undecoded(deliveries)
+        return self._messages(deliveries) if undecoded is None else undecoded
+
+    async def _take(self, limit: int, seconds: float) -> list[Delivery]:
         deliveries = await self._receiver.take(limit, seconds=seconds)
         self._clock.sample()
-        return self._messages(deliveries)
+        return deliveries
+
+    def _undecoded(self, deliveries: list[Delivery]) -> UndecodedMessages | None:
+        payloads = list(map(_payload_of, deliveries))
+        columns = self._decoder.read_numbers(payloads)
+        # One without a number is kept by its tag.
+        if columns is None or 0 in columns[0]:
+            return None
+        numbers = MessageNumbers(*columns)
+        for delivery in deliveries:
+            delivery.payload = b""
+        lock_ends = list(map(self._clock.local_times(numbers.locked_until).__getitem__, numbers.locked_until))
+        return UndecodedMessages(numbers, lock_ends, deliveries, payloads, self._made)
 
     async def stop(self) -> None:
         left = await self._receiver.stop()
@@ -313,15 +335,21 @@ class RawSource:
         return [(by_delivery[delivery.id], error) for delivery, error in failures]
 
     def _messages(self, deliveries: list[Delivery]) -> list[RawReceivedMessage]:
-        if not deliveries:
-            return []
         payloads = list(map(_payload_of, deliveries))
-        facts, contents, partition_keys, locks = self._decoder.decode_columns(payloads)
-        lock_ends = map(self._clock.local_times(locks).__getitem__, locks)
-        ordinals = map(_number_of, facts)
-        messages = list(map(RawReceivedMessage, facts, lock_ends, deliveries, contents, ordinals, partition_keys))
         for delivery in deliveries:
             delivery.payload = b""
+        return self._made(deliveries, payloads)
+
+    def _made(
+        self, deliveries: list[Delivery], payloads: list[bytes], lock_ends: Sequence[float] = ()
+    ) -> list[RawReceivedMessage]:
+        """Return decoded messages. Without `lock_ends`, these follow from the messages."""
+        if not deliveries:
+            return []
+        facts, contents, partition_keys, locks = self._decoder.decode_columns(payloads)
+        lock_ends = lock_ends or list(map(self._clock.local_times(locks).__getitem__, locks))
+        ordinals = map(_number_of, facts)
+        messages = list(map(RawReceivedMessage, facts, lock_ends, deliveries, contents, ordinals, partition_keys))
         if self._keeps_payload:
             for message, payload in zip(messages, payloads, strict=True):
                 message.payload = payload

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sbpair.move.context import MoveContext
     from sbpair.move.destination_sender import BatchSend
     from sbpair.move.failure_latch import FailureLatch
-    from sbpair.move.interface import Failures, MessageSource, ReceivedMessage
+    from sbpair.move.interface import Failures, KeptMessage, MessageSource, ReceivedMessage
     from sbpair.move.skipped import SkippedMessages
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,13 @@ class Settlement:
         count = len(messages)
         if self.held.largest > UNIT_BYTES:
             count += sum([units(each.facts.size) - 1 for each in messages if each.facts.size > UNIT_BYTES])
+        self._context.tally.spent(operation, count)
+
+    def spend_sizes(self, operation: str, sizes: Sequence[int]) -> None:
+        """Count billable operations on messages of these sizes."""
+        count = len(sizes)
+        if self.held.largest > UNIT_BYTES:
+            count += sum([units(size) - 1 for size in sizes if size > UNIT_BYTES])
         self._context.tally.spent(operation, count)
 
     def end_of(self, message: ReceivedMessage) -> asyncio.Future[None]:
@@ -161,6 +168,15 @@ class Settlement:
         for message in messages:
             context.tally.stayed(_named(message, reason))
             self._end(message, None)
+
+    def has_room_to_skip(self, count: int) -> bool:
+        """Return whether so many more messages may be skipped."""
+        return count <= self._context.max_skipped - self._context.tally.skipped
+
+    def skip_kept(self, kept: Sequence[KeptMessage]) -> None:
+        """Keep messages in the backlog, as `skip` does, for which there is room."""
+        self.skipped.add_kept(kept)
+        self._context.tally.ended(self._source.queue, "skipped", len(kept))
 
     def _hold(self, message: ReceivedMessage) -> ReceivedMessage:
         if message not in self.held:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from sbpair.errors import MessageLockLost, SbpairError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from sbpair.move.interface import KeepingSource, KeptMessage, ReceivedMessage
 
 log = logging.getLogger(__name__)
+
+_number_of: Callable[[KeptMessage], int] = attrgetter("number")
 
 DEFAULT_MAX_SKIPPED = 100_000
 RENEWED_TOGETHER = 100
@@ -45,9 +48,12 @@ class SkippedMessages:
     def add(self, messages: Sequence[ReceivedMessage]) -> None:
         """Keep messages locked, or their later deliveries."""
         assert self.source is not None  # noqa: S101  # or nothing is skipped
-        kept = self.source.keep(messages)
-        self._kept.update((each.number, each) for each in kept)
-        self.numbers.update(each.number for each in kept)
+        self.add_kept(self.source.keep(messages))
+
+    def add_kept(self, kept: Sequence[KeptMessage]) -> None:
+        numbers = list(map(_number_of, kept))
+        self._kept.update(zip(numbers, kept, strict=True))
+        self.numbers.update(numbers)
         self._renewals += kept
         self._added.set()
 

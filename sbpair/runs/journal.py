@@ -12,7 +12,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
-from itertools import count, islice, repeat
+from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import SbpairError, StateRefused
@@ -207,6 +207,14 @@ class Journal:
 
     def seen_any(self, keys: KeysView[Key]) -> bool:
         return not (keys.isdisjoint(self._accepted.keys()) and keys.isdisjoint(self._returned.keys()))
+
+    def count_seen(self) -> int:
+        """Return how many messages `seen` is true for, at most."""
+        return len(self._accepted) + len(self._returned)
+
+    def all_seen(self) -> Iterator[Key]:
+        """Iterate over the messages for which `seen` is true; some twice."""
+        return chain(self._accepted, self._returned)
 
     def unconfirmed(self) -> list[Key]:
         """Return messages that the primary accepted in this run and the backlog may still have."""

@@ -16,6 +16,7 @@ from sbpair.errors import SbpairError
 from sbpair.move.events import MessagesLocked
 from sbpair.move.new_messages import NewMessages
 from sbpair.move.peek.locked import LockedMessages, peek_old
+from sbpair.move.undecoded import enqueued_times
 from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class QueueEnd:
 
     async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
-        if not all(self._new.include(message.facts.enqueued_at) for message in messages):
+        if not all(map(self._new.include, enqueued_times(messages))):
             return False
         now = asyncio.get_running_loop().time()
         if self.locked and now < self._peek_at:

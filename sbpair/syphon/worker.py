@@ -434,10 +434,13 @@ class QueueWorker:
         until = loop.time() + min(seconds, max_seconds)
         if mover.locked:
             until = min(until, self._last_used + UNUSED_SECONDS)
+        # The order of a session needs all of its messages.
+        is_filtered = self._plan.context.chosen is not None and not isinstance(source, SessionSource)
+        receive = source.receive_for_filter if is_filtered else source.receive
         while not self._interrupted:
             source.grant(limit)
             try:
-                messages = await source.receive(limit, seconds=max(0.0, until - loop.time()))
+                messages = await receive(limit, seconds=max(0.0, until - loop.time()))
             except Unavailable:
                 if mover.locked or await self._unless_interrupted(source.reopen()) is False:
                     raise

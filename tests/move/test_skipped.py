@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair import errors
+from sbpair.move.intake import Intake
 from sbpair.move.skipped import SkippedMessages
+from sbpair.move.undecoded import MessageNumbers, UndecodedMessages
 from tests.move.test_mover import FAST, LOST, UNREACHABLE, Memory, fast_context, message, move, receipt_of
 
 if TYPE_CHECKING:
@@ -20,8 +22,38 @@ if TYPE_CHECKING:
     from sbpair.move.mover import Mover
 
 
+@pytest.fixture(scope="module", params=["decoded", "undecoded"], autouse=True)
+def how_received(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let movers get each receive as a list, or as messages that are decoded when they are needed."""
+    accept = Intake.accept
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "undecoded":
+            patch.setattr(Intake, "accept", lambda intake, messages: accept(intake, undecoded(messages)))
+        yield
+
+
+def undecoded(messages: Sequence[Any]) -> Sequence[Any]:
+    if not messages or isinstance(messages, UndecodedMessages):
+        return messages
+    numbers, times = ([each.facts[at] for each in messages] for at in (1, 2))
+    nothing = [0] * len(messages)
+    columns = MessageNumbers(numbers, times, nothing, nothing, nothing)
+    lock_ends, payloads = [each.lock_until for each in messages], [bytes(each.facts.size) for each in messages]
+
+    def decode(some: Sequence[Any], *_: object) -> list[Any]:
+        return list(some)  # each is its own delivery
+
+    return UndecodedMessages(columns, lock_ends, list(messages), payloads, decode)
+
+
 def odd_ones(messages: Sequence[Any], _now_ms: int) -> list[bool]:
-    return [each.facts.sequence_number % 2 == 1 for each in messages]
+    return [number % 2 == 1 for number in numbers_of(messages)]
+
+
+def numbers_of(messages: Sequence[Any]) -> Sequence[int]:
+    if isinstance(messages, UndecodedMessages):
+        return messages.numbers.sequence_numbers
+    return [each.facts.sequence_number for each in messages]
 
 
 def choosing(**changed: Any) -> MoveContext:
@@ -170,7 +202,7 @@ async def test_message_that_the_primary_has_is_completed_though_not_chosen() -> 
 async def test_redelivery_of_a_chosen_message_is_not_skipped_while_it_is_sent() -> None:
     memory = Memory(send=["hang"])
     chosen = {1}
-    context = fast_context(chosen=lambda messages, _: [each.facts.sequence_number in chosen for each in messages])
+    context = fast_context(chosen=lambda messages, _: [each in chosen for each in numbers_of(messages)])
 
     async def again(mover: Mover) -> None:
         await memory.reached.wait()

@@ -439,6 +439,9 @@ class MessageFilter:
 
     def choose(self, messages: Sequence[Any], now_ms: int) -> list[bool]:
         """Return which received messages the filter is true for, at a time of the service in ms since 1970."""
+        views = getattr(messages, "views", None)  # of undecoded ones
+        if views is not None:
+            return list(map(self.matches, views(now_ms)))
         return [self.matches(FilteredMessage(each.facts, each.content, now_ms)) for each in messages]
 
     def matches_peeked(self, facts: Facts, sections: Sections, now_ms: int) -> bool:
@@ -462,7 +465,7 @@ class MessageFilter:
             is_chosen = self._run(message) is True
         except Incalculable as error:
             self.failures += 1
-            self.first_failure = self.first_failure or f"message {message.facts.sequence_number}: {error.message}"
+            self.first_failure = self.first_failure or f"message {message.sequence_number}: {error.message}"
             return False
         self.chosen += is_chosen
         return is_chosen

@@ -48,6 +48,19 @@ class FilteredMessage:
             self._sections = self.content.split()
         return self._sections
 
+    @property
+    def sequence_number(self) -> int:
+        return self.facts.sequence_number
+
+    @property
+    def enqueued_at(self) -> int:
+        """When the message was enqueued, in ms since 1970."""
+        return self.facts.enqueued_at
+
+    @property
+    def size(self) -> int:
+        return self.facts.size
+
     def user(self, name: str) -> Value:
         """Return an application property by its name in lower case; None without it."""
         return self.find_user(name)[1]
@@ -56,10 +69,10 @@ class FilteredMessage:
         """Return whether there is an application property of this name, in lower case, and its value."""
         if self.content is None:
             return False, None
-        return _find(self.content.application_properties, name)
+        return find_value(self.content.application_properties, name)[:2]
 
     def annotation(self, name: str) -> Value:
-        return _find(self.sections.message_annotations, name)[1]
+        return find_value(self.sections.message_annotations, name)[1]
 
     def field(self, index: int) -> Value:
         """Return an element of the properties section."""
@@ -70,14 +83,17 @@ class FilteredMessage:
 
 
 @lru_cache(4096)
-def _find(raw: bytes, name: str) -> tuple[bool, Value]:
-    """Return whether a map has a key, in lower case, and the value of the first such key."""
+def find_value(raw: bytes, name: str) -> tuple[bool, Value, int]:
+    """Return whether a map has a key, in lower case, the value of the first such key, and the position of that.
+
+    The position is 0 if the map has another form than usual.
+    """
     try:
         if not name.isascii() or not raw.startswith(_SHORT_MAPS):
             return _find_carefully(raw, name)
         wanted = name.encode()
         if wanted not in raw.lower():
-            return False, None
+            return False, None, 0
         # The usual form: short text as keys.
         position, size, length = 6, len(raw), len(wanted)
         while position < size:
@@ -85,18 +101,18 @@ def _find(raw: bytes, name: str) -> tuple[bool, Value]:
                 return _find_carefully(raw, name)
             value_at = position + 2 + raw[position + 1]
             if raw[position + 1] == length and raw[position + 2 : value_at].lower() == wanted:
-                return True, value_of(codec.decode(raw, value_at)[0])
+                return True, value_of(codec.decode(raw, value_at)[0]), value_at
             position = value_at + 2 + raw[value_at + 1] if raw[value_at] == _SHORT_TEXT else skip(raw, value_at)
     except (ProtocolError, IndexError) as error:
         raise Incalculable(f"its properties cannot be read: {error}") from None
-    return False, None
+    return False, None, 0
 
 
-def _find_carefully(raw: bytes, name: str) -> tuple[bool, Value]:
+def _find_carefully(raw: bytes, name: str) -> tuple[bool, Value, int]:
     for key, _, value in splice.map_pairs(raw):
         if isinstance(key, str) and key.lower() == name:
-            return True, value_of(codec.decode_all(value))
-    return False, None
+            return True, value_of(codec.decode_all(value)), 0
+    return False, None, 0
 
 
 _SHORT_MAPS: Final = section(APPLICATION_PROPERTIES, b"\xc1"), section(MESSAGE_ANNOTATIONS, b"\xc1")
@@ -134,11 +150,11 @@ def _expires_at(message: FilteredMessage) -> Moment | None:
 
 
 def _enqueued(message: FilteredMessage) -> Moment:
-    return moment(message.facts.enqueued_at)
+    return moment(message.enqueued_at)
 
 
 def _age(message: FilteredMessage) -> Span | None:
-    enqueued_at = message.facts.enqueued_at
+    enqueued_at = message.enqueued_at
     return Span(max(0, message.now_ms - enqueued_at) * TICKS_PER_MS) if enqueued_at > 0 else None
 
 
@@ -161,7 +177,7 @@ SYSTEM: Final = dict(
         _field(
             "sys.EnqueuedSequenceNumber",
             NUMBER,
-            lambda message: message.annotation("x-opt-enqueue-sequence-number") or message.facts.sequence_number,
+            lambda message: message.annotation("x-opt-enqueue-sequence-number") or message.sequence_number,
         ),
         _field("sys.EnqueuedTimeUtc", "a time", _enqueued),
         _field("sys.ExpiresAtUtc", "a time", _expires_at),
@@ -172,9 +188,9 @@ SYSTEM: Final = dict(
         _field("sys.ReplyTo", "text", lambda message: message.text(4)),
         _field("sys.ReplyToSessionId", "text", lambda message: message.field(12)),
         _field("sys.ScheduledEnqueueTimeUtc", "a time", _scheduled),
-        _field("sys.SequenceNumber", NUMBER, lambda message: message.facts.sequence_number),
+        _field("sys.SequenceNumber", NUMBER, lambda message: message.sequence_number),
         _field("sys.SessionId", "text", lambda message: message.facts.session_id or message.field(10)),
-        _field("sys.Size", NUMBER, lambda message: message.facts.size),
+        _field("sys.Size", NUMBER, lambda message: message.size),
         _field("sys.State", "text", lambda message: _STATES.get(envelope.message_state(message.sections), "active")),
         _field("sys.Subject", "text", lambda message: message.field(_LABEL)),
         _field("sys.TimeToLive", "a duration", lambda message: _ttl(message) or FOREVER),
@@ -190,7 +206,7 @@ OWN: Final = dict(
         _field("enqueued", "a time", _enqueued),
         _field("path", "text", lambda message: message.facts.path or None),
         _field("reason", "text", lambda message: message.user(dead_letters.REASON.lower())),
-        _field("size", NUMBER, lambda message: message.facts.size),
+        _field("size", NUMBER, lambda message: message.size),
     )
 )
 """Names of sbpair's own, without a scope. Of a user property with such a name, the scope is `user`."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sbpair.errors import ProtocolError
 from sbpair.move.message import envelope
-from sbpair.move.message.fast_decode import TemplateMessage, TemplateReader
+from sbpair.move.message.fast_decode import NumberColumns, TemplateMessage, TemplateReader
 from sbpair.move.message.form import BACKLOG, MessageForm
 from sbpair.move.message.route import Facts
 
@@ -83,6 +83,10 @@ class Decoder:
         ]
         facts, contents, partition_keys, locks = zip(*rows, strict=True) if rows else ((), (), (), ())
         return facts, contents, partition_keys, locks
+
+    def read_numbers(self, payloads: Sequence[bytes]) -> NumberColumns | None:
+        """Read only the numbers of messages; None if some have to be decoded for that."""
+        return self._reader.read_numbers(payloads)
 
     def _decode_one(self, payload: bytes) -> Decoded:
         # A template may have been learnt since the first attempt.

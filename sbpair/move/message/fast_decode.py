@@ -294,15 +294,38 @@ class FieldLayout:
         numbers = [index for index in fixed if isinstance(values[index], int)]
         self.constant = itemgetter(*(index for index in fixed if index not in numbers), map_index)
         self.constants = self.constant(values)
-        self.variable = itemgetter(
-            *(numbers[template.names.index(name)] for name in _NUMBERS), id_index, tail_index, size_index
-        )
+        in_order = [numbers[template.names.index(name)] for name in _NUMBERS]
+        self.variable = itemgetter(*in_order, id_index, tail_index, size_index)
+        self._unpack_numbers = struct.Struct(f"{before_id}{id_size + tail_size}x{map_format}").unpack_from
+        self._constant_beside = itemgetter(*(index for index in fixed if index not in numbers), map_index - 2)
+        self._numbers = itemgetter(*in_order, size_index - 2)
 
     def fits(self, payload: bytes) -> bool:
         """Return whether a message has this layout up to its application properties, or to its body without any."""
         if len(payload) < self.size or self.constant(self.unpack(payload)) != self.constants:
             return False
         return self.has_map or payload.startswith(_DATA, self.size)
+
+    def read_numbers(self, payloads: Sequence[bytes]) -> NumberColumns:
+        """Read only the numbers of messages. Raises one of NOT_TEMPLATED if one of them has another layout.
+
+        Their aliases and properties may be unreadable: `read` finds that.
+        """
+        if min(map(len, payloads)) < self.size:
+            raise ProtocolError(_REASON)
+        values = list(map(self._unpack_numbers, payloads))
+        if not all(map(eq, map(self._constant_beside, values), repeat(self.constants))):
+            raise ProtocolError(_REASON)
+        sequence_numbers, enqueued_at, locks, sizes = zip(*map(self._numbers, values), strict=True)
+        ends = self._body_starts(payloads, sizes)
+        return sequence_numbers, enqueued_at, locks, [self.map_at] * len(payloads), ends
+
+    def _body_starts(self, payloads: Sequence[bytes], map_sizes: Sequence[int]) -> list[int]:
+        """Return where the bodies begin. Raises ProtocolError unless each is one section of data, up to the end."""
+        ends = list(map(self.size.__add__, map_sizes)) if self.has_map else [self.size] * len(payloads)
+        if not all(map(bytes.startswith, payloads, map(data_heads, map(sub, map(len, payloads), ends)), ends)):
+            raise ProtocolError(_REASON)
+        return ends
 
     def read(self, queue: str, payloads: Sequence[bytes]) -> Columns:
         """Decode messages of a queue. Raises one of NOT_TEMPLATED if one of them does not fit.
@@ -351,6 +374,9 @@ def _values(raw: bytes) -> Iterator[tuple[Any, int, int]]:
 Read = tuple[Facts, TemplateMessage, str | None, int]
 """The fields of `decode.Decoded`."""
 
+NumberColumns = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
+"""(sequence numbers, times of enqueueing, lock expiries, starts and ends of application properties)"""
+
 Columns = tuple[Sequence[Facts], Sequence[TemplateMessage], Sequence[str | None], Sequence[int]]
 """The same of several messages, field by field."""
 
@@ -370,6 +396,38 @@ class TemplateReader:
             with suppress(*NOT_TEMPLATED):
                 return layout.read(self._queue, payloads)
         return None
+
+    def read_numbers(self, payloads: Sequence[bytes]) -> NumberColumns | None:
+        """Return only the numbers of messages; None if a message fits no template.
+
+        Nearly always, all have one layout.
+        """
+        layout = self._layout(payloads[0]) if payloads else None
+        if layout is None:
+            return None
+        try:
+            return layout.read_numbers(payloads)
+        except NOT_TEMPLATED:
+            return self._read_unlike_numbers(payloads)
+
+    def _read_unlike_numbers(self, payloads: Sequence[bytes]) -> NumberColumns | None:
+        """Return the same for messages of several layouts."""
+        alike: defaultdict[FieldLayout, list[int]] = defaultdict(list)
+        for place, payload in enumerate(payloads):
+            layout = self._layout(payload)
+            if layout is None:
+                return None
+            alike[layout].append(place)
+        rows: list[tuple[int, ...]] = [()] * len(payloads)
+        for layout, places in alike.items():
+            try:
+                columns = layout.read_numbers([payloads[place] for place in places])
+            except NOT_TEMPLATED:
+                return None
+            for place, row in zip(places, zip(*columns, strict=True), strict=True):
+                rows[place] = row
+        sequence_numbers, enqueued_at, locks, starts, ends = zip(*rows, strict=True)
+        return sequence_numbers, enqueued_at, locks, starts, ends
 
     def read(self, payloads: Sequence[bytes]) -> list[Read | None]:
         """Return (facts, content, partition key, lock expiry) of each message; those of one layout cost little.

@@ -1,0 +1,112 @@
+"""Messages that are not decoded until a filter chooses them: the same choice, numbers and content as decoded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbpair.amqp.link import Delivery
+from sbpair.amqp.types import Int
+from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.raw_source import RawSource
+from sbpair.move.undecoded import UndecodedMessages
+from tests.move.test_fast_decode import ALIASES as SOME_ALIASES
+from tests.move.test_fast_decode import BODIES, NOW, OWN, PROPERTIES, SEQUENCES, backlog_copy
+
+if TYPE_CHECKING:
+    from sbpair.amqp.message import Sections
+
+TEXTS = [
+    "a = 'x'", "b LIKE '%1'", "a = 'x' AND b IS NULL", "EXISTS(b) OR a > 3", "a + 1 = 2", "a IN (1, 2, 'x')",
+    "path = 'orders'", "sys.MessageId LIKE '%1' OR a = 'x'", "sys.Size > 700", "age < '1h'",
+    "sys.SequenceNumber % 2 = 0", "sys.Subject = 'x'", "sys.SessionId = 'a'", "sys.TimeToLive > '1h'",
+    "enqueued > '2026-01-01' AND NOT a = 'x'",
+    "b LIKE a", "sys.ContentType LIKE 'app%'", "sys.EnqueuedSequenceNumber < 400", "sys.ScheduledEnqueueTimeUtc = a",
+    "property('B') = 'x' OR sys.DeliveryCount = 0", "reason = 'x' OR a < b", "sys.PartitionKey = 'key' OR size < 500",
+]  # fmt: skip
+VALUES = st.sampled_from(["x", "y1", "", Int(1), 2.5, b"x", None, "long" * 70]) | st.text(max_size=3)
+NAMED = st.lists(
+    st.tuples(st.sampled_from(["a", "A", "b", "B", "x-ms-path", "c", "DeadLetterReason"]), VALUES), max_size=4
+)
+MESSAGES = st.builds(
+    backlog_copy, SEQUENCES, PROPERTIES, SOME_ALIASES, NAMED | OWN, st.none() | st.sampled_from(["key"]), BODIES
+)
+
+
+class FakeReceiver:
+    """A receiver of prepared payloads, all at once."""
+
+    error = None
+
+    def __init__(self, batches: Sequence[Sequence[bytes]]) -> None:
+        self._batches = list(batches)
+
+    async def take(self, _limit: int, *, seconds: float) -> list[Delivery]:
+        del seconds
+        return deliveries(self._batches.pop(0))
+
+
+def deliveries(payloads: Sequence[bytes]) -> list[Delivery]:
+    nothing: Any = None
+    return [
+        Delivery(nothing, number, number.to_bytes(16), 0, settled=False, payload=payload)
+        for number, payload in enumerate(payloads)
+    ]
+
+
+def source_of(*batches: Sequence[bytes]) -> RawSource:
+    nothing: Any = None
+    receiver: Any = FakeReceiver(batches)
+    return RawSource(nothing, receiver, "q", lambda: NOW / 1000)
+
+
+async def received(payloads: list[bytes], known: bytes) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Receive messages decoded and undecoded, after one that both sources know."""
+    early, late = source_of([known], payloads), source_of([known], payloads)
+    for source in (early, late):
+        await source.receive(1, seconds=0.0)
+    return await early.receive(100, seconds=0.0), await late.receive_for_filter(100, seconds=0.0)
+
+
+def content(message: Any) -> tuple[Any, ...]:
+    made = message.content
+    return message.facts, made and made.split().join(), message.partition_key, message.ordinal, message.delivery.tag
+
+
+def damaged(payload: bytes, data: st.DataObject) -> bytes:
+    at = data.draw(st.integers(0, len(payload) - 1))
+    return payload[:at] + bytes((data.draw(st.integers(0, 255)),)) + payload[at + 1 :]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=6), st.sampled_from(TEXTS), st.data())
+async def test_undecoded_messages_are_chosen_as_decoded_ones(
+    messages: list[Sections], text: str, data: st.DataObject
+) -> None:
+    payloads = [each.join() for each in messages] * 2
+    for at in data.draw(st.lists(st.integers(0, len(payloads) - 1), max_size=2)):
+        payloads[at] = damaged(payloads[at], data)
+    early, late = await received(payloads, messages[0].join())
+    one, other = MessageFilter(text), MessageFilter(text)
+    now_ms = NOW + 10_000
+    chosen = one.choose(early, now_ms)
+    assert other.choose(late, now_ms) == chosen
+    assert other == one
+    if isinstance(late, UndecodedMessages):
+        assert list(late.numbers.sequence_numbers) == [each.facts.sequence_number for each in early]
+        assert list(late.numbers.enqueued_at) == [each.facts.enqueued_at for each in early]
+        assert late.sizes == [each.facts.size for each in early]
+        left = [not each for each in chosen]
+        wanted = [
+            (each.facts.sequence_number, each.delivery.tag)
+            for each, is_left in zip(early, left, strict=True)
+            if is_left
+        ]
+        assert [(each.number, each.delivery.tag) for each in late.keep(left)] == wanted
+        selected = list(map(content, compress(early, chosen)))
+        assert [content(each) for each in late.select(chosen)] == selected
+    assert list(map(content, late)) == list(map(content, early))
