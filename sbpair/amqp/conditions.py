@@ -9,8 +9,11 @@ from sbpair.amqp.performatives import Error
 
 RETRY_HINT = "retry in a minute"
 MISSING_HINT = "check the name, and that it exists in this namespace"
+DISABLED_HINT = "set the entity's status to Active, then try again"
 REFUSED_HINT = "the same request would be refused again"
 CLAIM_HINT = "use a key, or a role, that has this claim"
+
+DISABLED = "com.microsoft:entity-disabled"
 
 TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "com.microsoft:server-busy": errors.Throttled,
@@ -26,7 +29,7 @@ TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "amqp:session:errant-link": errors.Unreachable,
     "amqp:transfer-limit-exceeded": errors.Unreachable,
     "amqp:link:transfer-limit-exceeded": errors.Unreachable,
-    "com.microsoft:entity-disabled": errors.Unreachable,
+    DISABLED: errors.Unreachable,
 }
 
 _TRANSIENT_STATUSES: dict[int, type[errors.Unavailable]] = {
@@ -64,7 +67,7 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
         return errors.QuotaExceeded(message, hint="room comes back when its receivers catch up")
     transient = TRANSIENT.get(condition)
     if transient is not None:
-        return transient(message, hint=RETRY_HINT)
+        return transient(message, hint=DISABLED_HINT if condition == DISABLED else RETRY_HINT)
     return errors.ServiceRefused(message, condition=condition, hint=REFUSED_HINT)
 
 

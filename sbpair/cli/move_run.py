@@ -16,7 +16,7 @@ from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import STATE, flag, option, option_group
 from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_of
-from sbpair.cli.render.receipt import breakdown, filter_lines, stayed_lines, warn_of_failures
+from sbpair.cli.render.receipt import backing_off_lines, breakdown, filter_lines, stayed_lines, warn_of_failures
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode, SkipLimitReached, UsageError
@@ -320,6 +320,7 @@ def _table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iter
     yield from _named("dead-lettered", receipt.dead_letters)
     yield from _named("came back", receipt.ramp.came_back if receipt.ramp else ())
     yield from stayed_lines(document)
+    yield from backing_off_lines(document)
     yield from _named("possible duplicates", receipt.doubtful)
     if not receipt.balanced:
         yield "the counts do not add up: please report this"

@@ -53,7 +53,8 @@ def not_confirmed(action: str, command: str) -> Unsafe:
 def _completed(match: re.Match[str]) -> str:
     name, below = match[1], match[2]
     path = [name, below] if below and _find([name, below]) else [name]
-    options = _joined(_repeated(path, (), ()))
+    # An option that the command has already, with a value of its own, is not added.
+    options = _joined(_repeated(path, match.string[match.end() :].partition(";")[0].split(), ()))
     if not options or options in match.string:
         return match[0]
     return match[0].replace(" ".join(path), " ".join([*path, options]), 1)

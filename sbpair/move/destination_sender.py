@@ -67,7 +67,10 @@ class BatchSend:
 
 
 class DestinationSender:
-    """`failures` counts those in a row. `backoff_reason` is why nothing is sent for now. `rounds` are in progress."""
+    """`failures` counts those in a row. `backoff_reason` is why nothing is sent for now, and `backoff_hint` the remedy.
+
+    `rounds` are in progress.
+    """
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class DestinationSender:
         self.queue = DestinationQueue(ordered=context.ordered, min_round=context.batch_limits.min_round)
         self.failures = 0
         self.backoff_reason: str | None = None
+        self.backoff_hint = ""
         self.rounds = 0
         self._cost: float | None = None
         self._backlog_queue = backlog_queue
@@ -293,7 +297,7 @@ class DestinationSender:
 
     async def _back_off(self, error: SbpairError) -> None:
         self.failures += 1
-        self.backoff_reason = error.message
+        self.backoff_reason, self.backoff_hint = error.message, error.hint
         if isinstance(error, Throttled) and self._context.rate_limiter is not None:
             self._context.rate_limiter.on_busy(self._loop.time())
         seconds = self._context.timings.backoff.seconds(self.failures, self._context.jitter())

@@ -15,6 +15,8 @@ from sbpair.errors import Unavailable
 MAX_MISSING = 20
 """How many messages of a missing destination are dead-lettered before it is held."""
 
+_HINT = "run again once it exists"
+
 
 class MissingDestinations:
     """Missing destinations by their first spelling. `dead_lettered` counts the messages given up for each."""
@@ -58,8 +60,9 @@ class MissingDestinations:
         """Return why the messages of a held destination wait."""
         count = self.dead_lettered[self._spellings[destination.lower()]]
         if not self._limit:
-            return Unavailable("it does not exist: its messages stay in the source; create it")
+            return Unavailable("it does not exist: its messages stay in the source; create it", hint=_HINT)
         return Unavailable(
             f"it does not exist in the primary: {count} of its messages were dead-lettered, the others stay in the"
-            " backlog; create it, or pass --allow-missing to dead-letter them all"
+            " backlog; create it, or pass --allow-missing to dead-letter them all",
+            hint=_HINT,
         )

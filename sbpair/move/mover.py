@@ -19,6 +19,7 @@ from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.held import renew_locks
 from sbpair.move.intake import Intake
 from sbpair.move.message.route import router
+from sbpair.move.receipt import BackingOff
 from sbpair.move.settlement import Settlement
 from sbpair.move.skipped import SkippedMessages
 
@@ -110,6 +111,14 @@ class Mover:
     def waiting(self) -> dict[str, int]:
         """Return how many messages wait, by destination that backs off."""
         return {sender.destination: len(sender.queue) for sender in self._senders.backing_off()}
+
+    def backing_off(self) -> list[BackingOff]:
+        """Return the destinations that take nothing for now while messages of them wait."""
+        return [
+            BackingOff(sender.destination, sender.backoff_reason or "", sender.backoff_hint, len(sender.queue))
+            for sender in self._senders.backing_off()
+            if len(sender.queue)
+        ]
 
     def stuck(self, failures: int) -> bool:
         """Return whether every held message waits for a destination with so many failures in a row."""

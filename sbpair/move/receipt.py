@@ -7,7 +7,7 @@ in exactly one bucket, and `balanced` checks it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,8 @@ from sbpair.errors import ExitCode
 from sbpair.model.cost import Operations
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sbpair.move.filter.compiler import FilterCounts, MessageFilter
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt", "skipped")
@@ -30,6 +32,9 @@ SPENT = ("received", "sent", "renewals", "empty_receives", "management_calls")
 MAX_LISTED = 1_000
 """How many single messages a receipt names. The counts are exact beyond it."""
 
+MAX_BACKING_OFF = 100
+"""How many destinations that took no more a receipt names."""
+
 
 @dataclass(frozen=True, slots=True)
 class NamedMessage:
@@ -40,6 +45,16 @@ class NamedMessage:
     message_id: str | None
     destination: str | None
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackingOff:
+    """A destination that took no more: its last error, the remedy, and how many received messages of it went back."""
+
+    destination: str
+    reason: str
+    hint: str
+    messages: int
 
 
 class RampState(StrEnum):
@@ -91,6 +106,9 @@ class Receipt:
     `doubtful` names the messages without an outcome from one side, in whichever bucket they ended: each may arrive in
     the primary twice, now or after another run.
 
+    `backing_off` names destinations that took no more when the run ended, those with most messages first.
+    `backing_off_total` counts them all.
+
     `operations` are those requested and not refused: one without an answer may be billed too. Messages count by their
     size in the backlog.
     """
@@ -112,6 +130,8 @@ class Receipt:
     dead_letter_reasons: dict[str, int] = field(default_factory=dict)
     doubtful: tuple[NamedMessage, ...] = ()
     stayed: tuple[NamedMessage, ...] = ()
+    backing_off: tuple[BackingOff, ...] = ()
+    backing_off_total: int = 0
     where: FilterCounts | None = None
     operations: Operations = field(default_factory=Operations)
     ramp: RampRecord | None = None
@@ -165,6 +185,7 @@ class Tally:
         self._doubtful: list[NamedMessage] = []
         self._stayed: list[NamedMessage] = []
         self._stayed_total = 0
+        self._backing_off: dict[str, Sequence[BackingOff]] = {}
         self._locked: dict[str, int] = {}
         self._repeats = 0
         self._bytes_sent = 0
@@ -203,6 +224,10 @@ class Tally:
         if len(self._stayed) < MAX_LISTED:
             self._stayed.append(named)
 
+    def backing_off(self, queue: str, found: Sequence[BackingOff]) -> None:
+        """Set which destinations took no more of a queue's messages."""
+        self._backing_off[queue] = found
+
     @property
     def skipped(self) -> int:
         """Messages that were skipped in all queues."""
@@ -240,6 +265,7 @@ class Tally:
 
     def receipt(self) -> Receipt:
         total: Counter[str] = sum(self._queues.values(), Counter())
+        backing_off = _by_destination(self._backing_off)
         return Receipt(
             **{name: total[name] for name in ("received", *BUCKETS)},
             locked=sum(self._locked.values()),
@@ -254,7 +280,20 @@ class Tally:
             dead_letter_reasons=dict(sorted(self._reasons.items())),
             doubtful=tuple(self._doubtful),
             stayed=tuple(self._stayed),
+            backing_off=tuple(backing_off[:MAX_BACKING_OFF]),
+            backing_off_total=len(backing_off),
             where=None if self._where is None else self._where.counts(total["skipped"] - self._stayed_total),
             operations=Operations(**self._spent),
             ramp=self.ramp,
         )
+
+
+def _by_destination(by_queue: Mapping[str, Sequence[BackingOff]]) -> list[BackingOff]:
+    """Return one entry for each destination, in any spelling, with the messages of all queues."""
+    found: dict[str, BackingOff] = {}
+    for _, entries in sorted(by_queue.items()):
+        for each in entries:
+            name = each.destination.lower()
+            before = found.get(name)
+            found[name] = each if before is None else replace(before, messages=before.messages + each.messages)
+    return sorted(found.values(), key=lambda each: (-each.messages, each.destination))

@@ -303,6 +303,7 @@ class QueueWorker:
         plan, tasks = self._plan, asyncio.TaskGroup()
         failure: SbpairError | None = None
         skipped.source = connections.source
+        plan.context.tally.backing_off(self.queue, ())
         mover = self._mover = Mover(connections.source, connections.primary, tasks, plan.context, skipped)
         primary_lost = partial(connections.primary_lost, mover.retry_now)
         try:
@@ -329,6 +330,7 @@ class QueueWorker:
                     task.cancel()
         finally:
             self._mover = None
+            plan.context.tally.backing_off(self.queue, mover.backing_off())
             if connections.source.broken is None:
                 # Held messages remain only after a cancellation or a mistake. Their locks would outlive the connection.
                 with suppress(TimeoutError):

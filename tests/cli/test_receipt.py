@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sbpair.cli.render import table
-from sbpair.cli.render.receipt import ROWS_SHOWN, breakdown, proof_lines
+from sbpair.cli.render.receipt import ROWS_SHOWN, TEXT_SHOWN, backing_off_lines, breakdown, proof_lines
 from sbpair.cli.render.table import Layout
-from sbpair.move.receipt import BUCKETS, Tally
+from sbpair.move.receipt import BUCKETS, MAX_BACKING_OFF, BackingOff, Tally
 
 if TYPE_CHECKING:
     import pytest
@@ -57,6 +57,29 @@ def test_many_destinations_are_cut_short() -> None:
     found = list(breakdown({"destinations": {f"d{number:03}": 1 for number in range(ROWS_SHOWN + 5)}}))
     assert len(found) == ROWS_SHOWN + 3
     assert found[-1] == "… and 5 more: --output json has all of them"
+
+
+def test_destinations_that_took_no_more_are_named_in_one_line_each() -> None:
+    tally = Tally()
+    tally.backing_off("q", [BackingOff("gone", "earlier", "", 5)])
+    tally.backing_off("q", [BackingOff("a\x1b[2J", "full\nnow", "wait", 1), BackingOff("Two", "away", "", 2)])
+    tally.backing_off("r", [BackingOff("two", "busy", "retry", 3), BackingOff("long", "x" * 1_000, "h", 1)])
+    assert list(backing_off_lines(tally.receipt().document())) == [
+        "Two took no more: away; run again later; 5 messages left",
+        "a\ufffd[2J took no more: full\ufffdnow; wait; 1 message left",
+        f"long took no more: {'x' * (TEXT_SHOWN - 1)}…; h; 1 message left",
+    ]
+    assert list(backing_off_lines({})) == []
+
+
+def test_destinations_that_took_no_more_are_bounded() -> None:
+    tally = Tally()
+    tally.backing_off("q", [BackingOff(f"d{number:03}", "away", "", 1) for number in range(MAX_BACKING_OFF + 5)])
+    receipt = tally.receipt()
+    assert (len(receipt.backing_off), receipt.backing_off_total) == (MAX_BACKING_OFF, MAX_BACKING_OFF + 5)
+    lines = list(backing_off_lines(receipt.document()))
+    assert lines[0] == "d000 took no more: away; run again later; 1 message left"
+    assert lines[ROWS_SHOWN:] == [f"… and {MAX_BACKING_OFF + 5 - ROWS_SHOWN} destinations more took no more"]
 
 
 def test_every_bucket_has_its_column() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.kit.stranded import put, stranded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sbpair.emulator.entities.queue import QueueEntity
 
@@ -138,6 +140,48 @@ def test_empty_reason_is_refused(world: World, wrong: str) -> None:
     code, _out, err = world.run("--reason", wrong)
     assert (code, err[0]) == (2, "error: --reason is empty")
     assert len(world.dead()) == len(REASONS)
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen", "moved"),
+    [
+        (("--reason", "It's late"), "reason = 'It''s late'", {"e0"}),
+        (("--reason", "Bad", "--reason", "It's late"), "reason IN ('Bad', 'It''s late')", {"e0", "e1"}),
+        (("--reason", "(none)"), "reason IS NULL OR reason = ''", {"e4"}),
+        (
+            ("--reason", "Bad", "--reason", "(none)", "--where", "sys.MessageId <> 'e4'"),
+            "(sys.MessageId <> 'e4') AND (reason = 'Bad' OR reason IS NULL OR reason = '')",
+            {"e1"},
+        ),
+        (("--reason", 'a "$HOME" `b` \\ !'), "reason = 'a \"$HOME\" `b` \\ !'", {"e2"}),
+        (("--reason", "; sbpair move; --where"), "reason = '; sbpair move; --where'", {"e3"}),
+        (("--where", "sys.MessageId = 'e2'"), "sys.MessageId = 'e2'", {"e2"}),
+    ],
+)
+def test_refused_redrive_proposes_a_move_of_the_same_messages(
+    world: World, tmp_path: Path, words: tuple[str, ...], chosen: str, moved: set[str]
+) -> None:
+    primary = world.orders.namespace
+    topic = world.do(lambda: primary.create_topic("events"))
+    audit = world.do(lambda: topic.create_subscription("audit"))
+    parts = world.do(lambda: primary.create_queue("parts"))
+
+    def strand() -> None:
+        for number, reason in enumerate(("It's late", "Bad", 'a "$HOME" `b` \\ !', "; sbpair move; --where", None)):
+            put(topic, stranded(f"e{number}", None))
+            (locked,) = audit.messages.receive(1)
+            audit.messages.dead_letter(locked.lock_token, reason, None)
+
+    world.do(strand)
+    code, _, err = world.invoke("redrive", "events/subscriptions/audit", *words, "--state", str(tmp_path))
+    assert code == 2
+    command = shlex.split(err[1][err[1].index("sbpair move 'primary:") :])
+    assert ("compares reasons by case" in err[1]) == ("--reason" in words)
+    source = "primary:events/subscriptions/audit/$deadletterqueue"
+    assert command == ["sbpair", "move", source, "QUEUE", "--where", chosen, "--state", str(tmp_path)]
+    code, _, err = world.invoke(*(each.replace("QUEUE", "parts") for each in command[1:]), "-q")
+    assert code == 0, err
+    assert {each.sections.read_properties().message_id for each in world.do(lambda: parts.messages.peek(0, 9))} == moved
 
 
 def test_dead_letters_of_a_subscription_go_to_every_subscription_if_asked(world: World) -> None:

@@ -16,7 +16,7 @@ import pytest
 from sbpair.cli.report.html_page import render_html
 from sbpair.cli.report.markdown_text import code, render_markdown
 from sbpair.cli.report.run_facts import RunReport, report_of
-from sbpair.move.receipt import NamedMessage, RampRecord, RampState, RampStep, Tally
+from sbpair.move.receipt import BackingOff, NamedMessage, RampRecord, RampState, RampStep, Tally
 from sbpair.replay.archive import Archive
 from sbpair.replay.checksums import files_of
 from sbpair.runs.database import RunDatabase
@@ -55,6 +55,7 @@ def moved(messages: int, *, hostile: str = "orders") -> Tally:
     tally.sent(QUEUE, hostile, messages, 10 * messages)
     tally.dead_lettered(NamedMessage(QUEUE, 1, hostile, hostile, hostile), hostile)
     tally.doubtful(NamedMessage(QUEUE, 2, hostile, hostile, hostile))
+    tally.backing_off(QUEUE, [BackingOff(hostile, hostile, hostile, 1)])
     return tally
 
 
@@ -81,7 +82,9 @@ def test_a_page_has_its_sections_and_loads_nothing(tmp_path: Path) -> None:
     text = render_html(report(tmp_path))
     page = Page(text)
     assert page.headings[:3] == ["Timeline", "Destinations", "Age of the oldest message"]
-    assert {"Dead letters", "In doubt", "Queues", "Configuration", "Cost"} <= set(page.headings)
+    assert {"Dead letters", "Destinations that took no more", "In doubt", "Queues", "Configuration", "Cost"} <= set(
+        page.headings
+    )
     assert page.tags.count("svg") == 6
     assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
     assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.amqp.message import Properties, Sections, data_body
+from sbpair.cli.render.receipt import backing_off_lines
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.service_errors import EntityFull
@@ -66,6 +67,13 @@ def run_full(_: World, queue: QueueEntity) -> None:
     queue.send, queue.try_send_each = refuse, lambda _messages: False  # type: ignore[method-assign,assignment]
 
 
+REASONS: dict[Callable[[World, QueueEntity], None], tuple[str, str]] = {
+    delete: ("it does not exist: its messages stay in the source; create it", "run again once it exists"),
+    disable: ("(com.microsoft:entity-disabled)", "set the entity's status to Active"),
+    run_full: ("(amqp:resource-limit-exceeded)", "room comes back"),
+}
+
+
 @pytest.mark.parametrize("dead", [False, True], ids=["active", "dead"])
 @pytest.mark.parametrize("kind", ["queue", "session queue"])
 @pytest.mark.parametrize("trouble", [delete, disable, run_full])
@@ -90,6 +98,13 @@ async def test_messages_stay_that_a_destination_stops_accepting(
     assert len(left) == MESSAGES - receipt.sent
     assert counts == {0}
     assert result.exit_code == 3
+    [named] = receipt.backing_off
+    assert (named.destination, named.messages > 0, receipt.backing_off_total) == ("to", True, 1)
+    reason, hint = REASONS[trouble]
+    assert reason in named.reason
+    assert hint in named.hint
+    [line] = backing_off_lines(receipt.document())
+    assert line.startswith(f"to took no more: {named.reason}; {named.hint}; ")
     assert result.remaining is not None
     assert (result.remaining.messages, result.remaining.exact) == (len(left), True)
 

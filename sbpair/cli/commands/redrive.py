@@ -20,6 +20,8 @@ from sbpair.errors import UsageError
 from sbpair.model.entities import subscription_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sbpair.cli.options.reach import Reach
     from sbpair.move.entity_address import EntityAddress
     from sbpair.move.filter.compiler import MessageFilter
@@ -63,7 +65,7 @@ def command(
     source = reach.address(entity, dead_letters=True, what="ENTITY")
     if by_reason:
         return _print_reasons(screen, entity, source, limit or MAX_PEEK, where)
-    target = _origin(reach, source, all_subscriptions=all_subscriptions)
+    target = _origin(reach, source, terms.where, reason or (), all_subscriptions=all_subscriptions)
     allowed = allow_duplicate_detection
     spec, owner = checked_ends(reach, screen, "redrive", source, target, allow_duplicate_detection=allowed)
     return run_move(screen, owner, terms, ("redrive", entity), spec, where, limit)
@@ -76,8 +78,26 @@ def _reason(text: str) -> str:
     return "" if text.lower() == NO_REASON else text
 
 
-def _origin(reach: "Reach", source: "EntityAddress", *, all_subscriptions: bool) -> "EntityAddress | None":
-    """Return where dead letters came from; None for those of a backlog queue, whose aliases name it."""
+def _filter_text(where: str | None, reasons: "Sequence[str]") -> str:
+    """Return --where and --reason as one filter for `sbpair move`, which has no --reason; "" without them."""
+    names = dict.fromkeys(map(_reason, reasons))
+    quoted = ["'{}'".format(each.replace("'", "''")) for each in names if each]
+    conditions = [f"reason = {quoted[0]}" if len(quoted) == 1 else f"reason IN ({', '.join(quoted)})"] if quoted else []
+    if "" in names:
+        conditions += ["reason IS NULL", "reason = ''"]
+    chosen = " OR ".join(conditions)
+    if where is None or not chosen:
+        return where or chosen
+    return f"({where}) AND ({chosen})"
+
+
+def _origin(
+    reach: "Reach", source: "EntityAddress", where: str | None, reasons: "Sequence[str]", *, all_subscriptions: bool
+) -> "EntityAddress | None":
+    """Return where dead letters came from; None for those of a backlog queue, whose aliases name it.
+
+    `where` and `reasons` choose dead letters: a refusal proposes a command that moves the same ones.
+    """
     subscription = subscription_of(source.parent)
     if all_subscriptions and subscription is None:
         raise UsageError("--all-subscriptions is for a subscription", hint=f"leave it out: {source.parent} is none")
@@ -85,10 +105,11 @@ def _origin(reach: "Reach", source: "EntityAddress", *, all_subscriptions: bool)
         is_backlog = source.side == "secondary" and backlog.under_prefix(reach.pair.primary.name, source.parent)
         return None if is_backlog else source._replace(path=source.parent)
     if not all_subscriptions:
-        move = next_command("move", source, "QUEUE")
+        chosen, case = _filter_text(where, reasons), " (its filter compares reasons by case)" if reasons else ""
+        move = next_command("move", source, "QUEUE", *(("--where", chosen) if chosen else ()))
         raise UsageError(
             f"{source.parent} takes no messages: its topic gives them to every subscription",
-            hint=f"add --all-subscriptions to send them to the topic; or move them to a queue: {move}",
+            hint=f"add --all-subscriptions to send them to the topic; or move them to a queue{case}: {move}",
         )
     return source._replace(path=subscription.topic)
 

@@ -54,7 +54,7 @@ def _ramp_rows(ramp: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 def filter_lines(counts: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the filter of a receipt or a forecast chose, if it had one."""
     if where := counts.get("where"):
-        text = where["text"] if len(where["text"]) <= TEXT_SHOWN else f"{where['text'][: TEXT_SHOWN - 1]}…"
+        text = _cut(where["text"])
         whole = plural(counts.get("received", where["chosen"] + where["skipped"]), "message")
         yield from wrapped(clean(f"matched {where['chosen']} of {whole}: {text}"))
 
@@ -69,6 +69,22 @@ def stayed_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
         ends.add(until + at)
     for reason, (ids, ends) in groups.items():
         yield from wrapped(clean(f"stayed: {plural(len(ids), 'message')} ({some(ids)}): {reason}{max(ends)}"))
+
+
+def backing_off_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each destination that took no more: why, what to do, and how many messages were left."""
+    found = receipt.get("backing_off", ())
+    for each in found[:ROWS_SHOWN]:
+        reason, hint = _cut(str(each["reason"])), each["hint"] or "run again later"
+        left = f"{plural(each['messages'], 'message')} left"
+        yield from wrapped(clean(f"{_cut(each['destination'])} took no more: {reason}; {hint}; {left}"))
+    more = receipt.get("backing_off_total", 0) - min(len(found), ROWS_SHOWN)
+    if more > 0:
+        yield f"… and {plural(more, 'destination')} more took no more"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_SHOWN else f"{text[: TEXT_SHOWN - 1]}…"
 
 
 def warn_of_failures(screen: Screen, where: "MessageFilter | None") -> None:

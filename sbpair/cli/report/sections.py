@@ -88,6 +88,7 @@ def sections_of(
         _not_sent(receipt) if run.kind == "replay" else _dead_letters(receipt),
         _ramp(run, receipt),
         _stayed(run, receipt),
+        _backing_off(run, receipt),
         _in_doubt(run, receipt),
         _queues(receipt),
         *_archive(archive, receipt),
@@ -211,6 +212,17 @@ def _stayed(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
     named = receipt.get("stayed", [])
     tables = (_with_more(_named(named, "reason"), others),) if named else ()
     return Section("Skipped messages", tuple(notes), tables)
+
+
+def _backing_off(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
+    """Return the destinations that took no more; None if there are none."""
+    found = receipt.get("backing_off")
+    if not found:
+        return None
+    rows = [(each["destination"], int(each["messages"]), each["reason"], each["hint"] or "-") for each in found]
+    table = _table(("destination", "messages left", "last error", "next step"), rows, cards=True)
+    note = f"Messages for these destinations went back to the {ends_in_words(run)[0]}."
+    return Section("Destinations that took no more", (note,), (_with_more(table, int(receipt["backing_off_total"])),))
 
 
 def _named(messages: Sequence[Mapping[str, Any]], reason: str) -> Table:

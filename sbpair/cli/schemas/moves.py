@@ -100,6 +100,17 @@ _RECEIPT = fields(
     dead_letter_reasons=optional(mapping("Dead-lettered messages by reason", count("Messages"))),
     doubtful=array("Possible duplicates, at most 1000", _NAMED_WITH_REASON),
     stayed=array("Skipped messages that stay for a reason of their own, at most 1000", _NAMED_WITH_REASON),
+    backing_off=optional(
+        records(
+            "Destinations that took no more when the run ended, at most 100",
+            "One destination",
+            destination=text("Its path"),
+            reason=text("Its last error"),
+            hint=text("What to do; may be empty"),
+            messages=count("Messages of it that were received, and went back"),
+        )
+    ),
+    backing_off_total=optional(count("All of these destinations")),
     where=optional(_WHERE),
     operations=record("Billable operations of the run", **OPERATIONS),
     ramp=optional(nullable(_RAMP)),
