@@ -223,9 +223,9 @@ class UnreadableMessage(ServiceRefused):
 
 
 class RelayRejected(ServiceRefused):
-    """A relay listener rejects a WebSocket, with `status` and `reason`."""
+    """A relay listener rejects a WebSocket, with `status` and `reason`; 400 if it named none."""
 
-    def __init__(self, message: str, *, status: int, reason: str = "", hint: str = "") -> None:
+    def __init__(self, message: str, *, status: int = 400, reason: str = "", hint: str = "") -> None:
         super().__init__(message, condition=str(status), hint=hint)
         self.status = status
         self.reason = reason

@@ -34,7 +34,9 @@ def test_every_exit_code_has_one_meaning() -> None:
     direct = [each for each in classes().values() if each.__base__ is errors.SbpairError]
     assert {each.exit_code for each in classes().values()} <= MEANINGS.keys()
     # ProtocolError shares 6 with Unavailable: whoever cannot be understood cannot be reached either.
-    codes = [each.exit_code for each in direct if each not in (errors.ProtocolError, errors.SkipLimitReached)]
+    # A run that stopped before its end is as partial as a refused one.
+    shared = (errors.ProtocolError, errors.SkipLimitReached, errors.RampStopped)
+    codes = [each.exit_code for each in direct if each not in shared]
     assert len(codes) == len(set(codes))
 
 
