@@ -130,6 +130,7 @@ class RawSource:
         self._clock = ServiceClock(now, lock_seconds)
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder(queue, form)
+        self._facts_needed = False
         self.returned = 0
         """Messages that were prefetched and never received: `stop` released them."""
 
@@ -198,7 +199,12 @@ class RawSource:
         return self._messages(await self._take(limit, seconds))
 
     async def receive_for_filter(self, limit: int, *, seconds: float) -> Sequence[ReceivedMessage]:
-        """Receive messages as `receive` does, undecoded if their numbers can be read without that."""
+        """Receive messages as `receive` does, undecoded if their numbers can be read without that.
+
+        Once a filter has asked for the facts of a message, all are decoded at once, which costs less than one by one.
+        """
+        if self._facts_needed:
+            return await self.receive(limit, seconds=seconds)
         deliveries = await self._take(limit, seconds)
         undecoded = self._undecoded(deliveries)
         return self._messages(deliveries) if undecoded is None else undecoded
@@ -218,7 +224,10 @@ class RawSource:
         for delivery in deliveries:
             delivery.payload = b""
         lock_ends = list(map(self._clock.local_times(numbers.locked_until).__getitem__, numbers.locked_until))
-        return UndecodedMessages(numbers, lock_ends, deliveries, payloads, self._made)
+        return UndecodedMessages(numbers, lock_ends, deliveries, payloads, self._made, self._need_facts)
+
+    def _need_facts(self) -> None:
+        self._facts_needed = True
 
     async def stop(self) -> None:
         left = await self._receiver.stop()

@@ -47,7 +47,7 @@ class UndecodedMessages(Sequence["ReceivedMessage"]):
     """Messages of one receive. Each is decoded when it is accessed, or all of them when they are iterated over.
 
     `lock_ends` are in seconds of the event loop's clock. `decode` returns some of the messages, by their deliveries,
-    payloads and lock ends.
+    payloads and lock ends. `on_needed` is called when the filter asks for what only decoding tells.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class UndecodedMessages(Sequence["ReceivedMessage"]):
         deliveries: list[Delivery],
         payloads: list[bytes],
         decode: Callable[[list[Delivery], list[bytes], list[float]], Sequence[ReceivedMessage]],
+        on_needed: Callable[[], None] = lambda: None,
     ) -> None:
         self.numbers = numbers
         self.sizes = list(map(len, payloads))
@@ -65,6 +66,7 @@ class UndecodedMessages(Sequence["ReceivedMessage"]):
         self._payloads = payloads
         self._decode = decode
         self._decoded: Sequence[ReceivedMessage] | None = None
+        self.on_needed = on_needed
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -127,6 +129,7 @@ class UndecodedView(FilteredMessage):
 
     @property
     def facts(self) -> Facts:  # type: ignore[override]  # decoded when it is read
+        self._messages.on_needed()
         return self._messages[self.at].facts
 
     @property

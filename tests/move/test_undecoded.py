@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.amqp.link import Delivery
+from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Int
+from sbpair.backlog import Aliases
 from sbpair.move.filter.compiler import MessageFilter
 from sbpair.move.raw_source import RawSource
 from sbpair.move.undecoded import UndecodedMessages
@@ -110,3 +113,17 @@ async def test_undecoded_messages_are_chosen_as_decoded_ones(
         selected = list(map(content, compress(early, chosen)))
         assert [content(each) for each in late.select(chosen)] == selected
     assert list(map(content, late)) == list(map(content, early))
+
+
+@pytest.mark.parametrize(("text", "needs_facts"), [("path = 'orders'", True), ("color = 'red'", False)])
+async def test_messages_are_decoded_at_once_after_a_filter_needed_their_facts(text: str, needs_facts: bool) -> None:
+    aliases = Aliases(path="orders", session_id=None, ttl_ticks=600_000_000)
+    payload = backlog_copy(1, Properties(message_id="m"), aliases, [("color", "red")], None).join()
+    source = source_of([payload], [payload], [payload])
+    await source.receive(1, seconds=0.0)
+    first = await source.receive_for_filter(1, seconds=0.0)
+    assert isinstance(first, UndecodedMessages)
+    MessageFilter(text).choose(first, NOW)
+    second = await source.receive_for_filter(1, seconds=0.0)
+    assert isinstance(second, UndecodedMessages) is not needs_facts
+    assert list(map(content, second)) == list(map(content, first))
