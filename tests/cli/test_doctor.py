@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.config.file import PAIR_KEYS, SIDE_KEYS
+from sbpair.config.file import PAIR_KEYS, RELAY_SIDE_KEYS, SIDE_KEYS
 from sbpair.testing import Emulator
 from tests.kit import command
 
@@ -268,7 +268,7 @@ def test_the_example_is_a_configuration_and_the_path_is_where_it_goes(here: Here
 def test_the_example_has_every_key_of_the_file(here: Here) -> None:
     _, example, _ = here("config", "--example")
     found = set(re.findall(r"^(?:# )?(\w+) = ", example, re.MULTILINE))
-    assert found == {*PAIR_KEYS, *SIDE_KEYS}
+    assert found == {*PAIR_KEYS, *SIDE_KEYS, *RELAY_SIDE_KEYS}
 
 
 def test_a_file_is_not_created_where_that_is_impossible(here: Here, home: Path) -> None:
