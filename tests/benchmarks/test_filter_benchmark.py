@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.kit import benchmark
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_filters_with_a_receive_and_release() -> None:
     found = benchmark("filter", "--messages", "200", "400", "--rounds", "1")
     assert set(found["ways"]) == {"loop", "property", "several", "none"}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.kit import benchmark
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_each_way_of_scraping() -> None:
     found = benchmark("metrics", "--messages", "200", "400", "--rounds", "1")
     assert set(found["ways"]) == {"without", "scraped", "besieged"}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.kit import benchmark
 from tests.benchmarks.move import COMPARED
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_moves_beside_a_syphon() -> None:
     ways = ("syphon", "move", "move_bare", "move_sessions")
     found = benchmark("move", "--messages", "100", "300", "--rounds", "1", "--way", *ways)

@@ -231,7 +231,7 @@ def test_any_text_survives_bicep(texts: list[str]) -> None:
 
 
 @needs_terraform
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(TEXTS.map(lambda text: unicodedata.normalize("NFC", text)), min_size=20, max_size=60, unique=True))
 def test_any_text_in_nfc_survives_terraform(texts: list[str]) -> None:
     check_texts("terraform", texts)

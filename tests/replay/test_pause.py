@@ -200,7 +200,11 @@ class PausedIn:
 
 @pytest.mark.java
 @pytest.mark.parametrize(
-    ("mode", "phases"), [(ReplayMode.ARCHIVE, ("drain", "plan", "send")), (ReplayMode.DIRECT, ("move",))]
+    ("mode", "phases"),
+    [
+        pytest.param(ReplayMode.ARCHIVE, ("drain", "plan", "send"), marks=pytest.mark.slow),
+        (ReplayMode.DIRECT, ("move",)),
+    ],
 )
 def test_a_paused_replay_holds_nothing_and_goes_on(
     place: World, tmp_path: Path, mode: ReplayMode, phases: tuple[str, ...]
