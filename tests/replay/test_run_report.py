@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.java
 
 
+@pytest.mark.slow
 def test_a_replay_is_reported_with_timeline_checksums_and_cost(place: World, tmp_path: Path) -> None:
     place.strand_many(60)
     place.strand(0, "nowhere", None)
