@@ -76,7 +76,7 @@ class RelayGateway:
                 request.transport.abort()
             return web.Response(status=503)
         except (ConnectionError, asyncio.IncompleteReadError, web.RequestPayloadError):
-            # The sender has gone: nobody reads this.
+            # The sender's connection is lost: the answer reaches nobody.
             return web.Response(status=400)
         except Exception as bug:  # noqa: BLE001  # a bug fails its request only
             log_bug(logger, "relay request", bug)
