@@ -25,6 +25,18 @@ class Stuck(AssertionError):
     """Nothing will ever happen again, or something happens all the time and leads nowhere."""
 
 
+class Cancellable:
+    """A callback of a process. One that is held does not run if its handle is cancelled meanwhile."""
+
+    def __init__(self, callback: Callable[..., object]) -> None:
+        self._callback = callback
+        self.handle: asyncio.Handle | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        if self.handle is None or not self.handle.cancelled():
+            self._callback(*arguments)
+
+
 class Process:
     """What runs together, and can be killed together."""
 
@@ -133,7 +145,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon(self, callback: Any, *arguments: Any, context: Context | None = None) -> asyncio.Handle:
         process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is not None:
-            return super().call_soon(process.run, callback, *arguments, context=context)
+            held = Cancellable(callback)
+            held.handle = super().call_soon(process.run, held, *arguments, context=context)
+            return held.handle
         return super().call_soon(callback, *arguments, context=context)
 
     def call_at(
@@ -141,7 +155,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is not None:
-            return super().call_at(when, process.run, callback, *arguments, context=context)
+            held = Cancellable(callback)
+            held.handle = timer = super().call_at(when, process.run, held, *arguments, context=context)
+            return timer
         return super().call_at(when, callback, *arguments, context=context)
 
     def run_in_executor(self, executor: Any, func: Any, *arguments: Any) -> Any:

@@ -376,7 +376,7 @@ def _carry_out(loop: VirtualLoop, simulation: Simulation) -> list[str]:
     except (Stuck, ExceptionGroup) as broken:
         wrong.append(f"the schedule broke off: {broken!r}")
     wrong += check(simulation.course)
-    return wrong + [str(context.get("exception") or context["message"]) for context in loop.broken]
+    return wrong + [repr(context.get("exception") or context["message"]) for context in loop.broken]
 
 
 def _tidy(loop: VirtualLoop, simulation: Simulation) -> None:
