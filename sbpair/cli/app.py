@@ -38,6 +38,7 @@ GROUPS = {
         "send": "Send lines to a queue or topic, failing over to the backlog.",
         "receive": "Show messages, or with --remove print and remove them.",
         "peek": "Show messages of any queue or subscription, and leave them there.",
+        "relay": "Serve and call a service behind two endpoints of Azure Relay.",
         "ping": "Check whether queues and topics of the primary accept messages.",
     },
     "Look": {

@@ -27,6 +27,14 @@ def pairs(context: typer.Context) -> list[str]:
     return pair_names(Flags(config=context.params.get("config")), os.environ)
 
 
+def relays(context: typer.Context) -> list[str]:
+    """Return the relays of the configuration file and the environment."""
+    from sbpair.config.relays import relay_names
+    from sbpair.config.setting import Flags
+
+    return relay_names(Flags(config=context.params.get("config")), os.environ)
+
+
 def backlog_queues(context: typer.Context) -> list[str]:
     """Return the paths of the pair's expected backlog queues."""
     from sbpair import config

@@ -69,6 +69,11 @@ class RelayRequest:
         self.remote = message.remote
         self._body = body
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the body arrives in parts; otherwise all of it is here."""
+        return not isinstance(self._body, bytes)
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over the parts of the body. Raises Unreachable if it ends too soon."""
         if isinstance(self._body, bytes):

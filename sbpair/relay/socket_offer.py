@@ -53,14 +53,14 @@ class RelayOffer:
         self._max_message_bytes = max_message_bytes
 
     async def accept(self, protocol: str | None = None) -> aiohttp.ClientWebSocketResponse:
-        """Open the WebSocket. `protocol` is one of the sender's; by default its first one.
+        """Open the WebSocket. `protocol` is one of the sender's; by default its first one, "" is none.
 
         Raises UsageError for another protocol, or after a decision; Unavailable if the sender has gone.
         """
-        if protocol is not None and protocol not in self.protocols:
+        if protocol and protocol not in self.protocols:
             raise UsageError(f"the sender does not offer {protocol[:40]!r}", hint="choose one of `protocols`")
         self._decide()
-        chosen = protocol or next(iter(self.protocols), None)
+        chosen = next(iter(self.protocols), None) if protocol is None else protocol
         try:
             self.socket = await self._meet(self._address, (chosen,) if chosen else ())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -91,6 +91,7 @@ class Display:
     debug: bool = _display("--debug", "Show the traceback of an error", default=False)
 
 
+CONFIG = _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")
 NAMESPACE = _connection("--namespace NAME", "Namespace of no pair: name in the file, or host")
 COUNT = option("--count -n N", "Number of backlog queues [default: the file's, or 10]")
 STATE = option("--state DIR", "State directory [default: ~/.local/state/sbpair/PAIR]")

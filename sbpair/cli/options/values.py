@@ -17,6 +17,7 @@ from sbpair.model.pair import Pair, ResourceGroup
 
 if TYPE_CHECKING:
     from sbpair.management.audit_findings import AuditFinding
+    from sbpair.relay.relay_settings import ConfiguredRelay
 
 ALL, NONE = "all", "none"
 
@@ -35,6 +36,20 @@ def selected_profile(
     flags = flags_of(connection, count=count, state=state)
     warn_of_unknown_variables(flags, screen)
     return load_profile(flags, os.environ, screen)
+
+
+def selected_relay(name: str | None, file: Path | None, screen: Screen) -> "ConfiguredRelay":
+    """Return the relay of that name, or the only one; with -v, print each value and its source. Raises UsageError."""
+    from sbpair.relay.relay_settings import configured_relay
+
+    flags = Flags(config=file)
+    warn_of_unknown_variables(flags, screen)
+    found = configured_relay(name, flags, os.environ)
+    for key, setting in found.effective(os.environ).items() if screen.detailed else ():
+        value, source = in_words(setting)
+        if value:
+            screen.say(f"{key}: {value} ({source})")
+    return found
 
 
 def load_profile(flags: Flags, environ: Environment, screen: Screen | None) -> config.Profile:

@@ -238,6 +238,47 @@ PING = document(
     entities=records("Pinged entities", "One entity", **_PINGED),
 )
 
+_RELAY_SIDE = choice("Side of the relay", "primary", "secondary")
+RELAY_STATUS = document(
+    "sbpair/relay-status/1",
+    "The listeners of a relay. --watch prints one line for each reading.",
+    time=time("Time of the reading"),
+    relay=text("Name of the relay"),
+    sides=records(
+        "Both sides",
+        "One side",
+        side=_RELAY_SIDE,
+        namespace=text("Host of the namespace"),
+        path=text("Path of the hybrid connection"),
+        listeners=nullable(count("Connected listeners; null if unknown")),
+        requires_authorization=nullable(flag("Whether senders need a token; null if unknown")),
+        seconds=number("Time of the answer"),
+        reason=text("Why listeners is unknown; may be empty"),
+        hint=text("What to do about it; may be empty"),
+    ),
+)
+RELAY_REQUEST = document(
+    "sbpair/relay-request/1",
+    "A request or WebSocket that sbpair relay listen has served, one on each line.",
+    time=time("Time of its end"),
+    side=_RELAY_SIDE,
+    method=text("Method; WEBSOCKET for a WebSocket"),
+    path=text("Path of the sender, without the endpoint's and without the query"),
+    status=count("Status of the answer; 101 for a WebSocket, 0 for none"),
+    seconds=number("Duration"),
+    problem=text("Why there is no answer of the server, or not all of it; may be empty"),
+)
+RELAY_SEND = document(
+    "sbpair/relay-send/1",
+    "The answer to a request over a relay.",
+    status=count("Status"),
+    reason=text("Reason phrase"),
+    side=_RELAY_SIDE,
+    headers=records("Headers", "One header", name=text("Name"), value=text("Value")),
+    body=optional(text("Body, if it is UTF-8")),
+    body_base64=optional(text("Body that is not UTF-8, in base64")),
+)
+
 _SETTING = fields(
     key=text("Name of the setting", example="primary.namespace"),
     value=scalar("Its value; intervals are in seconds, secrets are masked"),

@@ -1,0 +1,102 @@
+"""The listeners of a relay's sides, as the service counts them. Needs Manage."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+from xml.etree.ElementTree import ParseError, fromstring
+
+from sbpair.azure.http_client import HttpClient, HttpResponse, NotHttp
+from sbpair.errors import EntityMissing, SbpairError, Unreachable
+from sbpair.model.reachability import DOCTOR_HINT, key_hint, unreachable
+from sbpair.relay.relay_clock import SystemRelayClock
+from sbpair.relay.relay_connections import service_error
+from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, Side
+from sbpair.relay.relay_tokens import RelayTokens
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
+    from sbpair.relay.relay_settings import ConfiguredRelay
+
+API_VERSION: Final = "2016-07"
+_BOOLEANS: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class SideListeners:
+    """One side's listeners. They are None with an error. `seconds` is the time of the answer."""
+
+    side: Side
+    namespace: str
+    path: str
+    seconds: float
+    listeners: int | None = None
+    requires_authorization: bool | None = None
+    error: SbpairError | None = None
+
+    @property
+    def serves(self) -> bool:
+        return bool(self.listeners)
+
+
+async def read_listeners(relay: ConfiguredRelay, seconds: float) -> list[SideListeners]:
+    """Return both sides, each read within `seconds`. Errors are in the result."""
+    return await asyncio.gather(*(_read(side, relay.endpoints[side], relay.pair[side], seconds) for side in SIDES))
+
+
+async def _read(side: Side, endpoint: Endpoint, relay: RelayEndpoint, seconds: float) -> SideListeners:
+    began = time.monotonic()
+    listeners, needs, failed = None, None, None
+    try:
+        async with asyncio.timeout(seconds):
+            listeners, needs = _described(relay, await _get(endpoint, relay))
+    except SbpairError as error:
+        failed = error
+    except NotHttp:
+        failed = Unreachable(f"{relay}: the answer is not HTTP", hint=f"check the namespace's address{DOCTOR_HINT}")
+    except TimeoutError:
+        failed = unreachable(str(relay), relay.namespace, seconds)
+    except OSError as error:
+        failed = unreachable(str(relay), relay.namespace, error)
+    return SideListeners(side, relay.namespace, relay.path, time.monotonic() - began, listeners, needs, failed)
+
+
+async def _get(endpoint: Endpoint, relay: RelayEndpoint) -> HttpResponse:
+    tokens = RelayTokens(relay, SystemRelayClock())
+    try:
+        headers = {"Authorization": (await tokens.get()).value, "X-PROCESS-AT": "ServiceBus"}
+        async with HttpClient(endpoint) as client:
+            return await client.request("GET", f"/{quote(relay.path)}?api-version={API_VERSION}", headers)
+    finally:
+        await tokens.close()
+
+
+def _described(relay: RelayEndpoint, response: HttpResponse) -> tuple[int, bool | None]:
+    """Return the count of listeners, and whether senders need a token. Raises SbpairError."""
+    missing = EntityMissing(
+        f"{relay}: the hybrid connection does not exist",
+        entity=relay.path,
+        hint="create it, or check its path and namespace",
+    )
+    if response.status in (204, 404):
+        raise missing
+    if response.status >= 300:
+        error = service_error(relay, response.status, response.reason)
+        if response.status in (401, 403):
+            error.hint = key_hint("Manage")
+        raise error
+    try:
+        root = fromstring(response.body)  # noqa: S314  # of the service, and expat expands no external entities
+        found = root.find("{*}content/{*}HybridConnectionDescription")
+        if found is None:
+            # The service answers a feed for a path that does not exist.
+            raise missing
+        count = int(found.findtext("{*}ListenerCount") or 0)
+        return count, _BOOLEANS.get((found.findtext("{*}RequiresClientAuthorization") or "").lower())
+    except (ParseError, ValueError):
+        raise Unreachable(
+            f"{relay}: the answer is not a description", hint=f"check the namespace's address{DOCTOR_HINT}"
+        ) from None
