@@ -36,7 +36,7 @@ _NOT_PASSED: Final = HOP_BY_HOP | {"host", "content-length", "expect", TOKEN_HEA
 _FORWARDED: Final = ("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto")
 _WITHOUT_BODY: Final = frozenset({204, 304})
 _LOST: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
-_SENDABLE_CODES: Final = frozenset({1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014})
+_SENDABLE_CODES: Final = frozenset({*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)})
 
 
 @dataclass(slots=True)
@@ -283,26 +283,28 @@ class _AnsweredBody:
 
 
 async def _join(outer: aiohttp.ClientWebSocketResponse, inner: aiohttp.ClientWebSocketResponse) -> None:
-    """Pass messages both ways, until one side closes or is lost; then close the other one with its code."""
+    """Pass messages both ways, until one side closes or is lost; the other one is closed with its code."""
     pumps = [asyncio.create_task(_pump(*ends), name="pass on messages") for ends in ((outer, inner), (inner, outer))]
     try:
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(pumps)
     finally:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-    for ended, other in ((outer, inner), (inner, outer)):
-        if ended.closed and not other.closed:
-            code = ended.close_code
-            await other.close(code=code if code in _SENDABLE_CODES else 1000 if code == 1005 else 1011)
 
 
 async def _pump(source: aiohttp.ClientWebSocketResponse, destination: aiohttp.ClientWebSocketResponse) -> None:
-    async for message in source:
-        if message.type is WSMsgType.TEXT:
-            await destination.send_str(message.data)
-        elif message.type is WSMsgType.BINARY:
-            await destination.send_bytes(message.data)
+    """Pass messages on, and close the destination when the source ends. A cancelled receive would lose the code."""
+    try:
+        async for message in source:
+            if message.type is WSMsgType.TEXT:
+                await destination.send_str(message.data)
+            elif message.type is WSMsgType.BINARY:
+                await destination.send_bytes(message.data)
+    except (aiohttp.ClientError, OSError):
+        await source.close(code=1001)
+    code = source.close_code
+    await destination.close(code=code if code in _SENDABLE_CODES else 1000 if code == 1005 else 1011)
 
 
 def _passed(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
