@@ -47,7 +47,8 @@ def send(
 
     Examples:
       sbpair relay send service /orders?id=7
-      sbpair relay send service /orders -X POST -H 'Content-Type: text/plain' --data @order.txt
+      sbpair relay send service /orders -X PUT --data @order.json
+      echo hello | sbpair relay send service /orders --data -
 
     Exit codes: 3 the answer's status is 400 or more, or the request is in doubt; 5 access denied; 6 neither side is
     available
