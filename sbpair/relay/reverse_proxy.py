@@ -303,7 +303,7 @@ async def _pump(source: aiohttp.ClientWebSocketResponse, destination: aiohttp.Cl
                 await destination.send_bytes(message.data)
     except (aiohttp.ClientError, OSError):
         await source.close(code=1001)
-    code = source.close_code
+    code = source.close_code or 1006
     await destination.close(code=code if code in _SENDABLE_CODES else 1000 if code == 1005 else 1011)
 
 

@@ -24,14 +24,14 @@ _VERBS = """
 abort accept acquire add admit advance allow announce answer append apply archive ask attach audit await begin block
 break build call cancel charge check choose clear close collect combine commit compare compile complete compute
 confirm connect continue convert copy correct count create dead-letter decide decode defer delay delete deliver
-describe detach disable discard divide do drain drop emit empty encode end enqueue estimate expire explain export
+describe detach disable discard divide do drain draw drop emit empty encode end enqueue estimate expire explain export
 fail fetch fill filter find finish fold follow forget format forward give group handle have hold identify import
-iterate join keep learn let limit link list load lock log make map mark match measure merge move name note observe open
-parse pass pause peek perform ping plan prefetch preview print prove provision publish put queue raise react read
-receive record recover redirect refuse register rehearse reject release remove rename render renew repeat replace
-report request reset restart restore resume retry return roll route run sample save schedule select send set settle
-shorten show skip sort split start stop store strip summarize swap take translate try unlock update use validate
-verify wait wake warn wrap write yield
+iterate join keep learn let limit link list listen load lock log make map mark match measure merge move name note
+observe open parse pass pause peek perform ping plan prefetch preview print prove provision publish put queue raise
+react read receive record recover redirect refuse register rehearse reject release remove rename render renew repeat
+replace report request reset restart restore resume retry return roll route run sample save schedule select send serve
+set settle shorten show skip sort split start stop store strip summarize swap take translate try unlock update use
+validate verify wait wake warn wrap write yield
 """
 VERBS = frozenset(_VERBS.split())
 """The words that a function's docstring begins with, as an imperative. Add a verb that is missing."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import codecs
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -145,12 +146,12 @@ async def _print(screen: Screen, response: "AsyncRelayResponse") -> None:
     if sys.stdout is None:
         raise MachineLacks("stdout is closed: the answer cannot be written", hint="redirect it to /dev/null instead")
     out = sys.stdout.buffer
-    visible = sys.stdout.isatty()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() else None
     async for part in response:
-        out.write(_harmless(part) if visible else part)
+        out.write(part if decoder is None else _harmless(decoder.decode(part)).encode())
         out.flush()
 
 
-def _harmless(part: bytes) -> bytes:
-    """Return bytes for a terminal: without control characters that could change it."""
-    return bytes(each if (each >= 32 and each != 127) or each in b"\t\n" else ord("?") for each in part)
+def _harmless(text: str) -> str:
+    """Return text for a terminal: without control characters that could change it."""
+    return "".join(each if each.isprintable() or each in "\t\n" else "\ufffd" for each in text)
