@@ -32,7 +32,7 @@ SIDE_KEYS = (
     *("name", "namespace", "connection_string_env", "endpoint", "tls", "ca_file"),
     *("transport", "proxy", "proxy_env"),
 )
-RELAY_SIDE_KEYS = ("namespace", "connection_string_env", "path", "ca_file", "proxy", "proxy_env")
+RELAY_SIDE_KEYS = ("name", "namespace", "connection_string_env", "path", "ca_file", "proxy", "proxy_env")
 VARIABLE_KEYS = {"connection_string_env": "address", "proxy_env": "proxy"}
 """Keys that name an environment variable with a secret, and the setting that it has."""
 

@@ -86,6 +86,9 @@ def effective_relay_side(
     namespace, path = shown
     return {
         f"{prefix}.namespace": replace(address, value=namespace),
+        f"{prefix}.name": replace(
+            settings.get(f"{prefix}.name", Setting("", f"{prefix}.namespace", Origin.DERIVED)), value=endpoint.name
+        ),
         f"{prefix}.path": replace(settings.get(f"{prefix}.path", address), value=path),
         f"{prefix}.sign_in": replace(address, value=sign_in(endpoint)),
         f"{prefix}.ca_file": replace(settings.get(f"{prefix}.ca_file", UNSET), value=endpoint.ca_file or ""),

@@ -14,7 +14,7 @@ Environment: TypeAlias = Mapping[str, str]
 
 SIDES = ("primary", "secondary")
 
-RELAY_KEYS = ("CONNECTION_STRING", "NAMESPACE", "PATH", "CA_FILE", "PROXY")
+RELAY_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "PATH", "CA_FILE", "PROXY")
 RELAY_VARIABLES = ("SBPAIR_RELAY", *(f"SBPAIR_RELAY_{side.upper()}_{key}" for side in SIDES for key in RELAY_KEYS))
 
 

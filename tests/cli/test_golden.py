@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 GROUPS = {
     "deadletters": ["list", "show"],
     "partition": ["queue", "topic", "list"],
-    "relay": ["listen", "send", "status"],
+    "relay": ["listen", "send", "status", "provision"],
     "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc", "package", "list"],
     "runs": ["list", "show", "report", "pause", "resume", "cancel"],
 }

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.relay import RelayAnswer, RelayListener, load_relay_pair
-from sbpair.testing import EmulatorThread
+from sbpair.testing import EmulatorOptions, EmulatorThread
 from tests.kit.command import STRICT, Here, environment, untimed
 from tests.kit.json_schemas import parse_validated
 
@@ -150,6 +151,29 @@ def test_listen_passes_requests_on_until_a_signal(world: World) -> None:
     assert "stopped: 2 requests, 1 by the primary, 1 by the secondary" in err
 
 
+def test_provision_creates_what_is_missing_and_reports_drift(here: Here) -> None:
+    with EmulatorThread(options=EmulatorOptions(identity=True)) as thread:
+        world = World(thread, here)
+        identity = thread.emulator.ready.identity
+        assert identity is not None
+        names = {f"SBPAIR_RELAY_{side}_NAME": name for side, name in zip(("PRIMARY", "SECONDARY"), PATHS, strict=True)}
+        group = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "any"}
+        variable = "SBPAIR_RELAY_SECONDARY_CONNECTION_STRING"
+        world.environ |= identity.environment | names | group
+        world.environ[variable] = world.environ[variable].replace("service-west", "new/one")
+        hybrid = thread.emulator.namespaces["contoso-dr"].hybrid_connections
+        outcomes = []
+        for words in (["--dry-run"], [], ["--strict"]):
+            code, out, _err = world.run("provision", "default", "-o", "json", *words)
+            outcomes.append((code, [each["outcome"] for each in parse_validated(out)["sides"]]))
+        assert outcomes == [(0, ["existing", "would_create"]), (0, ["existing", "created"]), (0, ["existing"] * 2)]
+        assert thread.do(lambda: hybrid.find("new/one")) is not None
+        thread.do(lambda: hybrid.create("open", HybridConnectionDescription(requires_client_authorization=False)))
+        world.environ[variable] = world.environ[variable].replace("new/one", "open")
+        code, out, _err = world.run("provision", "default", "--strict")
+        assert (code, "requiresClientAuthorization is False, expected True" in out) == (3, True)
+
+
 WRONG = {
     "send": "Missing argument",
     "send nowhere": "relay 'nowhere' does not exist",
@@ -188,6 +212,8 @@ WRONG = {
     "status --watch --fail-on any": "--fail-on and --watch exclude each other",
     "status --fail-on primary": "'primary'",
     "status --config /nowhere.toml": "/nowhere.toml does not exist",
+    "provision default": "relay provision needs --subscription",
+    "provision": "Missing argument",
     "nothing": "No such command",
 }
 

@@ -97,7 +97,7 @@ def test_a_variable_chooses_one_of_several(tmp_path: Path) -> None:
 def test_effective_values_have_sources_and_no_secret(tmp_path: Path) -> None:
     path = write(tmp_path, FILE)
     found = configured_relay(None, Flags(config=path), {"WEST": WEST}).effective({"WEST": WEST})
-    assert {key.rpartition(".")[2] for key in found} == {"namespace", "path", "sign_in", "ca_file", "proxy"}
+    assert {key.rpartition(".")[2] for key in found} == {"namespace", "name", "path", "sign_in", "ca_file", "proxy"}
     primary = found["relays.service.primary.path"]
     assert (primary.value, primary.source) == ("service-east", f"{path} [relays.service.primary]")
     secondary = found["relays.service.secondary.sign_in"]

@@ -1,6 +1,7 @@
 """`sbpair relay`: its subcommands."""
 
 from sbpair.cli.commands.relay_listen import listen
+from sbpair.cli.commands.relay_provision import provision
 from sbpair.cli.commands.relay_send import send
 from sbpair.cli.commands.relay_status import status
 
@@ -19,4 +20,4 @@ def group() -> None:
     """
 
 
-SUBCOMMANDS = {"listen": listen, "send": send, "status": status}
+SUBCOMMANDS = {"listen": listen, "send": send, "status": status, "provision": provision}

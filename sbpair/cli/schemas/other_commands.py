@@ -268,6 +268,29 @@ RELAY_REQUEST = document(
     seconds=number("Duration"),
     problem=text("Why there is no answer of the server, or not all of it; may be empty"),
 )
+RELAY_PROVISION = document(
+    "sbpair/relay-provision/1",
+    "The hybrid connections of a relay, created or compared.",
+    relay=text("Name of the relay"),
+    dry_run=flag("Whether nothing was created"),
+    sides=records(
+        "Both sides",
+        "One side",
+        side=_RELAY_SIDE,
+        namespace=text("Name of the namespace"),
+        path=text("Path of the hybrid connection"),
+        outcome=choice("Outcome", "created", "existing", "drifted", "would_create", "failed"),
+        differences=records(
+            "Properties that differ from the expected description",
+            "One property",
+            property=text("Its name", example="requiresClientAuthorization"),
+            expected=scalar("Expected value"),
+            actual=scalar("Actual value"),
+        ),
+        reason=text("Why it failed; may be empty"),
+        hint=text("What to do about it; may be empty"),
+    ),
+)
 RELAY_SEND = document(
     "sbpair/relay-send/1",
     "The answer to a request over a relay.",
