@@ -86,8 +86,9 @@ async def _serve(
             max_requests=max_requests,
         )
         drawing = asyncio.create_task(shown.redraw(), name="draw the table of requests")
+        # A side that does not answer is waited for: a signal ends that, too.
+        starting = asyncio.create_task(listener.start(), name="begin to listen")
         try:
-            await listener.start()
             await stop.wait()
             shown.stopping()
             closing = asyncio.create_task(listener.close(grace), name="finish accepted requests")
@@ -100,7 +101,7 @@ async def _serve(
         finally:
             drawing.cancel()
             await listener.close(0)
-            await asyncio.gather(drawing, return_exceptions=True)
+            await asyncio.gather(drawing, starting, return_exceptions=True)
 
 
 class RequestBoard:
@@ -111,6 +112,7 @@ class RequestBoard:
         self._relay = relay
         self._target = target
         self._sides = dict.fromkeys(("primary", "secondary"), "connecting")
+        self._reasons = dict.fromkeys(self._sides, "")
         self._served = dict.fromkeys(self._sides, 0)
         self._open: dict[int, ProxiedRequest] = {}
         self._ended: deque[ProxiedRequest] = deque(maxlen=SHOWN_REQUESTS)
@@ -123,9 +125,9 @@ class RequestBoard:
         from sbpair.relay.events import RelayAnswerLost, RelayRequestFailed, RelaySideDown, RelaySideUp
 
         if isinstance(event, RelaySideUp):
-            self._sides[event.side] = "listening"
+            self._sides[event.side], self._reasons[event.side] = "up", ""
         elif isinstance(event, RelaySideDown):
-            self._sides[event.side] = f"down: {event.reason}"
+            self._sides[event.side], self._reasons[event.side] = "down", event.reason
         elif isinstance(event, RelayAnswerLost):
             self.lost += 1
         if self._drawing is not None and isinstance(event, (RelaySideUp, RelaySideDown, RelayRequestFailed)):
@@ -175,8 +177,10 @@ class RequestBoard:
     def table(self) -> list[str]:
         """Return the lines of the table: the sides, then open requests and the latest ones that ended."""
         open_on = {side: sum(each.side == side for each in self._open.values()) for side in self._sides}
-        sides = [(side, clean(state), open_on[side], self._served[side]) for side, state in self._sides.items()]
-        lines = columns([("SIDE", "STATE", "OPEN", "SERVED"), *sides])
+        sides = [
+            (side, state, open_on[side], self._served[side], self._reasons[side]) for side, state in self._sides.items()
+        ]
+        lines = columns([("SIDE", "STATE", "OPEN", "SERVED", "WHY"), *sides])
         newest = [*reversed(self._open.values()), *self._ended][:SHOWN_REQUESTS]
         if newest:
             rows = [_row(each) for each in newest]
@@ -191,8 +195,7 @@ class RequestBoard:
 def _row(request: "ProxiedRequest") -> tuple[object, ...]:
     took = time.monotonic() - request.started if request.seconds is None else request.seconds
     status = str(request.status) if request.status else "…"
-    path = clean(request.path)
-    return request.side, clean(request.method), path, status, f"{took:.1f} s", clean(request.problem)
+    return request.side, request.method, request.path, status, f"{took:.1f} s", request.problem
 
 
 def _document(request: "ProxiedRequest") -> dict[str, object]:

@@ -5,7 +5,9 @@ import base64
 import codecs
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,7 +61,7 @@ def send(
     if data is not None and data != STDIN and not (data.startswith("@") and len(data) > 1):
         raise UsageError("--data is neither @FILE nor -", hint="write --data @body.json, or --data - for stdin")
     relay = selected_relay(name, config, screen)
-    body = None if data is None else _body(data)
+    body = None if data is None else _body(data, screen)
     from sbpair.relay.aio import RelayClient
 
     async def main() -> int:
@@ -86,19 +88,21 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _body(data: str) -> bytes | AsyncIterator[bytes]:
+def _body(data: str, screen: Screen) -> bytes | AsyncIterator[bytes]:
     """Return the body: whole if it is a file of a moderate size. Raises UsageError, MachineLacks."""
     if data == STDIN:
         if sys.stdin is None:
             raise UsageError("--data -: stdin is closed", hint="name a file: --data @FILE")
-        return _parts(os.dup(sys.stdin.fileno()))
+        if sys.stdin.isatty():
+            screen.say("type the body; Ctrl-D on a line of its own ends it")
+        return _parts(sys.stdin.fileno(), "stdin")
     path = Path(data[1:])
     if path.is_dir():
         raise UsageError(f"--data: {path} is a directory", hint="name a file")
     try:
         descriptor = os.open(path, os.O_RDONLY)
         if os.fstat(descriptor).st_size > MAX_REPEATABLE or not path.is_file():
-            return _parts(descriptor)
+            return _parts(descriptor, str(path))
         with os.fdopen(descriptor, "rb") as file:
             return file.read()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -107,10 +111,27 @@ def _body(data: str) -> bytes | AsyncIterator[bytes]:
         raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
 
 
-async def _parts(descriptor: int) -> AsyncIterator[bytes]:
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        while part := await asyncio.to_thread(file.read, PART):
-            yield part
+async def _parts(descriptor: int, place: str) -> AsyncIterator[bytes]:
+    """Iterate over a file. Each read is in a daemon thread: one that waits does not keep the program from ending."""
+    loop = asyncio.get_running_loop()
+
+    def read(done: "asyncio.Future[bytes | OSError]") -> None:
+        try:
+            found: bytes | OSError = os.read(descriptor, PART)
+        except OSError as error:
+            found = error
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(found))
+
+    while True:
+        done: asyncio.Future[bytes | OSError] = loop.create_future()
+        threading.Thread(target=read, args=(done,), name="read the body", daemon=True).start()
+        part = await done
+        if isinstance(part, OSError):
+            raise MachineLacks(f"{place} cannot be read: {part.strerror}", hint="check what it is") from part
+        if not part:
+            return
+        yield part
 
 
 def _reporter(screen: Screen) -> Any:
@@ -143,13 +164,10 @@ async def _print(screen: Screen, response: "AsyncRelayResponse") -> None:
         screen.result(SCHEMA, document | shown, [])
         return
     screen.say(f"{said} from the {response.side}", always=True)
-    if sys.stdout is None:
-        raise MachineLacks("stdout is closed: the answer cannot be written", hint="redirect it to /dev/null instead")
-    out = sys.stdout.buffer
-    decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() else None
+    is_shown = sys.stdout is not None and sys.stdout.isatty()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     async for part in response:
-        out.write(part if decoder is None else _harmless(decoder.decode(part)).encode())
-        out.flush()
+        screen.write_bytes(_harmless(decoder.decode(part)).encode() if is_shown else part)
 
 
 def _harmless(text: str) -> str:

@@ -113,6 +113,8 @@ def _line(found: "list[SideListeners]") -> str:
 
 def _watch(screen: Screen, read: "Callable[[], Awaitable[list[SideListeners]]]", name: str, every: float) -> int:
     drawing = Redrawing(screen) if screen.output is Output.TABLE and screen.redrawable else None
+    if drawing is not None:
+        drawing.draw([], "first reading - Ctrl-C to stop")
 
     async def main() -> None:
         while True:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from sbpair.cli.next_command import not_confirmed, with_options
@@ -63,12 +63,19 @@ class Screen:
 
     def write(self, line: str) -> None:
         """Print one line to stdout and flush it."""
+        self._write(lambda: sys.stdout.write(line + "\n"))
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write bytes to stdout as they are, and flush them."""
+        self._write(lambda: sys.stdout.buffer.write(data))
+
+    def _write(self, write: Callable[[], object]) -> None:
         if sys.stdout is None:
             raise MachineLacks(
                 "stdout is closed: the results cannot be written", hint="redirect it to /dev/null instead"
             )
         try:
-            sys.stdout.write(line + "\n")
+            write()
             sys.stdout.flush()
         except BrokenPipeError:
             raise
