@@ -330,7 +330,8 @@ class AsyncRelayClient:
                     trace_request_ctx=mark,
                     **options,
                 )
-                verdict = judged_answer(response.status, has_via="Via" in response.headers)
+                has_via = "Via" in response.headers
+                verdict = judged_answer(response.status, has_via=has_via, was_repeated=mark.was_repeated)
                 if verdict is AnswerVerdict.ANSWER:
                     return AsyncRelayResponse(response, side, self._clock, call.seconds)
                 refusal = service_error(endpoint, response.status, await _refusal_text(response))

@@ -55,10 +55,21 @@ handshake_reason: ContextVar[list[str]] = ContextVar("handshake_reason")
 
 
 class SentMark:
-    """Whether the head of a request has begun to leave this machine."""
+    """How often the head of a request has begun to leave this machine.
+
+    aiohttp repeats a request with an idempotent method once if its connection is lost.
+    """
 
     def __init__(self) -> None:
-        self.was_sent = False
+        self.times = 0
+
+    @property
+    def was_sent(self) -> bool:
+        return self.times > 0
+
+    @property
+    def was_repeated(self) -> bool:
+        return self.times > 1
 
 
 def proxy_of(endpoint: RelayEndpoint) -> Proxy | None:
@@ -100,7 +111,7 @@ def open_session(max_connections: int) -> aiohttp.ClientSession:
 async def _on_headers_sent(_session: object, context: SimpleNamespace, _params: object) -> None:
     mark = context.trace_request_ctx
     if isinstance(mark, SentMark):
-        mark.was_sent = True
+        mark.times += 1
 
 
 async def _on_redirect(_session: object, _context: object, _params: object) -> None:

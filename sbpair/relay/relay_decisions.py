@@ -33,12 +33,12 @@ class AnswerVerdict(Enum):
         return self in (AnswerVerdict.NOT_EXECUTED, AnswerVerdict.IN_DOUBT)
 
 
-def judged_answer(status: int, *, has_via: bool) -> AnswerVerdict:
-    """Return the verdict on an HTTP answer."""
+def judged_answer(status: int, *, has_via: bool, was_repeated: bool = False) -> AnswerVerdict:
+    """Return the verdict on an HTTP answer; `was_repeated` if the request was sent before, and not answered."""
     if has_via:
         return AnswerVerdict.ANSWER
     if status in _NOT_ROUTED:
-        return AnswerVerdict.NOT_EXECUTED
+        return AnswerVerdict.IN_DOUBT if was_repeated else AnswerVerdict.NOT_EXECUTED
     if status in _ROUTED_PERHAPS:
         return AnswerVerdict.IN_DOUBT
     return AnswerVerdict.REFUSED if status >= 400 else AnswerVerdict.ANSWER

@@ -147,6 +147,26 @@ async def test_a_lost_answer_is_in_doubt_and_not_reissued(bench: RelayPairBench)
     assert client.active == "secondary"
 
 
+async def test_a_request_that_was_repeated_and_then_refused_is_in_doubt(bench: RelayPairBench) -> None:
+    never = asyncio.Event()
+
+    async def handler(request: RelayRequest) -> RelayAnswer:
+        await bench.echo(request)
+        await never.wait()
+        return RelayAnswer()
+
+    await bench.listen(handler, side="primary")
+    client = await bench.client()
+    asking = asyncio.create_task(client.request("GET"))
+    await until(lambda: bool(bench.handled))
+    with bench.emulator.faults.during("relay-down", "contoso", status=503):
+        with bench.emulator.faults.during("namespace-down", "contoso"):
+            pass
+        with pytest.raises(BothFailed) as failed:
+            await asking
+    assert failed.value.in_doubt == ("primary",)
+
+
 @pytest.mark.parametrize(("method", "reissue"), [("PUT", "safe"), ("POST", "always")])
 async def test_a_lost_answer_is_reissued_where_it_may_be(bench: RelayPairBench, method: str, reissue: str) -> None:
     await bench.listen()
