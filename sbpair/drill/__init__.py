@@ -24,6 +24,7 @@ from sbpair.drill import scenario
 from sbpair.drill.against_pair import OWN_QUEUES, SimulatedOutages, drill_queues
 from sbpair.drill.compare import Comparison, compare_all, message_differences
 from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessage, originals
+from sbpair.drill.drill_phases import DrillPhase, Timeline
 from sbpair.drill.emulator_process import EmulatedOutages, emulated_pair, emulator_control
 from sbpair.drill.scenario import INTERVALS, Intervals, SendTally, accounted, received, take_payloads
 from sbpair.errors import ExitCode, ProtocolError, UsageError
@@ -45,15 +46,6 @@ CONCURRENT_SENDS = 50
 """Messages in flight while the backlog is written."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrillPhase:
-    """Event: a phase begins, or a paired client has an event ("sender"). `seconds` counts from the start."""
-
-    name: str
-    text: str
-    seconds: float = 0.0
-
-
 DrillEvent: TypeAlias = DrillPhase | SyphonEvent
 OnEvent: TypeAlias = Callable[[DrillEvent], None]
 
@@ -70,23 +62,6 @@ class DrillResult(Comparison):
     def exit_code(self) -> int:
         failed = self.lost or self.duplicated or self.altered or self.sending.failed
         return ExitCode.PARTIAL_OR_FINDINGS if failed else ExitCode.DONE
-
-
-class Timeline:
-    """Emits phases, and records them."""
-
-    def __init__(self, on_event: OnEvent) -> None:
-        self._on_event = on_event
-        self._started = time.monotonic()
-        self.phases: list[DrillPhase] = []
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
-
-    def __call__(self, name: str, text: str) -> None:
-        self.phases.append(DrillPhase(name, text, round(self.seconds, 3)))
-        self._on_event(self.phases[-1])
 
 
 async def run_drill(

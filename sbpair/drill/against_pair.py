@@ -20,7 +20,7 @@ from sbpair.model.report import Outcome
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sbpair.drill.scenario import EmitPhase
+    from sbpair.drill.drill_phases import EmitPhase
     from sbpair.model.pair import Endpoint, Pair
 
 OWN_QUEUES = 2

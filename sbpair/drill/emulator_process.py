@@ -24,11 +24,11 @@ STOP_SECONDS = 10.0
 
 
 @asynccontextmanager
-async def emulated_pair(backlog_queues: int) -> AsyncIterator[Pair]:
-    """Start an emulator with a pair of namespaces. Raises MachineLacks where it does not start."""
+async def emulated_pair(backlog_queues: int, *words: str) -> AsyncIterator[Pair]:
+    """Start an emulator with a pair of namespaces, and these options. Raises MachineLacks where it does not start."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "sbpair", "emulator", "--output", "json"),
-        *("--namespace", f"{PRIMARY}=0", "--namespace", f"{SECONDARY}=0"),
+        *("--namespace", f"{PRIMARY}=0", "--namespace", f"{SECONDARY}=0", *words),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -59,7 +59,7 @@ async def emulator_control(endpoint: Endpoint, method: str, path: str, body: dic
 
 
 class EmulatedOutages:
-    """Outages of an emulated primary, or of one backlog queue: connections or links break, and new ones are refused."""
+    """Outages of emulated namespaces, or of one backlog queue: connections or links break, and new ones are refused."""
 
     outage = None
 
@@ -70,17 +70,27 @@ class EmulatedOutages:
     async def stop_primary(self) -> None:
         await self._begin({"kind": "namespace-down", "namespace": self._pair.primary.name})
 
+    async def stop_relay(self, namespace: str) -> None:
+        """Break every connection of a namespace. Later ones reach it, and its relay refuses them with 503."""
+        await self._begin({"kind": "relay-down", "namespace": namespace, "status": 503})
+        await self._begin({"kind": "namespace-down", "namespace": namespace})
+        await self._end()
+
     async def stop_queue(self, path: str) -> None:
         await self._begin({"kind": "entity-down", "namespace": self._pair.secondary.name, "entity": path})
 
     async def restore(self) -> None:
         while self._faults:
-            await emulator_control(self._pair.secondary, "DELETE", f"faults/{self._faults.pop()}")
+            await self._end()
 
-    async def _begin(self, fault: dict[str, str]) -> None:
+    async def _begin(self, fault: dict[str, Any]) -> None:
         # The secondary's port controls both, also while the primary is down.
         answer = await emulator_control(self._pair.secondary, "POST", "faults", fault)
         self._faults.append(str(json.loads(answer)["id"]))
+
+    async def _end(self) -> None:
+        """End the latest fault."""
+        await emulator_control(self._pair.secondary, "DELETE", f"faults/{self._faults.pop()}")
 
 
 async def _ready(process: asyncio.subprocess.Process) -> tuple[Endpoint, Endpoint]:

@@ -22,7 +22,8 @@ from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import token_getter_for
 from sbpair.drill.compare import Comparison, byte_differences, compare_all, property_differences
-from sbpair.errors import ProtocolError, SbpairError, TimedOut
+from sbpair.drill.drill_phases import Awaited, EmitPhase, first_error, is_stopped
+from sbpair.errors import ProtocolError, SbpairError
 from sbpair.syphon import runner
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ MIN_MESSAGES = 10
 
 QUIET_SECONDS = 0.5
 MAX_DELAY_SECONDS = 10.0
-
-EmitPhase = Callable[[str, str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ CONNECTION_LOST = re.compile(r"( with an error that counts)?: ServiceBusConnecti
 
 
 @dataclass
-class Application:
+class Application(Awaited):
     """An application's sent messages, encoded, by message id, and its client's events."""
 
     client: AsyncPairedClient
@@ -96,18 +95,6 @@ class Application:
     doubtful: set[str] = field(default_factory=set)
     left: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def until(self, what: str, shown: Callable[[], bool]) -> None:
-        """Wait until `shown` returns True. Raises TimedOut."""
-        try:
-            async with asyncio.timeout(self.max_phase_seconds):
-                while not shown():
-                    self.changed.clear()
-                    await self.changed.wait()
-        except TimeoutError:
-            raise TimedOut(
-                f"the drill waited {self.max_phase_seconds:g} s for {what}", hint="run sbpair doctor"
-            ) from None
 
     async def until_more(self, side: str) -> None:
         """Wait until a side has accepted a few more messages."""
@@ -159,7 +146,7 @@ async def application(
                     # A pending send is completed: the SDK can swallow a cancellation.
                     stop.set()
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            raise first_error(group) from None
 
 
 async def play(
@@ -231,10 +218,6 @@ def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> Send
     )
 
 
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
-
-
 async def _send_until(sending: Application, chance: random.Random, seconds: float, stop: asyncio.Event) -> None:
     from sbpair.failover import sdk_messages
 
@@ -250,12 +233,8 @@ async def _send_until(sending: Application, chance: random.Random, seconds: floa
         else:
             sending.sent[described["message_id"]] = Sections.split(sdk_messages.encode(message))
         sending.changed.set()
-        try:
-            async with asyncio.timeout(seconds):
-                await stop.wait()
-                return
-        except TimeoutError:
-            continue
+        if await is_stopped(stop, seconds):
+            return
 
 
 def _describe(number: int, chance: random.Random) -> dict[str, Any]:

@@ -72,6 +72,15 @@ WRONG = [
     ("drill --ping-interval 0", "--ping-interval is 0, and must be from 1 s to 60 s"),
     ("drill --failover-interval 2m", "--failover-interval is 2m, and must be from 0 s to 60 s"),
     ("drill --rate 0", "Invalid value for '--rate'"),
+    ("drill --relay --rate 0", "Invalid value for '--rate'"),
+    ("drill --relay --seed x", "Invalid value for '--seed'"),
+    *(
+        (f"drill --relay {option}", f"{option.partition(' ')[0]} and --relay exclude each other")
+        for option in (
+            *("--messages 5", "--count 2", "--failover-interval 1s", "--ping-interval 2s"),
+            *("--against default", "--config f", "--yes"),
+        )
+    ),
     ("status --outbox nowhere.db", "outbox nowhere.db does not exist"),
     ("send orders --outbox no/dir/o.db /dev/null", "'no/dir/o.db' cannot be an outbox"),
     ("status --timeout x", "--timeout: expected a duration such as 90s, got 'x'"),

@@ -37,11 +37,12 @@ def command(
     messages: int | None = option("--messages N", "Number of stranded messages [default: 1000]"),
     count: int | None = option("--count -n N", "Number of backlog queues [default: 10; 2 with --against]"),
     seed: int = option("--seed N", "Seed of the messages", default=0),
-    rate: int = option("--rate N", "Messages a second of the application", min=1, max=1000, default=50),
-    failover_interval: str = option(
-        "--failover-interval DURATION", "Failure time before failover; 0: at once", default="500ms"
+    rate: int = option("--rate N", "Messages or requests a second of the application", min=1, max=1000, default=50),
+    failover_interval: str | None = option(
+        "--failover-interval DURATION", "Failure time before failover; 0: at once [default: 500ms]"
     ),
-    ping_interval: str = option("--ping-interval DURATION", "Interval of pings to the primary", default="1s"),
+    ping_interval: str | None = option("--ping-interval DURATION", "Interval of pings to the primary [default: 1s]"),
+    relay: bool = flag("--relay", "Rehearse an outage of relay endpoints instead of one of queues"),
     target: DrillTarget,
     screen: Screen,
 ) -> int:
@@ -53,22 +54,43 @@ def command(
     --against PAIR runs the sending part on a real pair, with a simulated outage that only this client sees. It creates
     its own queues and deletes them afterwards. Needs Manage, Send and Listen on both sides.
 
+    --relay takes the relay endpoints of a service away, one after the other, while a client sends requests. Each
+    request must be answered once, be named as in doubt, or fail on both sides without having been executed.
+
     Examples:
       sbpair drill
       sbpair drill --messages 5000 --seed 7
       sbpair drill --against orders
+      sbpair drill --relay
 
     Exit codes: 0 no loss, duplicate or change; 3 there was one; 4 not confirmed; 6 timed out waiting for a step
     """
+    if relay:
+        others: dict[str, object] = {
+            "--messages": messages,
+            "--count": count,
+            "--failover-interval": failover_interval,
+            "--ping-interval": ping_interval,
+            "--against": target.against,
+            "--config": target.config,
+            "--yes": target.yes or None,
+        }
+        for name, given in others.items():
+            if given is not None:
+                raise UsageError(f"{name} and --relay exclude each other", hint=f"leave {name} out")
+        from sbpair.cli.commands.drill_relay import rehearse_relay
+
+        return rehearse_relay(screen, float(rate), seed)
     for name, value in (("--messages", messages), ("--count", count)):
         if value is not None:
             check_at_least(name, value, 1, "leave it out for the default")
-    failover = seconds_of("--failover-interval", failover_interval, limit=60)
-    ping = seconds_of("--ping-interval", ping_interval, minimum=1, limit=60)
+    failover = seconds_of("--failover-interval", failover_interval or "500ms", limit=60)
+    ping = seconds_of("--ping-interval", ping_interval or "1s", minimum=1, limit=60)
     pair = _pair_of(screen, target, messages)
     from sbpair import drill
     from sbpair.cli.progress.move_progress import EventPrinter
     from sbpair.drill import against_pair
+    from sbpair.drill.drill_phases import DrillPhase
     from sbpair.drill.scenario import Intervals
 
     # It logs the events that are printed here in other words.
@@ -78,7 +100,7 @@ def command(
 
     def on_event(event: "drill.DrillEvent") -> None:
         match event:
-            case drill.DrillPhase(_name, text, seconds):
+            case DrillPhase(_name, text, seconds):
                 screen.say(f"{seconds:6.1f} s  {text}")
             case _:
                 printer(event)

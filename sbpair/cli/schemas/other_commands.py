@@ -13,6 +13,7 @@ from sbpair.cli.schemas.builders import (
     nullable,
     number,
     optional,
+    pair_of,
     record,
     records,
     scalar,
@@ -289,6 +290,30 @@ RELAY_PROVISION = document(
         ),
         reason=text("Why it failed; may be empty"),
         hint=text("What to do about it; may be empty"),
+    ),
+)
+RELAY_DRILL = document(
+    "sbpair/relay-drill/1",
+    "The verdict of sbpair drill --relay: sent = answered + in_doubt + failed, if nothing is wrong.",
+    sent=count("Requests"),
+    answered=count("Requests with an answer"),
+    primary=count("Answers by the primary"),
+    secondary=count("Answers by the secondary"),
+    in_doubt=count("Requests that the client named as in doubt"),
+    failed=count("Requests that neither side took"),
+    repeated=count("Requests that were executed more than once"),
+    wrong=count("Requests whose outcome does not fit their executions, or whose answer is another one"),
+    doubtful=records(
+        "Requests in doubt",
+        "One request",
+        request_id=text("Its id"),
+        method=text("Its method"),
+        executions=count("Times that the service executed it"),
+    ),
+    problems=array("The first problems", pair_of("One problem", text("Id of the request"), text("The problem"))),
+    seconds=number("Duration"),
+    timeline=records(
+        "Steps", "One step", name=text("Its name"), text=text("Its description"), seconds=number("Time since the start")
     ),
 )
 RELAY_SEND = document(
