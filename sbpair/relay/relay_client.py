@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -50,7 +51,6 @@ TIMEOUT_SECONDS: Final = 70.0
 """A little more than the service's own limit for an answer, 60 s: its answer names the reason."""
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-MAX_CONNECTIONS: Final = 1_000
 MAX_ERROR_BYTES: Final = 16 * 1024
 
 _METHOD: Final = re.compile(r"[A-Za-z][A-Za-z0-9!#$%&'*+.^_`|~-]{0,31}")
@@ -75,12 +75,15 @@ class AsyncRelayResponse:
     `side` is the side that answered. The body is as sent: compressed if its Content-Encoding says so.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse, side: Side, clock: RelayClock, seconds: float) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, sent: RequestBody, side: Side, clock: RelayClock, seconds: float
+    ) -> None:
         self.side = side
         self.status = response.status
         self.reason = response.reason or ""
         self.headers: CIMultiDictProxy[str] = response.headers
         self._response = response
+        self._sent = sent
         self._clock = clock
         self._seconds = seconds
 
@@ -94,21 +97,23 @@ class AsyncRelayResponse:
                 if not part:
                     return
                 yield part
-        except _LOST:
+        except (*_LOST, RuntimeError):
+            # aiohttp raises RuntimeError for a connection that was closed here.
             raise InDoubt(
                 "the answer of the relay ended too soon: the request was executed, perhaps not to its end",
                 hint="check whether the request was executed",
             ) from None
         finally:
-            self._response.close()
+            await self.close()
 
     async def read(self) -> bytes:
         """Return the whole body. Raises InDoubt."""
         return b"".join([part async for part in self])
 
     async def close(self) -> None:
-        """End the connection, unless the body was read to its end."""
+        """End the connection, and the sending of a body, unless the answer was read to its end."""
         self._response.close()
+        await self._sent.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -159,6 +164,7 @@ class AsyncRelayClient:
         self._active: Side = chosen if first is None else first
         self._tokens: dict[Side, RelayTokens] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._answers: weakref.WeakSet[AsyncRelayResponse] = weakref.WeakSet()
         self.is_closed = False
         self._report(events.RelaySideChosen(pair[self._active].path, self._active))
 
@@ -180,6 +186,8 @@ class AsyncRelayClient:
     async def close(self) -> None:
         """Close all connections, also those of WebSockets."""
         self.is_closed = True
+        for answer in list(self._answers):
+            await answer.close()
         if self._session is not None:
             await self._session.close()
         for each in self._tokens.values():
@@ -221,9 +229,13 @@ class AsyncRelayClient:
             return may_reissue(verdict, method, reissue, is_complete=call.body.is_complete)
 
         try:
-            return await self._on_either_side(lambda side: self._request(side, call), may)
-        finally:
+            response = await self._on_either_side(lambda side: self._request(side, call), may)
+        except BaseException:
             await call.body.close()
+            raise
+        # Its body may still be on its way.
+        self._answers.add(response)
+        return response
 
     async def connect(
         self,
@@ -333,7 +345,7 @@ class AsyncRelayClient:
                 has_via = "Via" in response.headers
                 verdict = judged_answer(response.status, has_via=has_via, was_repeated=mark.was_repeated)
                 if verdict is AnswerVerdict.ANSWER:
-                    return AsyncRelayResponse(response, side, self._clock, call.seconds)
+                    return AsyncRelayResponse(response, call.body, side, self._clock, call.seconds)
                 refusal = service_error(endpoint, response.status, await _refusal_text(response))
         except _LOST as error:
             if call.body.error is not None:
@@ -389,7 +401,7 @@ class AsyncRelayClient:
     ) -> tuple[CIMultiDict[str], aiohttp.ClientSession, dict[str, Any]]:
         endpoint = self.pair[side]
         if self._session is None:
-            self._session = open_session(MAX_CONNECTIONS)
+            self._session = open_session()
         if side not in self._tokens:
             self._tokens[side] = RelayTokens(endpoint, self._clock)
         headers = CIMultiDict(given)

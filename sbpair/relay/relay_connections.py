@@ -92,14 +92,14 @@ def http_options(endpoint: RelayEndpoint) -> dict[str, Any]:
     return options
 
 
-def open_session(max_connections: int) -> aiohttp.ClientSession:
-    """Open a session that sends and returns bytes, headers and statuses as they are."""
+def open_session() -> aiohttp.ClientSession:
+    """Open a session that sends and returns bytes, headers and statuses as they are, over any number of connections."""
     tracing = aiohttp.TraceConfig()
     tracing.on_request_headers_sent.append(_on_headers_sent)
     tracing.on_request_redirect.append(_on_redirect)
     tracing.on_request_end.append(_on_end)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=max_connections),
+        connector=aiohttp.TCPConnector(limit=0),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),

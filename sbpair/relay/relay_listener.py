@@ -103,7 +103,7 @@ class AsyncRelayListener:
             raise UsageError("the listener has been closed", hint="make another one")
         if self._runs:
             return
-        self._session = open_session(max_connections=0)
+        self._session = open_session()
         self._turn = asyncio.Semaphore(self._max_requests)
         for side, endpoint in self._endpoints.items():
             tasks = ListenerTasks(self._begin_request, partial(self._begin_offer, side), self._spawn)

@@ -39,6 +39,7 @@ class RequestBody:
         self._size = 0
         self._next: asyncio.Task[bytes | None] | None = None
         self._has_ended = False
+        self._is_closed = False
         self.error: Exception | None = None
         """The error of the stream itself, if that has failed."""
 
@@ -61,7 +62,8 @@ class RequestBody:
         return self._whole
 
     async def close(self) -> None:
-        """End the stream, which may not have been read to its end."""
+        """End the stream, which may not have been read to its end: it fails for an attempt that still reads it."""
+        self._is_closed = True
         if self._next is not None:
             self._next.cancel()
             await asyncio.gather(self._next, return_exceptions=True)
@@ -85,6 +87,8 @@ class RequestBody:
         """Return the next part, or None. It stays for the next attempt if this one is given up meanwhile."""
         if self._has_ended:
             return None
+        if self._is_closed:
+            raise ConnectionResetError("the request was given up")
         if self._next is None:
             self._next = asyncio.create_task(self._take(), name="read the body of a request")
         try:

@@ -99,7 +99,7 @@ class ReverseProxy:
         self._count = 0
 
     async def __aenter__(self) -> Self:
-        self._session = open_session(max_connections=0)
+        self._session = open_session()
         return self
 
     async def __aexit__(self, *_details: object) -> None:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.errors import BothFailed, InDoubt, NotAuthenticated, ServiceRefused, Unavailable, UsageError
+from sbpair.errors import (
+    BothFailed,
+    InDoubt,
+    NotAuthenticated,
+    ServiceRefused,
+    Unavailable,
+    Unreachable,
+    UsageError,
+)
 from sbpair.model.pair import SasKey
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.relay_client import AsyncRelayClient
@@ -437,3 +445,39 @@ async def test_a_repeat_after_an_idle_connection_sends_the_whole_body(size: int,
                 response = await client.request("PUT", body=parts(sent[: size // 2], sent[size // 2 :]))
                 await response.read()
     assert {len(body) for body in bodies} == {size}
+
+
+@pytest.mark.parametrize("is_abandoned", [False, True])
+async def test_a_body_goes_on_while_its_answer_comes(bench: RelayPairBench, is_abandoned: bool) -> None:
+    """A body that is not sent to its end must not be taken for the whole."""
+    answered, received = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def both() -> AsyncIterator[bytes]:
+        yield b"a" * 100_000
+        await answered.wait()
+        yield b"b" * 100_000
+
+    async def handler(request: RelayRequest) -> RelayAnswer:
+        async def echo() -> AsyncIterator[bytes]:
+            size = 0
+            try:
+                async for part in request:
+                    size += len(part)
+                    yield part
+            except Unreachable as error:
+                received.set_result(error.message)
+                raise
+            received.set_result(size)
+
+        return RelayAnswer(200, {}, echo())
+
+    await bench.listen(handler)
+    client = await bench.client()
+    response = await client.request("POST", body=both())
+    if is_abandoned:
+        await response.close()
+        assert await received == "the body of the request ended too soon"
+    else:
+        answered.set()
+        assert await response.read() == b"a" * 100_000 + b"b" * 100_000
+        assert await received == 200_000
