@@ -19,6 +19,7 @@ HOP_BY_HOP: Final = frozenset({
     "transfer-encoding", "upgrade",
 })  # fmt: skip
 
+_PHRASES: Final = {each.value: each.phrase for each in HTTPStatus}
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 
@@ -152,12 +153,12 @@ class RelayAnswer:
     reason: str = ""
 
 
-def response_message(request_id: str, answer: RelayAnswer, *, has_body: bool) -> str:
-    """Return the `response` for an answer. Raises UsageError if its status, reason or headers are not valid."""
+def response_head(answer: RelayAnswer) -> dict[str, Any]:
+    """Return the head of a `response`. Raises UsageError if the answer's status, reason or headers are not valid."""
     status = answer.status
     if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status <= 599:
         raise UsageError(f"expected a status from 200 to 599, got {str(status)[:40]!r}", hint="200 is the default")
-    reason = answer.reason or (HTTPStatus(status).phrase if status in set(HTTPStatus) else "")
+    reason = answer.reason or _PHRASES.get(status, "")
     if not isinstance(reason, str) or not _VALUE.fullmatch(reason):
         raise UsageError("the reason phrase is not text on one line", hint="leave it out for the standard phrase")
     headers: dict[str, str | list[str]] = {}
@@ -174,14 +175,11 @@ def response_message(request_id: str, answer: RelayAnswer, *, has_body: bool) ->
             headers[names[key]] = [*([before] if isinstance(before, str) else before), value]
         else:
             headers[names[key]] = f"{before}, {value}"
-    response = {
-        "requestId": request_id,
-        "statusCode": status,
-        "statusDescription": reason,
-        "responseHeaders": headers,
-        "body": has_body,
-    }
-    return json.dumps({"response": response})
+    return {"statusCode": status, "statusDescription": reason, "responseHeaders": headers}
+
+
+def response_message(request_id: str, head: dict[str, Any], *, has_body: bool) -> str:
+    return json.dumps({"response": {"requestId": request_id, **head, "body": has_body}})
 
 
 def _is_length(value: str, body: Body) -> bool:

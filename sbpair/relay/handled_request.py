@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sbpair.errors import SbpairError, Unreachable, UsageError
 from sbpair.relay.control_messages import (
     MAX_INLINE,
+    Body,
     RelayAnswer,
     RelayMessageInvalid,
     RequestMessage,
     read_control,
+    response_head,
     response_message,
 )
 from sbpair.relay.relay_clock import RelayClock, TimeLimit
@@ -117,8 +119,8 @@ class HandledRequest:
             body: bytes | AsyncIterator[bytes] = self._body
             if not self._message.method:
                 body = await self._fetch()
-            answer = await self._answer_of(handler, RelayRequest(self._message, self._channel.side, body))
-            await self._send(answer)
+            answer, head = await self._answer_of(handler, RelayRequest(self._message, self._channel.side, body))
+            await self._send(head, answer.body)
         except (SbpairError, RelayMessageInvalid, WebSocketException, OSError) as error:
             self._on_lost(self._message.request_id, str(error) or type(error).__name__)
         except asyncio.CancelledError:
@@ -157,12 +159,12 @@ class HandledRequest:
             hint = "answer with an error: the request is not complete"
             raise Unreachable("the body of the request ended too soon", hint=hint) from None
 
-    async def _answer_of(self, handler: RelayHandler, request: RelayRequest) -> RelayAnswer:
-        """Return the handler's answer, or one for its failure."""
+    async def _answer_of(self, handler: RelayHandler, request: RelayRequest) -> tuple[RelayAnswer, dict[str, Any]]:
+        """Return the handler's answer, or one for its failure, and the head of it."""
         try:
             async with TimeLimit(self._clock, ANSWER_SECONDS):
                 answer = await handler(request)
-            response_message("", checked_answer(answer), has_body=False)
+            return answer, response_head(checked_answer(answer))
         except TimeoutError:
             return self._failed(504, f"the handler returned no answer within {ANSWER_SECONDS:g} s")
         except UsageError as error:
@@ -170,51 +172,53 @@ class HandledRequest:
         except Exception as error:
             log.exception("the handler of a relay listener failed")
             return self._failed(500, f"the handler failed with {type(error).__name__}")
-        return answer
 
-    def _failed(self, status: int, reason: str) -> RelayAnswer:
+    def _failed(self, status: int, reason: str) -> tuple[RelayAnswer, dict[str, Any]]:
         self._on_failed(self._message.request_id, status, reason)
-        return RelayAnswer(status)
+        answer = RelayAnswer(status)
+        return answer, response_head(answer)
 
     # The answer
 
-    async def _send(self, answer: RelayAnswer) -> None:
-        if isinstance(answer.body, bytes):
-            await self._send_bytes(answer, answer.body)
+    async def _send(self, head: dict[str, Any], body: Body) -> None:
+        if isinstance(body, bytes):
+            await self._send_bytes(head, body)
             return
-        stream = _Collected(answer.body.__aiter__())
+        stream = _Collected(body.__aiter__())
         try:
             if await stream.collect(self._clock):
-                await self._send_bytes(answer, b"".join(stream.parts))
+                await self._send_bytes(head, b"".join(stream.parts))
             else:
-                await self._send_over_rendezvous(answer, stream.all_parts())
+                await self._send_over_rendezvous(head, self._in_time(stream.all_parts()))
         except (SbpairError, WebSocketException, OSError):
             raise
         except Exception as error:
             log.exception("the body of an answer failed")
             reason = f"its body failed with {type(error).__name__}"
             if self._meeting is None:
-                self._on_failed(self._message.request_id, 500, reason)
-                await self._send_bytes(RelayAnswer(500), b"")
+                _, failure = self._failed(500, reason)
+                await self._send_bytes(failure, b"")
             else:
                 self._on_lost(self._message.request_id, reason)
         finally:
             await stream.close()
 
-    async def _send_bytes(self, answer: RelayAnswer, body: bytes) -> None:
-        text = response_message(self._message.request_id, answer, has_body=bool(body))
-        inline = self._meeting is None and len(text) + len(body) <= MAX_INLINE
-        if inline and await self._channel.send_answer(self._message, text, body):
-            return
-        await self._send_over_rendezvous(answer, _whole(body) if body else None)
+    async def _send_bytes(self, head: dict[str, Any], body: bytes) -> None:
+        if self._meeting is None:
+            text = response_message(self._message.request_id, head, has_body=bool(body))
+            if len(text) + len(body) <= MAX_INLINE and await self._channel.send_answer(self._message, text, body):
+                return
+        await self._send_over_rendezvous(head, _fragments(body) if body else None)
 
-    async def _send_over_rendezvous(self, answer: RelayAnswer, parts: AsyncIterator[bytes] | None) -> None:
+    async def _send_over_rendezvous(
+        self, head: dict[str, Any], parts: Iterable[bytes] | AsyncIterator[bytes] | None
+    ) -> None:
         """Send an answer over the connection of its request, or a new one. Raises SbpairError, WebSocketException."""
         if self._meeting is None:
             self._meeting = await self._channel.meet(self._message.address)
-        await self._meeting.send(response_message(self._message.request_id, answer, has_body=parts is not None))
+        await self._meeting.send(response_message(self._message.request_id, head, has_body=parts is not None))
         if parts is not None:
-            await self._meeting.send(self._in_time(parts))
+            await self._meeting.send(parts)
 
     async def _in_time(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the parts of a body in fragments. A pause of the handler fails it."""
@@ -225,8 +229,8 @@ class HandledRequest:
                     part = await anext(parts)
             except StopAsyncIteration:
                 return
-            for start in range(0, len(part), FRAGMENT):
-                yield part[start : start + FRAGMENT]
+            for fragment in _fragments(part):
+                yield fragment
 
     async def _leave(self) -> None:
         if self._meeting is not None:
@@ -300,5 +304,5 @@ def checked_answer(answer: object) -> RelayAnswer:
     raise UsageError("a handler returned no RelayAnswer whose body is bytes or an async iterator", hint=hint)
 
 
-async def _whole(body: bytes) -> AsyncIterator[bytes]:
-    yield body
+def _fragments(body: bytes) -> Iterator[bytes]:
+    return (body[start : start + FRAGMENT] for start in range(0, len(body), FRAGMENT))

@@ -27,6 +27,7 @@ CLOSE_SECONDS: Final = 10.0
 ABNORMAL: Final = 1006
 NO_STATUS: Final = 1005
 _MAX_PONGS: Final = 256 * 1024
+_MAX_UNWRITTEN: Final = 64 * 1024
 _PROTOCOL_HEADER: Final = "Sec-WebSocket-Protocol"
 
 _quiet = logging.getLogger(f"{__name__}.frames")
@@ -73,9 +74,9 @@ class Handshake:
         if subprotocol:
             self._response.headers[_PROTOCOL_HEADER] = subprotocol
         transport = take_over(self.request)
+        self._protocol.writes.append(self._response.serialize())
         connection = FrameConnection(self._protocol, transport, user)
         transport.set_protocol(connection)
-        transport.write(self._response.serialize())
         return connection
 
 
@@ -108,7 +109,7 @@ class LostTransport(asyncio.Transport):
 
 
 class FrameConnection(asyncio.Protocol):
-    """An open WebSocket."""
+    """An open WebSocket. What is sent in one turn of the event loop is written at its end, at once."""
 
     def __init__(self, frames: ServerProtocol, transport: asyncio.Transport, user: FrameUser) -> None:
         self.user = user
@@ -116,8 +117,11 @@ class FrameConnection(asyncio.Protocol):
         self._transport = transport
         self._limit: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None
+        self._unwritten = 1
         self._is_full = False
         self._has_ended = False
+        # The answer to the handshake waits.
+        asyncio.get_running_loop().call_soon(self._flush)
 
     @property
     def is_open(self) -> bool:
@@ -127,8 +131,13 @@ class FrameConnection(asyncio.Protocol):
 
     def send(self, opcode: Opcode, data: bytes, *, fin: bool = True) -> None:
         """Send a frame; one for a connection that is closing is dropped."""
-        if self.is_open:
-            self._frames.send_frame(Frame(opcode, data, fin))
+        if not self.is_open:
+            return
+        self._frames.send_frame(Frame(opcode, data, fin))
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unwritten += len(data) + 1
+        if self._unwritten > _MAX_UNWRITTEN:
             self._flush()
 
     async def drain(self) -> None:
@@ -154,6 +163,7 @@ class FrameConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection without a close frame."""
+        self._flush()
         self._transport.abort()
 
     def pause(self) -> None:
@@ -166,16 +176,15 @@ class FrameConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _flush(self) -> None:
-        for data in self._frames.data_to_send():
-            if data:
-                self._transport.write(data)
-            else:
+        self._unwritten = 0
+        pieces = self._frames.data_to_send()
+        if pieces and not self._transport.is_closing():
+            self._transport.write(b"".join(pieces))
+            if not pieces[-1]:
                 self._end_stream()
 
     def _end_stream(self) -> None:
         """End the stream after a close frame. The peer still has time to read it: unread input would reset it."""
-        if self._transport.is_closing():
-            return
         if self._transport.can_write_eof():
             self._transport.write_eof()
             self._transport.resume_reading()

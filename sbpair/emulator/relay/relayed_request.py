@@ -94,9 +94,9 @@ class RelayedRequest:
         self._points = namespace.fault_points
         self._answer: asyncio.Future[tuple[ResponseHead, bytes | BodyStream]]
         self._answer = asyncio.get_running_loop().create_future()
-        self._meeting: asyncio.Future[FrameConnection] = asyncio.get_running_loop().create_future()
+        self._document: dict[str, Any] | None = None
+        self._sending: asyncio.Task[None] | None = None
         self._rendezvous: Rendezvous | None = None
-        self._is_inline = True
         self._body: BodyStream | None = None
         self._deadline = RelayDeadline(namespace, RESPONSE_MS, self._on_deadline)
 
@@ -107,27 +107,26 @@ class RelayedRequest:
     ) -> web.StreamResponse:
         """Pass the request on, and return the answer. `body` is None for one that needs a rendezvous."""
         address = channel.address.rendezvous(self._target.with_query, "request", self._identity)
-        self._is_inline = body is not None
-        document = self._document(body != b"", without)
+        document = self._described(body != b"", without)
         if body is not None:
             channel.requests[self._identity] = self
             channel.send({"request": {"address": address, **document}}, body or None)
         else:
+            self._document = document
             channel.send({"request": {"address": address}})
-        # Not in a task group: it would wrap the refusal.
-        sending = asyncio.create_task(self._send_over_rendezvous(document), name="send a relayed request")
         try:
             head, answer = await self._answer
             return await self._respond(head, answer)
         finally:
             self._deadline.cancel()
             channel.requests.pop(self._identity, None)
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            if self._sending is not None:
+                self._sending.cancel()
+                await asyncio.gather(self._sending, return_exceptions=True)
             if self._rendezvous is not None:
                 self._rendezvous.connection.close()
 
-    def _document(self, has_body: bool, without: frozenset[str]) -> dict[str, Any]:
+    def _described(self, has_body: bool, without: frozenset[str]) -> dict[str, Any]:
         headers = joined_headers(self._request.headers.items(), NOT_RELAYED | without)
         name = next((name for name in headers if name.lower() == "via"), hdrs.VIA)
         headers[name] = f"{headers[name]}, {self._via}" if name in headers else self._via
@@ -141,14 +140,8 @@ class RelayedRequest:
             "body": has_body,
         }
 
-    async def _send_over_rendezvous(self, document: dict[str, Any]) -> None:
-        """Send the request to the listener's rendezvous connection, if it did not go over the control channel."""
-        if self._is_inline:
-            return
-        connection = await self._meeting
-        rendezvous = self._rendezvous
-        assert rendezvous is not None  # noqa: S101  # it made the meeting
-        rendezvous.send({"request": document})
+    async def _send_body(self, connection: FrameConnection) -> None:
+        """Send the body to the listener's rendezvous connection."""
         opcode = Opcode.BINARY
         try:
             async for part in self._request.content.iter_any():
@@ -166,7 +159,11 @@ class RelayedRequest:
     def meet(self, handshake: Handshake) -> None:
         """Answer the listener's handshake for a rendezvous connection."""
         self._rendezvous = Rendezvous(self, handshake)
-        self._meeting.set_result(self._rendezvous.connection)
+        if self._document is not None:
+            connection = self._rendezvous.connection
+            connection.send(Opcode.TEXT, json.dumps({"request": self._document}).encode())
+            # Not in a task group: it would wrap a refusal.
+            self._sending = asyncio.create_task(self._send_body(connection), name="send a relayed request's body")
 
     def check_id(self, head: ResponseHead) -> None:
         """Raise MessageInvalid if a response is one to another request."""
@@ -210,35 +207,35 @@ class RelayedRequest:
     # To the sender
 
     async def _respond(self, head: ResponseHead, body: bytes | BodyStream) -> web.StreamResponse:
-        response = web.StreamResponse(status=head.status, reason=head.reason)
-        declared = None
+        has_body = self._request.method != "HEAD" and head.status not in (204, 304)
+        response: web.StreamResponse
+        if has_body and isinstance(body, bytes):
+            # aiohttp writes the head and the body of this kind at once.
+            response = web.Response(status=head.status, reason=head.reason, body=body)
+        else:
+            response = web.StreamResponse(status=head.status, reason=head.reason)
         for name, value in head.headers:
-            if name.lower() == "content-length":
-                declared = int(value) if value.isascii() and value.isdigit() and len(value) < 16 else None
-            else:
+            if name.lower() != "content-length":
                 response.headers.add(name, value)
+            elif value.isascii() and value.isdigit() and len(value) < 16 and not isinstance(response, web.Response):
+                response.content_length = int(value)
         if self._points.relay.hit("relay-without-via", self.path) is None:
             before = response.headers.popall(hdrs.VIA, [])
             response.headers[hdrs.VIA] = ", ".join([*before, self._via])
-        if self._request.method == "HEAD" or head.status in (204, 304):
-            response.content_length = declared
-            await response.prepare(self._request)
-            return response
-        response.content_length = len(body) if isinstance(body, bytes) else declared
         await response.prepare(self._request)
-        try:
-            await self._write(response, body)
-        except RelayRefused:
-            # The answer has begun: only a broken connection tells the sender that it is not complete.
-            if self._request.transport is not None:
-                self._request.transport.abort()
+        if has_body and isinstance(body, BodyStream):
+            try:
+                await self._write(response, body)
+            except RelayRefused:
+                # The answer has begun: only a broken connection tells the sender that it is not complete.
+                if self._request.transport is not None:
+                    self._request.transport.abort()
+        elif has_body:
+            await response.write_eof()
         return response
 
-    async def _write(self, response: web.StreamResponse, body: bytes | BodyStream) -> None:
+    async def _write(self, response: web.StreamResponse, body: BodyStream) -> None:
         """Write the body. Raises RelayRefused if it is incomplete, or is not of its declared length."""
-        if isinstance(body, bytes):
-            await response.write(body)
-            return
         size = 0
         while (part := await body.read()) is not None:
             size += len(part)
@@ -259,9 +256,6 @@ class Rendezvous:
         self._body: BodyStream | None = None
         self._has_head = False
         self.connection = handshake.accept(self, next(iter(handshake.protocols), None))
-
-    def send(self, message: dict[str, Any]) -> None:
-        self.connection.send(Opcode.TEXT, json.dumps(message).encode())
 
     # FrameUser
 
