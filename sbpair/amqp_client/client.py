@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
-from sbpair.amqp.conditions import status_error
+from sbpair.amqp.conditions import MISSING_HINT, status_error
 from sbpair.amqp.performatives import Accepted, Outcome, Rejected, Source
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, UInt, Value
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawReceiver, RawSender
@@ -283,6 +283,10 @@ class AmqpClient:
             # Its close is not waited for.
             self._stream.abort(silent)
             raise silent from None
+        except errors.EntityMissing as error:
+            # Of a queue's parts, such as its dead letters, the queue is named.
+            text = f"{entity.partition('/$')[0]} does not exist in {self._endpoint.name}"
+            raise errors.EntityMissing(text, entity=entity, hint=MISSING_HINT) from error
         except (errors.ServiceRefused, errors.NotAuthenticated) as error:
             # Not the fault of a message, whatever the reason.
             raise errors.NotAuthenticated(error.message, hint=key_hint(self._endpoint.key_source)) from error

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS: Final = 2.0
+CLOSING: Final = "close telemetry"
+"""The name of the threads that export the rest."""
 SCOPE: Final = "sbpair"
 
 
@@ -104,7 +106,7 @@ class Telemetry:
         """Export the last figures and spans, for CLOSE_SECONDS at most."""
         until = time.monotonic() + CLOSE_SECONDS
         closing = [
-            threading.Thread(target=_shut_down, args=(provider,), name="close telemetry", daemon=True)
+            threading.Thread(target=_shut_down, args=(provider,), name=CLOSING, daemon=True)
             for provider in self._providers
         ]
         for thread in closing:

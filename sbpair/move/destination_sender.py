@@ -269,9 +269,10 @@ class DestinationSender:
 
     def _refuse(self, refused_messages: Sequence[RoutedMessage], error: SbpairError) -> SbpairError | None:
         """Dead-letter messages. If the destination is missing and held, return the error to back off for."""
-        decide, held = refused, None
+        decision, held = refused(self.destination, error.message), None
         if isinstance(error, EntityMissing):
-            decide, allowed = missing, self._context.missing.allow(self.destination, len(refused_messages))
+            decision = missing(self.destination)
+            allowed = self._context.missing.allow(self.destination, len(refused_messages))
             if allowed < len(refused_messages):
                 self.queue.put_back(refused_messages[allowed:])
                 refused_messages = refused_messages[:allowed]
@@ -280,7 +281,7 @@ class DestinationSender:
             self._clear_failures()
         for routed in refused_messages:
             self.queue.sent_alone(routed, accepted=False)
-            self._settlement.turn_away(routed.message, decide(self.destination, error.message))
+            self._settlement.turn_away(routed.message, decision)
         return held
 
     # After a failure.

@@ -264,9 +264,9 @@ async def test_a_key_without_the_claim_is_refused_and_the_connection_stays_open(
 
 async def test_a_missing_entity_is_refused_and_the_connection_stays_open() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
-        for attempt in (wire.sender, wire.receiver):
-            with pytest.raises(errors.EntityMissing):
-                await attempt("nowhere")
+        for attempt, entity in ((wire.sender, "nowhere"), (wire.receiver, "nowhere/$deadletterqueue")):
+            with pytest.raises(errors.EntityMissing, match=f"^nowhere does not exist in {endpoint.name}$"):
+                await attempt(entity)
         await (await wire.sender(QUEUE)).send(message())
 
 

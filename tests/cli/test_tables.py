@@ -160,7 +160,7 @@ RUNS = [
         DOUBTS,
     ),
 ]
-GONE = "queue or topic 'gone' does not exist in the primary namespace: signing in to contoso.servicebus.windows.net"
+GONE = "queue or topic 'gone' does not exist in the primary namespace"
 MOVED = SyphonResult(
     Receipt(
         received=20_000,

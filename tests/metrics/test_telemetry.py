@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from sbpair.metrics import telemetry as telemetry_module
 from sbpair.metrics.batch_spans import MAX_LINKS, _span_context
 from sbpair.metrics.exporters import printable, wanted_exporters
 from sbpair.metrics.run_metrics import RunMetrics, open_metrics
+from sbpair.metrics.telemetry import CLOSING
 from tests.metrics.otlp_collector import Collector, attributes, collecting
 from tests.metrics.test_live_figures import QUEUE
 from tests.syphon.test_syphon import fill, world
@@ -29,6 +31,16 @@ if TYPE_CHECKING:
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CONTEXT = f"00-{TRACE}-{SPAN}-01"
+
+
+@pytest.fixture(autouse=True)
+def ended_exports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no export go on beside the tests that follow."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3")
+    yield
+    for thread in threading.enumerate():
+        if thread.name == CLOSING:
+            thread.join()
 
 
 @pytest.fixture

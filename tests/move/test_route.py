@@ -125,7 +125,8 @@ def test_slashes_around_a_path_are_nothing():
 
 
 def test_a_refusal_names_the_destination_and_the_error():
-    assert missing("orders", "404").reason == MISSING
+    text = "queue or topic 'orders' does not exist in the primary namespace"
+    assert missing("orders") == DeadLetter(MISSING, text)
     assert refused("orders", "too large") == DeadLetter(REFUSED, "'orders' refused the message: too large")
 
 

@@ -225,7 +225,7 @@ def with_property(name: str, value: Any) -> dict[str, Any]:
         ({"application_properties": b""}, "the message has no x-ms-path"),
         (with_property("x-ms-path", Int(1)), "x-ms-path is of type int"),
         (with_property("x-ms-path", Timestamp(1)), "the message has no x-ms-path"),
-        (with_property("x-ms-path", "nowhere"), "queue or topic 'nowhere' does not exist in the primary namespace: "),
+        (with_property("x-ms-path", "nowhere"), "queue or topic 'nowhere' does not exist in the primary namespace"),
         (with_property("x-ms-path", "no such/name!"), "which is not a valid path"),
         (with_property("x-ms-sessionid", Int(1)), "x-ms-sessionid is of type int"),
         (with_property("x-ms-timetolive", Long(1)), "x-ms-timetolive is of type long"),

@@ -175,6 +175,6 @@ def refused(destination: str, why: str) -> DeadLetter:
     return DeadLetter(REFUSED, f"{destination!r} refused the message: {why}")
 
 
-def missing(destination: str, why: str) -> DeadLetter:
+def missing(destination: str) -> DeadLetter:
     """Return the decision for a message whose destination does not exist."""
-    return DeadLetter(MISSING, f"queue or topic {destination!r} does not exist in the primary namespace: {why}")
+    return DeadLetter(MISSING, f"queue or topic {destination!r} does not exist in the primary namespace")

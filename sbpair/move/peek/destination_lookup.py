@@ -89,8 +89,8 @@ class DestinationLookup:
     async def _ask(self, path: str) -> DestinationEntity | DeadLetter | None:
         try:
             return None if self.unavailable else await self._read(path)
-        except EntityMissing as error:
-            return missing(path, error.message)
+        except EntityMissing:
+            return missing(path)
         except ServiceRefused as error:
             return refused(path, error.message)
         except (NetworkRefused, NotAuthorized, Unavailable, ProtocolError) as error:
