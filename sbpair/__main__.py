@@ -48,15 +48,18 @@ def run(arguments: Sequence[str]) -> int:
 
 def refuse_secrets(arguments: Sequence[str]) -> None:
     """Raise UsageError where an argument holds a key or a password. It is not repeated."""
+    kind = "SBPAIR_RELAY" if arguments[:1] == ["relay"] else "SBPAIR"
     if any(map(looks_like_connection_string, arguments)):
         raise UsageError(
             "an argument looks like a connection string, which every user of this machine can read",
-            hint="export SBPAIR_PRIMARY_CONNECTION_STRING or SBPAIR_SECONDARY_CONNECTION_STRING, and change the key",
+            hint=f"export {kind}_PRIMARY_CONNECTION_STRING or {kind}_SECONDARY_CONNECTION_STRING, and change the key",
         )
     if any(map(holds_secret, arguments)):
+        elsewhere = "leave it out of --to; for a proxy, " if "--to" in arguments and kind == "SBPAIR_RELAY" else ""
         raise UsageError(
             "an argument looks like a URL with a password, which every user of this machine can read",
-            hint="export SBPAIR_PRIMARY_PROXY, SBPAIR_SECONDARY_PROXY or HTTPS_PROXY, and change the password",
+            hint=f"{elsewhere}export {kind}_PRIMARY_PROXY, {kind}_SECONDARY_PROXY or HTTPS_PROXY, and change the"
+            " password",
         )
 
 

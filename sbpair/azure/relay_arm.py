@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from azure.core.exceptions import ResourceNotFoundError
 
-from sbpair.azure.arm import SIGN_IN_HINT, manager_route
+from sbpair.azure.arm import manager_route
 from sbpair.azure.arm_json import name_of
 from sbpair.azure.credentials import identity_credential
 from sbpair.azure.management_errors import translate_management_errors
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sbpair.model.pair import Endpoint, ResourceGroup
 
+SIGN_IN_HINT: Final = "sign in (az login): Resource Manager accepts no connection string"
 INSTALL_HINT: Final = "pip install 'sbpair[relay]'"
 
 

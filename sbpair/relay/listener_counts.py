@@ -11,7 +11,7 @@ from xml.etree.ElementTree import ParseError, fromstring
 
 from sbpair.azure.http_client import HttpClient, HttpResponse, NotHttp
 from sbpair.errors import EntityMissing, SbpairError, Unreachable
-from sbpair.model.reachability import DOCTOR_HINT, key_hint, unreachable
+from sbpair.model.reachability import DOCTOR_HINT, unreachable
 from sbpair.relay.relay_clock import SystemRelayClock
 from sbpair.relay.relay_connections import service_error
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, Side
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sbpair.relay.relay_settings import ConfiguredRelay
 
 API_VERSION: Final = "2016-07"
+MANAGE_HINT: Final = "counting listeners needs a key with Manage, or the role Azure Relay Owner; check both"
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -86,7 +87,7 @@ def _described(relay: RelayEndpoint, response: HttpResponse) -> tuple[int, bool 
     if response.status >= 300:
         error = service_error(relay, response.status, response.reason)
         if response.status in (401, 403):
-            error.hint = key_hint("Manage")
+            error.hint = MANAGE_HINT
         raise error
     try:
         root = fromstring(response.body)  # noqa: S314  # of the service, and expat expands no external entities

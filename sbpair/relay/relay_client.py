@@ -308,7 +308,8 @@ class AsyncRelayClient:
         doubtful = tuple(side for side, each in failures.items() if each.verdict is AnswerVerdict.IN_DOUBT)
         text = "; ".join(f"the {side}: {error}" for side, error in reasons.items())
         self._report(events.RelayBothFailed(self.pair[self._active].path, text))
-        hint = "send it again once one of them is available"
+        hints = {error.hint for error in reasons.values() if isinstance(error, SbpairError)}
+        hint = hints.pop() if len(hints) == 1 else "send it again once one of them is available"
         if doubtful:
             hint = f"the {' and the '.join(doubtful)} may have executed it: check that before you send it again"
         return BothFailed(f"neither relay endpoint has answered: {text}", reasons=reasons, in_doubt=doubtful, hint=hint)

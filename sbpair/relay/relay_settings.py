@@ -84,12 +84,12 @@ def _side(relay: RelaySettings, side: Side) -> tuple[Endpoint, RelayEndpoint]:
             )
         if own and path is None:
             path = replace(address, value=own[0])
+    endpoint = build_endpoint(prefix, settings, relay.name)
     if path is None:
         raise UsageError(
             f"{address.source}: the {side} of relay {relay.name!r} has no path",
             hint=f'write path = "orders" into [{prefix}], or use a connection string with EntityPath',
         )
-    endpoint = build_endpoint(prefix, settings, relay.name)
     try:
         return endpoint, RelayEndpoint.of_namespace(endpoint, str(path.value))
     except NameInvalid as error:

@@ -67,6 +67,9 @@ OnProxied = Callable[[ProxiedRequest], object]
 def checked_target(text: str) -> str:
     """Return the address of a server, without a slash at its end. Raises UsageError, which repeats no secret."""
     hint = "give an address such as http://localhost:8080"
+    # `urlsplit` would leave some of them out.
+    if re.search(r"[\x00-\x20\x7f]", text):
+        raise UsageError("--to has spaces or control characters", hint=hint)
     try:
         url = urlsplit(text)
         port = url.port

@@ -13,7 +13,7 @@ from sbpair.cli.logs import utc
 from sbpair.cli.options.common import CONFIG, Output, argument, option
 from sbpair.cli.options.values import check_at_least, positive_seconds_of, selected_relay
 from sbpair.cli.render.screen import Redrawing, Screen, clean, plural, rounded
-from sbpair.cli.render.table import columns
+from sbpair.cli.render.table import columns, cut, wrapped
 from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "sbpair/relay-request/1"
 REDRAW_SECONDS = 0.5
-SHOWN_REQUESTS = 12
+SHOWN_REQUESTS, SHOWN_WARNINGS = 12, 3
+MAX_PATH = 40
 
 
 def listen(
@@ -117,6 +118,7 @@ class RequestBoard:
         self._open: dict[int, ProxiedRequest] = {}
         self._ended: deque[ProxiedRequest] = deque(maxlen=SHOWN_REQUESTS)
         self._drawing = Redrawing(screen) if screen.output is Output.TABLE and screen.redrawable else None
+        self._warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._is_stopping = False
         self.lost = 0
 
@@ -130,9 +132,11 @@ class RequestBoard:
             self._sides[event.side], self._reasons[event.side] = "down", event.reason
         elif isinstance(event, RelayAnswerLost):
             self.lost += 1
-        if self._drawing is not None and isinstance(event, (RelaySideUp, RelaySideDown, RelayRequestFailed)):
-            return
-        if isinstance(event, RelaySideUp):
+        if self._drawing is not None:
+            # A line of its own would be drawn over.
+            if not isinstance(event, (RelaySideUp, RelaySideDown, RelayRequestFailed)):
+                self._warnings.append(f"{utc(None)} {event}")
+        elif isinstance(event, RelaySideUp):
             self._screen.say(str(event))
         else:
             self._screen.warn(str(event))
@@ -175,7 +179,7 @@ class RequestBoard:
         self._screen.say(f"stopped: {plural(sum(self._served.values()), 'request')}, {served}{lost}")
 
     def table(self) -> list[str]:
-        """Return the lines of the table: the sides, then open requests and the latest ones that ended."""
+        """Return the lines of the table: the sides, open requests, the latest ones that ended, and warnings."""
         open_on = {side: sum(each.side == side for each in self._open.values()) for side in self._sides}
         sides = [
             (side, state, open_on[side], self._served[side], self._reasons[side]) for side, state in self._sides.items()
@@ -185,7 +189,7 @@ class RequestBoard:
         if newest:
             rows = [_row(each) for each in newest]
             lines += ["", *columns([("SIDE", "METHOD", "PATH", "STATUS", "TOOK", "WHY"), *rows])]
-        return lines
+        return [*lines, *(line for each in self._warnings for line in wrapped(clean(each)))]
 
     def _foot(self) -> str:
         waits = "finishing accepted requests - Ctrl-C stops at once"
@@ -195,7 +199,7 @@ class RequestBoard:
 def _row(request: "ProxiedRequest") -> tuple[object, ...]:
     took = time.monotonic() - request.started if request.seconds is None else request.seconds
     status = str(request.status) if request.status else "…"
-    return request.side, request.method, request.path, status, f"{took:.1f} s", request.problem
+    return request.side, request.method, cut(request.path, MAX_PATH), status, f"{took:.1f} s", request.problem
 
 
 def _document(request: "ProxiedRequest") -> dict[str, object]:

@@ -64,10 +64,16 @@ def send(
     body = None if data is None else _body(data, screen)
     from sbpair.relay.aio import RelayClient
 
+    failed: list[str] = []
+
     async def main() -> int:
-        async with RelayClient(relay.pair, first=first, timeout=seconds, on_event=_reporter(screen)) as client:
-            verb = method or ("GET" if data is None else "POST")
+        report = _reporter(screen, failed)
+        async with RelayClient(relay.pair, first=first, timeout=seconds, on_event=report) as client:
+            default = "GET" if data is None else "POST"
+            verb = default if method is None else method
             response = await client.request(verb, path, headers=headers, body=body, reissue=reissue)
+            for each in failed:
+                screen.warn(each)
             async with response:
                 await _print(screen, response)
                 return response.status
@@ -134,7 +140,8 @@ async def _parts(descriptor: int, place: str) -> AsyncIterator[bytes]:
         yield part
 
 
-def _reporter(screen: Screen) -> Any:
+def _reporter(screen: Screen, failed: list[str]) -> Any:
+    """Return a function that collects failures of a side: if no other side answers, the error has them."""
     import logging
 
     from sbpair.relay.events import RelayRolesSwapped, RelaySideFailed
@@ -144,7 +151,7 @@ def _reporter(screen: Screen) -> Any:
 
     def report(event: object) -> None:
         if isinstance(event, RelaySideFailed):
-            screen.warn(str(event))
+            failed.append(str(event))
         elif not isinstance(event, RelayRolesSwapped):
             screen.detail(str(event))
 
@@ -163,7 +170,8 @@ async def _print(screen: Screen, response: "AsyncRelayResponse") -> None:
         document = {"status": response.status, "reason": response.reason, "side": response.side, "headers": headers}
         screen.result(SCHEMA, document | shown, [])
         return
-    screen.say(f"{said} from the {response.side}", always=True)
+    # It explains the exit code of a failure.
+    screen.say(f"{said} from the {response.side}", always=response.status >= 400)
     is_shown = sys.stdout is not None and sys.stdout.isatty()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     async for part in response:

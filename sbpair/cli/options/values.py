@@ -42,6 +42,8 @@ def selected_relay(name: str | None, file: Path | None, screen: Screen) -> "Conf
     """Return the relay of that name, or the only one; with -v, print each value and its source. Raises UsageError."""
     from sbpair.relay.relay_settings import configured_relay
 
+    if name == "":
+        raise UsageError("the name of the relay is empty", hint="give its name in the configuration file")
     flags = Flags(config=file)
     warn_of_unknown_variables(flags, screen)
     found = configured_relay(name, flags, os.environ)
