@@ -1,62 +1,29 @@
-"""`sbpair relay` against an emulated relay: listen in a process, send and status here, and wrong inputs."""
+"""`sbpair relay` against an emulated relay: send, status and provision, and wrong inputs of all commands."""
 
 from __future__ import annotations
 
-import http.server
-import signal
-import subprocess
-import sys
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
-from sbpair.relay import RelayAnswer, RelayListener, load_relay_pair
 from sbpair.testing import EmulatorOptions, EmulatorThread
-from tests.kit.command import STRICT, Here, environment, untimed
+from tests.cli.relay_world import PATHS, RelayWorld
+from tests.kit.command import Here, environment
 from tests.kit.json_schemas import parse_validated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATHS = {"contoso": "service-east", "contoso-dr": "service-west"}
-
-
-class World:
-    """The relay `default` of two emulated namespaces."""
-
-    def __init__(self, thread: EmulatorThread, here: Here) -> None:
-        self.emulator = thread.emulator
-        self.environ = environment(None, NO_COLOR="1")
-        for side, (name, path) in zip(("PRIMARY", "SECONDARY"), PATHS.items(), strict=True):
-            namespace = self.emulator.namespaces[name]
-            thread.do(lambda namespace=namespace, path=path: namespace.hybrid_connections.create(path))
-            ready = next(each for each in self.emulator.ready.namespaces if each.name == name)
-            self.environ[f"SBPAIR_RELAY_{side}_CONNECTION_STRING"] = f"{ready.connection_string};EntityPath={path}"
-        self._here = here
-
-    def run(self, *words: str, **changed: str) -> tuple[int, str, list[str]]:
-        """Return the exit code, stdout and the lines of stderr."""
-        code, out, err = self._here("relay", *words, **self.environ | changed)
-        return code, out, untimed(err).splitlines()
-
-    def listener(self, status: int = 200) -> RelayListener:
-        def handle(request: Any) -> RelayAnswer:
-            text = f"{request.method} {request.target} {len(request.read())}\n"
-            return RelayAnswer(status, {"Content-Type": "text/plain"}, text.encode())
-
-        return RelayListener(load_relay_pair(environ=self.environ), handle)
-
 
 @pytest.fixture
-def world(here: Here) -> Iterator[World]:
+def world(here: Here) -> Iterator[RelayWorld]:
     with EmulatorThread() as thread:
-        yield World(thread, here)
+        yield RelayWorld(thread, here)
 
 
-def test_send_prints_the_answer_its_status_and_its_side(world: World) -> None:
+def test_send_prints_the_answer_its_status_and_its_side(world: RelayWorld) -> None:
     with world.listener():
         code, out, err = world.run("send", "default", "/a?x=1", "--first", "secondary")
         assert (code, out, err) == (0, "GET /service-west/a?x=1 0\n", ["200 OK from the secondary"])
@@ -65,7 +32,7 @@ def test_send_prints_the_answer_its_status_and_its_side(world: World) -> None:
     assert (code, document["side"], document["body"]) == (0, "primary", "GET /service-east 0\n")
 
 
-def test_send_sends_a_file_with_headers(world: World, tmp_path: Path) -> None:
+def test_send_sends_a_file_with_headers(world: RelayWorld, tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.write_bytes(b"x" * 200_000)
     with world.listener():
@@ -74,20 +41,41 @@ def test_send_sends_a_file_with_headers(world: World, tmp_path: Path) -> None:
         assert world.run(*words, "-X", "PUT")[1] == "PUT /service-east/up 200000\n"
 
 
-def test_a_status_from_400_exits_3_with_the_body(world: World) -> None:
+def test_a_status_from_400_exits_3_with_the_body(world: RelayWorld) -> None:
     with world.listener(404):
-        code, out, err = world.run("send", "default", "--first", "primary")
+        code, out, err = world.run("send", "default", "--first", "primary", "-q")
     assert (code, out, err) == (3, "GET /service-east 0\n", ["404 Not Found from the primary"])
 
 
-def test_both_sides_without_listeners_exit_6(world: World) -> None:
+def test_a_request_in_doubt_exits_3_and_is_reissued_only_if_asked(world: RelayWorld) -> None:
+    words = ("send", "default", "/x", "-X", "POST", "--first", "primary")
+    with world.listener(side="secondary"), world.during("namespace-down", "contoso"):
+        code, out, err = world.run(*words)
+        assert (code, out) == (3, "")
+        assert err[0].startswith("error: a request may have been executed, and was not sent again: the primary: ")
+        assert err[1:] == [
+            "hint: check whether it was executed; --reissue always sends it again, and may execute it twice"
+        ]
+        code, out, err = world.run(*words, "--reissue", "always")
+    assert (code, out) == (0, "POST /service-west/x 0\n")
+    assert "the primary is not available, and may have executed a request" in err[0]
+    assert err[1:] == ["200 OK from the secondary"]
+
+
+def test_both_failed_names_the_side_that_may_have_executed_it(world: RelayWorld) -> None:
+    with world.during("namespace-down", "contoso"):
+        code, _out, err = world.run("send", "default", "--first", "primary")
+    assert (code, err[-1]) == (6, "hint: the primary may have executed it: check that before you send it again")
+
+
+def test_both_sides_without_listeners_exit_6(world: RelayWorld) -> None:
     code, out, err = world.run("send", "default", "--first", "primary")
     assert (code, out) == (6, "")
-    assert [line.split(":")[0] for line in err] == ["warning", "warning", "error", "hint"]
-    assert err[2].startswith("error: neither relay endpoint has answered")
+    assert err[0].startswith("error: neither relay endpoint has answered")
+    assert err[1:] == ["hint: start a listener, or check the running one"]
 
 
-def test_status_counts_the_listeners_of_each_side(world: World) -> None:
+def test_status_counts_the_listeners_of_each_side(world: RelayWorld) -> None:
     code, out, _err = world.run("status")
     assert (code, out.count("no listeners")) == (6, 2)
     assert world.run("status", "--fail-on", "none")[0] == 0
@@ -101,7 +89,7 @@ def test_status_counts_the_listeners_of_each_side(world: World) -> None:
     ]
 
 
-def test_status_of_a_wrong_key_or_path(world: World) -> None:
+def test_status_of_a_wrong_key_or_path(world: RelayWorld) -> None:
     variable = "SBPAIR_RELAY_PRIMARY_CONNECTION_STRING"
     given = world.environ[variable]
     code, out, err = world.run("status", **{variable: given.replace("service-east", "nowhere")})
@@ -111,49 +99,9 @@ def test_status_of_a_wrong_key_or_path(world: World) -> None:
     assert (code, "d3Jvbmc" in out + str(err)) == (5, False)
 
 
-def test_listen_passes_requests_on_until_a_signal(world: World) -> None:
-    class Server(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"ok")
-
-        def log_message(self, *_words: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        words = ("relay", "listen", "default", "--to", f"http://127.0.0.1:{server.server_port}/base", "-o", "jsonl")
-        with subprocess.Popen(
-            [sys.executable, *STRICT, "-m", "sbpair", *words],
-            env=world.environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stderr is not None
-            assert process.stdout is not None
-            up = sorted(untimed(process.stderr.readline()) for _ in range(2))
-            assert up == ["service-east: listening on the primary\n", "service-west: listening on the secondary\n"]
-            for side in ("primary", "secondary"):
-                assert world.run("send", "default", "/x?secret=1", "--first", side)[:2] == (0, "ok")
-            lines = [process.stdout.readline() for _ in range(2)]
-            process.send_signal(signal.SIGTERM)
-            _out, err = process.communicate(timeout=30)
-        server.shutdown()
-    served = [parse_validated(line) for line in lines]
-    assert [(each["side"], each["path"], each["status"]) for each in served] == [
-        ("primary", "/x", 200),
-        ("secondary", "/x", 200),
-    ]
-    assert process.returncode == 0
-    assert "stopped: 2 requests, 1 by the primary, 1 by the secondary" in err
-
-
 def test_provision_creates_what_is_missing_and_reports_drift(here: Here) -> None:
     with EmulatorThread(options=EmulatorOptions(identity=True)) as thread:
-        world = World(thread, here)
+        world = RelayWorld(thread, here)
         identity = thread.emulator.ready.identity
         assert identity is not None
         names = {f"SBPAIR_RELAY_{side}_NAME": name for side, name in zip(("PRIMARY", "SECONDARY"), PATHS, strict=True)}
@@ -182,6 +130,7 @@ WRONG = {
     "send default /%2e%2e/other": "invalid suffix",
     "send default /?sb-hc-action=listen": "invalid suffix",
     "send default /#x": "invalid suffix",
+    "send default -X=": "the method of a relay request is not valid",
     "send default -X CONNECT": "the method of a relay request is not valid",
     "send default -X G?T": "the method of a relay request is not valid",
     "send default -H nothing": "--header is not NAME: VALUE",
@@ -203,6 +152,9 @@ WRONG = {
     "listen default --to http://user@localhost": "--to has a user or a password",
     "listen default --to http://localhost/?x": "--to has a query",
     "listen default --to http://localhost:99999": "--to is not an address",
+    "listen default --to http://localhost/a/../b": "--to has a path that is not valid",
+    "listen default --to http://localhost/%2e%2e/b": "--to has a path that is not valid",
+    "listen default --to=": "--to is neither",
     "listen default --to http://localhost --max-requests 0": "--max-requests is 0",
     "listen default --to http://localhost --grace 0s": "--grace must be greater than 0",
     "listen nowhere --to http://localhost": "relay 'nowhere' does not exist",
@@ -216,6 +168,33 @@ WRONG = {
     "provision": "Missing argument",
     "nothing": "No such command",
 }
+
+
+INJECTED = [
+    (["-H", "X-A: 1\r\nX-B: 2"], "the header 'X-A' is not valid"),
+    (["-H", "X-A\r\nX-B: 2"], "is not valid"),
+    (["-H", "X-A: 1\nServiceBusAuthorization: x"], "the header 'X-A' is not valid"),
+    (["-H", "X-A: \x00"], "the header 'X-A' is not valid"),
+    (["-X", "GET /x HTTP/1.1\r\nX-B: 2"], "the method of a relay request is not valid"),
+    (["/x HTTP/1.1\r\nX-B: 2"], "invalid suffix"),
+    (["/x%0d%0aX-B: 2"], "invalid suffix"),
+    (["/%2e%2e/other"], "invalid suffix"),
+]
+
+
+@pytest.mark.parametrize(("words", "problem"), INJECTED)
+def test_nothing_is_sent_with_a_header_that_was_injected(world: RelayWorld, words: list[str], problem: str) -> None:
+    code, out, err = world.run("send", "default", *words)
+    assert (code, out, len(err)) == (2, "", 2), err
+    assert problem in err[0]
+
+
+def test_an_empty_name_is_no_relay(world: RelayWorld) -> None:
+    for words in (("send", ""), ("status", ""), ("listen", "", "--to", "http://localhost")):
+        assert world.run(*words)[::2] == (
+            2,
+            ["error: the name of the relay is empty", "hint: give its name in the configuration file"],
+        )
 
 
 @pytest.mark.parametrize("words", WRONG)

@@ -1,0 +1,310 @@
+"""`sbpair relay` in processes: signals, terminals, stdin, TLS through a proxy, and servers that answer garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import http.server
+import os
+import pty
+import re
+import signal
+import socketserver
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.relay import load_relay_pair
+from sbpair.relay.aio import RelayListener
+from sbpair.relay.control_messages import RelayAnswer
+from sbpair.testing import Emulator, EmulatorOptions, EmulatorThread
+from tests.cli.relay_world import PATHS, RelayWorld
+from tests.kit.command import STRICT, Here, environment, finished, run, start, untimed
+from tests.kit.json_schemas import parse_validated
+from tests.kit.proxy import PASSWORD, running_proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sbpair.relay.handled_request import RelayRequest
+
+
+@pytest.fixture
+def world(here: Here) -> Iterator[RelayWorld]:
+    with EmulatorThread() as thread:
+        yield RelayWorld(thread, here)
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers `ok`; /wait only after `released`."""
+
+    begun, released = threading.Event(), threading.Event()
+
+    def do_GET(self) -> None:
+        if self.path.endswith("/wait"):
+            self.begun.set()
+            self.released.wait()
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, *_words: object) -> None:
+        pass
+
+
+class Garbage(socketserver.BaseRequestHandler):
+    """Answers no HTTP."""
+
+    def handle(self) -> None:
+        self.request.recv(65_536)
+        self.request.sendall(b"220 garbage \x00\xff\r\n\r\n")
+
+
+@contextmanager
+def serving(kind: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
+    """Run a server; yield its address."""
+    server_class = http.server.ThreadingHTTPServer if kind is Server else socketserver.ThreadingTCPServer
+    with server_class(("127.0.0.1", 0), kind) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def process(world: RelayWorld, *words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    command = [sys.executable, *STRICT, "-m", "sbpair", "relay", *words]
+    with subprocess.Popen(command, env=world.environ, text=True, **streams) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def line(stream: Any) -> str:
+    return untimed(stream.readline())
+
+
+def test_listen_passes_requests_on_until_a_signal(world: RelayWorld) -> None:
+    with (
+        serving(Server) as address,
+        process(world, "listen", "default", "--to", f"http://{address}/base", "-o", "jsonl") as listening,
+    ):
+        up = sorted(line(listening.stderr) for _ in range(2))
+        assert up == ["service-east: listening on the primary\n", "service-west: listening on the secondary\n"]
+        for side in ("primary", "secondary"):
+            assert world.run("send", "default", "/x?secret=1", "--first", side)[:2] == (0, "ok")
+        assert listening.stdout is not None
+        lines = [listening.stdout.readline() for _ in range(2)]
+        listening.send_signal(signal.SIGTERM)
+        _out, err = listening.communicate(timeout=30)
+    served = [parse_validated(each) for each in lines]
+    assert [(each["side"], each["path"], each["status"]) for each in served] == [
+        ("primary", "/x", 200),
+        ("secondary", "/x", 200),
+    ]
+    assert listening.returncode == 0
+    assert "stopped: 2 requests, 1 by the primary, 1 by the secondary" in err
+
+
+def test_the_second_signal_stops_listen_and_names_the_lost_answer(world: RelayWorld) -> None:
+    Server.begun.clear()
+    Server.released.clear()
+    with serving(Server) as address, process(world, "listen", "default", "--to", f"http://{address}") as listening:
+        for _ in range(2):
+            line(listening.stderr)
+        words = ("send", "default", "/wait", "--first", "primary", "--timeout", "20s")
+        with process(world, *words) as sending:
+            assert Server.begun.wait(20)
+            listening.send_signal(signal.SIGINT)
+            assert line(listening.stderr) == "stopping: 1 request to finish; Ctrl-C again stops at once\n"
+            assert listening.poll() is None
+            listening.send_signal(signal.SIGINT)
+            out, err = listening.communicate(timeout=20)
+            sending.kill()
+        Server.released.set()
+    assert listening.returncode == 3
+    assert " primary GET /wait 0 " in out
+    assert out.endswith(": the listener was closed\n")
+    assert "the answer to request" in err
+    assert "stopped: 1 request, 1 by the primary, 0 by the secondary; 1 answer lost" in err
+
+
+def test_a_server_that_answers_garbage_is_502_to_the_sender(world: RelayWorld) -> None:
+    with serving(Garbage) as address, process(world, "listen", "default", "--to", f"http://{address}") as listening:
+        for _ in range(2):
+            line(listening.stderr)
+        code, out, err = world.run("send", "default", "/x", "--first", "primary")
+        assert (code, out, err) == (3, "Bad Gateway\n", ["502 Bad Gateway from the primary"])
+        assert listening.stdout is not None
+        assert "primary GET /x 502" in listening.stdout.readline()
+
+
+def test_a_namespace_that_answers_garbage_is_unavailable(world: RelayWorld) -> None:
+    with serving(Garbage) as address:
+        variable = "SBPAIR_RELAY_PRIMARY_CONNECTION_STRING"
+        given = world.environ[variable]
+        wrong = {variable: f"Endpoint=sb://{address};{given.partition(';')[2]}"}
+        code, _out, err = world.run("send", "default", "-X", "POST", "--first", "primary", **wrong)
+        assert (code, "the answer is not HTTP" in err[0]) == (3, True), err
+        code, out, _err = world.run("status", "-o", "json", **wrong)
+        sides = parse_validated(out)["sides"]
+    assert (code, sides[0]["listeners"], sides[1]["listeners"]) == (6, None, 0)
+    assert "the answer is not HTTP" in sides[0]["reason"]
+
+
+def test_the_body_comes_from_stdin(world: RelayWorld) -> None:
+    with world.listener():
+        sent = run("relay", "send", "default", "/up", "--data", "-", env=world.environ, input="x" * 100_000)
+    assert (sent.returncode, sent.stdout.partition(" ")[2].partition("/up")[2]) == (0, " 100000\n")
+
+
+@pytest.mark.parametrize(("typed", "size"), [(b"hello\n\x04", 6), (b"\x04", 0), (None, 0)])
+def test_the_body_can_be_typed_at_a_terminal(world: RelayWorld, typed: bytes | None, size: int) -> None:
+    ours, theirs = terminal()
+    words = ("send", "default", "--data", "-")
+    with world.listener(), process(world, *words, stdin=theirs, start_new_session=True) as sending:
+        assert line(sending.stderr) == "type the body; Ctrl-D on a line of its own ends it\n"
+        if typed is None:
+            sending.send_signal(signal.SIGINT)
+        else:
+            os.write(ours, typed)
+        out, _err = sending.communicate(timeout=20)
+        os.close(theirs)
+    os.close(ours)
+    if typed is None:
+        assert (sending.returncode, out) == (130, "")
+    else:
+        assert (sending.returncode, out.rpartition(" ")[2]) == (0, f"{size}\n")
+
+
+def test_status_is_watched_while_a_side_goes_away(world: RelayWorld) -> None:
+    with process(world, "status", "--watch", "--interval", "100ms", "-o", "jsonl") as watching:
+        assert watching.stdout is not None
+
+        def next_counts() -> list[int | None]:
+            return [each["listeners"] for each in parse_validated(watching.stdout.readline())["sides"]]  # type: ignore[union-attr]
+
+        assert next_counts() == [0, 0]
+        with world.listener():
+            until_counts(next_counts, [1, 1])
+            with world.during("namespace-down", "contoso"):
+                until_counts(next_counts, [None, 1])
+        watching.send_signal(signal.SIGINT)
+        _out, err = watching.communicate(timeout=20)
+    assert (watching.returncode, err) == (0, "")
+
+
+def until_counts(next_counts: Any, wanted: list[int | None]) -> None:
+    for _ in range(200):
+        if next_counts() == wanted:
+            return
+    raise AssertionError(f"never {wanted}")
+
+
+def terminal(columns: int = 80) -> tuple[int, int]:
+    """Open a terminal; return our end and the other one."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    return ours, theirs
+
+
+def read_until(descriptor: int, end: str, seen: str = "") -> str:
+    """Read a terminal until a text has come."""
+    while end not in seen:
+        seen += os.read(descriptor, 65_536).decode(errors="replace")
+    return seen
+
+
+def test_watched_status_is_redrawn_on_a_terminal(world: RelayWorld) -> None:
+    ours, theirs = terminal()
+    world.environ["TERM"] = "xterm"
+    with process(world, "status", "--watch", "--interval", "50ms", stdout=theirs) as watching:
+        os.close(theirs)
+        text = read_until(ours, "\x1b[4F")
+        watching.send_signal(signal.SIGINT)
+        watching.wait(20)
+    os.close(ours)
+    assert watching.returncode == 0
+    assert "first reading - Ctrl-C to stop" in text
+    assert f"primary    {PATHS['contoso']} in 127.0.0.1:" in text
+
+
+def test_the_table_of_listen_fits_its_terminal_in_a_failover(world: RelayWorld) -> None:
+    ours, theirs = terminal()
+    world.environ["TERM"] = "xterm"
+    with (
+        serving(Server) as address,
+        process(world, "listen", "default", "--to", f"http://{address}", stdout=theirs) as up,
+    ):
+        os.close(theirs)
+        read_until(ours, "secondary  up        0       0")
+        assert world.run("send", "default", f"/{'long/' * 40}", "--first", "primary")[0] == 0
+        read_until(ours, "primary    up        0       1")
+        with world.during("namespace-down", "contoso"):
+            text = read_until(ours, "primary    down      0       1  ")
+            assert world.run("send", "default", "/x", "--first", "primary")[:2] == (0, "ok")
+            text = read_until(ours, "secondary  GET     /x", text)
+        up.send_signal(signal.SIGINT)
+        text = read_until(ours, "stopped", text)
+        up.wait(20)
+    os.close(ours)
+    assert up.returncode == 0
+    assert "the server at" in text
+    lines = re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", text).splitlines()
+    assert max(map(len, lines)) <= 80, lines
+
+
+@pytest.mark.timeout_seconds(120)
+async def test_all_of_it_goes_through_a_proxy_with_tls(tmp_path: Path) -> None:
+    """The hosts are known to the proxy alone."""
+
+    async def handle(request: RelayRequest) -> RelayAnswer:
+        return RelayAnswer(200, {}, f"{request.target} {len(await request.read())}".encode())
+
+    async with (
+        running_proxy(login=True) as proxy,
+        Emulator([("contoso", 0), ("contoso-dr", 0)], options=EmulatorOptions(tls=True)) as emulator,
+    ):
+        env = environment(None, "HTTP", "http", "NO_", "no_", "ALL_", "all_", HOME=str(tmp_path))
+        for side, each in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
+            emulator.namespaces[each.name].hybrid_connections.create(PATHS[each.name])
+            host, rest = f"{each.name}.servicebus.windows.net", each.tls_connection_string.partition(";")[2]
+            proxy.routes[f"{host}:443"] = int(each.endpoint.rpartition(":")[2].strip("/"))
+            env[f"SBPAIR_RELAY_{side}_CONNECTION_STRING"] = (
+                f"Endpoint=sb://{host}/;{rest};EntityPath={PATHS[each.name]}"
+            )
+            env[f"SBPAIR_RELAY_{side}_PROXY"] = proxy.url
+            env[f"SBPAIR_RELAY_{side}_CA_FILE"] = str(emulator.ready.ca_file)
+        async with RelayListener(load_relay_pair(environ=env), handle) as listener:
+            assert listener.up_sides == ("primary", "secondary")
+            large = tmp_path / "large"
+            large.write_bytes(b"x" * 100_000)
+            words = ("relay", "send", "default", "/x", "--first", "secondary", "--data", f"@{large}")
+            asked = [
+                asyncio.create_task(finished(await start(*given, env=changed)))
+                for given, changed in (
+                    (words, env),
+                    (("relay", "status"), env),
+                    (words, {key: value for key, value in env.items() if not key.endswith("_CA_FILE")}),
+                )
+            ]
+            sent, status, untrusted = [await each for each in asked]
+    assert (sent[0], sent[1]) == (0, "/service-west/x 100000")
+    assert status[0] == 0, status
+    assert untrusted[0] == 6
+    assert "certificate" in untrusted[2]
+    assert set(proxy.targets) == {"contoso.servicebus.windows.net:443", "contoso-dr.servicebus.windows.net:443"}
+    assert PASSWORD not in "".join(text for each in (sent, status, untrusted) for text in each[1:])
