@@ -135,10 +135,12 @@ def _recorded(
             log.warning("run %s cannot be recorded: %s", archive.run, error)
             return act(on_event)
         timeline = ReplayTimeline(entry, on_event)
-        stack.callback(timeline.end)
         stack.enter_context(pauses.obeying(partial(_control, request, archive.run), timeline))
         try:
-            result = act(timeline)
+            try:
+                result = act(timeline)
+            finally:
+                timeline.end()  # before the end of the run is recorded, at which a report's last row is
         except SbpairError as error:
             entry.finish(None, error.exit_code, error=error.message)
             raise

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from sbpair import errors
 from sbpair.replay import driver
+from sbpair.replay.progress import PhaseProgress
 from sbpair.replay.run import ReplayOptions
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.run_log import all_runs
+from sbpair.runs.timeline import timeline_of
 from tests.kit import command
 
 if TYPE_CHECKING:
@@ -17,10 +22,30 @@ if TYPE_CHECKING:
 
     from tests.replay.world import World
 
-pytestmark = pytest.mark.java
+
+def test_the_last_figures_are_written_before_the_end_of_the_run(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report shows the figures at the end of a run: later ones would be between two samples."""
+
+    def fail(*given: Any) -> NoReturn:
+        tell = given[-1]
+        for messages in (0, 61):  # the second one within two seconds of the first
+            tell(PhaseProgress("drain", messages, 1))
+        raise errors.Unreachable("it is away")
+
+    monkeypatch.setattr(driver, "_run", fail)
+    request = place.request(tmp_path)
+    with pytest.raises(errors.Unreachable):
+        driver.start_run(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+    with RunDatabase(request.state, place.pair) as state:
+        [run] = all_runs(state)
+        last = timeline_of(state, run.id)[-1]
+    assert run.ended_ms is not None
+    assert (last.figures.counts, last.at_ms <= run.ended_ms) == ({"received": 61}, True)
 
 
-@pytest.mark.slow
+@pytest.mark.java
 def test_a_replay_is_reported_with_timeline_checksums_and_cost(place: World, tmp_path: Path) -> None:
     place.strand_many(60)
     place.strand(0, "nowhere", None)
