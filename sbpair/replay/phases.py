@@ -85,6 +85,8 @@ class Phases:
             return
         try:
             plan = self._plan()
+            if self.archive.stops_for_good():
+                return
             self.on_event(Expected("send", plan.count_to_send()))
             name = self.job.primary.bare.name
             self.on_event(ReplayPhase("send", f"sending to {_destinations(plan.destinations)} of {name}"))

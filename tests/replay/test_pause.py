@@ -8,22 +8,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sbpair import errors, runs
-from sbpair.replay import driver
+from sbpair.replay import driver, phases
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import PAUSE, STOP_FILE
 from sbpair.replay.pauses import Pauses
-from sbpair.replay.progress import PauseChanged, PhaseProgress, ReplayPhase
+from sbpair.replay.progress import PauseChanged, PhaseProgress, ReplayPhase, run_action
 from sbpair.replay.run import ReplayMode, ReplayOptions
 from sbpair.replay.spark_task import retry_while_progressing
 from sbpair.replay.task_lease import HeldLease
 from sbpair.runs.control import Wanted
 from sbpair.runs.run_log import RunOutcome
-from tests.replay.world import World, exported
+from tests.replay.world import OTHER, World, exported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,28 +201,87 @@ class PausedIn:
 
 @pytest.mark.java
 @pytest.mark.parametrize(
-    ("mode", "phases"),
+    ("mode", "names"),
     [
         pytest.param(ReplayMode.ARCHIVE, ("drain", "plan", "send"), marks=pytest.mark.slow),
         (ReplayMode.DIRECT, ("move",)),
     ],
 )
 def test_a_paused_replay_holds_nothing_and_goes_on(
-    place: World, tmp_path: Path, mode: ReplayMode, phases: tuple[str, ...]
+    place: World, tmp_path: Path, mode: ReplayMode, names: tuple[str, ...]
 ) -> None:
     place.strand_many(MESSAGES)
     request = place.request(tmp_path)
-    heard = PausedIn(place, request.state, *phases)
+    heard = PausedIn(place, request.state, *names)
     options = ReplayOptions(mode=mode, empty_seconds=0.5, segment_messages=10, rate=60.0)
     result = driver.start_run(request, options, place.queues, None, heard)
     heard.join()
     assert [(phase, outcome, locked) for phase, outcome, locked, _ in heard.paused] == [
-        (phase, RunOutcome.PAUSED, 0) for phase in phases
+        (phase, RunOutcome.PAUSED, 0) for phase in names
     ]
-    assert heard.resumed == [RunOutcome.RUNNING] * len(phases)
+    assert heard.resumed == [RunOutcome.RUNNING] * len(names)
     assert (result.exit_code, result.stopped, result.proof.acknowledged) == (0, False, MESSAGES)
     assert sorted(place.ids()) == sorted(place.sent)
     assert place.altered() == []
+
+
+@pytest.mark.slow
+@pytest.mark.java
+def test_a_drain_paused_in_the_middle_holds_nothing_and_goes_on(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.strand_many(MESSAGES)
+    request, threads, seen = place.request(tmp_path), list[threading.Thread](), list[Any]()
+    monkeypatch.setattr(phases, "run_action", partial(run_action, poll_seconds=0.02))
+
+    def pause() -> None:
+        [run] = [path.name for path in (tmp_path / "archive").iterdir()]
+        found = runs.pause(place.pair, run, state=request.state, seconds=30.0)
+        seen.append((found.outcome, place.locked(), set(place.delivery_counts())))
+        left.append(place.left())
+        runs.resume(place.pair, run, state=request.state, seconds=30.0)
+
+    def tell(event: Any) -> None:
+        if isinstance(event, PhaseProgress) and 0 < event.messages < MESSAGES and not threads:
+            threads.append(threading.Thread(target=pause))
+            threads[0].start()
+
+    left: list[int] = []
+    options = ReplayOptions(empty_seconds=0.5, segment_messages=5)
+    with place.during("latency", OTHER, ms=50):
+        result = driver.start_run(request, options, place.queues, None, tell)
+    threads[0].join()
+    assert seen == [(RunOutcome.PAUSED, [], {0})]
+    assert 0 < left[0] < MESSAGES
+    proof = result.proof
+    assert (result.exit_code, proof.archived, proof.acknowledged, proof.copies) == (0, MESSAGES, MESSAGES, 0)
+    assert sorted(place.ids()) == sorted(place.sent)
+    assert place.altered() == []
+
+
+@pytest.mark.slow
+@pytest.mark.java
+def test_a_replay_cancelled_while_spark_plans_sends_nothing(place: World, tmp_path: Path) -> None:
+    place.strand_many(MESSAGES)
+    request, told = place.request(tmp_path), list[str]()
+
+    def tell(event: Any) -> None:
+        if not isinstance(event, ReplayPhase):
+            return
+        told.append(event.name)
+        if event.name == "plan" and not ended:  # the driver plans after this call
+            [run] = [path.name for path in (tmp_path / "archive").iterdir()]
+            ended.append(threading.Thread(target=runs.cancel, args=(place.pair, run), kwargs={"state": request.state}))
+            ended[0].start()
+            wait_for(Archive(request.archive, run).stops_for_good)
+
+    ended: list[threading.Thread] = []
+    first = driver.start_run(request, ReplayOptions(empty_seconds=0.5), place.queues, None, tell)
+    ended[0].join()
+    assert (first.stopped, first.exit_code, first.proof.unsent, place.ids()) == (True, 130, MESSAGES, [])
+    assert "send" not in told
+    result = driver.resume_run(request, first.run.id, lambda _event: None)
+    assert (result.exit_code, sorted(place.ids())) == (0, sorted(place.sent))
 
 
 @pytest.mark.java
