@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -271,8 +272,9 @@ class Ramp:
             other_dead_letters=others,
             destinations=destinations,
         )
-        self._note(RampState.STOPPED, came_back=len(mine))
-        raise _stopped(len(mine), others, nameless, self._sent_count())
+        came_back = _count_messages(mine)
+        self._note(RampState.STOPPED, came_back=came_back)
+        raise _stopped(came_back, others, nameless, self._sent_count())
 
     def _fail(self, error: SbpairError) -> None:
         self.error = self.error or error
@@ -306,6 +308,15 @@ def _stopped(mine: int, others: int, nameless: int, sent: int) -> RampStopped:
         what = f"{others} other dead letter{'s' if others > 1 else ''} came"
         parts.append(f"{what}{unknown}" if mine else f"{what}{unknown}: none is known to be a moved message")
     return RampStopped("; ".join(parts), hint=_AFTERWARDS)
+
+
+def _count_messages(found: Sequence[NewDeadLetter]) -> int:
+    """Count the messages of dead letters: one that was sent to a topic may come back in each subscription."""
+    in_places = Counter((each.message_id, each.path) for each in found)
+    most = Counter[str | None]()
+    for (message_id, _), number in in_places.items():
+        most[message_id] = max(most[message_id], number)
+    return most.total()
 
 
 def _named(found: NewDeadLetter) -> NamedMessage:

@@ -163,6 +163,27 @@ async def test_dead_letters_of_others_stop_the_run_and_are_counted_apart() -> No
         assert (where, error.message) == ("orders", "1 other dead letter came: none is known to be a moved message")
 
 
+async def test_message_that_comes_back_in_two_subscriptions_is_one() -> None:
+    async with world() as w:
+        topic = w.primary.create_topic("news")
+        buried = [topic.create_subscription(name).messages for name in ("a", "b")]
+        w.strand(1, 2, to="news")
+
+        def bury_all(event: Any) -> None:
+            for messages in buried if is_observing(event) else ():
+                for each in messages.receive(10):
+                    messages.dead_letter(each.lock_token, "Poison", "why")
+
+        w.watchers.append(bury_all)
+        result = await w.run(ramp=RampPlan((1, 2), BRIEF))
+        ramp = result.receipt.ramp
+        assert (result.exit_code, steps(result), ramp.came_back_total) == (3, [(1, 1, 1)], 2)
+        assert {each.destination for each in ramp.came_back} == {"news/subscriptions/a", "news/subscriptions/b"}
+        [(where, error)] = result.failures
+        assert where == "news/subscriptions/a, news/subscriptions/b"
+        assert error.message == "1 of 1 sent message came back as dead letters"
+
+
 async def test_redrive_does_not_send_again_what_comes_back_in_the_same_step() -> None:
     async with world() as w:
         orders = w.destination()

@@ -75,7 +75,7 @@ _RAMP = record(
         came_back=count("Moved messages that came back as dead letters"),
     ),
     came_back=array("Moved messages that came back as dead letters, at most 1000", _NAMED_WITH_REASON),
-    came_back_total=count("All of these"),
+    came_back_total=count("All of these; of a topic, a message may come back in each subscription"),
     other_dead_letters=count("Other dead letters that came, also those without a message id to tell"),
     destinations=array("Destinations whose dead letters these are", text("Path")),
 )
