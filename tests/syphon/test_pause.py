@@ -12,8 +12,10 @@ import pytest
 from sbpair import runs
 from sbpair.move import events
 from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.receipt import RampState
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunOutcome, all_runs
+from sbpair.syphon.ramp import RampPlan
 from tests.kit.waiting import until
 from tests.syphon.test_intake_gate import POLLING, SLOW, unlocked
 from tests.syphon.test_syphon import World, fill, held_in, world
@@ -108,6 +110,30 @@ async def test_a_pause_ends_a_wait_for_locks(tmp_path: Path) -> None:
             assert len(unlocked(w.backlog())) == 1
             await ask(w, runs.resume, tmp_path)
             await until(lambda: w.destination().counts().active == 1)
+
+
+async def test_a_ramp_observes_while_paused_and_sends_no_further_step(tmp_path: Path) -> None:
+    async with world() as w:
+        w.strand(*range(10))
+        async with moving(w, tmp_path, once=True, ramp=RampPlan((2, 5), 0.5)) as task:
+            await w.told_of(events.RampProgress, lambda at: at.state == RampState.OBSERVING)
+            assert (await ask(w, runs.pause, tmp_path)).outcome is RunOutcome.PAUSED
+            await w.told_of(events.RampProgress, lambda at: (at.step, at.state) == (2, RampState.SENDING))
+            assert (len(unlocked(w.backlog())), w.destination().counts().active) == (8, 2)
+            await ask(w, runs.resume, tmp_path)
+            result = await task
+        assert (result.exit_code, result.receipt.sent, result.receipt.ramp.state) == (0, 10, RampState.PASSED)
+        assert [(each.total, each.sent) for each in result.receipt.ramp.steps] == [(2, 2), (5, 5)]
+
+
+async def test_a_pause_does_not_prolong_the_last_observation_of_a_ramp(tmp_path: Path) -> None:
+    async with world() as w:
+        w.strand(*range(3))
+        async with moving(w, tmp_path, once=True, ramp=RampPlan((10,), 0.5)) as task:
+            await w.told_of(events.RampProgress, lambda at: at.state == RampState.OBSERVING)
+            await ask(w, runs.pause, tmp_path)
+            result = await task
+        assert (result.exit_code, result.receipt.sent, result.stopped) == (0, 3, False)
 
 
 async def test_an_interruption_ends_a_paused_run(tmp_path: Path) -> None:
