@@ -8,6 +8,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl
 
 from sbpair.errors import UsageError
 
@@ -73,7 +74,7 @@ def read_control(text: str) -> RequestMessage | AcceptMessage | None:
     if "request" in document:
         given = _fields(document["request"])
         if "method" not in given:
-            return RequestMessage(_address(given))
+            return RequestMessage(_address(given), _id_of(_address(given)))
         return RequestMessage(
             _text(given, "address"),
             _text(given, "id"),
@@ -104,6 +105,11 @@ def _address(given: dict[str, Any]) -> str:
     if not address.startswith(("ws://", "wss://")):
         raise RelayMessageInvalid("the address is not that of a WebSocket")
     return address
+
+
+def _id_of(address: str) -> str:
+    """Return the id of a request from its address: its message has none yet."""
+    return dict(parse_qsl(address.partition("?")[2])).get("sb-hc-id", "")
 
 
 def _headers(given: object) -> dict[str, str]:
