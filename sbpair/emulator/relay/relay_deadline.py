@@ -27,6 +27,8 @@ class RelayDeadline:
 
     def cancel(self) -> None:
         self.due_ms = NEVER
+        # The timers keep this entry until it would have been due, which can be an hour.
+        self._on_due = _nothing
 
     def advance(self, now_ms: int) -> None:
         """Call `on_due`, or wait on if the deadline was postponed."""
@@ -36,3 +38,7 @@ class RelayDeadline:
         else:
             self.due_ms = NEVER
             self._on_due()
+
+
+def _nothing() -> None:
+    """Replace the call of a deadline that was cancelled."""
