@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
 import math
@@ -151,11 +150,3 @@ async def open_pair(**options: Any) -> AsyncIterator[RelayPairBench]:
         pair = RelayPair(endpoint_of(emulator, "primary"), endpoint_of(emulator, "secondary"))
         async with AsyncExitStack() as stack:
             yield RelayPairBench(emulator, pair, clock, stack)
-    end_lingering()
-
-
-def end_lingering() -> None:
-    """End the tasks of aiohttp's server that wait 10 s for the bodies of connections that have gone."""
-    for task in asyncio.all_tasks():
-        if "RequestHandler.start" in getattr(task.get_coro(), "__qualname__", ""):
-            task.cancel()

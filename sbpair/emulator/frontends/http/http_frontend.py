@@ -50,6 +50,16 @@ class QuietLog(logging.LoggerAdapter[logging.Logger]):
             super().log(level, msg, *args, exc_info=exc_info, **others)
 
 
+class HttpServer(web.Server):
+    """aiohttp's server, without its wait of ten seconds for the rest of a body whose sender has gone."""
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        # A request in progress ends by itself: its handler may still have something to undo.
+        if handler._task_handler is not None and handler._current_request is None:
+            handler._task_handler.cancel()
+
+
 def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
     atom, arm = AtomFrontend(namespace), ArmFrontend(emulator.namespaces)
 
@@ -79,7 +89,7 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
         return response
 
     # The relay passes bodies on as they are.
-    return web.Server(handle, access_log=None, logger=QuietLog(logger), auto_decompress=False)
+    return HttpServer(handle, access_log=None, logger=QuietLog(logger), auto_decompress=False)
 
 
 def is_relayed(namespace: Namespace, request: web.BaseRequest) -> bool:
