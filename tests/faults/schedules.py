@@ -19,8 +19,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import Final
+from typing import Final, TypeVar
 
+T = TypeVar("T")
 SCHEMA: Final = "sbpair/schedules/1"
 
 
@@ -87,7 +88,7 @@ def real(seed: int, *, verbose: bool = False) -> Outcome:
     )
 
 
-def outcomes(run: Callable[[int], Outcome], seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
+def outcomes(run: Callable[[int], T], seeds: Iterable[int], processes: int) -> Iterator[T]:
     if processes == 1:
         yield from map(run, seeds)
         return

@@ -128,7 +128,7 @@ class End(asyncio.Transport):
         self.reading_paused = False
         self.lost = False
         self._protocol: Any = protocol
-        self._closing = False
+        self._closing = self._has_sent_eof = False
         self._writing_paused = False
         self._high, self._low = network.weather.window, network.weather.window // 4
 
@@ -142,11 +142,19 @@ class End(asyncio.Transport):
             self._writing_paused = True
             self._protocol.pause_writing()
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if not (self._closing or self.lost or self._has_sent_eof):
+            self._has_sent_eof = True
+            self.out.end(EOF)
+
     def close(self) -> None:
         if self._closing or self.lost:
             return
+        self.write_eof()
         self._closing = True
-        self.out.end(EOF)
         if self.out.buffered <= SYSTEM_BUFFER:
             self._later(self.lose, None)
 
@@ -216,6 +224,8 @@ class End(asyncio.Transport):
             self._inside(self._protocol.data_received, data)
 
     def drained(self) -> None:
+        if self._closing and not self.lost and self.out.buffered <= SYSTEM_BUFFER:
+            self._later(self.lose, None)
         if self._writing_paused and not self.lost and self.out.buffered <= self._low:
             self._writing_paused = False
             self._inside(self._protocol.resume_writing)

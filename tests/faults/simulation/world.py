@@ -40,7 +40,7 @@ PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"
 BEGAN_MS: Final = 1_767_225_600_000
 
-_TOOL: Final = ("sbpair.amqp", "sbpair.emulator", "sbpair.move", "sbpair.runs", "sbpair.syphon")
+_TOOL: Final = ("sbpair.amqp", "sbpair.emulator", "sbpair.move", "sbpair.relay", "sbpair.runs", "sbpair.syphon")
 _TIME: Final = time_module.time
 
 

@@ -1,0 +1,86 @@
+"""The record of a schedule, and the judgement of it: each request executed, answered, refused or in doubt, and how."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sbpair.relay.relay_listener import CLOSE_SECONDS
+
+if TYPE_CHECKING:
+    from sbpair.relay.relay_endpoint import Side
+    from tests.relay.simulation.relay_plan import PlannedRequest, RelayPlan
+
+ANSWERED, IN_DOUBT, FAILED, REFUSED = "answered", "in doubt", "both failed", "refused"
+BY_LISTENER = "answered by the listener itself"
+"""The answer of a listener that did not ask its handler, or whose handler failed."""
+
+
+@dataclass(frozen=True)
+class RequestOutcome:
+    """The end of a request, as its client saw it. `doubtful` are the sides that may have executed it."""
+
+    kind: str
+    side: Side | None = None
+    doubtful: tuple[str, ...] = ()
+
+
+class RelayCourse:
+    """All that has happened. `now` returns the seconds since the beginning."""
+
+    def __init__(self, plan: RelayPlan, now: Callable[[], float]) -> None:
+        self.plan = plan
+        self.lines: list[str] = []
+        self.wrong: list[str] = []
+        self.executions: dict[int, list[Side]] = {each.number: [] for each in plan.requests}
+        self.outcomes: dict[int, RequestOutcome] = {}
+        self.sockets: Counter[str] = Counter()
+        self._now = now
+
+    def tell(self, text: str) -> None:
+        self.lines.append(f"{self._now():.6f} {text}")
+
+    def accuse(self, text: str) -> None:
+        self.tell(f"WRONG: {text}")
+        self.wrong.append(text)
+
+    def executed(self, number: int, side: Side, by: str) -> None:
+        self.executions[number].append(side)
+        self.tell(f"request {number} is executed by {by} on the {side}")
+
+    def ended(self, number: int, outcome: RequestOutcome) -> None:
+        self.outcomes[number] = outcome
+        self.tell(f"request {number} ends: {outcome}")
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()[:16]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of requests for each kind of end, and of executions that were repeated."""
+        found = Counter(each.kind for each in self.outcomes.values())
+        found["executed again"] = sum(max(len(sides) - 1, 0) for sides in self.executions.values())
+        return found + Counter({f"socket {kind}": count for kind, count in self.sockets.items()})
+
+    def judge(self) -> None:
+        """Accuse each request whose executions and end do not fit together."""
+        for request in self.plan.requests:
+            for fault in self._faults(request, self.executions[request.number], self.outcomes.get(request.number)):
+                self.accuse(f"request {request.number} ({request.method}, {self.outcomes.get(request.number)}) {fault}")
+
+    def _faults(self, request: PlannedRequest, sides: list[Side], outcome: RequestOutcome | None) -> Iterator[str]:
+        if outcome is None:
+            yield "did not end"
+            return
+        if len(sides) > 1 and not request.may_repeat:
+            yield f"was executed {len(sides)} times"
+        if outcome.kind == ANSWERED and outcome.side not in sides:
+            yield "was answered, and not executed by that side"
+        if outcome.kind in (REFUSED, FAILED) and (unnamed := set(sides) - set(outcome.doubtful)):
+            yield f"was executed on the {', the '.join(sorted(unnamed))}, which is not named as in doubt"
+        if self.plan.is_gentle and sides and outcome.kind != ANSWERED and request.seconds < CLOSE_SECONDS / 2:
+            yield "lost its answer although no fault takes one"

@@ -1,0 +1,444 @@
+"""One schedule of the relay in virtual time: listeners and clients of a pair, the faults of its plan, and the verdict.
+
+When the faults are over, both sides have to work again. When all have closed, nothing of them may remain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Final
+
+from aiohttp import ClientError, WSMsgType
+
+from sbpair.emulator.entities.namespace import ROOT_RULE
+from sbpair.emulator.faults.kinds import Fault
+from sbpair.emulator.relay.frame_connection import FrameConnection
+from sbpair.emulator.relay.listener_channel import ListenerChannel
+from sbpair.emulator.relay.relayed_request import RelayedRequest
+from sbpair.emulator.relay.relayed_socket import OfferedSocket
+from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError
+from sbpair.relay.control_messages import RelayAnswer
+from sbpair.relay.handled_request import HandledRequest, RelayRequest
+from sbpair.relay.relay_client import AsyncRelayClient
+from sbpair.relay.relay_endpoint import SIDES, Side
+from sbpair.relay.relay_listener import AsyncRelayListener
+from sbpair.relay.socket_offer import RelayOffer
+from tests.faults.simulation.loop import Process, Stuck
+from tests.faults.simulation.network import Network
+from tests.faults.simulation.world import BEGAN_MS, made_virtual
+from tests.relay.simulation import relay_course as ends
+from tests.relay.simulation.relay_course import RelayCourse, RequestOutcome
+from tests.relay.simulation.relay_plan import (
+    RECOVERING,
+    PlannedBody,
+    PlannedRequest,
+    PlannedSocket,
+    RelayPlan,
+    RelayStep,
+    relay_plan,
+)
+from tests.relay.simulation.relay_world import HOSTS, RelayLoop, RelayWorld, without_sockets
+
+END_SECONDS: Final = 400.0
+"""A request ends in this time: two attempts of 70 s, each after pauses in its body and its answer, and a freeze."""
+
+RECOVERY_SECONDS: Final = 200.0
+CLOSE_SECONDS: Final = 120.0
+QUIET_SECONDS: Final = 45.0
+"""By then each connection that was not closed well has been given up."""
+
+KEPT: Final = (FrameConnection, ListenerChannel, RelayedRequest, OfferedSocket, HandledRequest, RelayOffer)
+
+
+@dataclass(frozen=True)
+class RelayVerdict:
+    plan: RelayPlan
+    wrong: tuple[str, ...]
+    lines: tuple[str, ...]
+    digest: str
+    counts: dict[str, int]
+
+
+@dataclass(eq=False)
+class Service:
+    """A process that listens on both sides."""
+
+    process: Process
+    task: asyncio.Task[None] = field(init=False)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    up: tuple[Side, ...] = ()
+
+
+class RelaySimulation:
+    """The course of a plan. `world` is there once it has begun."""
+
+    world: RelayWorld
+
+    def __init__(self, plan: RelayPlan, loop: RelayLoop) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.random = Random(plan.seed)
+        self.course = RelayCourse(plan, loop.time)
+        self.network = Network(loop, self.random, plan.weather, self.course.tell)
+        self._services: list[Service] = []
+        self._dead: list[Service] = []
+        self._clients: list[AsyncRelayClient] = []
+        self._started = 0
+        self._refusing_tokens: Counter[str] = Counter()
+
+    def tool_time(self) -> float:
+        return BEGAN_MS / 1000 + self.loop.time()
+
+    # The service
+
+    def _start(self) -> None:
+        self._started += 1
+        service = Service(Process(f"service-{self._started}"))
+        self.course.tell(f"start {service.process.name}")
+        service.task = service.process.start(self.loop, self._serve(service))
+        self._services.append(service)
+
+    async def _serve(self, service: Service) -> None:
+        async def handle(request: RelayRequest) -> RelayAnswer:
+            return await self._handle(service.process.name, request)
+
+        listener = AsyncRelayListener(
+            self.world.relay_pair, handle, on_websocket=self._echo, on_event=lambda _: note(), clock=self.world
+        )
+
+        def note() -> None:
+            service.up = listener.up_sides
+
+        async with listener:
+            await service.stop.wait()
+
+    async def _handle(self, name: str, request: RelayRequest) -> RelayAnswer:
+        planned = self.plan.requests[int(request.headers["X-Number"])]
+        self.course.executed(planned.number, request.side, name)
+        if not request.target.endswith(f"/{planned.number}") or request.method != planned.method:
+            self.course.accuse(f"request {planned.number} came as {request.method} {request.target}")
+        if await request.read() != planned.sent.content:
+            self.course.accuse(f"request {planned.number} has another body than was sent")
+        await asyncio.sleep(planned.work)
+        return RelayAnswer(planned.status, {"X-Number": str(planned.number)}, _body_of(planned.answer) or b"")
+
+    async def _echo(self, offer: RelayOffer) -> None:
+        name, seen = offer.headers["X-Socket"], 0
+        socket = await offer.accept()
+        async for message in socket:
+            if not message.data.startswith(f"{name}:{seen}:".encode()):
+                self.course.accuse(f"socket {name}: message {seen} does not come next, or belongs to another socket")
+            seen += 1
+            await socket.send_bytes(message.data)
+
+    # The clients
+
+    def _client(self, first: Side | None = None) -> AsyncRelayClient:
+        chance = Random(self.random.random())
+        made = AsyncRelayClient(self.world.relay_pair, first=first, chance=chance, clock=self.world)
+        self._clients.append(made)
+        return made
+
+    async def _ask(self, client: AsyncRelayClient, planned: PlannedRequest) -> None:
+        await self._until(planned.at)
+        self.course.tell(f"request {planned.number} begins: {planned.method}")
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                outcome = await self._outcome(client, planned)
+        except TimeoutError:
+            self.course.accuse(f"request {planned.number} did not end within {END_SECONDS:g} s")
+        else:
+            self.course.ended(planned.number, outcome)
+
+    async def _outcome(self, client: AsyncRelayClient, planned: PlannedRequest) -> RequestOutcome:
+        try:
+            response = await client.request(
+                planned.method,
+                f"/{planned.number}",
+                headers={"X-Number": str(planned.number)},
+                body=_body_of(planned.sent),
+                reissue="always" if planned.always else "safe",
+            )
+            async with response:
+                body = await response.read()
+        except InDoubt:
+            return RequestOutcome(ends.IN_DOUBT)
+        except BothFailed as failed:
+            return RequestOutcome(ends.FAILED, doubtful=failed.in_doubt)
+        except SbpairError:
+            return RequestOutcome(ends.REFUSED)
+        number = response.headers.get("X-Number")
+        if number is None and response.status in (500, 503, 504):
+            return RequestOutcome(ends.BY_LISTENER, response.side)
+        if number != str(planned.number) or response.status != planned.status:
+            self.course.accuse(f"request {planned.number} got the answer of request {number}: {response.status}")
+        if body != planned.answer.content:
+            self.course.accuse(f"request {planned.number} got another body than was answered")
+        return RequestOutcome(ends.ANSWERED, response.side)
+
+    async def _converse(self, client: AsyncRelayClient, planned: PlannedSocket) -> None:
+        await self._until(planned.at)
+        name = f"s{planned.number}"
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                kind = await self._conversation(client, planned, name)
+        except (InDoubt, BothFailed, RelayRejected) as error:
+            kind = type(error).__name__
+        except SbpairError:
+            kind = ends.REFUSED
+        except (ClientError, OSError):
+            kind = "broken"
+        self.course.sockets[kind] += 1
+        self.course.tell(f"socket {name} ends: {kind}")
+
+    async def _conversation(self, client: AsyncRelayClient, planned: PlannedSocket, name: str) -> str:
+        socket = await client.connect("/socket", headers={"X-Socket": name})
+        try:
+            for number, size in enumerate(planned.sizes):
+                sent = f"{name}:{number}:".encode() + bytes(size)
+                await socket.send_bytes(sent)
+                message = await socket.receive()
+                if message.type is not WSMsgType.BINARY:
+                    return "broken"
+                if message.data != sent:
+                    self.course.accuse(f"socket {name}: the echo of message {number} is another one")
+                await asyncio.sleep(planned.pause)
+        finally:
+            await socket.close()
+        return "complete"
+
+    # The course of it
+
+    async def main(self) -> None:
+        self.world = RelayWorld(self.loop, self.network, self.random)
+        for _ in range(self.plan.listeners):
+            self._start()
+        await self._all_up()
+        clients = [self._client("primary"), self._client()]
+        during, after = self.plan.requests[:-RECOVERING], self.plan.requests[-RECOVERING:]
+        async with asyncio.TaskGroup() as tasks:
+            for request in during:
+                tasks.create_task(self._ask(clients[request.client], request))
+            for socket in self.plan.sockets:
+                tasks.create_task(self._converse(clients[socket.client], socket))
+            for step in self.plan.steps:
+                tasks.create_task(self._step(step))
+        self.course.tell("nothing is wrong any more")
+        await self._all_up()
+        await self._work_again(clients, after)
+        await self._close_all()
+        for fault in self.world.remains():
+            self.course.accuse(f"after all was closed, {fault}")
+
+    async def _until(self, at: float) -> None:
+        if at != float("inf"):
+            await asyncio.sleep(max(0.0, at - self.loop.time()))
+
+    async def _all_up(self) -> None:
+        deadline = self.loop.time() + RECOVERY_SECONDS
+        while not all(len(self.world.entity(side).listeners) >= self.plan.listeners for side in SIDES):
+            if self.loop.time() > deadline:
+                counts = {side: len(self.world.entity(side).listeners) for side in SIDES}
+                self.course.accuse(f"not all services listen after {RECOVERY_SECONDS:g} s: {counts}")
+                return
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(1.0)
+
+    async def _work_again(self, clients: list[AsyncRelayClient], probes: tuple[PlannedRequest, ...]) -> None:
+        fresh = [self._client(side) for side in SIDES]
+        for number, (planned, client) in enumerate(zip(probes, (*clients, *fresh) * 2, strict=True)):
+            expected = client.active
+            await self._ask(client, replace(planned, at=0))
+            outcome = self.course.outcomes.get(planned.number)
+            if outcome != RequestOutcome(ends.ANSWERED, expected):
+                self.course.accuse(f"after all faults, a request to the {expected} ends: {outcome}")
+            await self._converse(client, PlannedSocket(1_000 + number, 0, 0, (1, 100_000), 0.0))
+        if self.course.sockets["complete"] < len(probes):
+            self.course.accuse(f"after all faults, sockets do not work: {dict(self.course.sockets)}")
+
+    async def _close_all(self) -> None:
+        for client in self._clients:
+            await client.close()
+        for service in self._services:
+            service.stop.set()
+        _, left = await asyncio.wait([each.task for each in self._services], timeout=CLOSE_SECONDS)
+        if left:
+            self.course.accuse(f"{len(left)} services did not close within {CLOSE_SECONDS:g} s")
+        await self.bury()
+        await asyncio.sleep(QUIET_SECONDS)
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:  # type: ignore[assignment]
+            self.course.accuse(f"tasks are left: {sorted(each.get_name() for each in left)}")
+
+    async def bury(self) -> None:
+        """End what is left of killed processes. No error of theirs matters."""
+        known = len(self.loop.broken)
+        if self._dead:
+            while self._dead:
+                await self._dead.pop().process.bury(self.loop)
+            gc.collect()
+            del self.loop.broken[known:]
+
+    # Faults
+
+    async def _step(self, step: RelayStep) -> None:
+        await self._until(step.at)
+        self.course.tell(f"begin {step}")
+        async with self._during(step):
+            await asyncio.sleep(step.lasts)
+        self.course.tell(f"over {step.kind}")
+
+    @asynccontextmanager
+    async def _during(self, step: RelayStep) -> AsyncIterator[None]:
+        host = HOSTS[step.side]
+        async with AsyncExitStack() as stack:
+            match step.kind:
+                case "down" | "no-listeners" | "drop-listeners" | "swallow" | "latency" | "outage":
+                    fault = self.world.faults.begin(_fault_of(step, host))
+                    stack.callback(self.world.faults.end, fault)
+                case "token-refused":
+                    self._refuse_tokens(stack, host)
+                case "unreachable":
+                    self.network.refusing[host] = self.network.refusing.get(host, 0) + 1
+                    stack.callback(self._reach, host)
+                    for line in self.network.lines_to(host):
+                        self.network.cut(line.client)
+                case "hold":
+                    self.network.hold(host)
+                    stack.callback(self.network.let_go, host)
+                case "cut":
+                    stack.callback(self._spare, host)
+                    stack.callback(asyncio.create_task(self._cut(step, host)).cancel)
+                case "kill" | "restart" | "freeze":
+                    await self._strike_service(step, stack)
+            yield
+
+    def _refuse_tokens(self, stack: AsyncExitStack, host: str) -> None:
+        namespace = self.world.namespaces[host]
+        self._refusing_tokens[host] += 1
+        namespace.keys = (replace(ROOT_RULE, primary_key="b3RoZXI=", secondary_key="b3RoZXI="),)
+        stack.callback(self._accept_tokens, host)
+
+    def _accept_tokens(self, host: str) -> None:
+        self._refusing_tokens[host] -= 1
+        if not self._refusing_tokens[host]:
+            self.world.namespaces[host].keys = (ROOT_RULE,)
+
+    def _reach(self, host: str) -> None:
+        self.network.refusing[host] -= 1
+
+    async def _cut(self, step: RelayStep, host: str) -> None:
+        """Cut one connection after another, each at some byte."""
+        random = Random(step.number)
+        while True:
+            lines = self.network.lines_to(host)
+            if lines:
+                line = random.choice(lines)
+                pipe = random.choice((line.client, line.server)).out
+                pipe.cut_after = random.choice((random.randrange(1, 300), random.randrange(1, 100_000)))
+                self.course.tell(f"cut line {line.number} after {pipe.cut_after} bytes")
+            await asyncio.sleep(random.choice((0.05, 0.5, 5.0)))
+
+    def _spare(self, host: str) -> None:
+        """Let connections live that have not come to the byte at which they would be cut."""
+        for line in self.network.lines_to(host):
+            line.client.out.cut_after = line.server.out.cut_after = None
+
+    async def _strike_service(self, step: RelayStep, stack: AsyncExitStack) -> None:
+        if not self._services:
+            return
+        service = self._services[step.number % len(self._services)]
+        process = service.process
+        self.course.tell(f"{step.kind} {process.name}")
+        if step.kind == "freeze":
+            process.frozen = True
+            stack.callback(process.thaw, self.loop)
+            return
+        self._services.remove(service)
+        # After the fault that ends it.
+        stack.callback(self._start)
+        if step.kind == "kill":
+            self.network.kill(process)
+            self._dead.append(service)
+        else:
+            service.stop.set()
+            stack.push_async_callback(self._await_end, service)
+
+    async def _await_end(self, service: Service) -> None:
+        _, left = await asyncio.wait([service.task], timeout=CLOSE_SECONDS)
+        if left and not service.process.frozen:
+            self.course.accuse(f"{service.process.name} did not close within {CLOSE_SECONDS:g} s")
+
+
+def _fault_of(step: RelayStep, host: str) -> Fault:
+    match step.kind:
+        case "down":
+            return Fault("relay-down", host, status=(None, 500, 503)[step.number % 3])
+        case "swallow":
+            return Fault("relay-swallow-response", host, count=1 + step.number % 3)
+        case "latency":
+            return Fault("latency", host, ms=(10, 100, 600)[step.number % 3])
+        case "outage":
+            return Fault("namespace-down", host)
+    return Fault(f"relay-{step.kind}", host)
+
+
+def _body_of(planned: PlannedBody) -> Any:
+    """Return a body as bytes, as a stream, or None for an empty one."""
+    if planned.parts == 1:
+        return planned.content or None
+
+    async def parts() -> AsyncIterator[bytes]:
+        content, size = planned.content, -(-planned.size // planned.parts)
+        for start in range(0, planned.size, size):
+            yield content[start : start + size]
+            await asyncio.sleep(planned.pause)
+
+    return parts()
+
+
+def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> RelayVerdict:
+    """Carry out a plan, or that of a seed, and judge it. `counts_objects` searches memory for what has remained."""
+    plan = relay_plan(plan) if isinstance(plan, int) else plan
+    loop = RelayLoop()
+    with closing(loop):
+        simulation = RelaySimulation(plan, loop)
+        course = simulation.course
+        with made_virtual(plan.seed, loop, simulation.tool_time, None), without_sockets():
+            try:
+                loop.run_until_complete(simulation.main())
+            except (Stuck, ExceptionGroup) as broken:
+                course.accuse(f"the schedule broke off: {broken!r}")
+            course.judge()
+            _tidy(loop, simulation)
+        if counts_objects:
+            simulation.network.lines.clear()
+            gc.collect()
+            for kind, count in _kept_objects().items():
+                course.accuse(f"{count} objects of {kind} remain")
+        for context in loop.broken:
+            course.accuse(repr(context.get("exception") or context["message"]))
+    return RelayVerdict(plan, tuple(course.wrong), tuple(course.lines), course.digest, dict(course.counts))
+
+
+def _kept_objects() -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in gc.get_objects():
+        if isinstance(each, KEPT):
+            found[type(each).__name__] = found.get(type(each).__name__, 0) + 1
+    return found
+
+
+def _tidy(loop: RelayLoop, simulation: RelaySimulation) -> None:
+    """End what is stuck, so that nothing of it is left to complain later."""
+    loop.be_patient()
+    loop.run_until_complete(simulation.bury())
+    if left := asyncio.all_tasks(loop):
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(left, timeout=QUIET_SECONDS))

@@ -1,0 +1,168 @@
+"""The first of the seeded fault schedules of the relay, that a seed replays all of one, and that the checks can fail.
+
+The rest: python -m tests.relay.schedules --seeds 0:500
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sbpair.emulator.relay import relay_gateway
+from sbpair.emulator.relay.listener_channel import ListenerChannel
+from sbpair.relay import relay_client
+from sbpair.relay.listener_side import ControlChannel, ListenerSide
+from sbpair.relay.relay_decisions import AnswerVerdict
+from sbpair.relay.relay_endpoint import SIDES
+from sbpair.relay.request_body import RequestBody
+from tests.faults.simulation.network import Weather
+from tests.relay.simulation.relay_plan import ROUGH, PlannedBody, RelayStep, relay_plan
+from tests.relay.simulation.relay_run import simulate_relay
+
+SEEDS_A_TEST = 8
+ENOUGH_TO_CATCH = range(60)
+ONE = 3
+"""A seed with answers of all kinds."""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, 24, SEEDS_A_TEST),
+        *(pytest.param(first, marks=pytest.mark.slow) for first in range(24, 504, SEEDS_A_TEST)),
+    ],
+)
+def test_each_request_is_answered_once_or_named_under_seeded_faults(first: int) -> None:
+    wrong = {seed: simulate_relay(seed).wrong for seed in range(first, first + SEEDS_A_TEST)}
+    assert not {seed: lines for seed, lines in wrong.items() if lines}, "python -m tests.relay.schedules --seeds N -v"
+
+
+def test_a_seed_replays_the_whole_schedule() -> None:
+    once, again = simulate_relay(ONE), simulate_relay(ONE)
+    assert once.lines == again.lines
+    assert len(once.lines) > 50
+
+
+def test_no_object_of_the_relay_outlives_a_schedule() -> None:
+    assert not simulate_relay(ONE, counts_objects=True).wrong
+
+
+def test_each_kind_of_fault_request_and_body_is_in_many_schedules() -> None:
+    plans = [relay_plan(seed) for seed in range(500)]
+    kinds = [step.kind for plan in plans for step in plan.steps]
+    methods = [request.method for plan in plans for request in plan.requests]
+    assert all(kinds.count(kind) > 50 for kind in ROUGH), kinds
+    assert min(methods.count(method) for method in set(methods)) > 500
+    assert sum(plan.is_gentle for plan in plans) > 50
+    assert sum(len(plan.sockets) for plan in plans) > 500
+
+
+# The checks have to catch a relay that is wrong
+
+
+def caught(complaint: str) -> bool:
+    """Return whether one of the first schedules is found wrong in this way."""
+    return any(complaint in line for seed in ENOUGH_TO_CATCH for line in simulate_relay(seed).wrong)
+
+
+SMALL = PlannedBody("", 10, 1, 0.0)
+
+
+def wrong_of(body: PlannedBody, *steps: RelayStep) -> str:
+    """Return the complaints about faults while many requests, each a POST with such a body, are on their way."""
+    drawn = relay_plan(ONE)
+    requests = [
+        replace(
+            each,
+            at=each.at if each.at == math.inf else 5.0,
+            method="POST",
+            always=False,
+            work=0.1,
+            sent=replace(body, name=each.sent.name),
+            answer=replace(body, name=each.answer.name),
+        )
+        for each in drawn.requests
+    ]
+    weather = Weather(slow=0.05, jitter=0.3)
+    return "; ".join(simulate_relay(replace(drawn, requests=tuple(requests), steps=steps, weather=weather)).wrong)
+
+
+def test_a_client_that_reissues_a_request_in_doubt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def always(verdict: AnswerVerdict, *_: Any, is_complete: bool) -> bool:
+        return verdict.is_unavailable and is_complete
+
+    monkeypatch.setattr(relay_client, "may_reissue", always)
+    assert "was executed 2 times" in wrong_of(SMALL, RelayStep(0.0, 90.0, "swallow", "primary", 2))
+
+
+def test_a_client_that_takes_silence_for_no_execution_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_client, "judged_silence", lambda **_: AnswerVerdict.NOT_EXECUTED)
+    assert "was executed 2 times" in wrong_of(SMALL, RelayStep(5.4, 1.0, "outage", "primary", 0))
+
+
+def test_a_client_that_names_no_doubt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = relay_client.AsyncRelayClient._both_failed
+
+    def certain(client: Any, failures: Any, reasons: Any) -> Any:
+        error = really(client, failures, reasons)
+        error.in_doubt = ()
+        return error
+
+    monkeypatch.setattr(relay_client.AsyncRelayClient, "_both_failed", certain)
+    assert caught("which is not named as in doubt")
+
+
+def test_a_body_that_is_reissued_in_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rest(body: Any) -> Any:
+        while (part := await body._pull()) is not None:
+            yield part
+
+    monkeypatch.setattr(RequestBody, "_stream", rest)
+    hidden = RelayStep(0.0, 90.0, "no-listeners", "primary", 0)
+    assert "has another body than was sent" in wrong_of(PlannedBody("", 1_000, 3, 0.3), hidden)
+
+
+def test_a_relay_that_swaps_two_answers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = ListenerChannel._finish
+
+    def finish(channel: Any, head: Any, body: bytes) -> None:
+        others = [each for each in channel.requests if each != head.request_id]
+        really(channel, replace(head, request_id=others[0]) if others else head, body)
+
+    monkeypatch.setattr(ListenerChannel, "_finish", finish)
+    assert caught("got the answer of request")
+
+
+def test_a_listener_that_forgets_unconfirmed_answers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def leave(channel: Any) -> None:
+        channel._unconfirmed.clear()
+
+    monkeypatch.setattr(ControlChannel, "leave", leave)
+    drops = (RelayStep(5.4, 1.0, "drop-listeners", side, 0) for side in SIDES)
+    assert "lost its answer although no fault takes one" in wrong_of(SMALL, *drops)
+
+
+def test_a_listener_that_does_not_connect_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pause(side: Any, _seconds: float) -> None:
+        await side._stopping.wait()
+
+    monkeypatch.setattr(ListenerSide, "_pause", pause)
+    assert "not all services listen" in wrong_of(SMALL, RelayStep(0.0, 1.0, "drop-listeners", "primary", 0))
+
+
+def test_a_relay_that_keeps_senders_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept(dict[str, Any]):
+        def pop(self, key: str, *default: Any) -> Any:
+            return self.get(key, *default)
+
+    really = relay_gateway.RelayGateway.__init__
+
+    def keeping(gateway: Any, namespace: Any) -> None:
+        really(gateway, namespace)
+        gateway.waiting = Kept()
+
+    monkeypatch.setattr(relay_gateway.RelayGateway, "__init__", keeping)
+    assert caught("senders wait")
