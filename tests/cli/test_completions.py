@@ -35,6 +35,10 @@ namespace = "contoso"
 [pairs.orders.secondary]
 namespace = "contoso-dr"
 [pairs.orders-eu]
+[relays.service.primary]
+namespace = "contoso-relay"
+[relays.other.primary]
+namespace = "contoso-relay"
 """
 READ_SECONDS = 30
 
@@ -115,6 +119,12 @@ def completed(
         ("sbpair runs resume --pair orders --state STATE ", ["261122-101503-r4"]),
         ("sbpair runs cancel --pair orders --state STATE ", ["261122-101503-r4", "261122-101502-r3"]),
         ("sbpair deadletters ", ["list", "show"]),
+        ("sbpair relay ", ["listen", "send", "status", "provision"]),
+        ("sbpair relay listen ", ["other", "service"]),
+        ("sbpair relay send se", ["service"]),
+        ("sbpair relay send service --reissue ", ["safe", "always"]),
+        ("sbpair relay status --config NOWHERE ", []),
+        ("sbpair drill --rel", ["--relay"]),
         ("sbpair peek --pair orders contoso/x-servicebus-transfer/2", QUEUES[2:]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -168,6 +169,19 @@ WRONG = {
     "provision": "Missing argument",
     "nothing": "No such command",
 }
+
+
+def test_provision_without_its_extra_says_how_to_install_it(world: RelayWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.startswith("azure.mgmt.relay")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "azure.mgmt.relay", None)
+    group = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "any"}
+    code, out, err = world.run("provision", "default", **group)
+    assert (code, out.count("azure-mgmt-relay is not installed"), err) == (
+        7,
+        2,
+        ["hint: pip install 'sbpair[relay]'"],
+    )
 
 
 INJECTED = [
