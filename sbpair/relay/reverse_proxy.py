@@ -20,7 +20,7 @@ from yarl import URL
 
 from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unreachable, UsageError
-from sbpair.relay.control_messages import HOP_BY_HOP, RelayAnswer, is_header
+from sbpair.relay.control_messages import HOP_BY_HOP, Body, RelayAnswer, is_header
 from sbpair.relay.relay_connections import handshake_reason, one_line, open_session
 from sbpair.relay.relay_tokens import TOKEN_HEADER
 
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from sbpair.relay.socket_offer import RelayOffer
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-BAD_REQUEST, BAD_GATEWAY = 400, 502
+NO_CONTENT, NOT_MODIFIED, BAD_REQUEST, BAD_GATEWAY = 204, 304, 400, 502
 
 _NOT_PASSED: Final = HOP_BY_HOP | {"host", "content-length", "expect", TOKEN_HEADER.lower()}
 _FORWARDED: Final = ("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto")
-_WITHOUT_BODY: Final = frozenset({204, 304})
 _LOST: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 _SENDABLE_CODES: Final = frozenset({*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)})
 
@@ -137,14 +136,17 @@ class ReverseProxy:
             return self._refused(noted, BAD_GATEWAY, f"the target has answered with the status {response.status}")
         noted.status = response.status
         answered = [each for each in _passed(response.headers.items()) if is_header(*each)]
-        if request.method.upper() == "HEAD" or response.status in _WITHOUT_BODY:
+        length = response.headers.get("Content-Length")
+        if length is not None and response.status != NO_CONTENT:
+            # That of a HEAD is the length of the body that a GET would get.
+            answered.append(("Content-Length", length))
+        answer_body: Body = b""
+        if request.method.upper() == "HEAD" or response.status in (NO_CONTENT, NOT_MODIFIED):
             response.release()
             self._end(noted)
-            return RelayAnswer(response.status, answered, b"", one_line(response.reason or ""))
-        length = response.headers.get("Content-Length")
-        kept = [*answered, ("Content-Length", length)] if length is not None else answered
-        body_of = _AnsweredBody(response, lambda problem: self._end(noted, problem))
-        return RelayAnswer(response.status, kept, body_of, one_line(response.reason or ""))
+        else:
+            answer_body = _AnsweredBody(response, lambda problem: self._end(noted, problem))
+        return RelayAnswer(response.status, answered, answer_body, one_line(response.reason or ""))
 
     async def serve_socket(self, offer: RelayOffer) -> None:
         """Open a WebSocket to the target, accept the sender's, and pass messages both ways until one side ends."""

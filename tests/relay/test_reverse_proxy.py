@@ -48,6 +48,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(status=int(request.query.get("status", 200)))
     seen = "; ".join(f"{name}={value}" for name, value in request.headers.items())
     response.headers.update({"X-Seen": seen, "X-Path": request.raw_path, "Keep-Alive": "5"})
+    if "length" in request.query:
+        response.content_length = int(request.query["length"])
     await response.prepare(request)
     async for part in request.content.iter_any():
         await response.write(part)
@@ -114,6 +116,14 @@ async def test_the_targets_status_is_an_answer_and_swaps_nothing(bench: RelayPai
         response = await client.request("GET", f"?status={status}")
         assert (response.status, client.active) == (status, "primary")
         assert "Via" in response.headers
+
+
+async def test_a_head_keeps_the_length_that_a_get_would_have(bench: RelayPairBench) -> None:
+    async with target() as to, proxied(bench, to) as noted:
+        client = await bench.client()
+        response = await client.request("HEAD", "?length=12345")
+        assert (response.status, response.headers["Content-Length"], await response.read()) == (200, "12345", b"")
+    assert [(each.method, each.status, each.problem) for each in noted] == [("HEAD", 200, "")]
 
 
 async def test_a_target_that_is_down_is_502_of_the_listener(bench: RelayPairBench) -> None:
