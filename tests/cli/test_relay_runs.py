@@ -142,6 +142,16 @@ def test_the_second_signal_stops_listen_and_names_the_lost_answer(world: RelayWo
     assert "stopped: 1 request, 1 by the primary, 0 by the secondary; 1 answer lost" in err
 
 
+def test_listen_stops_when_the_reader_of_its_output_has_gone(world: RelayWorld) -> None:
+    with serving(Server) as address, process(world, "listen", "default", "--to", f"http://{address}") as listening:
+        for _ in range(2):
+            line(listening.stderr)
+        assert listening.stdout is not None
+        listening.stdout.close()
+        assert world.run("send", "default", "/x", "--first", "primary")[:2] == (0, "ok")
+        assert listening.wait(20) == 141
+
+
 def test_a_server_that_answers_garbage_is_502_to_the_sender(world: RelayWorld) -> None:
     with serving(Garbage) as address, process(world, "listen", "default", "--to", f"http://{address}") as listening:
         for _ in range(2):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from sbpair.cli.options.common import CONFIG, Output, argument, option
 from sbpair.cli.options.values import check_at_least, positive_seconds_of, selected_relay
 from sbpair.cli.render.screen import Redrawing, Screen, clean, plural, rounded
 from sbpair.cli.render.table import columns, cut, wrapped
-from sbpair.errors import ExitCode
+from sbpair.errors import ExitCode, MachineLacks
 
 if TYPE_CHECKING:
     from sbpair.relay.relay_settings import ConfiguredRelay
@@ -58,6 +59,7 @@ def listen(
     shown = RequestBoard(screen, relay, target)
 
     async def main(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        shown.on_broken = stop.set
         await _serve(relay, target, max_requests, seconds, shown, stop, hurry)
 
     run_gracefully(main)
@@ -120,6 +122,8 @@ class RequestBoard:
         self._drawing = Redrawing(screen) if screen.output is Output.TABLE and screen.redrawable else None
         self._warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._is_stopping = False
+        self._failure: Exception | None = None
+        self.on_broken: Callable[[], object] = lambda: None
         self.lost = 0
 
     def on_event(self, event: Any) -> None:
@@ -149,11 +153,19 @@ class RequestBoard:
         self._open.pop(request.number, None)
         self._ended.appendleft(request)
         self._served[request.side] += 1
-        if self._drawing is not None:
-            return
+        if self._drawing is None and self._failure is None:
+            try:
+                self._print(request, request.seconds)
+            except (OSError, MachineLacks) as error:
+                # The request is answered all the same, and so are other accepted ones.
+                self._failure = error
+                self.on_broken()
+
+    def _print(self, request: "ProxiedRequest", seconds: float) -> None:
+        """Print a request that has ended. Raises BrokenPipeError, MachineLacks."""
         if self._screen.output is Output.TABLE:
             problem = f": {request.problem}" if request.problem else ""
-            took = f"{request.seconds:.3f} s"
+            took = f"{seconds:.3f} s"
             line = f"{utc(None)} {request.side} {request.method} {request.path} {request.status} {took}{problem}"
             self._screen.write(clean(line))
         else:
@@ -171,7 +183,9 @@ class RequestBoard:
             await asyncio.sleep(REDRAW_SECONDS)
 
     def finish(self) -> None:
-        """Show the last state."""
+        """Show the last state. Raises the error of an output that is closed."""
+        if self._failure is not None:
+            raise self._failure
         if self._drawing is not None:
             self._drawing.draw(self.table(), "stopped")
         served = ", ".join(f"{count} by the {side}" for side, count in self._served.items())
