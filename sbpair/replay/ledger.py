@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
 
 Key: TypeAlias = tuple[str, int, int, str | None]  # (queue, sequence number, enqueued at, message id)
+Shard: TypeAlias = int | str
+"""The directory of chunks below their kind: the number of a shard, or a path."""
+
 MAX_HELD_PER_FILE = 1_000  # held messages recorded in one file. The file is removed once none of them is held.
 
 
@@ -56,24 +59,24 @@ class Ledger:
         self._held_lock = threading.Lock()
         self._doubtful: deque[Entry] = deque()
         self._doubtful_lock = threading.Lock()
-        self._unsent: dict[tuple[str, int], list[Entry]] = {}
+        self._unsent: dict[tuple[str, Shard], list[Entry]] = {}
         self._unsent_written: asyncio.Future[None] | None = None
 
-    def write(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
+    def write(self, kind: str, shard: Shard, entries: Sequence[Entry]) -> None:
         """Write one chunk, durable on return if the ledger syncs. Raises MachineLacks."""
         if entries:
             # Doubtful entries go first: a message with an outcome is no longer looked up among the held.
             self.write_doubtful()
             self._write_chunk(kind, shard, entries)
 
-    def _write_chunk(self, kind: str, shard: int, entries: Sequence[Entry]) -> None:
+    def _write_chunk(self, kind: str, shard: Shard, entries: Sequence[Entry]) -> None:
         keys, destinations, reasons, messages = zip(*entries, strict=True)
         columns = (*zip(*keys, strict=True), destinations, reasons, [self.attempt] * len(entries), messages)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOME, strict=True)]
         table = pa.Table.from_arrays(arrays, schema=OUTCOME)
         self._archive.write_table(f"{kind}/{shard}/{uuid.uuid4().hex}.parquet", table, self._shards, sync=self._sync)
 
-    async def write_unsent(self, shard: int, entry: Entry, reason: str, description: str) -> None:
+    async def write_unsent(self, shard: Shard, entry: Entry, reason: str, description: str) -> None:
         """Write an entry of a message that is not sent, once per turn of the loop with others. Raises MachineLacks."""
         kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
         self._unsent.setdefault((kind, shard), []).append(entry._replace(reason=f"{reason}: {description}"))
@@ -150,7 +153,7 @@ class Ledger:
         for path in before:
             self._archive.remove(path)
 
-    def ended_keys(self, shard: int, kinds: Sequence[str] = OUTCOMES) -> set[Key]:
+    def ended_keys(self, shard: Shard, kinds: Sequence[str] = OUTCOMES) -> set[Key]:
         """Return the keys of one shard that have one of these outcomes."""
         found: set[Key] = set()
         for kind in kinds:

@@ -1,6 +1,7 @@
 """One task of the send: the rows of its shards, moved from the archive to the primary by the syphon's mover.
 
-The archive is the mover's source: rows in order become deliveries, and their outcomes become ledger entries. Invariant:
+The archive is the mover's source: rows in order become deliveries, and their outcomes become ledger entries. Any other
+reader of messages with keys may stand in for the archive, as that of a DataFrame does. Invariant:
 a chunk of the ledger is written after the primary has accepted its messages, and none of them comes again. A duplicate
 by message id is marked as deduplicated only once the primary has accepted the first copy.
 """
@@ -13,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError
@@ -25,9 +26,9 @@ from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.raw_primary import RawPrimary
-from sbpair.move.receipt import NamedMessage, Tally
+from sbpair.move.receipt import BackingOff, NamedMessage, Tally
 from sbpair.replay.archive_layout import DEDUPLICATED, KEY, LEDGER
-from sbpair.replay.ledger import Entry, Ledger
+from sbpair.replay.ledger import Entry, Ledger, Shard
 from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
@@ -66,11 +67,20 @@ class ArchivedMessage:
     partition_key: str | None
     ordinal: int
     row: RowKey
-    shard: int
+    shard: Shard
     content: Content | None
     payload: bytes
     lock_until: float = float("inf")
     key: Key = NO_KEY
+
+
+class MessageReader(Protocol):
+    """One task's messages, in order. `exhausted` is whether no more will come."""
+
+    exhausted: bool
+
+    def read(self, max_rows: int, max_bytes: int) -> list[ArchivedMessage]:
+        """Return the next messages, maybe none, after recording them as held. Raises SbpairError. Runs in a thread."""
 
 
 class ShardReader:
@@ -96,7 +106,7 @@ class ShardReader:
                 rows.append((key, shard, message))
         found = self._messages(rows)
         if found:
-            self._ledger.hold({each: _entry(each) for each in found})
+            self._ledger.hold({each: entry_of(each) for each in found})
         return found
 
     def _next_positions(self, max_rows: int, max_bytes: int) -> tuple[list[int], list[RowPosition]]:
@@ -142,7 +152,7 @@ class ShardSource:
 
     def __init__(
         self,
-        batches: Iterator[Any],
+        reader: MessageReader,
         archive: Archive,
         ledger: Ledger,
         *,
@@ -156,7 +166,7 @@ class ShardSource:
         self.stop_requested = StopPoll(archive, stop_poll_seconds).requested
         self.error: SbpairError | None = None
         self._ledger = ledger
-        self._reader = ShardReader(batches, archive, ledger)
+        self._reader = reader
         self._read_ahead: deque[ArchivedMessage] = deque()
         # Accepted by the primary, and not in the ledger yet.
         self._accepted: list[ArchivedMessage] = []
@@ -194,9 +204,9 @@ class ShardSource:
     async def write_accepted(self) -> SbpairError | None:
         """Record accepted messages, then hold them no longer. Returns the error if that fails, and sets `error`."""
         messages, self._accepted = self._accepted, []
-        by_shard: defaultdict[int, list[Entry]] = defaultdict(list)
+        by_shard: defaultdict[Shard, list[Entry]] = defaultdict(list)
         for message in messages:
-            by_shard[message.shard].append(_entry(message))
+            by_shard[message.shard].append(entry_of(message))
         try:
             for shard, entries in by_shard.items():
                 await asyncio.to_thread(self._ledger.write, LEDGER, shard, entries)
@@ -208,7 +218,7 @@ class ShardSource:
 
     async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None:
         archived = cast("ArchivedMessage", message)
-        entry = _entry(archived)._replace(message=archived.payload)
+        entry = entry_of(archived)._replace(message=archived.payload)
         try:
             await self._ledger.write_unsent(archived.shard, entry, reason, description)
         except SbpairError as error:
@@ -217,7 +227,8 @@ class ShardSource:
         self._ledger.release([archived])
 
     def close(self) -> None:
-        """Remove the record of held messages: none is held any more."""
+        """Write doubtful entries, and remove the record of held messages: none is held any more."""
+        self._ledger.write_doubtful()
         self._ledger.clear_held()
 
     # Parts of the protocol without a meaning for an archive.
@@ -238,7 +249,7 @@ class ShardSource:
         del messages
 
 
-def _entry(message: ArchivedMessage) -> Entry:
+def entry_of(message: ArchivedMessage) -> Entry:
     return Entry(message.row, message.facts.path)
 
 
@@ -254,23 +265,31 @@ def dedup_task(job: TaskJob) -> Any:
 
 async def send_batches(job: TaskJob, batches: Iterator[Any]) -> int:
     """Return how many messages the primary accepted. Raises if none can be sent, or the ledger cannot be written."""
-    ledger = Ledger(job.open(), job.run.shards)
-    source = ShardSource(batches, job.open(), ledger)
-    lease = TaskLease(job.open(), job.heartbeat)
+    archive = job.open()
+    ledger = Ledger(archive, job.run.shards)
+    source = ShardSource(ShardReader(batches, archive, ledger), archive, ledger)
+    lease = TaskLease(archive, job.heartbeat)
     await lease.wait_confirmed()
     context = move_context(job, lease, ledger)
     async with token_getter(job.pair()) as get_token:
-        primary = RawPrimary(job.primary.endpoint(), get_token=get_token)
-        try:
-            await _move(source, primary, context)
-        finally:
-            await primary.close()
-            await source.write_accepted()
+        await send_source(source, RawPrimary(job.primary.endpoint(), get_token=get_token), context)
+    return context.tally.receipt().sent
+
+
+async def send_source(source: ShardSource, primary: RawPrimary, context: MoveContext) -> list[BackingOff]:
+    """Send until the end, a stop, or until all destinations that remain back off: return those. Closes both ends.
+
+    Raises if no message can be sent, or the ledger cannot be written.
+    """
+    try:
+        waiting = await _move(source, primary, context)
+    finally:
+        await primary.close()
+        await source.write_accepted()
     if source.error is not None:
         raise source.error
-    ledger.write_doubtful()
     source.close()
-    return context.tally.receipt().sent
+    return waiting
 
 
 def move_context(job: TaskJob, lease: TaskLease, ledger: Ledger) -> MoveContext:
@@ -303,7 +322,7 @@ class LedgerTally(Tally):
         self._ledger.add_doubtful(Entry(key, named.destination, named.reason))
 
 
-async def _move(source: ShardSource, primary: RawPrimary, context: MoveContext) -> None:
+async def _move(source: ShardSource, primary: RawPrimary, context: MoveContext) -> list[BackingOff]:
     async with asyncio.TaskGroup() as tasks:
         mover = Mover(source, primary, tasks, context)
         while mover.fatal is None and source.error is None and not source.stop_requested():
@@ -315,10 +334,12 @@ async def _move(source: ShardSource, primary: RawPrimary, context: MoveContext) 
             messages = await source.receive(mover.room)
             if messages:
                 mover.accept(messages)
+        waiting = mover.backing_off()
         await mover.finish()
         mover.abandon_all()
     if mover.fatal is not None:
         raise mover.fatal
+    return waiting
 
 
 def mark_deduplicated(archive: Archive, shards: int, batches: Iterator[Any]) -> int:

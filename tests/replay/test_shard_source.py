@@ -21,7 +21,7 @@ from sbpair.backlog import Aliases, write_aliases
 from sbpair.replay import send_task
 from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE, STOP_FILE
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
-from sbpair.replay.send_task import COLUMNS, ShardSource
+from sbpair.replay.send_task import COLUMNS, ShardReader, ShardSource
 from tests.replay.segments import created, write_segment
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def archive(tmp_path: Path) -> Archive:
 def source(archive: Archive, count: int, **options: Any) -> ShardSource:
     # It looks for the segments before it looks at the rows.
     rows = list(batches(archive, count))
-    return ShardSource(iter(rows), archive, Ledger(archive, SHARDS), **options)
+    ledger = Ledger(archive, SHARDS)
+    return ShardSource(ShardReader(iter(rows), archive, ledger), archive, ledger, **options)
 
 
 async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
