@@ -89,24 +89,38 @@ async def runs(emulator: Emulator, words: list[str]) -> None:
     assert await process.wait() == 0
 
 
-def test_the_archive_can_be_read_as_it_says(tmp_path: Path) -> None:
+READERS = {
+    "archive": (None, "orders 1 4\n"),
+    "archive-duckdb": ("duckdb", "orders 1 4\n"),
+    "archive-pandas": ("pandas", "orders 1970-01-01T00:00:01+00:00\n"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_archive_can_be_read_as_it_says(name: str, tmp_path: Path) -> None:
     from sbpair.replay.archive import Archive
+    from sbpair.replay.ledger import Entry, Ledger
     from tests.cli.test_replay import put
 
-    put(Archive(str(tmp_path), "r1"))
-    [script] = re.findall(r"<!-- archive -->\n```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    needed, expected = READERS[name]
+    if needed is not None:
+        pytest.importorskip(needed)
+    archive = Archive(str(tmp_path), "r1")
+    put(archive)
+    Ledger(archive, 1).write("ledger", 0, [Entry(("another", 1, 2, None), "orders")])
+    [script] = re.findall(rf"<!-- {name} -->\n```python\n(.*?)```", TEXT, flags=re.DOTALL)
     said = script.replace("/mnt/archive/RUN", f"{tmp_path}/r1")
     assert said != script
 
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
 
-    assert done.stdout == "orders 1 4\n"
+    assert done.stdout == expected
 
 
 def test_every_column_of_the_archive_is_in_it() -> None:
     from sbpair.replay.archive_layout import OUTCOME, SEGMENT
 
-    part = (ROOT / "sbpair/replay/README.md").read_text()
+    part = (ROOT / "sbpair/replay/ARCHIVE.md").read_text()
     assert [name for name in (*SEGMENT.names, *OUTCOME.names) if f"`{name}`" not in part] == []
 
 
