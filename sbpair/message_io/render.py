@@ -30,7 +30,7 @@ def render_message(message: ServiceBusReceivedMessage) -> dict[str, object]:
     if raw.body_type == "data":
         body = _data(b"".join(bytes(part) for part in raw.body))
     else:
-        body = {"body": _plain(raw.body if raw.body_type == "value" else list(raw.body))}
+        body = {"body": plain_value(raw.body if raw.body_type == "value" else list(raw.body))}
     return {
         "message_id": message.message_id,
         "sequence_number": message.sequence_number,
@@ -40,7 +40,7 @@ def render_message(message: ServiceBusReceivedMessage) -> dict[str, object]:
         "subject": message.subject,
         "content_type": message.content_type,
         "correlation_id": message.correlation_id,
-        "properties": _plain(message.application_properties or {}),
+        "properties": plain_value(message.application_properties or {}),
         **body,
     }
 
@@ -62,8 +62,8 @@ def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
         "session_id": facts.session_id or properties.group_id,
         "subject": properties.subject,
         "content_type": properties.content_type,
-        "correlation_id": _plain(properties.correlation_id),
-        "properties": _plain(readable(sections.read_application_properties, Map())),
+        "correlation_id": plain_value(properties.correlation_id),
+        "properties": plain_value(readable(sections.read_application_properties, Map())),
         "state": STATES.get(envelope.message_state(sections), "active"),
         "size": facts.size,
         "destination": facts.path,
@@ -95,7 +95,7 @@ def _body(sections: Sections) -> dict[str, object]:
     kinds, values = {kind for kind, _ in parts}, [value for _, value in parts]
     if kinds <= {DATA}:
         return _data(b"".join(values))
-    return {"body": _plain(values[0] if kinds == {VALUE} else values)}
+    return {"body": plain_value(values[0] if kinds == {VALUE} else values)}
 
 
 def _data(data: bytes) -> dict[str, object]:
@@ -113,17 +113,17 @@ def readable(read: Callable[[], Read], default: Read) -> Read:
         return default
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode(errors="replace")
     if isinstance(value, Map):
-        return {str(_plain(key)): _plain(each) for key, each in value.pairs}
+        return {str(plain_value(key)): plain_value(each) for key, each in value.pairs}
     if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(each) for key, each in value.items()}
+        return {str(plain_value(key)): plain_value(each) for key, each in value.items()}
     if isinstance(value, Described):
-        return _plain(value.value)
+        return plain_value(value.value)
     if isinstance(value, list | tuple | Array):
-        return [_plain(each) for each in value]
+        return [plain_value(each) for each in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)

@@ -24,7 +24,7 @@ EXAMPLES = [
     for name, code in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, flags=re.DOTALL)
 ]
 PUBLIC = {"sbpair", "sbpair.aio", "sbpair.events", "sbpair.management", "sbpair.testing"}
-PUBLIC |= {"sbpair.relay", "sbpair.relay.aio"}
+PUBLIC |= {"sbpair.relay", "sbpair.relay.aio", "sbpair.spark"}
 
 
 def blocks(kind: str) -> Iterator[tuple[str, str]]:

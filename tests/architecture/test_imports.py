@@ -17,7 +17,7 @@ ROOT = Path(sbpair.__file__).parent
 # Top first. A part may import what lies below its own level, and nothing of that level but itself.
 LEVELS: list[set[str]] = [
     {"cli"},
-    {"drill", "doctor", "metrics", "status"},
+    {"drill", "doctor", "metrics", "spark", "status"},
     {"replay", "message_io", "planning"},
     {"replication", "relay"},
     {"failover"},
@@ -48,7 +48,7 @@ SPECIAL = {
     "emulator": {"amqp", "errors"},
     "testing": {"emulator", "errors"},
 }
-USERS_OF_CONFIG = {"cli", "relay", "__init__"}
+USERS_OF_CONFIG = {"cli", "relay", "spark", "__init__"}
 
 DOORS = {
     "azure": {"azure", "failover", "replication", "message_io"},
@@ -56,8 +56,8 @@ DOORS = {
     "cryptography": {"emulator"},
     "websockets": {"amqp_client", "emulator", "relay"},
     "lark": {"emulator", "move"},
-    "pyspark": {"replay"},
-    "pyarrow": {"replay"},
+    "pyspark": {"replay", "spark"},
+    "pyarrow": {"replay", "spark"},
     "pandas": {"replay"},
     "typer": {"cli"},
     "rich": {"cli"},

@@ -12,7 +12,7 @@ import pytest
 
 PUBLIC = (
     *("sbpair", "sbpair.aio", "sbpair.events", "sbpair.management", "sbpair.testing"),
-    *("sbpair.relay", "sbpair.relay.aio"),
+    *("sbpair.relay", "sbpair.relay.aio", "sbpair.spark"),
 )
 HEAVY = {"aiohttp", "azure", "click", "lark", "pyarrow", "pyspark", "rich", "sbpair.emulator", "sbpair.syphon", "typer"}
 

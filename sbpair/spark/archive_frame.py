@@ -1,0 +1,247 @@
+"""The archive of a replay as rows of a DataFrame: the columns of its files, and the message decoded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sbpair.amqp.message import DATA, VALUE, Properties, Sections
+from sbpair.amqp.types import Map, text_of
+from sbpair.backlog import ALIASES
+from sbpair.errors import ProtocolError, StateRefused, UsageError
+from sbpair.message_io.render import plain_value, readable
+from sbpair.move.message.envelope import read_facts
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import (
+    EXPIRED,
+    OUTCOME,
+    QUARANTINE,
+    RECEIPT_FILE,
+    REMOVED_FILE,
+    SEGMENT,
+    SEGMENTS,
+    SPARK_TYPES,
+    VERSION,
+)
+from sbpair.replay.run import load_run
+from sbpair.replay.verify import messages_removed
+from sbpair.spark.write_options import check_names
+
+if TYPE_CHECKING:
+    from sbpair.move.message.route import Facts
+
+READ_OPTIONS = ("path", "states", "unfinished")
+STATES = (SEGMENTS, EXPIRED, QUARANTINE)
+ROWS_PER_BATCH = 1_000
+
+DECODED = {
+    "state": "string",
+    "reason": "string",
+    "enqueued_at": "timestamp",
+    "scheduled_at": "timestamp",
+    "time_to_live": "interval day to second",
+    "subject": "string",
+    "correlation_id": "string",
+    "reply_to": "string",
+    "properties": "map<string,string>",
+    "annotations": "map<string,string>",
+    "body": "binary",
+    "body_text": "string",
+}
+"""The columns that no file has. Those of a segment come before them."""
+
+TYPES: Mapping[str, str] = {**{field.name: SPARK_TYPES[str(field.type)] for field in SEGMENT}, **DECODED}
+DDL = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+_ARROW = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "interval day to second": pa.duration("us"),
+    "map<string,string>": _TEXTS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFrame:
+    """The rows of one run: `files` are (state, path), `columns` those to read."""
+
+    url: str
+    run: str
+    columns: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def open(cls, options: Mapping[str, str], schema: Any = None) -> ArchiveFrame:
+        """Check options and columns, and find the files. Raises UsageError, StateRefused, MachineLacks."""
+        given = check_names(options, READ_OPTIONS)
+        path = given.get("path", "").rstrip("/")
+        url, _, run = path.rpartition("/")
+        if not (url and run):
+            raise UsageError(
+                "path: expected ARCHIVE/RUN", hint="load the directory of a run: .load('/mnt/archive/RUN')"
+            )
+        states = [each.strip() for each in given.get("states", SEGMENTS).split(",")]
+        if wrong := [each for each in states if each not in STATES]:
+            raise UsageError(f"option states: {wrong[0]!r} is unknown", hint=f"use some of {', '.join(STATES)}")
+        archive = Archive(url, run)
+        _check_run(archive, states, unfinished=given.get("unfinished", "false").lower() == "true")
+        files = [(state, path) for state in dict.fromkeys(states) for path in archive.files(state)]
+        return cls(url, run, tuple(TYPES) if schema is None else _columns(schema), tuple(files))
+
+    def read(self, state: str, path: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one file. Raises StateRefused for one that is broken, foreign or of another version."""
+        archive = Archive(self.url, self.run)
+        footer, schema = archive.footer(path), SEGMENT if state == SEGMENTS else OUTCOME
+        if (version := footer.metadata.get("sbpair.version")) != str(VERSION):
+            raise StateRefused(
+                f"{archive.root}/{path} has version {version}; expected {VERSION}",
+                hint="use the version of sbpair that wrote it",
+            )
+        archive.check_footer(path, footer, schema)
+        needed = sorted({name for each in self.columns for name in _needs(each, state)} & {*schema.names})
+        with archive.parquet(path) as file:
+            try:
+                for batch in file.iter_batches(ROWS_PER_BATCH, columns=needed or ["queue"], use_threads=False):
+                    rows = _Rows(state, batch)
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.array(rows.values(name), _ARROW[TYPES[name]]) for name in self.columns], list(self.columns)
+                    )
+            except (pa.ArrowException, OSError) as error:
+                raise archive.broken(path, error) from error
+
+
+def _check_run(archive: Archive, states: Sequence[str], *, unfinished: bool) -> None:
+    run = load_run(archive)
+    if run.direct:
+        raise UsageError(f"run {run.id} is direct: it archived no messages", hint="load a run of mode archive")
+    if SEGMENTS in states and archive.exists(REMOVED_FILE):
+        raise messages_removed(archive)
+    if not (unfinished or archive.exists(RECEIPT_FILE)):
+        raise StateRefused(
+            f"run {run.id} is still going, or was interrupted: not all of its messages may be archived",
+            hint='wait for its end, resume it, or add .option("unfinished", "true") to read those there are',
+        )
+
+
+def _columns(schema: Any) -> tuple[str, ...]:
+    """Return the columns of the user's schema. Raises UsageError for one that is unknown, or of another type."""
+    for field in schema.fields:
+        kind = field.dataType.simpleString()
+        if kind != TYPES.get(field.name):
+            expected = f"expected {TYPES[field.name]}" if field.name in TYPES else "unknown"
+            raise UsageError(f"column {field.name}: {expected}, got {kind}", hint=f"columns are {', '.join(TYPES)}")
+    return tuple(schema.fieldNames())
+
+
+def _needs(column: str, state: str) -> tuple[str, ...]:
+    """Return the file's columns that a column is made from."""
+    stored = {"enqueued_at": "enqueued_at_ms", "scheduled_at": "scheduled_at_ms", "time_to_live": "ttl_ticks"}
+    name = stored.get(column, column)
+    if name in (SEGMENT if state == SEGMENTS else OUTCOME).names or column in ("state", "reason"):
+        return (name,)
+    return ("message", "queue")
+
+
+class _Rows:
+    """Some rows of a file, decoded as far as their columns are asked for."""
+
+    def __init__(self, state: str, batch: pa.RecordBatch) -> None:
+        self._state, self._batch = state, batch
+        self._split: list[tuple[Sections | None, Facts | None]] | None = None
+
+    def values(self, name: str) -> Any:
+        """Return a column's values, for an Arrow array of its type."""
+        match name:
+            case "state":
+                return [self._state] * len(self._batch)
+            case "enqueued_at" | "scheduled_at":
+                return _scaled(self.values(f"{name}_ms"), lambda each: each * 1_000)
+            case "time_to_live":
+                return _scaled(self.values("ttl_ticks"), lambda each: each // 10)
+        if name in self._batch.schema.names:
+            return self._batch.column(name)
+        if name in _DECODERS:
+            return [None if sections is None else _DECODERS[name](sections) for sections, _ in self._messages()]
+        if name in _OF_FACTS:
+            return [None if facts is None else getattr(facts, _OF_FACTS[name]) for _, facts in self._messages()]
+        return [None] * len(self._batch)
+
+    def _messages(self) -> list[tuple[Sections | None, Facts | None]]:
+        if self._split is None:
+            columns = (self._batch.column(name).to_pylist() for name in ("queue", "message"))
+            self._split = [_split(queue, message) for queue, message in zip(*columns, strict=True)]
+        return self._split
+
+
+_OF_FACTS = {
+    **{name: name for name in ("session_id", "ttl_ticks", "content_type", "size", "flaw")},
+    "scheduled_at_ms": "scheduled_at",
+}
+"""Columns of a segment that the files of other states lack, by their names in a message's facts."""
+
+
+def _split(queue: str, message: bytes | None) -> tuple[Sections | None, Facts | None]:
+    try:
+        return (None, None) if message is None else read_facts(queue, message)
+    except ProtocolError:
+        return None, None
+
+
+def _scaled(values: Any, scale: Callable[[int], int]) -> list[int | None]:
+    plain = values.to_pylist() if isinstance(values, pa.Array) else values
+    return [None if each is None else scale(each) for each in plain]
+
+
+def _texts(pairs: Map) -> list[tuple[str, str | None]]:
+    """Return a map's pairs as text, without the aliases: other columns have those. Values that are no text as JSON."""
+    return [(str(plain_value(key)), _text(value)) for key, value in pairs.pairs if key not in ALIASES]
+
+
+def _text(value: Any) -> str | None:
+    plain = plain_value(value)
+    return plain if plain is None or isinstance(plain, str) else json.dumps(plain)
+
+
+def _properties(sections: Sections) -> Properties:
+    return readable(sections.read_properties, Properties())
+
+
+def _body(sections: Sections) -> bytes | None:
+    """Return the content of data sections, or the text or JSON of a value or of sequences."""
+    parts = readable(sections.read_body, None)
+    if parts is None:
+        return None
+    kinds, values = {kind for kind, _ in parts}, [value for _, value in parts]
+    if kinds <= {DATA}:
+        return b"".join(values)
+    value = values[0] if kinds == {VALUE} else values
+    if isinstance(value, bytes):
+        return value
+    text = _text(value)
+    return None if text is None else text.encode(errors="replace")
+
+
+def _body_text(sections: Sections) -> str | None:
+    try:
+        return (_body(sections) or b"").decode()
+    except UnicodeDecodeError:
+        return None
+
+
+_DECODERS: Mapping[str, Callable[[Sections], Any]] = {
+    "subject": lambda sections: _properties(sections).subject,
+    "correlation_id": lambda sections: text_of(_properties(sections).correlation_id),
+    "reply_to": lambda sections: text_of(_properties(sections).reply_to),
+    "properties": lambda sections: _texts(readable(sections.read_application_properties, Map())),
+    "annotations": lambda sections: _texts(readable(sections.read_message_annotations, Map())),
+    "body": _body,
+    "body_text": _body_text,
+}

@@ -1,0 +1,149 @@
+"""The data source as Spark 4 knows it. Spark pickles these objects, and calls each method in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import datasource
+
+from sbpair.errors import MachineLacks, SbpairError, UsageError
+
+if TYPE_CHECKING:
+    from sbpair.spark.archive_frame import ArchiveFrame
+    from sbpair.spark.write_run import WriteCounts, WriteJob
+
+NAME = "sbpair"
+STREAMS = hasattr(datasource, "DataSourceStreamArrowWriter")
+_StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
+
+
+@contextmanager
+def hints_shown() -> Iterator[None]:
+    """Raise errors of the block with their hints in the message: Spark passes on only that."""
+    try:
+        yield
+    except SbpairError as error:
+        raise type(error)(f"{error.message}; {error.hint}" if error.hint else error.message) from error
+
+
+class DefaultSource(datasource.DataSource):
+    """`df.write.format("sbpair")` and `spark.read.format("sbpair")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        from sbpair.spark.archive_frame import DDL, ArchiveFrame
+
+        with hints_shown():
+            ArchiveFrame.open(self.options)
+        return DDL
+
+    def reader(self, schema: Any) -> ArchiveReader:
+        from sbpair.spark.archive_frame import ArchiveFrame
+
+        with hints_shown():
+            return ArchiveReader(ArchiveFrame.open(self.options, schema))
+
+    def writer(self, schema: Any, overwrite: bool) -> RowWriter:
+        return RowWriter(self._start(schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> RowStreamWriter:  # noqa: N802  Spark's name
+        with hints_shown():
+            if not STREAMS:
+                raise MachineLacks(
+                    "streams need Spark 4.1 or later", hint="use foreachBatch with a run of its own for each batch id"
+                )
+        return RowStreamWriter(self._start(schema, overwrite=overwrite, stream=True))
+
+    def _start(self, schema: Any, *, overwrite: bool, stream: bool = False) -> WriteJob:
+        from sbpair.spark.write_run import start_job
+
+        with hints_shown():
+            if overwrite:
+                raise UsageError("a queue cannot be overwritten", hint='use .mode("append")')
+            return start_job(self.options, schema, os.environ, stream=stream)
+
+
+@dataclass
+class SentRows(datasource.WriterCommitMessage):
+    """The counts of one task, and its job: the writer that commits a batch of a stream has another one."""
+
+    job: WriteJob
+    counts: WriteCounts
+
+
+def _write(job: WriteJob, batches: Iterator[Any]) -> SentRows:
+    from sbpair.spark.write_task import write_partition
+
+    with hints_shown():
+        return SentRows(job, write_partition(job, batches))
+
+
+class RowWriter(datasource.DataSourceArrowWriter):
+    """The writer of a batch."""
+
+    def __init__(self, job: WriteJob) -> None:
+        self._job = job
+
+    def write(self, iterator: Iterator[Any]) -> SentRows:
+        return _write(self._job, iterator)
+
+    def commit(self, messages: Sequence[Any]) -> None:
+        _commit(self._job, messages)
+
+    def abort(self, messages: Sequence[Any]) -> None:
+        _abort(self._job, messages)
+
+
+class RowStreamWriter(_StreamWriter):  # type: ignore[misc]  # the base depends on the version of Spark
+    """The writer of a stream. Spark calls it once for each batch."""
+
+    def __init__(self, job: WriteJob) -> None:
+        self._job = job
+
+    def write(self, iterator: Iterator[Any]) -> SentRows:
+        return _write(self._job, iterator)
+
+    def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  Spark's name
+        _commit(self._job, messages, batchId)
+
+    def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  Spark's name
+        _abort(self._job, messages, batchId)
+
+
+def _commit(job: WriteJob, messages: Sequence[SentRows | None], batch: int | None = None) -> None:
+    from sbpair.spark.write_receipt import commit_job
+
+    sent = [each for each in messages if each is not None]
+    with hints_shown():
+        commit_job(sent[0].job if sent else job, [each.counts for each in sent], batch)
+
+
+def _abort(job: WriteJob, messages: Sequence[SentRows | None], batch: int | None = None) -> None:
+    from sbpair.spark.write_receipt import abort_job
+
+    sent = [each for each in messages if each is not None]
+    with hints_shown():
+        abort_job(sent[0].job if sent else job, len(sent), batch)
+
+
+class ArchiveReader(datasource.DataSourceReader):
+    """The reader of an archive: a partition is one file."""
+
+    def __init__(self, frame: ArchiveFrame) -> None:
+        self._frame = frame
+
+    def partitions(self) -> list[datasource.InputPartition]:
+        return [datasource.InputPartition(each) for each in self._frame.files]
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[Any]:
+        # Spark reads one partition without a value if there are none.
+        if partition is not None and partition.value is not None:
+            with hints_shown():
+                yield from self._frame.read(*partition.value)

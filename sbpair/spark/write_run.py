@@ -1,0 +1,219 @@
+"""A run of writes: its files in the ledger directory, and the driver's part before and after the tasks.
+
+`LEDGER/RUN/` has the kinds of files that a replay's archive has, and their layout. Invariant: one job of a run sends at
+a time. Its tasks claim the run, and send only while they have lately confirmed that it is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sbpair.azure.credentials import token_getter
+from sbpair.errors import EntityMissing, LeaseHeld, StateRefused, UsageError
+from sbpair.model.pair import Ends
+from sbpair.move.raw_primary import RawPrimary
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import LEDGER, REPORT, VERSION
+from sbpair.runs.run_log import new_id
+from sbpair.spark.row_messages import MessageColumns, check_schema
+from sbpair.spark.write_options import WriteOptions, default_ledger
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
+    from sbpair.replay.run import NamespaceAccess
+
+RUN_SCHEMA, EVENT_SCHEMA = "sbpair/spark-run/1", "sbpair/spark-event/1"
+WRITE_FILE, OWNER_FILE, CLAIMS = "write.json", "owner.json", "claims"
+BATCH_SCOPE = "batch"
+"""The scope of a job that is no stream. That of a stream's batch is QUERY/BATCH."""
+
+SILENT_SECONDS = 10.0
+"""How long a claim stays unchanged before its task counts as dead. Longer than a task trusts its last confirmation."""
+
+POLL_SECONDS = 0.25
+READERS = 8
+"""How many files of a ledger are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """The pickled parameters of a job's tasks. `number` counts the jobs of the run: a later one may take it over.
+
+    `resumed` is whether earlier jobs may have sent messages. `shared` is whether the ledger was named, so that all
+    workers should see it.
+    """
+
+    run: str
+    job: str
+    number: int
+    ledger: str
+    access: NamespaceAccess
+    columns: MessageColumns
+    keep_refused: bool
+    resumed: bool
+    shared: bool
+
+    def open(self) -> Archive:
+        return Archive(self.ledger, self.run)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCounts:
+    """The rows of one attempt at a partition: each was sent, known as acknowledged, or refused.
+
+    `known` were sent by earlier jobs, `retried` by earlier attempts of this job.
+    """
+
+    scope: str
+    rows: int = 0
+    sent: int = 0
+    known: int = 0
+    retried: int = 0
+    refused: int = 0
+    destinations: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+def start_job(options: Mapping[str, str], schema: Any, environ: Mapping[str, str], *, stream: bool) -> WriteJob:
+    """Check all that can be checked before the first message. Raises SbpairError.
+
+    Of a stream it is called for each batch again: there it connects to nothing, and its tasks check the rest.
+    """
+    parsed = WriteOptions.parse(options, environ)
+    has_ids = check_schema(schema, parsed.destination)
+    if parsed.run is not None and not (has_ids or stream):
+        raise UsageError(
+            f"run {parsed.run}: a run that may be resumed needs a column id or message_id",
+            hint="add one that is the same whenever the job runs, or leave out option run",
+        )
+    if stream and parsed.run is None:
+        raise UsageError(
+            "option run: missing, and a stream needs it to know its ledger when it starts again",
+            hint='add .option("run", "NAME"), and keep it as long as the checkpoint',
+        )
+    endpoint = parsed.access.endpoint(environ)
+    ledger, run = parsed.ledger or default_ledger(environ), parsed.run or new_id(int(time.time() * 1000))
+    archive = Archive(ledger, run)
+    if not stream:
+        if parsed.destination is not None:
+            in_own_loop(lambda: _check_destination(endpoint, str(parsed.destination)))
+        wait_silent(archive, CLAIMS, still_going(run))
+    _open_run(archive, endpoint)
+    job = WriteJob(
+        run=run,
+        job=uuid.uuid4().hex[:12],
+        number=1 + read_owner(archive).number,
+        ledger=ledger,
+        access=parsed.access,
+        columns=MessageColumns(parsed.destination, has_ids),
+        keep_refused=parsed.keep_refused,
+        resumed=stream or bool(archive.sizes(LEDGER)),
+        shared=parsed.ledger is not None,
+    )
+    if not stream:
+        record_event(job, "job-started", resumed=job.resumed)
+    return job
+
+
+def _open_run(archive: Archive, endpoint: Endpoint) -> None:
+    """Create the directory of a run. Raises StateRefused for a run of another namespace or version."""
+    archive.create()
+    expected = {"schema": RUN_SCHEMA, "version": VERSION, "run": archive.run, "namespace": endpoint.authority.lower()}
+    try:
+        found = archive.read_json(WRITE_FILE)
+    except FileNotFoundError:
+        archive.write_json(WRITE_FILE, expected)
+    else:
+        if found != expected:
+            wrong = next(name for name in expected if found.get(name) != expected[name])
+            raise StateRefused(
+                f"run {archive.run} has {wrong} {found.get(wrong)}, not {expected[wrong]}",
+                hint="choose another run, or write with the sbpair and to the namespace that it began with",
+            )
+
+
+class RunOwner(NamedTuple):
+    """The job that may send. `number` is 0 if there was none."""
+
+    job: str = ""
+    number: int = 0
+
+
+def read_owner(archive: Archive) -> RunOwner:
+    try:
+        found = archive.read_json(OWNER_FILE)
+        return RunOwner(str(found["job"]), int(found["number"]))
+    except FileNotFoundError:
+        return RunOwner()
+    except (KeyError, TypeError, ValueError) as error:
+        raise archive.broken(OWNER_FILE, error) from error
+
+
+def still_going(run: str) -> str:
+    return f"run {run} is still going: another job of it sends"
+
+
+def wait_silent(
+    archive: Archive, under: str, message: str, *, but: str | None = None, seconds: float = SILENT_SECONDS
+) -> None:
+    """Wait until no claim but those of one job has changed for so long, and remove them. No-op without a claim.
+
+    Raises LeaseHeld if one changes.
+    """
+
+    def claims() -> dict[str, bytes]:
+        found = {}
+        for path in archive.sizes(under):
+            with suppress(FileNotFoundError):
+                if but is None or f"/{but}." not in path:
+                    found[path] = archive.read(path)
+        return found
+
+    before, until = claims(), time.monotonic() + seconds
+    while before and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+        now = claims()
+        if any(before.get(path) != content for path, content in now.items()):
+            raise LeaseHeld(message, hint="wait for its end, or stop it; each run sends one job at a time")
+        before = now
+    for path in before:
+        archive.remove(path)
+
+
+async def _check_destination(endpoint: Endpoint, destination: str) -> None:
+    async with token_getter(Ends("write", endpoint, endpoint)) as get_token:
+        primary = RawPrimary(endpoint, get_token=get_token)
+        try:
+            await primary.ready(destination)
+        except EntityMissing:
+            raise missing_destination("option destination", destination, endpoint) from None
+        finally:
+            await primary.close()
+
+
+def missing_destination(place: str, destination: str, endpoint: Endpoint) -> UsageError:
+    """Return the error for a destination that does not exist. It ends a task: no other message is sent."""
+    return UsageError(
+        f"{place}: there is no queue or topic {destination!r} in {endpoint.name}",
+        hint="create it, or correct the name; then run the job again",
+    )
+
+
+def in_own_loop(run: Callable[[], Any]) -> Any:
+    """Run a coroutine in a thread with a loop of its own: a notebook's thread has a loop already."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(lambda: asyncio.run(run())).result()
+
+
+def record_event(job: WriteJob, name: str, **facts: object) -> None:
+    """Write one event of the driver as a file."""
+    now_ms = int(time.time() * 1000)
+    document = {"schema": EVENT_SCHEMA, "event": name, "time_ms": now_ms, "run": job.run, "job": job.job, **facts}
+    job.open().write_json(f"{REPORT}/events/{now_ms}-{job.job}-{name}.json", document)

@@ -1,0 +1,62 @@
+"""A Spark session that finds the data source by itself, as where sbpair is installed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sbpair.spark
+from tests.replay.conftest import end_java
+from tests.replay.world import HASTY, shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.kit.running import Running
+
+ROOT = Path(sbpair.__file__).parents[1]
+SETTINGS = {
+    **HASTY,
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+def environment(running: Running, directory: Path) -> dict[str, str]:
+    """Return the environment of a driver in which sbpair is installed, and its namespaces are named."""
+    site = directory / "site"
+    site.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(sbpair.spark.__file__).with_name("pyspark_sbpair.py"), site)
+    python = {"PYTHONPATH": f"{site}:{ROOT}", "PYSPARK_PYTHON": sys.executable, "HOME": str(directory)}
+    return {**shell(running, directory), **python}
+
+
+@contextmanager
+def session(running: Running, directory: Path, master: str = "local[2,4]", **settings: str) -> Iterator[Any]:
+    """Start a Java of its own, and a session. The Java that other tests share is put aside meanwhile."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    shared = SparkContext._gateway, SparkContext._jvm
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(running, directory).items():
+            patch.setenv(name, value)
+        SparkContext._gateway = SparkContext._jvm = None
+        chosen = {**SETTINGS, "spark.sql.warehouse.dir": str(directory / "warehouse"), **settings}
+        spark = SparkSession.builder.master(master).appName("sbpair tests").config(map=chosen).getOrCreate()
+        spark.sparkContext.setLogLevel("OFF")
+        try:
+            yield spark
+        finally:
+            spark.stop()
+            end_java()
+            SparkContext._gateway, SparkContext._jvm = shared

@@ -1,0 +1,154 @@
+"""The rows of an archive: every column, decoded from any message, and the runs that are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types
+
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    MESSAGE_ANNOTATIONS,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+    value_body,
+)
+from sbpair.amqp.types import Long, Map, Symbol
+from sbpair.backlog import Aliases, write_aliases
+from sbpair.errors import SbpairError, StateRefused, UsageError
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, RUN_FILE, SEGMENT
+from sbpair.replay.ledger import Entry, Ledger
+from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
+from sbpair.spark.archive_frame import TYPES, ArchiveFrame
+from tests.spark.writes import BINARY, TEXT, schema_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+RUN = ReplayRun("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 1, 1_000, ReplayOptions())
+OWN: dict[Any, Any] = {"text": "a", "number": Long(5), "truth": True, **write_aliases(Aliases("orders", "s", 10**7))}
+
+
+def message(body: bytes, **properties: Any) -> bytes:
+    return Sections(
+        message_annotations=encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-own"): "kept"}),
+        properties=Properties(message_id="m1", **properties).encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, OWN),
+        body=body,
+    ).join()
+
+
+def put(archive: Archive, *messages: bytes) -> None:
+    """Archive messages as one segment, of a run that has ended."""
+    if not archive.exists(RUN_FILE):
+        save_run(archive, RUN)
+        archive.write_json(RECEIPT_FILE, {})
+    values = {"segment": "one", "queue": QUEUE, "sequence_number": 7, "enqueued_at_ms": 1_500, "destination": "orders"}
+    rows = [{**values, "position": at, "ttl_ticks": 25, "size": 1, "message": each} for at, each in enumerate(messages)]
+    archive.write_table(f"segments/{QUEUE}/one.parquet", pa.Table.from_pylist(rows, schema=SEGMENT), 1)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(str(tmp_path), "r1")
+
+
+def frame(archive: Archive, schema: Any = None, **options: str) -> list[dict[str, Any]]:
+    found = ArchiveFrame.open({"path": archive.root, **options}, schema)
+    return [row for file in found.files for batch in found.read(*file) for row in batch.to_pylist()]
+
+
+def test_a_message_is_decoded_into_columns(archive: Archive) -> None:
+    put(archive, message(data_body("größe".encode()), subject="t", correlation_id="c", reply_to="back"))
+    [row] = frame(archive)
+    assert list(row) == list(TYPES)
+    assert (row["state"], row["destination"], row["body"], row["body_text"]) == (
+        "segments",
+        "orders",
+        "größe".encode(),
+        "größe",
+    )
+    assert (row["subject"], row["correlation_id"], row["reply_to"]) == ("t", "c", "back")
+    assert dict(row["properties"]) == {"text": "a", "number": "5", "truth": "true"}
+    assert dict(row["annotations"]) == {"x-opt-own": "kept"}
+    assert row["enqueued_at"].timestamp() == 1.5
+    assert (row["time_to_live"].microseconds, row["scheduled_at"], row["reason"]) == (2, None, None)
+
+
+def test_bodies_of_any_kind_are_columns(archive: Archive) -> None:
+    bodies = data_body(b"\xff"), value_body("text"), value_body(Map([("a", Long(1))])), data_body(b"1") * 2, b""
+    put(archive, *map(message, bodies), b"no message")
+    found = [(row["body"], row["body_text"]) for row in frame(archive)]
+    assert found[:2] == [(b"\xff", None), (b"text", "text")]
+    assert json.loads(found[2][1]) == {"a": 1}
+    assert found[3:] == [(b"11", "11"), (b"", ""), (None, None)]
+
+
+def test_messages_that_were_not_sent_have_the_same_columns(archive: Archive) -> None:
+    put(archive)
+    for kind in (EXPIRED, QUARANTINE):
+        entry = Entry((QUEUE, 7, 1_500, "m1"), "orders", f"why: {kind}", message(data_body(b"x")))
+        Ledger(archive, 1).write(kind, 0, [entry])
+    rows = frame(archive, states="expired, quarantine")
+    assert [(row["state"], row["reason"], row["body"]) for row in rows] == [
+        ("expired", "why: expired", b"x"),
+        ("quarantine", "why: quarantine", b"x"),
+    ]
+    assert [(row["session_id"], row["ttl_ticks"], row["time_to_live"].seconds) for row in rows] == [("s", 10**7, 1)] * 2
+
+
+def test_a_schema_chooses_columns(archive: Archive) -> None:
+    put(archive, message(data_body(b"x")))
+    assert frame(archive, schema_of({"body": BINARY, "state": TEXT})) == [{"body": b"x", "state": "segments"}]
+    with pytest.raises(UsageError, match="column colour: unknown, got string"):
+        frame(archive, schema_of({"colour": TEXT}))
+    with pytest.raises(UsageError, match="column size: expected bigint, got int"):
+        frame(archive, schema_of({"size": types.IntegerType()}))
+
+
+def refused(archive: Archive, **options: str) -> str:
+    with pytest.raises(SbpairError) as found:
+        frame(archive, **options)
+    assert found.value.hint
+    return found.value.message
+
+
+def test_a_newer_version_is_refused(archive: Archive) -> None:
+    put(archive, message(data_body(b"x")))
+    table = archive.read_table(archive.files("segments")[0])
+    newer = table.replace_schema_metadata({"sbpair.run": "r1", "sbpair.version": "2", "sbpair.shards": "1"})
+    import pyarrow.parquet as pq
+
+    pq.write_table(newer, f"{archive.root}/{archive.files('segments')[0]}")
+    assert "one.parquet has version 2; expected 1" in refused(archive)
+    archive.write_json(RUN_FILE, {**RUN.document(), "version": 2})
+    assert "version 2; expected" in refused(archive)
+
+
+def test_a_run_without_all_of_its_messages_is_refused(archive: Archive) -> None:
+    put(archive, message(data_body(b"x")))
+    archive.remove(RECEIPT_FILE)
+    assert "is still going, or was interrupted" in refused(archive)
+    assert len(frame(archive, unfinished="true")) == 1
+    archive.write_json(REMOVED_FILE, {})
+    with pytest.raises(StateRefused, match="were removed by sbpair replay gc"):
+        frame(archive, unfinished="true")
+
+
+def test_wrong_options_and_other_runs_are_refused(archive: Archive) -> None:
+    assert "path: expected ARCHIVE/RUN" in refused(archive, path="r1")
+    assert f"there is no run r1 in {archive.url}" in refused(archive)
+    put(archive)
+    assert "option states: 'ledger' is unknown" in refused(archive, states="segments,ledger")
+    assert "option destination is unknown" in refused(archive, destination="orders")
+    direct = replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT))
+    archive.write_json(RUN_FILE, direct.document())
+    assert "run r1 is direct: it archived no messages" in refused(archive)

@@ -1,0 +1,150 @@
+"""The data source in a real Spark: batches and streams to queues, and an archive as rows. One session for all."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import RECEIPT_FILE
+from tests.replay.tasks import drain, stranded
+from tests.replay.world import World
+from tests.spark.sessions import session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.java
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Any]:
+    from tests.kit.running import Running
+
+    with Running() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def spark(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with session(running, tmp_path_factory.mktemp("driver")) as made:
+        yield made
+
+
+@pytest.fixture
+def place(running: Any, request: pytest.FixtureRequest) -> World:
+    """Create queues of this test's own."""
+    name = request.node.name
+    return World(running, [f"orders-{name}"[:50], f"invoices-{name}"[:50]], 1, first=abs(hash(name)) % 10**6)
+
+
+def rows(spark: Any, count: int, partitions: int = 3) -> Any:
+    columns = "concat('m', id) AS message_id", "cast(concat('body ', id) AS binary) AS body"
+    return spark.range(0, count, 1, partitions).selectExpr(*columns, "struct(id AS number, 'a' AS text) AS properties")
+
+
+def writer(frame: Any, place: World, ledger: Path, **options: str) -> Any:
+    given = {"destination": place.destinations[0], "ledger": str(ledger), "run": "r1", **options}
+    return frame.write.format("sbpair").mode("append").options(**given)
+
+
+def bodies(place: World) -> dict[str, bytes]:
+    found = [message.sections for messages in place.arrived().values() for message in messages]
+    return {str(each.read_properties().message_id): b"".join(v for _, v in each.read_body()) for each in found}
+
+
+def test_a_frame_is_sent_once_however_often_it_is_written(spark: Any, place: World, tmp_path: Path) -> None:
+    writer(rows(spark, 300), place, tmp_path).save()
+    assert bodies(place) == {f"m{n}": b"body %d" % n for n in range(300)}
+    writer(rows(spark, 400, partitions=2), place, tmp_path).save()
+    assert len(place.ids()) == 400
+    receipt = json.loads((tmp_path / "r1" / "report" / "receipt.json").read_text())
+    assert (receipt["rows"], receipt["acknowledged_before"], receipt["acknowledged"]) == (400, 300, 100)
+    events = sorted(path.name.split("-", 2)[2] for path in (tmp_path / "r1" / "report" / "events").iterdir())
+    assert events == ["job-committed.json"] * 2 + ["job-started.json"] * 2
+
+
+def test_refusals_name_the_reason_and_the_remedy(spark: Any, place: World, tmp_path: Path) -> None:
+    for frame, options, mode, expected in (
+        (
+            rows(spark, 1),
+            {"destination": "nowhere"},
+            "append",
+            "there is no queue or topic 'nowhere' in contoso; create",
+        ),
+        (rows(spark, 1), {"colour": "red"}, "append", "option colour is unknown; use destination"),
+        (rows(spark, 1), {}, "overwrite", "a queue cannot be overwritten; use .mode"),
+        (rows(spark, 1).withColumnRenamed("body", "text"), {}, "append", "column text: unknown; use body"),
+    ):
+        with pytest.raises(Exception, match=r"sbpair\.errors") as refused:
+            writer(frame, place, tmp_path, **options).mode(mode).save()
+        assert expected in str(refused.value)
+    assert place.ids() == []
+
+
+@pytest.mark.slow
+def test_a_stream_sends_each_batch_once(spark: Any, place: World, tmp_path: Path) -> None:
+    incoming, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    incoming.mkdir()
+    options = {"destination": place.destinations[0], "ledger": str(tmp_path / "ledger"), "run": "stream"}
+
+    def arrive(name: str, numbers: range) -> None:
+        (incoming / name).write_text("".join(f'{{"body": "b{number}"}}\n' for number in numbers))
+
+    def run() -> None:
+        frame = spark.readStream.schema("body string").json(str(incoming))
+        stream = frame.writeStream.format("sbpair").options(**options).option("checkpointLocation", str(checkpoint))
+        stream.trigger(availableNow=True).start().awaitTermination()
+
+    arrive("a.json", range(5))
+    run()
+    arrive("b.json", range(3))  # equal bodies are other rows
+    run()
+    assert sorted(bodies(place).values()) == sorted([b"b%d" % n for n in (*range(5), *range(3))])
+    # The batch is retried: Spark lost its commit, and the ledger has all of its messages.
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    run()
+    assert len(place.ids()) == 8
+    receipts = sorted((tmp_path / "ledger" / "stream" / "report").glob("*/1.json"))
+    [receipt] = [json.loads(path.read_text()) for path in receipts]
+    assert (receipt["batch"], receipt["rows"], receipt["acknowledged_before"]) == (1, 3, 3)
+
+
+def test_an_archive_is_read_and_written_back(spark: Any, place: World, tmp_path: Path) -> None:
+    job = stranded(place, tmp_path / "archive", 40)
+    drain(job)
+    archive = Archive(job.archive, job.run.id)
+    with pytest.raises(Exception, match="run r1 is still going, or was interrupted"):
+        spark.read.format("sbpair").load(archive.root)
+    archive.write_json(RECEIPT_FILE, {})
+    frame = spark.read.format("sbpair").load(archive.root)
+    assert {row.message_id: bytes(row.body) for row in frame.collect()} == {f"m{n}": b"m%d" % n for n in range(40)}
+    columns = (
+        "destination string, session_id string, message_id string, body binary, time_to_live interval day to second"
+    )
+    chosen = spark.read.format("sbpair").schema(columns).load(archive.root)
+    chosen.write.format("sbpair").mode("append").option("ledger", str(tmp_path / "ledger")).save()
+    assert sorted(place.ids()) == sorted(f"m{n}" for n in range(40))
+    assert {*place.by_session()} == {(name, f"session-{n}") for name in place.destinations for n in range(5)}
+    assert place.altered() == []
+    nothing = spark.read.format("sbpair").option("states", "expired,quarantine").load(archive.root)
+    assert nothing.count() == 0
+
+
+@pytest.mark.slow
+def test_functions_for_older_sparks_do_the_same(spark: Any, place: World, tmp_path: Path) -> None:
+    from sbpair.spark import read, write
+
+    job = stranded(place, tmp_path / "archive", 20)
+    drain(job)
+    archive = Archive(job.archive, job.run.id)
+    archive.write_json(RECEIPT_FILE, {})
+    frame = read(spark, archive.root).select("destination", "message_id", "body")
+    for known in (0, 20):
+        receipt = write(frame, ledger=str(tmp_path / "ledger"), run="r1")
+        assert (receipt["rows"], receipt["acknowledged_before"], receipt["balanced"]) == (20, known, True)
+    assert sorted(place.ids()) == sorted(f"m{n}" for n in range(20))

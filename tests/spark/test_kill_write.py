@@ -1,0 +1,164 @@
+"""Writes that are killed: all rows arrive unaltered, and those that may have come twice are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import LEDGER
+from tests.kit.running import Running
+from tests.replay.replays import PATIENCE_SECONDS, end, is_connected, offspring, python_workers
+from tests.replay.world import World
+from tests.spark.sessions import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.java]
+
+ROWS, BYTES, PARTITIONS = 24_000, 300, 4
+EXPECTED = {f"m{n}": (b"body %d " % n).ljust(BYTES, b"x") for n in range(ROWS)}
+
+
+class Write:
+    """A running write of ROWS to a queue."""
+
+    def __init__(self, place: World, directory: Path, environ: dict[str, str], **changes: Any) -> None:
+        options = {"destination": "orders", "ledger": str(directory / "ledger"), "run": "r1"}
+        document = {"directory": str(directory), "rows": ROWS, "bytes": BYTES, "partitions": PARTITIONS}
+        document |= {"options": options, **changes}
+        self.archive = Archive(str(directory / "ledger"), "r1")
+        self._port = place.port("contoso")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.write_process", json.dumps(document)],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+
+    def until_sending(self, files: int = 3) -> None:
+        before = len(self.archive.files(LEDGER))
+        self.until(lambda: len(self.archive.files(LEDGER)) >= before + files)
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Wait until a condition holds. Fails if the process ends before."""
+        while not holds():
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.02)
+                pytest.fail(self.output())
+
+    def senders(self) -> list[int]:
+        workers = python_workers(self.process.pid)
+        return [pid for pid in workers if is_connected(pid, self._port)]
+
+    def kill(self) -> None:
+        for pid in [*offspring(self.process.pid), self.process.pid]:
+            end(pid)
+        self.process.wait()
+
+    def output(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.read()
+
+    def ends(self) -> bool:
+        """Wait for the end, and return whether it succeeded."""
+        text, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        print(text[-4_000:])  # noqa: T201  shown where the test fails
+        return self.process.returncode == 0
+
+    def receipt(self) -> dict[str, Any]:
+        return self.archive.read_json("report/receipt.json")
+
+
+@contextmanager
+def writing(place: World, directory: Path, **changes: Any) -> Iterator[Write]:
+    write = Write(place, directory, environment(place.running, directory), **changes)
+    try:
+        yield write
+    finally:
+        write.kill()
+
+
+@pytest.fixture
+def place() -> Iterator[World]:
+    with Running() as running:
+        yield World(running, ["orders"], 1)
+
+
+def all_is_there(place: World, receipt: dict[str, Any]) -> int:
+    """Check that nothing is lost or altered, and return how many messages came twice: all of them are named."""
+    found = [message.sections for message in place.arrived()["orders"]]
+    bodies: dict[str, bytes] = {}
+    twice = set()
+    for each in found:
+        name = str(each.read_properties().message_id)
+        [(_, body)] = each.read_body()
+        assert body == EXPECTED[name]
+        if name in bodies:
+            twice.add(name)
+        bodies[name] = body
+    assert bodies.keys() == EXPECTED.keys()
+    assert receipt["balanced"]
+    assert len(twice) <= receipt["doubtful_total"] <= PARTITIONS * 1_500
+    if receipt["doubtful_total"] == len(receipt["doubtful"]):
+        assert twice <= {each["message_id"] for each in receipt["doubtful"]}
+    return len(twice)
+
+
+def test_a_killed_worker_is_replaced_and_sends_the_rest(place: World, tmp_path: Path) -> None:
+    with writing(place, tmp_path) as write:
+        write.until_sending()
+        write.until(write.senders)
+        os.kill(write.senders()[0], signal.SIGKILL)
+        assert write.ends()
+        receipt = write.receipt()
+        assert (receipt["rows"], receipt["acknowledged"]) == (ROWS, ROWS)
+        all_is_there(place, receipt)
+
+
+def test_a_killed_driver_is_run_again_and_sends_the_rest(place: World, tmp_path: Path) -> None:
+    for _ in range(2):
+        with writing(place, tmp_path) as write:
+            write.until_sending()
+    with writing(place, tmp_path) as write:
+        assert write.ends()
+        receipt = write.receipt()
+    assert receipt["rows"] == ROWS == receipt["acknowledged_before"] + receipt["acknowledged"]
+    assert receipt["acknowledged_before"] > 0
+    all_is_there(place, receipt)
+
+
+def test_after_a_failed_commit_nothing_is_sent_again(place: World, tmp_path: Path) -> None:
+    blocked = tmp_path / "ledger" / "r1" / "report" / "receipt.json"
+    (blocked / "in-the-way").mkdir(parents=True)
+    with writing(place, tmp_path) as write:
+        assert not write.ends()
+    assert len(place.ids()) == ROWS
+    (blocked / "in-the-way").rmdir()
+    blocked.rmdir()
+    with writing(place, tmp_path) as write:
+        assert write.ends()
+        receipt = write.receipt()
+    assert (receipt["acknowledged_before"], receipt["acknowledged"]) == (ROWS, 0)
+    assert all_is_there(place, receipt) == 0
+
+
+def test_speculation_is_refused_before_the_first_message(place: World, tmp_path: Path) -> None:
+    with writing(place, tmp_path, settings={"spark.speculation": "true"}) as write:
+        text, _ = write.process.communicate(timeout=PATIENCE_SECONDS)
+        assert write.process.returncode != 0
+        assert "spark.speculation is on, and would send messages twice" in text
+    assert place.ids() == []

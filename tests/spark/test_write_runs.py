@@ -1,0 +1,209 @@
+"""Runs of writes: nothing acknowledged is sent twice, nothing is lost, and one job of a run sends at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from sbpair.errors import LeaseHeld, LeaseLost, ServiceRefused, StateRefused, UsageError
+from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE
+from sbpair.spark.row_messages import check_schema
+from sbpair.spark.task_claim import TaskClaim, TaskPlace
+from sbpair.spark.write_receipt import commit_job
+from sbpair.spark.write_run import WRITE_FILE, start_job, wait_silent
+from sbpair.spark.write_task import write_partition
+from tests.replay.world import VARIABLES
+from tests.spark.writes import BINARY, ROWS, TEXT, environment_of, numbered, schema_of, start, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sbpair.spark.write_run import WriteJob
+    from tests.replay.world import World
+
+ENDING = "the source of rows ends here"
+
+
+def interrupted(job: WriteJob, *batches: pa.RecordBatch) -> None:
+    """Send rows, until Spark has no more of them because of an error."""
+
+    def rows() -> Iterator[Any]:
+        yield from batches
+        raise OSError(ENDING)
+
+    with pytest.raises(ExceptionGroup) as found:
+        write_partition(job, rows())
+    assert ENDING in repr(found.value)
+
+
+def test_a_run_again_sends_only_the_rest(place: World, tmp_path: Path) -> None:
+    interrupted(start(place, tmp_path), numbered(range(1_500)))
+    before = len(place.ids())
+    assert 0 < before <= 1_500
+    # Other partitions, and another order.
+    receipt = write(start(place, tmp_path), numbered(range(1_999, 999, -1)), numbered(range(1_000)))
+    assert receipt["rows"] == 2_000
+    assert receipt["acknowledged_before"] + receipt["acknowledged"] == 2_000
+    assert sorted(set(place.ids())) == sorted(f"m{n}" for n in range(2_000))
+    twice = len(place.ids()) - 2_000
+    assert twice <= receipt["doubtful_total"]
+    again = write(start(place, tmp_path), numbered(range(2_000)))
+    assert (again["acknowledged_before"], again["acknowledged"]) == (2_000, 0)
+    assert len(place.ids()) == 2_000 + twice
+
+
+def test_a_second_attempt_reads_the_ledger_first(place: World, tmp_path: Path) -> None:
+    for columns in (ROWS, {"body": BINARY}):
+        job = start(place, tmp_path / str(len(columns)), columns)
+        rows = numbered(range(100)).select([*columns])
+        write_partition(job, iter([rows]))
+        count = len(place.ids())
+        again = write(job, [rows, rows.slice(0, 0)])
+        assert (again["rows"], again["acknowledged"], again["acknowledged_before"]) == (100, 100, 0)
+        assert len(place.ids()) == count
+
+
+def test_equal_rows_without_an_id_are_all_sent(place: World, tmp_path: Path) -> None:
+    job = start(place, tmp_path, {"body": BINARY})
+    rows = pa.record_batch({"body": [b"same"] * 5})
+    write_partition(job, iter([rows.slice(0, 3)]))
+    assert write(job, rows)["acknowledged"] == 5
+    assert len(place.ids()) == len(set(place.ids())) == 5
+
+
+def test_an_id_with_another_content_is_refused(place: World, tmp_path: Path) -> None:
+    write(start(place, tmp_path), numbered([1]))
+    changed = pa.record_batch({"id": ["m1"], "body": [b"another"]})
+    with pytest.raises(StateRefused, match="id 'm1' was sent by run r1 with another content"):
+        write(start(place, tmp_path), changed)
+    assert place.ids() == ["m1"]
+
+
+def test_a_retry_whose_rows_have_changed_is_refused(place: World, tmp_path: Path) -> None:
+    job = start(place, tmp_path)
+    write_partition(job, iter([numbered([1])]))
+    with pytest.raises(StateRefused, match="with another content"):
+        write(job, pa.record_batch({"id": ["m1"], "body": [b"another"]}))
+    assert place.ids() == ["m1"]
+
+
+def test_a_run_of_another_namespace_or_version_is_refused(place: World, tmp_path: Path) -> None:
+    job = start(place, tmp_path)
+    with pytest.raises(StateRefused, match="run r1 has namespace"):
+        start(place, tmp_path, side="secondary", destination=place.queues[0])
+    archive = job.open()
+    archive.write_json(WRITE_FILE, {**archive.read_json(WRITE_FILE), "version": 2})
+    with pytest.raises(StateRefused, match="run r1 has version 2, not 1"):
+        start(place, tmp_path)
+
+
+def test_a_run_that_is_still_going_is_refused(place: World, tmp_path: Path) -> None:
+    job = start(place, tmp_path)
+
+    async def hold() -> None:
+        async with TaskClaim(job, TaskPlace(0), "a").kept() as claim:
+            with pytest.raises(LeaseHeld, match="run r1 is still going"):
+                await asyncio.to_thread(start, place, tmp_path)
+            with pytest.raises(LeaseHeld, match="another attempt"):
+                async with TaskClaim(job, TaskPlace(0), "b").kept():
+                    pass
+            claim.check()
+
+    asyncio.run(hold())
+    start(place, tmp_path)
+
+
+def test_a_task_of_a_run_that_was_taken_over_sends_nothing(place: World, tmp_path: Path) -> None:
+    job = start(place, tmp_path)
+    later = start(place, tmp_path)
+    write(later, numbered([1]))
+    with pytest.raises(LeaseLost, match=f"job {later.job} has taken over this run"):
+        write(job, numbered([2]))
+    assert place.ids() == ["m1"]
+
+
+def test_a_claim_that_is_silent_is_waited_for(place: World, tmp_path: Path) -> None:
+    archive = start(place, tmp_path).open()
+    archive.write_line("claims/batch/dead.0/claim.json", {"number": 1})
+    wait_silent(archive, "claims", "never", seconds=0.5)
+
+
+def test_refused_messages_fail_the_job_unless_kept(place: World, tmp_path: Path) -> None:
+    rows = numbered(range(3))
+    large = rows.set_column(1, "body", pa.array([b"a", b"b" * 2_000_000, b"c"]))
+    with pytest.raises(ServiceRefused, match=r"1 of 3 messages were refused, and all others sent"):
+        write(start(place, tmp_path), large)
+    receipt = write(start(place, tmp_path, refused="quarantine"), large)
+    assert (receipt["acknowledged_before"], receipt["refused"], receipt["balanced"]) == (2, 1, True)
+    assert sorted(place.ids()) == ["m0", "m2"]
+    archive = start(place, tmp_path).open()
+    [row] = archive.read_table(archive.files(QUARANTINE)[-1]).to_pylist()
+    assert (row["message_id"], row["message"].count(b"b") >= 2_000_000) == ("m1", True)
+
+
+def test_a_ledger_without_some_files_fails_the_commit(place: World, tmp_path: Path) -> None:
+    job = start(place, tmp_path)
+    counts = write_partition(job, iter([numbered(range(10))]))
+    archive = job.open()
+    for path in archive.files(LEDGER):
+        archive.remove(path)
+    with pytest.raises(StateRefused, match="the ledger has 0 messages of this job"):
+        commit_job(job, [counts])
+
+
+def test_a_finished_task_leaves_no_record_of_held_messages(place: World, tmp_path: Path) -> None:
+    job = start(place, tmp_path)
+    receipt = write(job, numbered(range(10)))
+    assert (job.open().files(HELD), receipt["doubtful_total"]) == ([], 0)
+    assert job.open().sizes("claims") == {}
+
+
+SECRET = "Endpoint=sb://x.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=c2VjcmV0"
+BAD_OPTIONS: dict[str, dict[str, str]] = {
+    "option namespace holds a secret": {"namespace": SECRET},
+    "option connection_string holds a secret": {"connection_string": "x"},
+    "option destinatoin is unknown": {"destinatoin": "orders"},
+    "option ledger is empty": {"ledger": " "},
+    "option refused: expected fail or quarantine, got 'no'": {"refused": "no"},
+    "option run: 'a/b' is not the name of a run": {"run": "a/b"},
+    "option side: expected primary or secondary, got 'left'": {"side": "left"},
+    "options namespace and pair exclude each other": {"namespace": "n", "pair": "p"},
+    "namespace 'nowhere' does not exist": {"namespace": "nowhere"},
+    "option destination: there is no queue or topic 'nowhere' in contoso": {"destination": "nowhere"},
+    "option destination: 'a b' is not a valid path": {"destination": "a b"},
+}
+
+
+@pytest.mark.parametrize("message", BAD_OPTIONS)
+def test_a_wrong_option_is_refused_before_the_first_message(message: str, place: World, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        start(place, tmp_path, **BAD_OPTIONS[message])
+    assert refused.value.message.startswith(message)
+    assert refused.value.hint
+    assert "c2VjcmV0" not in refused.value.message + refused.value.hint
+
+
+def test_a_destination_is_given_once() -> None:
+    for columns, destination in (({"body": TEXT}, None), ({"body": TEXT, "destination": TEXT}, "orders")):
+        with pytest.raises(UsageError, match="destination: "):
+            check_schema(schema_of(columns), destination)
+
+
+def test_a_resumable_run_needs_ids_and_a_stream_needs_a_run(place: World, tmp_path: Path) -> None:
+    options = {"destination": "orders", "ledger": str(tmp_path)}
+    with pytest.raises(UsageError, match="run r1: a run that may be resumed needs a column id or message_id"):
+        start_job({**options, "run": "r1"}, schema_of({"body": TEXT}), environment_of(place), stream=False)
+    with pytest.raises(UsageError, match="option run: missing, and a stream needs it"):
+        start_job(options, schema_of({"body": TEXT}), environment_of(place), stream=True)
+
+
+def test_no_file_of_a_run_has_the_key(place: World, tmp_path: Path) -> None:
+    write(start(place, tmp_path), numbered(range(3)))
+    keys = {place.environment[name].partition("SharedAccessKey=")[2].partition(";")[0] for name in VARIABLES}
+    files = [path.read_bytes() for path in (tmp_path / "ledger").rglob("*") if path.is_file()]
+    assert files
+    assert not [key for key in keys for content in files if key.encode() in content]
