@@ -138,6 +138,7 @@ class ListenerSide:
         self.endpoint = endpoint
         self.tasks = tasks
         self.is_up = False
+        self.is_connecting = False
         self.contacted = asyncio.Event()
         """Set after the first attempt."""
 
@@ -206,12 +207,15 @@ class ListenerSide:
             token = await self._tokens.get()
             headers = {TOKEN_HEADER: token.value}
             url = self.endpoint.listen_url(self._id)
+            self.is_connecting = True
             socket = await open_frames(url, self.endpoint, self._clock, headers, is_control=True)
         except SbpairError as error:
             return error
         except Exception as error:
             log.exception("a relay listener could not connect")
             return Unreachable(f"{self.endpoint}: unexpected {type(error).__name__}")
+        finally:
+            self.is_connecting = False
         channel = self._channel = ControlChannel(self, socket)
         self.is_up, self._last_reason = True, ""
         self._report(RelaySideUp(self.endpoint.path, self.side))

@@ -116,6 +116,9 @@ class AsyncRelayListener:
         """Take no more requests, and finish accepted ones and open WebSockets within `seconds`. Others are reported."""
         self.is_closed = True
         await asyncio.gather(*(each.stop() for each in self._sides.values()), return_exceptions=True)
+        for side, run in zip(self._sides.values(), self._runs, strict=True):
+            if side.is_connecting:
+                run.cancel()
         if self._runs:
             await asyncio.wait(self._runs, timeout=STOP_SECONDS)
         for run in self._runs:

@@ -13,8 +13,8 @@ from sbpair.errors import BothFailed, UsageError
 from sbpair.model.pair import SasKey, SasToken
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.events import RelaySideDown
-from sbpair.relay.relay_endpoint import RelayPair
-from sbpair.relay.relay_listener import AsyncRelayListener
+from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
+from sbpair.relay.relay_listener import STOP_SECONDS, AsyncRelayListener
 from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign
 from tests.kit.waiting import until
@@ -210,6 +210,27 @@ async def test_close_finishes_accepted_requests_and_takes_no_more(bench: RelayPa
     assert listener.up_sides == ()
     with pytest.raises(UsageError):
         await listener.start()
+
+
+async def test_close_does_not_wait_for_a_side_that_does_not_answer(bench: RelayPairBench) -> None:
+    accepted = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    primary = RelayEndpoint(f"127.0.0.1:{port}", "a", SasKey("a", "Yg=="), tls=False)
+    async with server:
+        listener = AsyncRelayListener(RelayPair(primary, bench.pair.secondary), bench.echo, clock=bench.clock)
+        starting = asyncio.create_task(listener.start())
+        await accepted.wait()
+        await until(lambda: listener.up_sides == ("secondary",))
+        async with asyncio.timeout(STOP_SECONDS / 2):
+            await listener.close()
+            await starting
 
 
 async def test_close_reports_the_requests_that_take_too_long(bench: RelayPairBench) -> None:

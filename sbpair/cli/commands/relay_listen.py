@@ -129,11 +129,12 @@ class RequestBoard:
     def on_event(self, event: Any) -> None:
         """Note an event of the listener, and print it unless the table shows it."""
         from sbpair.relay.events import RelayAnswerLost, RelayRequestFailed, RelaySideDown, RelaySideUp
+        from sbpair.relay.relay_decisions import TRACKING
 
         if isinstance(event, RelaySideUp):
             self._sides[event.side], self._reasons[event.side] = "up", ""
         elif isinstance(event, RelaySideDown):
-            self._sides[event.side], self._reasons[event.side] = "down", event.reason
+            self._sides[event.side], self._reasons[event.side] = "down", event.reason.partition(TRACKING)[0].rstrip()
         elif isinstance(event, RelayAnswerLost):
             self.lost += 1
         if self._drawing is not None:
