@@ -73,25 +73,31 @@ class Handshake:
         """Answer the handshake, and take the connection over from the HTTP server."""
         if subprotocol:
             self._response.headers[_PROTOCOL_HEADER] = subprotocol
-        transport = take_over(self.request)
+        transport, early = take_over(self.request)
         self._protocol.writes.append(self._response.serialize())
         connection = FrameConnection(self._protocol, transport, user)
         transport.set_protocol(connection)
+        if early:
+            # Before anything that is read from now on.
+            asyncio.get_running_loop().call_soon(connection.data_received, early)
+        transport.resume_reading()
         return connection
 
 
-def take_over(request: web.BaseRequest) -> asyncio.Transport:
-    """Return the transport of a request; the HTTP server forgets it, as if the connection was lost.
+def take_over(request: web.BaseRequest) -> tuple[asyncio.Transport, bytes]:
+    """Return the transport of a request, and what came after its head.
 
-    Raises ConnectionResetError if it was lost.
+    The HTTP server forgets the connection, as if it was lost. Raises ConnectionResetError if it was lost.
     """
     http = request.protocol
     if http.transport is None:
         raise ConnectionResetError
     transport = http.transport
+    # aiohttp keeps it for upgrades of its own.
+    early: bytes = getattr(http, "_message_tail", b"")
     http.transport = None
     http.connection_lost(None)
-    return transport
+    return transport, early
 
 
 class LostTransport(asyncio.Transport):
