@@ -222,6 +222,22 @@ async def test_a_sender_that_closes_its_half_gets_no_other_answer(bench: RelayBe
     assert await (await asking).read() == b"own"
 
 
+async def test_a_sender_that_stops_in_its_body_is_cut_off(bench: RelayBench) -> None:
+    listener = await bench.listen()
+    async with Bystander(bench), raw(bench) as sender:
+        head = f"POST /{PATH} HTTP/1.1\r\nHost: x\r\nServiceBusAuthorization: {bench.token()}\r\n"
+        sender.writer.write(f"{head}Content-Length: 100\r\nExpect: 100-continue\r\n\r\nabc".encode())
+        assert (await sender.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        bench.advance(59)
+        bench.advance(1)
+        assert await sender.reader.read() == b""
+    asking = asyncio.create_task(bench.request().__aenter__())
+    request, body = await listener.request()
+    assert body == b""
+    await listener.answer(request["id"])
+    assert (await asking).status == 200
+
+
 # Frames
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import resource
@@ -14,6 +15,7 @@ import pytest
 from aiohttp import WSMsgType
 from websockets.asyncio.client import connect
 
+from sbpair.emulator.relay.relayed_request import RelayedRequest
 from tests.emulator.relay_peers import RelayBench, open_bench
 from tests.kit.async_tests import InLoop
 from tests.kit.waiting import until
@@ -149,6 +151,18 @@ async def test_a_listener_that_does_not_read_holds_the_sender_back(bench: RelayB
         await meeting.send(response_to(request, has_body=False))
     assert (await asking).status == 200
     assert received == sent
+
+
+async def test_requests_that_were_answered_are_forgotten(bench: RelayBench) -> None:
+    """Their deadlines stay among the timers of the emulator for a minute."""
+    listener = await bench.listen()
+    for _ in range(3):
+        asking = asyncio.create_task(bench.request("POST", data=b"x").__aenter__())
+        request, _ = await listener.request()
+        await listener.answer(request["id"], 200, b"x")
+        assert await (await asking).read() == b"x"
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is RelayedRequest]
 
 
 @pytest.mark.slow

@@ -100,6 +100,12 @@ def take_over(request: web.BaseRequest) -> tuple[asyncio.Transport, bytes]:
     return transport, early
 
 
+def cut_off(request: web.BaseRequest) -> None:
+    """End the connection of a request without an answer."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
 class LostTransport(asyncio.Transport):
     """The transport of a connection that was lost: nothing has an effect.
 

@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.relay import relay_refusals as refusals
-from sbpair.emulator.relay.frame_connection import Handshake
+from sbpair.emulator.relay.frame_connection import Handshake, cut_off
 from sbpair.emulator.relay.listener_channel import MAX_CONTROL_MESSAGE, ListenerAddress, ListenerChannel
 from sbpair.emulator.relay.relay_messages import joined_headers
 from sbpair.emulator.relay.relay_target import RelayTarget, is_websocket_path, read_target
@@ -72,8 +72,7 @@ class RelayGateway:
         except RejectedByListener as rejection:
             return web.Response(status=rejection.status, reason=rejection.reason)
         except EndpointSilent:
-            if request.transport is not None:
-                request.transport.abort()
+            cut_off(request)
             return web.Response(status=503)
         except (ConnectionError, asyncio.IncompleteReadError, web.RequestPayloadError):
             # The sender's connection is lost: the answer reaches nobody.
@@ -171,7 +170,7 @@ class RelayGateway:
             raise refusals.url_invalid("A request with an upgrade is possible below /$hc/ only.")
         self._choose(request, entity)
         header_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
-        body = await read_inline(request, header_bytes + len(request.raw_path))
+        body = await read_inline(self._namespace, request, header_bytes + len(request.raw_path))
         # The listener may have left while the body was read.
         channel = self._choose(request, entity)
         identity = f"{uuid.uuid4()}_G0"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 from websockets.frames import Opcode
 
+from sbpair.emulator.relay.frame_connection import cut_off
 from sbpair.emulator.relay.relay_deadline import RelayDeadline
 from sbpair.emulator.relay.relay_messages import (
     NOT_RELAYED,
@@ -194,14 +195,13 @@ class RelayedRequest:
 
     def break_off(self) -> None:
         """End the sender's connection without an answer."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
+        cut_off(self._request)
         self.fail(not_answered())
 
     def _on_deadline(self) -> None:
-        if self._answer.done() and self._request.transport is not None:
+        if self._answer.done():
             # The sender may be the one that is silent: it does not read.
-            self._request.transport.abort()
+            cut_off(self._request)
         self.fail(not_answered())
 
     # To the sender
@@ -228,8 +228,7 @@ class RelayedRequest:
                 await self._write(response, body)
             except RelayRefused:
                 # The answer has begun: only a broken connection tells the sender that it is not complete.
-                if self._request.transport is not None:
-                    self._request.transport.abort()
+                cut_off(self._request)
         elif has_body:
             await response.write_eof()
         return response
@@ -303,14 +302,23 @@ class Rendezvous:
         """Do nothing: `drain` waits for it."""
 
 
-async def read_inline(request: web.BaseRequest, header_bytes: int) -> bytes | None:
-    """Return the body of a request that is small enough for the control channel, or None."""
+async def read_inline(namespace: Namespace, request: web.BaseRequest, header_bytes: int) -> bytes | None:
+    """Return the body of a request that is small enough for the control channel, or None.
+
+    A sender that stops in the middle of it loses its connection when the time for a response is over.
+    """
     await _continue(request)
     length, content = request.content_length, request.content
     if not request.body_exists:
         return b""
     if length is not None:
-        return await content.readexactly(length) if header_bytes + length <= MAX_INLINE else None
+        if header_bytes + length > MAX_INLINE:
+            return None
+        deadline = RelayDeadline(namespace, RESPONSE_MS, lambda: cut_off(request))
+        try:
+            return await content.readexactly(length)
+        finally:
+            deadline.cancel()
     # Chunked: small enough if all of it is there already.
     return content.read_nowait() if content.is_eof() and content.total_bytes + header_bytes <= MAX_INLINE else None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from sbpair.emulator.relay.frame_connection import ABNORMAL, FrameConnection, Handshake
+from sbpair.emulator.relay.frame_connection import ABNORMAL, FrameConnection, Handshake, cut_off
 from sbpair.emulator.relay.relay_deadline import RelayDeadline
 from sbpair.emulator.relay.relay_refusals import RelayRefused, address_expired, not_accepted, one_line, url_invalid
 
@@ -81,8 +81,7 @@ class OfferedSocket:
 
     def break_off(self) -> None:
         """End the sender's connection without an answer."""
-        if self._handshake.request.transport is not None:
-            self._handshake.request.transport.abort()
+        cut_off(self._handshake.request)
         self.fail(not_accepted())
 
     def meet(self, request: web.BaseRequest, target: RelayTarget) -> web.Response:
