@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FROM_ENVIRONMENT = "default"
 """The relay whose sides SBPAIR_RELAY_PRIMARY_… and SBPAIR_RELAY_SECONDARY_… set. They change no other one."""
 
+VARIABLES = "SBPAIR_RELAY_PRIMARY_CONNECTION_STRING and SBPAIR_RELAY_SECONDARY_CONNECTION_STRING"
+
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
@@ -61,14 +63,15 @@ def load_relay_settings(name: str | None, flags: Flags, environ: Environment) ->
             )
         near = difflib.get_close_matches(wanted, names, 1)
         known = f"there are: {', '.join(names)}" if names else f"add [relays.{wanted}.primary] to {path}"
+        if not names and wanted == FROM_ENVIRONMENT:
+            known += f", or set {VARIABLES}"
         raise UsageError(f"relay {wanted!r} does not exist", hint=f"did you mean {near[0]}?" if near else known)
     if not wanted and len(names) != 1:
         if names:
             raise UsageError("several relays are configured", hint=f"choose one: {' | '.join(names)}")
         raise UsageError(
             "no relay is configured",
-            hint=f"add [relays.NAME.primary] and [relays.NAME.secondary] to {path}, or set"
-            " SBPAIR_RELAY_PRIMARY_CONNECTION_STRING and SBPAIR_RELAY_SECONDARY_CONNECTION_STRING",
+            hint=f"add [relays.NAME.primary] and [relays.NAME.secondary] to {path}, or set {VARIABLES}",
         )
     chosen = wanted or names[0]
     tables = read_relays(path)

@@ -137,3 +137,11 @@ def test_hybrid_connections_are_listed_with_their_connection_strings() -> None:
     assert [each.rpartition(";")[2] for each in second["hybrid_connections"]] == ["EntityPath=both"]
     with emulator("-o", "json") as (_, line):
         assert "hybrid_connections" not in line
+
+
+def test_the_relay_commands_use_what_the_emulator_prints() -> None:
+    with emulator("--relay", "service") as (process, _first):
+        environ = exports(process, 6)
+        code, out = finished("relay", "status", "-o", "json", **environ)
+    # It has no listeners, which is a finding.
+    assert (code, [each["listeners"] for each in json.loads(out)["sides"]]) == (6, [0, 0])

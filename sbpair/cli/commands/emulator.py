@@ -193,9 +193,17 @@ def _show(screen: Screen, ready: "Ready", *, vendor: bool) -> None:
             screen.write(f"# {each.name}, relay: {connection_string}")
     if ready.ca_file:
         screen.write(f"# CA file: {ready.ca_file}")
-    for side, each in zip(("PRIMARY", "SECONDARY"), ready.namespaces, strict=False):
-        screen.write(f"export SBPAIR_{side}_NAME={shlex.quote(each.name)}")
-        screen.write(f"export SBPAIR_{side}_CONNECTION_STRING={shlex.quote(each.connection_string)}")
-    for name, value in {**ready.identity.environment, **ANY_GROUP}.items() if ready.identity else ():
+    for name, value in _variables(ready).items():
         screen.write(f"export {name}={shlex.quote(value)}")
     screen.say("ready; Ctrl-C stops it")
+
+
+def _variables(ready: "Ready") -> dict[str, str]:
+    """Return the variables by which the other commands use the emulator. Of several relays, they name the first."""
+    found = {}
+    for side, each in zip(("PRIMARY", "SECONDARY"), ready.namespaces, strict=False):
+        found[f"SBPAIR_{side}_NAME"] = each.name
+        found[f"SBPAIR_{side}_CONNECTION_STRING"] = each.connection_string
+        for connection_string in each.hybrid_connections[:1]:
+            found[f"SBPAIR_RELAY_{side}_CONNECTION_STRING"] = connection_string
+    return found | ({**ready.identity.environment, **ANY_GROUP} if ready.identity else {})
