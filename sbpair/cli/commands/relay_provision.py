@@ -1,6 +1,5 @@
 """`sbpair relay provision`: creates the hybrid connections of a relay by Resource Manager, and reports drift."""
 
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,13 +7,13 @@ from typing import TYPE_CHECKING
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import relays
 from sbpair.cli.options.common import CONFIG, argument, flag, option
-from sbpair.cli.options.values import selected_relay
+from sbpair.cli.options.values import resource_group_of, selected_relay
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
-from sbpair.errors import ExitCode, SbpairError, UsageError
-from sbpair.model.pair import ResourceGroup
+from sbpair.errors import ExitCode, SbpairError
 
 if TYPE_CHECKING:
+    from sbpair.model.pair import ResourceGroup
     from sbpair.relay.relay_settings import ConfiguredRelay
 
 SCHEMA = "sbpair/relay-provision/1"
@@ -53,7 +52,7 @@ def provision(
 
     Exit codes: 3 one differs, with --strict; 5 access denied; 6 unreachable; 7 azure-mgmt-relay is not installed
     """
-    group = _group(subscription, resource_group)
+    group = resource_group_of("relay provision", subscription, resource_group)
     relay = selected_relay(name, config, screen)
     found = run(_provision(relay, group, dry_run=dry_run))
     sides = [
@@ -83,26 +82,13 @@ def provision(
     return ExitCode.PARTIAL_OR_FINDINGS if strict and drifted else ExitCode.DONE
 
 
-def _group(subscription: str | None, resource_group: str | None) -> ResourceGroup:
-    """Return where Resource Manager finds the namespaces. Raises UsageError."""
-    found = []
-    for name, given, variable in (
-        ("--subscription", subscription, "AZURE_SUBSCRIPTION_ID"),
-        ("--resource-group", resource_group, "AZURE_RESOURCE_GROUP"),
-    ):
-        found.append((os.environ.get(variable) if given is None else given) or "")
-        if not found[-1]:
-            raise UsageError(f"relay provision needs {name}", hint=f"give it, or set {variable}")
-    return ResourceGroup(*found)
-
-
 def _note(side: ProvisionedSide) -> str:
     if side.error is not None:
         return side.error.message
     return "; ".join(f"{name} is {actual}, expected {expected}" for name, expected, actual in side.differences)
 
 
-async def _provision(relay: "ConfiguredRelay", group: ResourceGroup, *, dry_run: bool) -> list[ProvisionedSide]:
+async def _provision(relay: "ConfiguredRelay", group: "ResourceGroup", *, dry_run: bool) -> list[ProvisionedSide]:
     """Provision one side after the other: an error of one does not keep the other from being tried."""
     from sbpair.azure.relay_arm import HybridDescription, open_relay_arm
 

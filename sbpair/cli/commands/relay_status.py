@@ -1,18 +1,17 @@
 """`sbpair relay status`: the listeners of both sides, with --watch again and again."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import relays
 from sbpair.cli.logs import utc
-from sbpair.cli.options.common import CONFIG, Output, argument, flag, option
-from sbpair.cli.options.values import positive_seconds_of, seconds_of, selected_relay
-from sbpair.cli.render.screen import Redrawing, Screen, rounded, spoken
+from sbpair.cli.options.common import CONFIG, argument, flag, option
+from sbpair.cli.options.values import seconds_of, selected_relay
+from sbpair.cli.progress.watching import watch_interval, watch_readings
+from sbpair.cli.render.screen import Screen, rounded
 from sbpair.cli.render.table import columns
-from sbpair.errors import AccessError, ExitCode, Unavailable, UsageError
+from sbpair.errors import AccessError, ExitCode, Unavailable
 
 if TYPE_CHECKING:
     from sbpair.relay.listener_counts import SideListeners
@@ -45,11 +44,7 @@ def status(
     --watch exits 0 after Ctrl-C
     """
     seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
-    for option_name, given, wanted in (("--interval", interval, watch), ("--fail-on", fail_on, not watch)):
-        if given is not None and not wanted:
-            reason = "goes with --watch only" if option_name == "--interval" else "and --watch exclude each other"
-            raise UsageError(f"{option_name} {reason}", hint="leave it out")
-    every = positive_seconds_of("--interval", interval or "5s", limit=86_400)
+    every = watch_interval(interval, fail_on, watch=watch)
     relay = selected_relay(name, config, screen)
     from sbpair.relay.listener_counts import read_listeners
 
@@ -57,7 +52,15 @@ def status(
         return await read_listeners(relay, seconds)
 
     if watch:
-        return _watch(screen, read, relay.name, every)
+        return watch_readings(
+            screen,
+            SCHEMA,
+            every,
+            read,
+            table=_table,
+            show_line=lambda found: screen.write(_line(found)),
+            document=lambda found: _document(relay.name, found),
+        )
     found = run(read())
     screen.result(SCHEMA, _document(relay.name, found), _table(found))
     screen.hints(each.error for each in found if each.error)
@@ -109,27 +112,3 @@ def _table(found: "list[SideListeners]") -> list[str]:
 def _line(found: "list[SideListeners]") -> str:
     sides = ", ".join(f"{each.side} {'?' if each.listeners is None else each.listeners}" for each in found)
     return f"{utc(None)} listeners: {sides}"
-
-
-def _watch(screen: Screen, read: "Callable[[], Awaitable[list[SideListeners]]]", name: str, every: float) -> int:
-    drawing = Redrawing(screen) if screen.output is Output.TABLE and screen.redrawable else None
-    if drawing is not None:
-        drawing.draw([], "first reading - Ctrl-C to stop")
-
-    async def main() -> None:
-        while True:
-            found = await read()
-            if drawing is not None:
-                drawing.draw(_table(found), f"{utc(None)}, every {spoken(every)} - Ctrl-C to stop")
-            elif screen.output is Output.TABLE:
-                screen.write(_line(found))
-            else:
-                screen.json_line(SCHEMA, _document(name, found))
-            await asyncio.sleep(every)
-
-    try:
-        run(main())
-    except KeyboardInterrupt:
-        if drawing is not None:
-            screen.write("")
-    return ExitCode.DONE

@@ -1,19 +1,18 @@
 """`sbpair status`: runs `sbpair.status` and prints the result, with --watch again and again."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import status_findings
-from sbpair.cli.logs import utc
 from sbpair.cli.options import values
-from sbpair.cli.options.common import COUNT, Output, PairSelection, argument, flag, option
+from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, option
+from sbpair.cli.progress.watching import watch_interval, watch_readings
 from sbpair.cli.render import status as render
-from sbpair.cli.render.screen import Redrawing, Screen, spoken
+from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import wrapped
-from sbpair.errors import ExitCode, UsageError
+from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
     from sbpair.status import Status
@@ -56,11 +55,7 @@ def command(
     --fail-on; 5 access denied, also by a proxy; 2 a wrong setting. --watch exits 0 after Ctrl-C
     """
     seconds = values.seconds_of("--timeout", timeout, minimum=1, limit=600)
-    for name, given, wanted in (("--interval", interval, watch), ("--fail-on", fail_on, not watch)):
-        if given is not None and not wanted:
-            reason = "goes with --watch only" if name == "--interval" else "and --watch exclude each other"
-            raise UsageError(f"{name} {reason}", hint="leave it out")
-    every = values.positive_seconds_of("--interval", interval or "5s", limit=86_400)
+    every = watch_interval(interval, fail_on, watch=watch)
     pair = values.selected_pair(connection, screen, count=count)
     names = values.entity_names(entities or ())
     from sbpair import status
@@ -88,32 +83,16 @@ def command(
 
 def _watch(screen: Screen, read: "Callable[[], Awaitable[Status]]", every: float) -> int:
     """Show the status at intervals, until a signal."""
-    drawing = Redrawing(screen) if screen.output is Output.TABLE and screen.redrawable else None
     warned: set[tuple[str, str]] = set()
-    if drawing is not None:
-        drawing.draw([], "first reading - Ctrl-C to stop")
 
-    def show(found: "Status") -> None:
-        if drawing is not None:
-            skipped = [part for name, reason in found.unseen for part in wrapped(f"skipped {name}: {reason}")]
-            foot = f"{utc(None)}, every {spoken(every)} - Ctrl-C to stop"
-            drawing.draw([*render.table(found), *skipped], foot)
-        elif screen.output is Output.TABLE:
-            screen.write(render.line(found))
-            for name, reason in set(found.unseen) - warned:
-                screen.warn(f"skipped {name}: {reason}")
-            warned.update(found.unseen)
-        else:
-            screen.json_line(SCHEMA, render.document(found))
+    def table(found: "Status") -> list[str]:
+        skipped = [part for name, reason in found.unseen for part in wrapped(f"skipped {name}: {reason}")]
+        return [*render.table(found), *skipped]
 
-    async def main() -> None:
-        while True:
-            show(await read())
-            await asyncio.sleep(every)
+    def show_line(found: "Status") -> None:
+        screen.write(render.line(found))
+        for name, reason in set(found.unseen) - warned:
+            screen.warn(f"skipped {name}: {reason}")
+        warned.update(found.unseen)
 
-    try:
-        run(main())
-    except KeyboardInterrupt:
-        if drawing is not None:
-            screen.write("")
-    return ExitCode.DONE
+    return watch_readings(screen, SCHEMA, every, read, table=table, show_line=show_line, document=render.document)

@@ -153,17 +153,25 @@ class Management:
 
 def group_of(management: Management) -> ResourceGroup | None:
     """Return where Resource Manager finds the namespaces; None for `--via atom`. Raises UsageError."""
+    if management.via == "arm":
+        return resource_group_of("--via arm", management.subscription, management.resource_group)
+    for name, given in (("--subscription", management.subscription), ("--resource-group", management.resource_group)):
+        if given is not None:
+            raise UsageError(f"{name} is for Azure Resource Manager", hint="add --via arm, or leave it out")
+    return None
+
+
+def resource_group_of(needs_it: str, subscription: str | None, resource_group: str | None) -> ResourceGroup:
+    """Return the resource group of these options, or else of the environment. Raises UsageError."""
     found = []
     for name, given, variable in (
-        ("--subscription", management.subscription, "AZURE_SUBSCRIPTION_ID"),
-        ("--resource-group", management.resource_group, "AZURE_RESOURCE_GROUP"),
+        ("--subscription", subscription, "AZURE_SUBSCRIPTION_ID"),
+        ("--resource-group", resource_group, "AZURE_RESOURCE_GROUP"),
     ):
-        if management.via == "atom" and given is not None:
-            raise UsageError(f"{name} is for Azure Resource Manager", hint="add --via arm, or leave it out")
         found.append((os.environ.get(variable) if given is None else given) or "")
-        if management.via == "arm" and not found[-1]:
-            raise UsageError(f"--via arm needs {name}", hint=f"give it, or set {variable}")
-    return ResourceGroup(*found) if management.via == "arm" else None
+        if not found[-1]:
+            raise UsageError(f"{needs_it} needs {name}", hint=f"give it, or set {variable}")
+    return ResourceGroup(*found)
 
 
 def findings_of(text: str, known: "Collection[AuditFinding]") -> "frozenset[AuditFinding]":
