@@ -89,7 +89,7 @@ class Intake:
         return max(0, min(limit, max(1, bytes_left // (held.largest or ASSUMED_BYTES))))
 
     def accept(self, messages: Sequence[ReceivedMessage]) -> None:
-        if (self._context.chosen is not None or self._settlement.skipped.numbers) and not (
+        if (self._context.chosen is not None or self._settlement.skipped.times) and not (
             messages := self._without_skipped(messages)
         ):
             return
@@ -113,16 +113,17 @@ class Intake:
 
     def _without_skipped(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
         """Skip messages that are not chosen or were skipped before, and return the others."""
-        settlement, known = self._settlement, self._settlement.skipped.numbers
+        settlement, known = self._settlement, self._settlement.skipped.times
         if isinstance(messages, UndecodedMessages):
-            if self._context.chosen is not None and known.isdisjoint(messages.numbers.sequence_numbers):
+            if self._context.chosen is not None and known.keys().isdisjoint(messages.numbers.sequence_numbers):
                 return self._without_undecoded(messages, self._context.chosen)
             messages = messages.decoded()
-        if known and not known.isdisjoint(map(get_number, messages)):
-            again = [each for each in messages if each.facts.sequence_number in known]
+        if known and not known.keys().isdisjoint(map(get_number, messages)):
+            is_known = [known.get(each.facts.sequence_number) == each.facts.enqueued_at for each in messages]
+            again = list(compress(messages, is_known))
             settlement.skipped.add(again)
             settlement.spend("received", again)
-            messages = [each for each in messages if each.facts.sequence_number not in known]
+            messages = list(compress(messages, map(not_, is_known)))
         if self._context.chosen is None or not messages:
             return messages
         return self._choose(messages, self._context.chosen(messages, self._service_ms()))

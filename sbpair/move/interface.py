@@ -30,12 +30,13 @@ class ReceivedMessage(Protocol):
 
 @dataclass(slots=True, eq=False)
 class KeptMessage:
-    """All that is kept of a message that stays in its source: its sequence number, and its lock.
+    """All that is kept of a message that stays in its source: its sequence number, its time, and its lock.
 
-    `delivery` is the engine's. `lock_until` is as in ReceivedMessage.
+    `delivery` is the engine's. `enqueued_at` is as in Facts, `lock_until` as in ReceivedMessage.
     """
 
     number: int
+    enqueued_at: int
     lock_until: float
     delivery: Any
 

@@ -106,7 +106,7 @@ class Mover:
 
     def own_numbers(self) -> set[int]:
         """Return the sequence numbers of held and of skipped messages, also of skipped ones whose lock is lost."""
-        return {message.facts.sequence_number for message in self._settlement.held} | self._skipped.numbers
+        return {message.facts.sequence_number for message in self._settlement.held} | self._skipped.times.keys()
 
     def waiting(self) -> dict[str, int]:
         """Return how many messages wait, by destination that backs off."""

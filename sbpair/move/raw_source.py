@@ -259,7 +259,8 @@ class RawSource:
         mine = cast("Sequence[RawReceivedMessage]", messages)
         # Bytes that are not a message have no number.
         numbers = [each.facts.sequence_number or -int.from_bytes(each.delivery.tag) for each in mine]
-        return list(map(KeptMessage, numbers, map(get_lock_until, mine), map(_delivery_of, mine)))
+        times = [each.facts.enqueued_at for each in mine]
+        return list(map(KeptMessage, numbers, times, map(get_lock_until, mine), map(_delivery_of, mine)))
 
     async def release_kept(self, messages: Sequence[KeptMessage]) -> int:
         """Unlock messages, with their delivery count unchanged. Return how many failed."""

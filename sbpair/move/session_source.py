@@ -149,7 +149,7 @@ class ParkedSessions(SkippedMessages):
     def skipped_in(self, session: SessionSource) -> SkippedMessages:
         """Return the skipped messages of a session that is moved next: those that were skipped before are known."""
         skipped = SkippedMessages(session)
-        skipped.numbers = self.numbers
+        skipped.times = self.times
         return skipped
 
     def park(self, session: SessionSource, skipped: SkippedMessages) -> None:

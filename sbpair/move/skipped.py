@@ -23,20 +23,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _number_of: Callable[[KeptMessage], int] = attrgetter("number")
+_time_of: Callable[[KeptMessage], int] = attrgetter("enqueued_at")
 
 DEFAULT_MAX_SKIPPED = 100_000
 RENEWED_TOGETHER = 100
 
 
 class SkippedMessages:
-    """Those of one queue. `numbers` are the sequence numbers of all, also of those whose locks were lost.
+    """Those of one queue. `times` are when all were enqueued, by sequence number, also of those whose locks were lost.
 
+    A queue that is deleted and created again has the same numbers, for other messages.
     `source` is the queue's current link; None for a source whose messages are never skipped.
     """
 
     def __init__(self, source: KeepingSource | None = None) -> None:
         self.source = source
-        self.numbers: set[int] = set()
+        self.times: dict[int, int] = {}
         self._kept: dict[int, KeptMessage] = {}
         self._renewals: deque[KeptMessage] = deque()  # the first lock to expire first
         self._added = asyncio.Event()
@@ -53,14 +55,14 @@ class SkippedMessages:
     def add_kept(self, kept: Sequence[KeptMessage]) -> None:
         numbers = list(map(_number_of, kept))
         self._kept.update(zip(numbers, kept, strict=True))
-        self.numbers.update(numbers)
+        self.times.update(zip(numbers, map(_time_of, kept), strict=True))
         self._renewals += kept
         self._added.set()
 
     def detach(self) -> SkippedMessages:
-        """Return all that are locked, to be released apart from those to come. Both have one set of numbers."""
+        """Return all that are locked, to be released apart from those to come. Both know the same times."""
         detached = SkippedMessages(self.source)
-        detached.numbers = self.numbers
+        detached.times = self.times
         detached._kept, self._kept = self._kept, {}
         self._renewals.clear()
         return detached

@@ -98,7 +98,8 @@ class UndecodedMessages(Sequence["ReceivedMessage"]):
 
     def keep(self, left: Sequence[bool]) -> list[KeptMessage]:
         """Return all that has to be kept of some messages until they are released."""
-        columns = (self.numbers.sequence_numbers, self._lock_ends, self._deliveries)
+        numbers = self.numbers
+        columns = (numbers.sequence_numbers, numbers.enqueued_at, self._lock_ends, self._deliveries)
         return list(map(KeptMessage, *(compress(each, left) for each in columns)))
 
     def views(self, now_ms: int) -> Iterator[FilteredMessage]:

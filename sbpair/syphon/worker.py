@@ -237,7 +237,7 @@ class QueueWorker:
     async def _move_sessions(self, connections: WorkerConnections, source: SessionsSource) -> None:
         """Move one session after the other, until none is left."""
         parked = ParkedSessions(source)
-        parked.numbers = self._skipped.numbers  # those of earlier connections, and from before a pause
+        parked.times = self._skipped.times  # those of earlier connections, and from before a pause
         renewing = asyncio.create_task(parked.keep_locked(self._plan.context), name=f"renew sessions of {self.queue}")
         try:
             idle = Mover(source, connections.primary, asyncio.TaskGroup(), self._plan.context, parked)

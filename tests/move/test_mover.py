@@ -119,7 +119,9 @@ class Memory:
         return []
 
     def keep(self, messages: Sequence[Any]) -> list[KeptMessage]:
-        return [KeptMessage(each.facts.sequence_number, each.lock_until, each) for each in messages]
+        return [
+            KeptMessage(each.facts.sequence_number, each.facts.enqueued_at, each.lock_until, each) for each in messages
+        ]
 
     async def release_kept(self, messages: Sequence[KeptMessage]) -> int:
         return len(await self.settled("release", [each.delivery for each in messages]))
