@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.drill.emulator_process import EmulatedOutages
+from sbpair.drill import relay_drill
+from sbpair.drill.drill_phases import Awaited
 from sbpair.drill.relay_drill import LARGE, DrillRequest, accounted, described, expected_answer, run_relay_drill
 from sbpair.errors import TimedOut
 from tests.kit.command import environment, untimed
@@ -38,10 +39,18 @@ def test_every_request_of_the_drill_is_accounted_for(here: Here) -> None:
     assert swaps[0].startswith("service-west: the secondary is active now")
 
 
+class Waiting(Awaited):
+    def __init__(self) -> None:
+        self.changed, self.max_phase_seconds = asyncio.Event(), 0.01
+
+
 async def test_an_outage_that_does_not_come_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EmulatedOutages, "stop_relay", lambda _self, _name: asyncio.sleep(0))
-    with pytest.raises(TimedOut, match="the drill waited 1 s for the secondary to be active"):
-        await run_relay_drill(rate=200, max_phase_seconds=1)
+    async def play(*_given: object) -> None:
+        await Waiting().until("the secondary to be active", lambda: False)
+
+    monkeypatch.setattr(relay_drill, "_play", play)
+    with pytest.raises(TimedOut, match=r"the drill waited 0\.01 s for the secondary to be active"):
+        await run_relay_drill()
 
 
 def request(outcome: Any, method: str = "POST", **own: Any) -> DrillRequest:
