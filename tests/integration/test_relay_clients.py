@@ -1,6 +1,7 @@
-"""The vendor's relay clients for JavaScript, hyco-ws and hyco-https, unmodified, against the emulator.
+"""The vendor's relay clients for JavaScript, hyco-ws and hyco-https, unmodified, against the emulator and each other.
 
-Their checks are in node/relay/checks.mjs. All run in one process of Node, and each is a test of its own here.
+Their checks are in node/relay/checks.mjs. All run in one process of Node, and each is a test of its own here. pair.mjs
+listens for sbpair's client, and sends to its listener.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sbpair.relay import RelayAnswer, RelayClient, RelayEndpoint, RelayListener, RelayPair
 from sbpair.testing import EmulatorOptions
 from tests.integration.node import install
 from tests.kit.running import Running
@@ -57,3 +61,99 @@ def outcomes(node: str, relay_modules: Path, request: pytest.FixtureRequest) -> 
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_relay_clients_for_javascript_find_a_relay(outcomes: dict[str, str | None], check: str) -> None:
     assert outcomes[check] is None, outcomes[check]
+
+
+class BothSides:
+    """Two namespaces with the endpoints of pair.mjs, and what it needs to reach them."""
+
+    def __init__(self, running: Running, node: str, modules: Path) -> None:
+        self.running = running
+        self.command = [node, str(HERE / "pair.mjs")]
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "MODULES": f"{modules}/",
+            "NODE_EXTRA_CA_CERTS": str(running.emulator.ready.ca_file),
+            "BASES": " ".join(f"wss://{each.authority}" for each in (running.namespace, running.other)),
+        }
+
+    def pair(self, path: str) -> RelayPair:
+        ca_file = self.running.emulator.ready.ca_file
+        return RelayPair(
+            *(
+                RelayEndpoint.from_connection_string(each.tls_connection_string, path, ca_file=ca_file)
+                for each in self.running.ready
+            )
+        )
+
+
+@pytest.fixture
+def both_sides(node: str, relay_modules: Path) -> Iterator[BothSides]:
+    with Running(options=EmulatorOptions(tls=True)) as running:
+        for namespace in (running.namespace, running.other):
+            for path in ("sockets", "requests"):
+                running.do(lambda path=path, found=namespace: found.hybrid_connections.create(path))
+        yield BothSides(running, node, relay_modules)
+
+
+def test_the_relay_client_finds_listeners_for_javascript_on_both_sides(both_sides: BothSides) -> None:
+    with subprocess.Popen(
+        [*both_sides.command, "listen"],
+        env=both_sides.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as listener:
+        try:
+            assert listener.stdout is not None
+            assert json.loads(listener.stdout.readline()) == "listening"
+            with RelayClient(both_sides.pair("requests"), first="primary") as client:
+                echoes(client, "primary")
+                both_sides.running.do(lambda: both_sides.running.emulator.faults.relay_no_listeners("contoso"))
+                echoes(client, "secondary")
+                assert client.active == "secondary"
+            with (
+                RelayClient(both_sides.pair("sockets"), first="secondary") as client,
+                client.connect("/x?y=1") as socket,
+            ):
+                for message in ("Grüße", b"\0" * 300_000):
+                    socket.send(message)
+                    assert socket.receive() == message
+        finally:
+            listener.communicate(timeout=RUN_SECONDS)
+
+
+def echoes(client: RelayClient, side: str) -> None:
+    for body in (b"", b"small", b"l" * 200_000):
+        with client.request("PUT", "/a%20b?x=1&&y", body=body) as response:
+            assert (response.status, response.side) == (201, side)
+            assert response.headers["X-Request"] == "PUT /requests/a%20b?x=1&&y"
+            assert response.read() == b"echo " + body
+
+
+def test_senders_for_javascript_reach_the_relay_listener_on_both_sides(both_sides: BothSides) -> None:
+    def handle(request: Any) -> RelayAnswer:
+        return RelayAnswer(200, {"X-Side": request.side}, request.read())
+
+    def serve(offer: Any) -> None:
+        assert offer.target == "/sockets/path?q=1"
+        with offer.accept() as socket:
+            for message in socket:
+                socket.send(message)
+
+    with (
+        RelayListener(both_sides.pair("requests"), handle),
+        RelayListener(both_sides.pair("sockets"), on_websocket=serve),
+    ):
+        ran = subprocess.run(
+            [*both_sides.command, "send"],
+            env=both_sides.environment,
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert found == [
+        each for side in ("primary", "secondary") for each in (True, True, [200, side, True], [200, side, True])
+    ]
