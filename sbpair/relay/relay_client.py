@@ -338,7 +338,7 @@ class AsyncRelayClient:
                     call.method,
                     URL(endpoint.request_url(call.suffix), encoded=True),
                     headers=headers,
-                    data=body if is_whole else _ProgressingBody(call.body, limit),
+                    data=body if is_whole else ProgressingBody(call.body, limit),
                     allow_redirects=False,
                     trace_request_ctx=mark,
                     **options,
@@ -410,10 +410,11 @@ class AsyncRelayClient:
         return headers, self._session, http_options(endpoint)
 
 
-class _ProgressingBody:
+class ProgressingBody:
     """The parts of a body, each of which postpones the time-out of its request.
 
-    aiohttp repeats a request whose idle connection was closed: each iteration begins anew, or fails.
+    aiohttp 3.10 repeats a request whose idle connection was closed, from the part of the body that it has come to. So
+    each iteration begins anew, or fails.
     """
 
     def __init__(self, body: RequestBody, limit: TimeLimit) -> None:
