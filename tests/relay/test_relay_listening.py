@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.errors import UsageError
+from sbpair.emulator.relay.hybrid_connection import AUDIENCES
+from sbpair.errors import InDoubt, UsageError
 from sbpair.model.pair import SasKey, SasToken
 from sbpair.relay.control_messages import RelayAnswer
-from sbpair.relay.events import RelaySideDown
+from sbpair.relay.events import RelaySideDown, RelayTokenNotRenewed
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from sbpair.relay.relay_listener import STOP_SECONDS, AsyncRelayListener
 from tests.kit.async_tests import InLoop
@@ -91,6 +92,35 @@ async def test_tokens_are_renewed_before_they_expire(bench: RelayPairBench) -> N
     assert listeners(bench) == [connected]
     assert listener.up_sides == ("primary",)
     assert downs(bench) == []
+
+
+async def test_a_renewal_that_fails_is_reported_and_tried_again_in_time() -> None:
+    async with open_pair(identity=True) as bench:
+        failures = [OSError("no route")]
+
+        class Provider:
+            async def get_token(self, *_scopes: str, **_options: Any) -> Any:
+                assert bench.emulator.identity is not None
+                if bench.kinds("SideUp") and failures:
+                    raise failures.pop()
+                text, expiry = bench.emulator.identity.issuer.issue(AUDIENCES[0], bench.emulator.clock.now_ms())
+                return type("AccessToken", (), {"token": text, "expires_on": expiry})
+
+        where = endpoint_of(bench.emulator, "primary", credential=Provider())
+        async with AsyncRelayListener(where, bench.echo, clock=bench.clock, on_event=bench.events.append):
+            connected = listeners(bench)
+            await until(lambda: bench.clock.waits == [pytest.approx(86_100, abs=1)])
+            bench.clock.advance(86_100)
+            await until(lambda: bench.clock.waits == [pytest.approx(150, abs=1)])
+            assert "no route" in str(next(each for each in bench.events if isinstance(each, RelayTokenNotRenewed)))
+            bench.clock.advance(150)
+            await until(lambda: bench.clock.waits == [pytest.approx(86_100, abs=1)])
+            client = await bench.client()
+            # The service reads the renewal before this answer.
+            assert (await client.request("GET")).status == 200
+            bench.clock.advance(200)
+            assert (await client.request("GET")).status == 200
+            assert listeners(bench) == connected
 
 
 async def test_a_given_signature_ends_the_channel_when_it_expires(bench: RelayPairBench) -> None:
@@ -185,6 +215,46 @@ async def test_a_handler_that_hangs_is_cancelled_after_a_minute(bench: RelayPair
     await until(asking.done)
     assert bench.kinds("RequestFailed")
     asking.exception()
+
+
+async def test_an_answer_that_pauses_for_a_minute_is_given_up(bench: RelayPairBench) -> None:
+    async def pausing() -> AsyncIterator[bytes]:
+        yield b"a" * 70_000
+        await asyncio.Event().wait()
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        return RelayAnswer(200, {}, pausing())
+
+    await bench.listen(handler)
+    client = await bench.client()
+    response = await client.request("GET")
+    await until(lambda: 60.0 in bench.clock.waits)
+    bench.clock.advance(60)
+    with pytest.raises(InDoubt):
+        await response.read()
+    await until(lambda: bench.kinds("AnswerLost"))
+
+
+async def test_a_client_waits_for_a_part_of_an_answer_as_long_as_for_its_head(bench: RelayPairBench) -> None:
+    gate = asyncio.Event()
+
+    async def pausing() -> AsyncIterator[bytes]:
+        yield b"a" * 70_000
+        await gate.wait()
+        yield b"b"
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        return RelayAnswer(200, {}, pausing())
+
+    await bench.listen(handler)
+    client = await bench.client()
+    response = await client.request("POST", timeout=5)
+    reading = asyncio.create_task(response.read())
+    await until(lambda: any(wait <= 5.0 for wait in bench.clock.waits))
+    bench.clock.advance(5)
+    with pytest.raises(InDoubt, match="ended too soon"):
+        await reading
+    gate.set()
 
 
 async def test_close_finishes_accepted_requests_and_takes_no_more(bench: RelayPairBench) -> None:

@@ -6,6 +6,7 @@ The rest: python -m tests.relay.schedules --seeds 0:500
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +20,15 @@ from sbpair.relay.relay_decisions import AnswerVerdict
 from sbpair.relay.relay_endpoint import SIDES
 from sbpair.relay.request_body import RequestBody
 from tests.faults.simulation.network import Weather
-from tests.relay.simulation.relay_plan import ROUGH, PlannedBody, RelayStep, relay_plan
+from tests.relay.simulation.relay_plan import ROUGH, PlannedBody, RelayPlan, RelayStep, relay_plan
 from tests.relay.simulation.relay_run import simulate_relay
 
 SEEDS_A_TEST = 8
 ENOUGH_TO_CATCH = range(60)
 ONE = 3
 """A seed with answers of all kinds."""
+
+SMALL = PlannedBody("", 10, 1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,16 @@ def test_each_kind_of_fault_request_and_body_is_in_many_schedules() -> None:
     assert sum(len(plan.sockets) for plan in plans) > 500
 
 
+def test_a_day_passes_with_renewed_tokens_and_one_restart() -> None:
+    """Tokens last for an hour. Control channels end once a day, and not with a token."""
+    drops = (RelayStep(80_000.0, 1.0, "drop-listeners", side, 0) for side in SIDES)
+    verdict = simulate_relay(posting(SMALL, drops, every=7_200.0))
+    begun = [float(line.split()[0]) for line in verdict.lines if line.endswith("by service-1") and " line " in line]
+    assert not verdict.wrong
+    assert verdict.counts["answered"] == len(verdict.plan.requests)
+    assert begun[:4] == pytest.approx([0, 0, 80_000, 80_000], abs=5)
+
+
 # The checks have to catch a relay that is wrong
 
 
@@ -68,16 +81,13 @@ def caught(complaint: str) -> bool:
     return any(complaint in line for seed in ENOUGH_TO_CATCH for line in simulate_relay(seed).wrong)
 
 
-SMALL = PlannedBody("", 10, 1, 0.0)
-
-
-def wrong_of(body: PlannedBody, *steps: RelayStep) -> str:
-    """Return the complaints about faults while many requests, each a POST with such a body, are on their way."""
+def posting(body: PlannedBody, steps: Iterable[RelayStep], *, every: float = 0.0) -> RelayPlan:
+    """Return a plan whose requests are posted from second 5 on, at the same time or one `every` so many seconds."""
     drawn = relay_plan(ONE)
     requests = [
         replace(
             each,
-            at=each.at if each.at == math.inf else 5.0,
+            at=each.at if each.at == math.inf else 5.0 + each.number * every,
             method="POST",
             always=False,
             work=0.1,
@@ -87,7 +97,12 @@ def wrong_of(body: PlannedBody, *steps: RelayStep) -> str:
         for each in drawn.requests
     ]
     weather = Weather(slow=0.05, jitter=0.3)
-    return "; ".join(simulate_relay(replace(drawn, requests=tuple(requests), steps=steps, weather=weather)).wrong)
+    return replace(drawn, listeners=1, weather=weather, steps=tuple(steps), requests=tuple(requests), sockets=())
+
+
+def wrong_of(body: PlannedBody, *steps: RelayStep) -> str:
+    """Return the complaints about faults while many requests, each a POST with such a body, are on their way."""
+    return "; ".join(simulate_relay(posting(body, steps)).wrong)
 
 
 def test_a_client_that_reissues_a_request_in_doubt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

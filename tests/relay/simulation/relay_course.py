@@ -82,5 +82,6 @@ class RelayCourse:
             yield "was answered, and not executed by that side"
         if outcome.kind in (REFUSED, FAILED) and (unnamed := set(sides) - set(outcome.doubtful)):
             yield f"was executed on the {', the '.join(sorted(unnamed))}, which is not named as in doubt"
-        if self.plan.is_gentle and sides and outcome.kind != ANSWERED and request.seconds < CLOSE_SECONDS / 2:
+        is_lost = outcome.kind == IN_DOUBT or outcome.doubtful or (sides and outcome.kind != ANSWERED)
+        if self.plan.is_gentle and is_lost and request.seconds < CLOSE_SECONDS / 2:
             yield "lost its answer although no fault takes one"
