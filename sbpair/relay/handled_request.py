@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sbpair.errors import SbpairError, Unreachable, UsageError
+from sbpair.relay.body_parts import BodyParts
 from sbpair.relay.control_messages import (
     MAX_INLINE,
     Body,
@@ -184,15 +185,16 @@ class HandledRequest:
         if isinstance(body, bytes):
             await self._send_bytes(head, body)
             return
-        stream = _Collected(body.__aiter__())
+        parts = BodyParts(body.__aiter__())
+        collected: list[bytes] = []
         try:
-            if await stream.collect(self._clock):
-                await self._send_bytes(head, b"".join(stream.parts))
+            if await self._collect(parts, collected):
+                await self._send_bytes(head, b"".join(collected))
             else:
-                await self._send_over_rendezvous(head, self._in_time(stream.all_parts()))
-        except (SbpairError, WebSocketException, OSError):
-            raise
+                await self._send_over_rendezvous(head, self._in_time(collected, parts))
         except Exception as error:
+            if error is not parts.error and isinstance(error, (SbpairError, WebSocketException, OSError)):
+                raise
             log.exception("the body of an answer failed")
             reason = f"its body failed with {type(error).__name__}"
             if self._meeting is None:
@@ -201,7 +203,23 @@ class HandledRequest:
             else:
                 self._on_lost(self._message.request_id, reason)
         finally:
-            await stream.close()
+            await parts.close()
+
+    async def _collect(self, parts: BodyParts, collected: list[bytes]) -> bool:
+        """Return True if the whole body has come in time and is small. Raises the errors of its source."""
+        size = 0
+        try:
+            async with TimeLimit(self._clock, BUFFER_SECONDS):
+                while size <= MAX_INLINE:
+                    part = await parts.next()
+                    if part is None:
+                        return True
+                    collected.append(part)
+                    size += len(part)
+        except TimeoutError:
+            if parts.error is not None:
+                raise parts.error from None
+        return False
 
     async def _send_bytes(self, head: dict[str, Any], body: bytes) -> None:
         if self._meeting is None:
@@ -220,17 +238,16 @@ class HandledRequest:
         if parts is not None:
             await self._meeting.send(parts)
 
-    async def _in_time(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _in_time(self, collected: list[bytes], parts: BodyParts) -> AsyncIterator[bytes]:
         """Yield the parts of a body in fragments. A pause of the handler fails it."""
         yield b""
-        while True:
-            try:
-                async with TimeLimit(self._clock, ANSWER_SECONDS):
-                    part = await anext(parts)
-            except StopAsyncIteration:
-                return
+        part: bytes | None = b"".join(collected)
+        collected.clear()
+        while part is not None:
             for fragment in _fragments(part):
                 yield fragment
+            async with TimeLimit(self._clock, ANSWER_SECONDS):
+                part = await parts.next()
 
     async def _leave(self) -> None:
         if self._meeting is not None:
@@ -239,61 +256,6 @@ class HandledRequest:
             except asyncio.CancelledError:
                 self._meeting.transport.abort()
                 raise
-
-
-class _Collected:
-    """A streamed body, whose first part is collected for a limited time."""
-
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
-        self._source = source
-        self._next: asyncio.Task[bytes | None] | None = None
-        self.parts: list[bytes] = []
-
-    async def collect(self, clock: RelayClock) -> bool:
-        """Return True if the whole body has come and is small. Raises the errors of the source."""
-        size = 0
-        try:
-            async with TimeLimit(clock, BUFFER_SECONDS):
-                while size <= MAX_INLINE:
-                    part = await self._pull()
-                    if part is None:
-                        return True
-                    self.parts.append(part)
-                    size += len(part)
-        except TimeoutError:
-            if self._next is not None and self._next.done() and not self._next.cancelled():
-                error = self._next.exception()
-                if error is not None:
-                    raise error from None
-        return False
-
-    async def all_parts(self) -> AsyncIterator[bytes]:
-        while self.parts:
-            yield self.parts.pop(0)
-        while (part := await self._pull()) is not None:
-            yield part
-
-    async def _pull(self) -> bytes | None:
-        """Return the next part, or None. A cancelled pull loses none."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._take(), name="read an answer's body")
-        part = await asyncio.shield(self._next)
-        self._next = None
-        return part
-
-    async def _take(self) -> bytes | None:
-        async for part in self._source:
-            if part:
-                return bytes(part)
-        return None
-
-    async def close(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.gather(self._next, return_exceptions=True)
-        closing = getattr(self._source, "aclose", None)
-        if closing is not None:
-            await closing()
 
 
 def checked_answer(answer: object) -> RelayAnswer:

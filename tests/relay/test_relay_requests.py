@@ -498,3 +498,21 @@ async def test_a_body_goes_on_while_its_answer_comes(bench: RelayPairBench, is_a
         answered.set()
         assert await response.read() == b"a" * 100_000 + b"b" * 100_000
         assert await received == 200_000
+
+
+@pytest.mark.parametrize("failing", [FileNotFoundError, TimeoutError, Unreachable, ValueError, "text", 5])
+async def test_an_answer_whose_body_fails_at_once_is_a_500(bench: RelayPairBench, failing: Any) -> None:
+    """A body that fails is no lost connection: the sender is told."""
+
+    async def body() -> AsyncIterator[bytes]:
+        if isinstance(failing, type):
+            raise failing("x")
+        yield failing
+
+    async def handler(_request: RelayRequest) -> RelayAnswer:
+        return RelayAnswer(200, {}, body())
+
+    await bench.listen(handler)
+    client = await bench.client()
+    assert (await client.request("GET")).status == 500
+    assert bench.kinds("RequestFailed", "AnswerLost") == ["RequestFailed"]

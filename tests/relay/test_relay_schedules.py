@@ -131,8 +131,8 @@ def test_a_client_that_names_no_doubt_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_body_that_is_reissued_in_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def rest(body: Any) -> Any:
-        while (part := await body._pull()) is not None:
+    async def rest(_body: Any, parts: Any) -> Any:
+        while (part := await parts.next()) is not None:
             yield part
 
     monkeypatch.setattr(RequestBody, "_stream", rest)
