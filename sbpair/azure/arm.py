@@ -53,12 +53,21 @@ async def open_arm(
 
     Raises UsageError for a namespace in a cloud whose Resource Manager is unknown.
     """
+    async with open_client(ServiceBusManagementClient, endpoint, group, call_seconds) as client:
+        yield ArmNamespace(client, group.name, endpoint.name)
+
+
+@asynccontextmanager
+async def open_client(
+    make: Callable[..., Any], endpoint: Endpoint, group: ResourceGroup, call_seconds: float = CALL_SECONDS
+) -> AsyncIterator[Any]:
+    """Open a client of azure-mgmt-… for the Resource Manager of `endpoint`. Raises UsageError as `open_arm` does."""
     route, scopes = manager_route(endpoint)
     trusted = endpoint if is_local(endpoint) else replace(endpoint, ca_file=None, tls=True)
     async with (
         session_for(trusted) as session,
         identity_credential() as credential,
-        ServiceBusManagementClient(
+        make(
             credential,
             group.subscription,
             # The client sends tokens over https only; the route leads to an emulator's plain HTTP.
@@ -68,7 +77,7 @@ async def open_arm(
             retry_total=0,
         ) as client,
     ):
-        yield ArmNamespace(client, group.name, endpoint.name)
+        yield client
 
 
 def manager_route(endpoint: Endpoint) -> tuple[HttpRoute, list[str]]:

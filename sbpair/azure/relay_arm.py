@@ -6,17 +6,14 @@ Thin, like `arm`. Microsoft.Relay is a resource provider of its own. Nothing tha
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from azure.core.exceptions import ResourceNotFoundError
 
-from sbpair.azure.arm import manager_route
+from sbpair.azure.arm import open_client
 from sbpair.azure.arm_json import name_of
-from sbpair.azure.credentials import identity_credential
 from sbpair.azure.management_errors import translate_management_errors
-from sbpair.azure.management_route import CALL_SECONDS, is_local
-from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.errors import MachineLacks
 
 if TYPE_CHECKING:
@@ -73,18 +70,5 @@ async def open_relay_arm(endpoint: Endpoint, group: ResourceGroup) -> AsyncItera
         from azure.mgmt.relay.aio import RelayAPIMgmtClient
     except ImportError as error:
         raise MachineLacks("azure-mgmt-relay is not installed", hint=INSTALL_HINT) from error
-    route, scopes = manager_route(endpoint)
-    trusted = endpoint if is_local(endpoint) else replace(endpoint, ca_file=None, tls=True)
-    async with (
-        session_for(trusted) as session,
-        identity_credential() as credential,
-        RelayAPIMgmtClient(
-            credential,
-            group.subscription,
-            base_url=f"https://{route.authority}",
-            credential_scopes=scopes,
-            transport=RoutedTransport(route, session, CALL_SECONDS, proxy=endpoint.proxy),
-            retry_total=0,
-        ) as client,
-    ):
+    async with open_client(RelayAPIMgmtClient, endpoint, group) as client:
         yield RelayNamespace(client, group.name, endpoint.name)
