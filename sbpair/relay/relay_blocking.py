@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from sbpair.errors import Unreachable, UsageError
 from sbpair.relay.control_messages import RelayAnswer
-from sbpair.relay.relay_client import MAX_MESSAGE_BYTES, TIMEOUT_SECONDS, AsyncRelayClient, AsyncRelayResponse
+from sbpair.relay.relay_client import TIMEOUT_SECONDS, AsyncRelayClient, AsyncRelayResponse
+from sbpair.relay.relay_connections import MAX_MESSAGE_BYTES
 from sbpair.relay.relay_listener import CLOSE_SECONDS, AsyncRelayListener
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ or the caller has asked for it.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import weakref
@@ -24,6 +23,8 @@ from sbpair.relay.control_messages import HOP_BY_HOP, Headers, checked_headers
 from sbpair.relay.events import OnRelayEvent, RelayReporter, relay_reporter
 from sbpair.relay.relay_clock import RelayClock, SystemRelayClock, TimeLimit
 from sbpair.relay.relay_connections import (
+    LOST,
+    MAX_MESSAGE_BYTES,
     SentMark,
     failure_of,
     handshake_reason,
@@ -50,12 +51,10 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS: Final = 70.0
 """A little more than the service's own limit for an answer, 60 s: its answer names the reason."""
 
-MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_ERROR_BYTES: Final = 16 * 1024
 
 _METHOD: Final = re.compile(r"[A-Za-z][A-Za-z0-9!#$%&'*+.^_`|~-]{0,31}")
 _NOT_GIVEN: Final = HOP_BY_HOP | {"host", "content-length", "expect", TOKEN_HEADER.lower()}
-_LOST: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 T = TypeVar("T")
 
@@ -97,7 +96,7 @@ class AsyncRelayResponse:
                 if not part:
                     return
                 yield part
-        except (*_LOST, RuntimeError):
+        except (*LOST, RuntimeError):
             # aiohttp raises RuntimeError for a connection that was closed here.
             raise InDoubt(
                 "the answer of the relay ended too soon: the request was executed, perhaps not to its end",
@@ -348,7 +347,7 @@ class AsyncRelayClient:
                 if verdict is AnswerVerdict.ANSWER:
                     return AsyncRelayResponse(response, call.body, side, self._clock, call.seconds)
                 refusal = service_error(endpoint, response.status, await _refusal_text(response))
-        except _LOST as error:
+        except LOST as error:
             if call.body.error is not None:
                 raise call.body.error from None
             lost = failure_of(error, endpoint, was_sent=mark.was_sent, seconds=call.seconds)
@@ -384,7 +383,7 @@ class AsyncRelayClient:
             reason = reasons[-1] if reasons else ""
             status = error.status
             refusal, verdict = service_error(endpoint, status, reason), judged_handshake(status, reason)
-        except _LOST as error:
+        except LOST as error:
             lost = failure_of(error, endpoint, was_sent=False, seconds=seconds)
             raise SideUnavailable(AnswerVerdict.NOT_EXECUTED, lost) from None
         finally:

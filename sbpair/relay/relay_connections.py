@@ -5,6 +5,7 @@ Invariant: no error holds a token, a header or a URL. No redirect is followed: i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from contextvars import ContextVar
@@ -41,10 +42,14 @@ if TYPE_CHECKING:
 
 MAX_CONTROL_MESSAGE: Final = 1024 * 1024
 MAX_FRAGMENT: Final = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 PING_SECONDS: Final = 30.0
 """A control channel whose ping is not answered in this time has failed."""
 
 MAX_TEXT: Final = 300
+
+LOST: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
+"""The errors of aiohttp for a connection that could not be opened, was lost, or was too slow."""
 
 _quiet = logging.getLogger(f"{__name__}.frames")
 # The library logs headers and payloads, and they could hold a token or a key.

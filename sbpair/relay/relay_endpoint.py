@@ -25,7 +25,6 @@ MAX_SUFFIX: Final = 8_000
 _PATH: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 _AUTHORITY: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 _CONTROL: Final = re.compile(r"[\x00-\x20\x7f]")
-_CLIMBING: Final = frozenset({".", ".."})
 _RESERVED: Final = "sb-hc-"
 _SAFE: Final = "!$%&'()*+,-./:;=?@_~"
 
@@ -64,7 +63,7 @@ class RelayEndpoint:
                 hint="give its host, and a port if it is not 443: neither a scheme nor a path",
             )
         segments = self.path.split("/")
-        if len(self.path) > MAX_PATH or not _PATH.fullmatch(self.path) or _CLIMBING & set(segments) or "" in segments:
+        if len(self.path) > MAX_PATH or not _PATH.fullmatch(self.path) or climbs(self.path) or "" in segments:
             raise NameInvalid(
                 f"{self.path[:80]!r} is not the path of a hybrid connection",
                 hint=f"up to {MAX_PATH} letters, digits, '.', '-', '_' and '/', with a letter or digit at both ends",
@@ -169,6 +168,11 @@ def other_side(side: Side) -> Side:
     return "secondary" if side == "primary" else "primary"
 
 
+def climbs(path: str) -> bool:
+    """Return whether a segment of an escaped path is `.` or `..`."""
+    return not {".", ".."}.isdisjoint(re.split(r"[/\\]", unquote(path)))
+
+
 def checked_suffix(suffix: str) -> str:
     """Return what follows the path of an endpoint, escaped. Raises UsageError if it leaves the endpoint.
 
@@ -187,7 +191,7 @@ def checked_suffix(suffix: str) -> str:
         problem = "it has spaces or control characters"
     elif "#" in suffix or "\\" in suffix:
         problem = "it has a '#' or a '\\'"
-    elif _CLIMBING & set(re.split(r"[/\\]", unquote(path))):
+    elif climbs(path):
         problem = "a part of its path is '.' or '..'"
     elif any(unquote(each.partition("=")[0]).lower().startswith(_RESERVED) for each in query.split("&")):
         problem = f"a query parameter begins with {_RESERVED}"

@@ -17,7 +17,7 @@ from sbpair.relay.events import OnRelayEvent, RelayAnswerLost, RelayReporter, Re
 from sbpair.relay.handled_request import HandledRequest, RelayHandler, RelayRequest
 from sbpair.relay.listener_side import ControlChannel, ListenerSide, ListenerTasks
 from sbpair.relay.relay_clock import RelayClock, SystemRelayClock, TimeLimit
-from sbpair.relay.relay_connections import open_session
+from sbpair.relay.relay_connections import MAX_MESSAGE_BYTES, open_session
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side
 from sbpair.relay.socket_offer import RelayOffer
 
@@ -30,8 +30,6 @@ WAITING_PER_REQUEST: Final = 10
 CLOSE_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
 """Time for the last messages of control channels that are closing."""
-
-MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 
 SocketHandler: TypeAlias = Callable[[RelayOffer], Awaitable[None]]
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import WSMsgType
@@ -21,7 +21,8 @@ from yarl import URL
 from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unreachable, UsageError
 from sbpair.relay.control_messages import HOP_BY_HOP, Body, RelayAnswer, is_header
-from sbpair.relay.relay_connections import handshake_reason, one_line, open_session
+from sbpair.relay.relay_connections import LOST, MAX_MESSAGE_BYTES, handshake_reason, one_line, open_session
+from sbpair.relay.relay_endpoint import climbs
 from sbpair.relay.relay_tokens import TOKEN_HEADER
 
 if TYPE_CHECKING:
@@ -29,12 +30,10 @@ if TYPE_CHECKING:
     from sbpair.relay.relay_endpoint import RelayPair, Side
     from sbpair.relay.socket_offer import RelayOffer
 
-MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 NO_CONTENT, NOT_MODIFIED, BAD_REQUEST, BAD_GATEWAY = 204, 304, 400, 502
 
 _NOT_PASSED: Final = HOP_BY_HOP | {"host", "content-length", "expect", TOKEN_HEADER.lower()}
 _FORWARDED: Final = ("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto")
-_LOST: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 _SENDABLE_CODES: Final = frozenset({*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)})
 
 
@@ -82,7 +81,7 @@ def checked_target(text: str) -> str:
         raise UsageError("--to has no valid host and port", hint=hint)
     if url.query or url.fragment or "?" in text or "#" in text:
         raise UsageError("--to has a query or a fragment", hint="give scheme, host, port and path only")
-    if not re.fullmatch(r"[!$%&'()*+,./:;=@A-Za-z0-9_~-]*", url.path) or _climbs(url.path):
+    if not re.fullmatch(r"[!$%&'()*+,./:;=@A-Za-z0-9_~-]*", url.path) or climbs(url.path):
         raise UsageError("--to has a path that is not valid", hint="escape it, and leave out '.' and '..'")
     return f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
 
@@ -126,7 +125,7 @@ class ReverseProxy:
                 allow_redirects=False,
                 **self._options(),
             )
-        except (*_LOST, ValueError, SbpairError) as error:
+        except (*LOST, ValueError, SbpairError) as error:
             return self._refused(noted, BAD_GATEWAY, _reason(error))
         except BaseException:
             self._end(noted, "the listener was closed")
@@ -184,7 +183,7 @@ class ReverseProxy:
             noted.status = error.status if 400 <= error.status <= 599 else BAD_GATEWAY
             await offer.reject(noted.status, reasons[-1] if reasons else "")
             return "the target rejects the WebSocket"
-        except (*_LOST, ValueError, SbpairError) as error:
+        except (*LOST, ValueError, SbpairError) as error:
             noted.status = BAD_GATEWAY
             await offer.reject(BAD_GATEWAY, "Bad Gateway")
             return _reason(error)
@@ -206,7 +205,7 @@ class ReverseProxy:
         own = f"/{self._pair[side].path}"
         path, question, query = target.partition("?")
         rest = path[len(own) :]
-        if path[: len(own)].lower() != own.lower() or (rest and not rest.startswith("/")) or _climbs(rest):
+        if path[: len(own)].lower() != own.lower() or (rest and not rest.startswith("/")) or climbs(rest):
             return None
         if any(ord(each) <= 32 or ord(each) >= 127 for each in rest + query) or "#" in query:
             return None
@@ -272,7 +271,7 @@ class _AnsweredBody:
     async def __anext__(self) -> bytes:
         try:
             part = await self._response.content.readany()
-        except _LOST:
+        except LOST:
             self._on_end("the target's answer ended too soon")
             raise TargetLost("the target's answer ended too soon") from None
         if not part:
@@ -317,10 +316,6 @@ def _passed(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     pairs = list(headers)
     named = {each.strip().lower() for name, value in pairs if name.lower() == "connection" for each in value.split(",")}
     return [(name, value) for name, value in pairs if name.lower() not in _NOT_PASSED | named]
-
-
-def _climbs(path: str) -> bool:
-    return any(each in (".", "..") for each in re.split(r"[/\\]", unquote(path)))
 
 
 def _reason(error: Exception) -> str:

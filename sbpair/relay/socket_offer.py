@@ -11,7 +11,7 @@ from yarl import URL
 from sbpair.errors import Unavailable, UsageError
 from sbpair.model.reachability import CONNECT_SECONDS
 from sbpair.relay.relay_clock import RelayClock, TimeLimit
-from sbpair.relay.relay_connections import http_options, one_line
+from sbpair.relay.relay_connections import LOST, http_options, one_line
 from sbpair.relay.relay_endpoint import RelayEndpoint, Side, target_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class RelayOffer:
         chosen = next(iter(self.protocols), None) if protocol is None else protocol
         try:
             self.socket = await self._meet(self._address, (chosen,) if chosen else ())
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except LOST as error:
             raise self._gone(error) from None
         return self.socket
 
@@ -83,7 +83,7 @@ class RelayOffer:
         except aiohttp.WSServerHandshakeError as error:
             if error.status != REJECTED:
                 raise self._gone(error) from None
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except LOST as error:
             raise self._gone(error) from None
         else:
             await socket.close()
