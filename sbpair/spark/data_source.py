@@ -8,9 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import datasource
-
 from sbpair.errors import MachineLacks, SbpairError, UsageError
+
+try:
+    from pyspark.sql import datasource
+except ImportError as missing:
+    raise MachineLacks(
+        "this Spark has no Python data sources", hint="use Spark 4, or sbpair.spark.write and read"
+    ) from missing
 
 if TYPE_CHECKING:
     from sbpair.spark.archive_frame import ArchiveFrame
@@ -22,12 +27,16 @@ _StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", datasour
 
 
 @contextmanager
-def hints_shown() -> Iterator[None]:
-    """Raise errors of the block with their hints in the message: Spark passes on only that."""
+def hints_shown(archive: str = "option ledger") -> Iterator[None]:
+    """Raise errors of the block with their hints in the message: Spark passes on only that.
+
+    `archive` is the name here of the directory that a replay's option names.
+    """
     try:
         yield
     except SbpairError as error:
-        raise type(error)(f"{error.message}; {error.hint}" if error.hint else error.message) from error
+        text = f"{error.message}; {error.hint}" if error.hint else error.message
+        raise type(error)(text.replace("--archive", archive)) from error
 
 
 class DefaultSource(datasource.DataSource):
@@ -40,14 +49,14 @@ class DefaultSource(datasource.DataSource):
     def schema(self) -> str:
         from sbpair.spark.archive_frame import DDL, ArchiveFrame
 
-        with hints_shown():
+        with hints_shown("the path"):
             ArchiveFrame.open(self.options)
         return DDL
 
     def reader(self, schema: Any) -> ArchiveReader:
         from sbpair.spark.archive_frame import ArchiveFrame
 
-        with hints_shown():
+        with hints_shown("the path"):
             return ArchiveReader(ArchiveFrame.open(self.options, schema))
 
     def writer(self, schema: Any, overwrite: bool) -> RowWriter:
@@ -145,5 +154,5 @@ class ArchiveReader(datasource.DataSourceReader):
     def read(self, partition: datasource.InputPartition) -> Iterator[Any]:
         # Spark reads one partition without a value if there are none.
         if partition is not None and partition.value is not None:
-            with hints_shown():
+            with hints_shown("the path"):
                 yield from self._frame.read(*partition.value)

@@ -16,8 +16,8 @@ from sbpair.spark.write_run import (
     BATCH_SCOPE,
     CLAIMS,
     OWNER_FILE,
-    WRITE_FILE,
     RunOwner,
+    read_mark,
     read_owner,
     still_going,
     wait_silent,
@@ -112,9 +112,9 @@ class TaskClaim:
 
     def _confirm(self, *, first: bool = False) -> None:
         """Renew the claim, and find out whether the run belongs to this job."""
-        if not self._archive.exists(WRITE_FILE):
+        if read_mark(self._archive) != self._job.mark:
             raise MachineLacks(
-                f"{self._archive.root} is not the driver's ledger: it has no {WRITE_FILE}",
+                f"{self._archive.root} of this worker is not the driver's directory",
                 hint="mount the directory at the same path on all workers, or name a URL such as s3://bucket/ledger",
             )
         began, owner = self._now(), read_owner(self._archive)

@@ -54,7 +54,6 @@ def commit_job(job: WriteJob, parts: Iterable[WriteCounts], batch: int | None = 
     }
     archive.write_json(f"{REPORT}/{'receipt' if scope == BATCH_SCOPE else scope}.json", receipt)
     archive.delete(CLAIMS, [path for path in archive.sizes(CLAIMS) if f"/{job.job}." in path])
-    record_event(job, "job-committed", **{name: receipt[name] for name in ("batch", "rows", "acknowledged", "refused")})
     if not receipt["balanced"]:
         raise StateRefused(
             f"run {job.run}: the ledger has {acknowledged} messages of this job, and its tasks {totals}",
@@ -67,6 +66,7 @@ def commit_job(job: WriteJob, parts: Iterable[WriteCounts], batch: int | None = 
             hint=f"see {archive.root}/{QUARANTINE}; correct the rows and run {job.run} again, or add"
             ' .option("refused", "quarantine")',
         )
+    record_event(job, "job-committed", **{name: receipt[name] for name in ("batch", "rows", "acknowledged", "refused")})
     return receipt
 
 

@@ -46,13 +46,14 @@ READERS = 8
 class WriteJob:
     """The pickled parameters of a job's tasks. `number` counts the jobs of the run: a later one may take it over.
 
-    `resumed` is whether earlier jobs may have sent messages. `shared` is whether the ledger was named, so that all
-    workers should see it.
+    `mark` is that of the run's directory as the driver sees it. `resumed` is whether earlier jobs may have sent
+    messages. `shared` is whether the ledger was named, so that all workers should see it.
     """
 
     run: str
     job: str
     number: int
+    mark: str
     ledger: str
     access: NamespaceAccess
     columns: MessageColumns
@@ -105,11 +106,12 @@ def start_job(options: Mapping[str, str], schema: Any, environ: Mapping[str, str
         if parsed.destination is not None:
             in_own_loop(lambda: _check_destination(endpoint, str(parsed.destination)))
         wait_silent(archive, CLAIMS, still_going(run))
-    _open_run(archive, endpoint)
+    mark = _open_run(archive, endpoint)
     job = WriteJob(
         run=run,
         job=uuid.uuid4().hex[:12],
         number=1 + read_owner(archive).number,
+        mark=mark,
         ledger=ledger,
         access=parsed.access,
         columns=MessageColumns(parsed.destination, has_ids),
@@ -122,21 +124,30 @@ def start_job(options: Mapping[str, str], schema: Any, environ: Mapping[str, str
     return job
 
 
-def _open_run(archive: Archive, endpoint: Endpoint) -> None:
-    """Create the directory of a run. Raises StateRefused for a run of another namespace or version."""
+def _open_run(archive: Archive, endpoint: Endpoint) -> str:
+    """Create a run's directory, and return its mark. Raises StateRefused for one of another namespace or version."""
     archive.create()
     expected = {"schema": RUN_SCHEMA, "version": VERSION, "run": archive.run, "namespace": endpoint.authority.lower()}
     try:
         found = archive.read_json(WRITE_FILE)
     except FileNotFoundError:
-        archive.write_json(WRITE_FILE, expected)
-    else:
-        if found != expected:
-            wrong = next(name for name in expected if found.get(name) != expected[name])
+        found = {**expected, "mark": uuid.uuid4().hex}
+        archive.write_json(WRITE_FILE, found)
+    for name, value in expected.items():
+        if found.get(name) != value:
             raise StateRefused(
-                f"run {archive.run} has {wrong} {found.get(wrong)}, not {expected[wrong]}",
+                f"run {archive.run} has {name} {found.get(name)}, not {value}",
                 hint="choose another run, or write with the sbpair and to the namespace that it began with",
             )
+    return str(found.get("mark"))
+
+
+def read_mark(archive: Archive) -> str | None:
+    """Return the mark of a run's directory; None if it is not there."""
+    try:
+        return str(archive.read_json(WRITE_FILE).get("mark"))
+    except FileNotFoundError:
+        return None
 
 
 class RunOwner(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from contextlib import contextmanager
@@ -36,7 +37,8 @@ def environment(running: Running, directory: Path) -> dict[str, str]:
     site = directory / "site"
     site.mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(sbpair.spark.__file__).with_name("pyspark_sbpair.py"), site)
-    python = {"PYTHONPATH": f"{site}:{ROOT}", "PYSPARK_PYTHON": sys.executable, "HOME": str(directory)}
+    found = os.environ.get("PYTHONPATH", "")
+    python = {"PYTHONPATH": f"{site}:{ROOT}:{found}", "PYSPARK_PYTHON": sys.executable, "HOME": str(directory)}
     return {**shell(running, directory), **python}
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from sbpair.errors import LeaseHeld, LeaseLost, ServiceRefused, StateRefused, UsageError
+from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, ServiceRefused, StateRefused, UsageError
 from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE
 from sbpair.spark.row_messages import check_schema
 from sbpair.spark.task_claim import TaskClaim, TaskPlace
@@ -124,6 +125,15 @@ def test_a_task_of_a_run_that_was_taken_over_sends_nothing(place: World, tmp_pat
     with pytest.raises(LeaseLost, match=f"job {later.job} has taken over this run"):
         write(job, numbered([2]))
     assert place.ids() == ["m1"]
+
+
+def test_a_worker_with_another_directory_sends_nothing(place: World, tmp_path: Path) -> None:
+    job = start(place, tmp_path)
+    start(place, tmp_path / "worker")
+    for other in ("worker/ledger", "nowhere"):
+        with pytest.raises(MachineLacks, match="of this worker is not the driver's directory"):
+            write_partition(replace(job, ledger=str(tmp_path / other)), iter([numbered([1])]))
+    assert place.ids() == []
 
 
 def test_a_claim_that_is_silent_is_waited_for(place: World, tmp_path: Path) -> None:
