@@ -180,6 +180,7 @@ def _ramp(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
         (f"up to {grouped(each['total'])}", each["sent"], spoken(each["observed_seconds"]), each["came_back"])
         for each in ramp["steps"]
     ]
+    steps += [(f"up to {grouped(total)}", "-", "-", "-") for total in ramp["totals"][len(steps) :]]
     tables = [_table(("step", "sent", "observed", "came back"), steps)] if steps else []
     if named := ramp["came_back"]:
         tables.append(_with_more(_named(named, "reason"), int(ramp["came_back_total"])))
@@ -296,7 +297,8 @@ def _archive(archive: ArchiveFiles | str | None, proof: Mapping[str, Any]) -> It
 def _configuration(settings: Mapping[str, object]) -> Section:
     if not settings:
         return Section("Configuration", ("An earlier version of sbpair recorded this run without its options.",))
-    rows = [(_option(name, settings), _setting(name, value)) for name, value in settings.items()]
+    shown = {name: value for name, value in settings.items() if name != "source" or value is not None}
+    rows = [(_option(name, settings), _setting(name, value)) for name, value in shown.items()]
     return Section("Configuration", (), (_table(("option", "value"), rows),))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.cli.logs import utc
 from sbpair.cli.render.screen import spoken
+from sbpair.runs.timeline import MAX_DESTINATIONS
 
 if TYPE_CHECKING:
     from sbpair.runs.timeline import Sample
@@ -108,8 +109,12 @@ def _times(start_ms: int, end_ms: int, number: int) -> list[int]:
 
 
 def _counted(start_ms: int, samples: Sequence[Sample], name: str) -> list[tuple[int, float]]:
-    """Return a counter over time, which is 0 at the start of the run. A sample may lack it."""
-    known = [(each.at_ms, float(each.figures.counts[name])) for each in samples if name in each.figures.counts]
+    """Return a counter over time, which is 0 at the start of the run. It stays as it is where samples lack it."""
+    known, value = list[tuple[int, float]](), 0.0
+    if any(name in each.figures.counts for each in samples):
+        for each in samples:
+            value = float(each.figures.counts.get(name, value))
+            known.append((each.at_ms, value))
     return _from_start(start_ms, known)
 
 
@@ -133,10 +138,7 @@ def _progress(start_ms: int, samples: Sequence[Sample], labels: Mapping[str, str
 
 def _throughput(start_ms: int, end_ms: int, samples: Sequence[Sample]) -> Plot | None:
     """Return the messages a second that each destination accepted, or all together if the destinations are unknown."""
-    known: dict[str, list[tuple[int, float]]] = {}
-    for each in samples:
-        for name, number in each.figures.destinations.items():
-            known.setdefault(name, []).append((each.at_ms, float(number)))
+    known = _sent_to(samples)
     if not known:
         known["all"] = _counted(start_ms, samples, "sent")
     bins = min(BINS, max(2, len(samples)))
@@ -152,6 +154,21 @@ def _throughput(start_ms: int, end_ms: int, samples: Sequence[Sample]) -> Plot |
         curves.append(Curve(OTHERS, _points(middles, sums), str(MAX_CURVES + 1)))
     peaks = {name: max(values) for name, values in rates.items()}
     return Plot("Throughput by destination", "per_second", tuple(curves), stacked=True, peaks=peaks)
+
+
+def _sent_to(samples: Sequence[Sample]) -> dict[str, list[tuple[int, float]]]:
+    """Return the messages sent to each destination over time, from the last sample that shows it had none."""
+    known: dict[str, list[tuple[int, float]]] = {}
+    before: Sample | None = None
+    for each in samples:
+        for name, number in each.figures.destinations.items():
+            if name not in known:
+                # A sample with as many as it may have does not show that another destination had none.
+                whole = before is not None and len(before.figures.destinations) < MAX_DESTINATIONS
+                known[name] = [(before.at_ms, 0.0)] if before is not None and whole else []
+            known[name].append((each.at_ms, float(number)))
+        before = each
+    return known
 
 
 def _points(times: Iterable[int], values: Iterable[float]) -> tuple[Point, ...]:
