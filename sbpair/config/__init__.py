@@ -182,11 +182,11 @@ def refuse_secrets(environ: Environment) -> None:
             )
 
 
-def environment_layer(environ: Environment) -> Layer:
-    """Return the settings of SBPAIR_PRIMARY_… and SBPAIR_SECONDARY_…, each with one of ENVIRONMENT_KEYS."""
+def environment_layer(environ: Environment, prefix: str = "SBPAIR", keys: tuple[str, ...] = ENVIRONMENT_KEYS) -> Layer:
+    """Return the settings of `prefix`_PRIMARY_… and `prefix`_SECONDARY_…, each with one of `keys`."""
     layer: dict[str, Setting] = {}
     for side in SIDES:
-        variables = {key: f"SBPAIR_{side.upper()}_{key}" for key in ENVIRONMENT_KEYS}
+        variables = {key: f"{prefix}_{side.upper()}_{key}" for key in keys}
         given = {key: environ[variable] for key, variable in variables.items() if environ.get(variable)}
         if "CONNECTION_STRING" in given and "NAMESPACE" in given:
             raise conflict(variables["CONNECTION_STRING"], variables["NAMESPACE"], "the environment")

@@ -7,18 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sbpair.config import UNSET, proxy_setting, refuse_secrets
+from sbpair.config import UNSET, environment_layer, proxy_setting, refuse_secrets
 from sbpair.config.file import config_path, read_relays, relay_layer
 from sbpair.config.setting import (
     RELAY_KEYS,
-    SIDES,
     Environment,
     Flags,
     Layer,
     Origin,
-    Secret,
     Setting,
-    conflict,
     merged,
 )
 from sbpair.errors import UsageError
@@ -100,14 +97,4 @@ def effective_relay_side(
 
 
 def _environment_layer(environ: Environment) -> Layer:
-    layer: dict[str, Setting] = {}
-    for side in SIDES:
-        variables = {key: f"SBPAIR_RELAY_{side.upper()}_{key}" for key in RELAY_KEYS}
-        given = {key: environ[variable] for key, variable in variables.items() if environ.get(variable)}
-        if "CONNECTION_STRING" in given and "NAMESPACE" in given:
-            raise conflict(variables["CONNECTION_STRING"], variables["NAMESPACE"], "the environment")
-        for key, text in given.items():
-            value = Secret(text) if key in ("CONNECTION_STRING", "PROXY") else text
-            short = "address" if key in ("CONNECTION_STRING", "NAMESPACE") else key.lower()
-            layer[f"{side}.{short}"] = Setting(value, variables[key], Origin.ENVIRONMENT)
-    return layer
+    return environment_layer(environ, "SBPAIR_RELAY", RELAY_KEYS)
