@@ -235,6 +235,9 @@ class FrameConnection(asyncio.Protocol):
         if self._limit is not None:
             self._limit.cancel()
         self._end(ABNORMAL, "")
+        # Both refer back.
+        del self.user
+        self._frames.parser.close()
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(ConnectionResetError())
             # There may be no waiter any more.

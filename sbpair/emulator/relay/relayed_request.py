@@ -126,6 +126,8 @@ class RelayedRequest:
                 await asyncio.gather(self._sending, return_exceptions=True)
             if self._rendezvous is not None:
                 self._rendezvous.connection.close()
+                # It refers back: the garbage collector would have to find it.
+                self._rendezvous = None
 
     def _described(self, has_body: bool, without: frozenset[str]) -> dict[str, Any]:
         headers = joined_headers(self._request.headers.items(), NOT_RELAYED | without)
