@@ -66,7 +66,7 @@ class DefaultSource(datasource.DataSource):
         with hints_shown():
             if not STREAMS:
                 raise MachineLacks(
-                    "streams need Spark 4.1 or later", hint="use foreachBatch with a run of its own for each batch id"
+                    "streams need Spark 4.1 or later", hint="write each batch in foreachBatch, with the same run"
                 )
         return RowStreamWriter(self._start(schema, overwrite=overwrite, stream=True))
 

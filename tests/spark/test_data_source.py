@@ -6,6 +6,7 @@ import json
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 
 from sbpair.replay.archive import Archive
@@ -87,7 +88,7 @@ def test_refusals_name_the_reason_and_the_remedy(spark: Any, place: World, tmp_p
     assert place.ids() == []
 
 
-@of_spark_4
+@pytest.mark.skipif(pyspark.__version__ < "4.1", reason="this Spark has no Arrow writers of streams")
 @pytest.mark.slow
 def test_a_stream_sends_each_batch_once(spark: Any, place: World, tmp_path: Path) -> None:
     incoming, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
@@ -135,6 +136,28 @@ def test_an_archive_is_read_and_written_back(spark: Any, place: World, tmp_path:
     assert sorted(place.ids()) == sorted(f"m{n}" for n in range(40))
     assert {*place.by_session()} == {(name, f"session-{n}") for name in place.destinations for n in range(5)}
     assert place.altered() == []
+
+
+@pytest.mark.slow
+def test_a_batch_within_foreach_batch_is_sent_once(spark: Any, place: World, tmp_path: Path) -> None:
+    incoming, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    incoming.mkdir()
+    (incoming / "a.json").write_text("".join(f'{{"body": "b{n}", "id": "m{n}"}}\n' for n in range(5)))
+
+    def send(frame: Any, _batch: int) -> None:
+        from sbpair.spark import write
+
+        write(frame, destination=place.destinations[0], ledger=str(tmp_path / "ledger"), run="r1")
+
+    for _ in range(2):
+        stream = spark.readStream.schema("body string, id string").json(str(incoming)).writeStream.foreachBatch(send)
+        stream = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        stream.start().awaitTermination()
+        for path in (checkpoint / "commits").iterdir():
+            path.unlink()
+    assert sorted(place.ids()) == [f"m{n}" for n in range(5)]
+    [receipt] = (tmp_path / "ledger" / "r1" / "report").glob("*/0.json")
+    assert json.loads(receipt.read_text())["acknowledged_before"] == 5
 
 
 @pytest.mark.slow
