@@ -32,6 +32,9 @@ CLAIM_SECONDS = 2.0
 TRUST_SECONDS = 6.0
 """How long a task sends after the last confirmation."""
 
+PATIENCE_SECONDS = 120.0
+"""How long an attempt waits for one before it to end: a worker may outlive its executor until it has sent its rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
@@ -64,8 +67,17 @@ class TaskPlace:
 class TaskClaim:
     """An attempt's claim on its partition: a file that changes while it is alive. `check` is for its sends."""
 
-    def __init__(self, job: WriteJob, place: TaskPlace, attempt: str, now: Callable[[], float] = uptime) -> None:
+    def __init__(
+        self,
+        job: WriteJob,
+        place: TaskPlace,
+        attempt: str,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+        now: Callable[[], float] = uptime,
+    ) -> None:
         self._archive, self._job, self._attempt, self._now = job.open(), job, attempt, now
+        self._patience_seconds = patience_seconds
         self._partition = place.partition
         self._directory = f"{CLAIMS}/{place.scope}/{job.job}.{place.partition}"
         self._path = f"{self._directory}/claim.json"
@@ -77,7 +89,8 @@ class TaskClaim:
     async def kept(self) -> AsyncIterator[TaskClaim]:
         """Hold the claim within the block. Raises LeaseHeld if another job or attempt is alive, and as `check` does."""
         busy = f"partition {self._partition}: another attempt at it is still going"
-        await asyncio.to_thread(wait_silent, self._archive, self._directory, busy)
+        patience = self._patience_seconds
+        await asyncio.to_thread(wait_silent, self._archive, self._directory, busy, patience_seconds=patience)
         await asyncio.to_thread(self._confirm, first=True)
         keeping = asyncio.create_task(self._keep())
         try:

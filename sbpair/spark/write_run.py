@@ -172,11 +172,17 @@ def still_going(run: str) -> str:
 
 
 def wait_silent(
-    archive: Archive, under: str, message: str, *, but: str | None = None, seconds: float = SILENT_SECONDS
+    archive: Archive,
+    under: str,
+    message: str,
+    *,
+    but: str | None = None,
+    seconds: float = SILENT_SECONDS,
+    patience_seconds: float = 0.0,
 ) -> None:
     """Wait until no claim but those of one job has changed for so long, and remove them. No-op without a claim.
 
-    Raises LeaseHeld if one changes.
+    Raises LeaseHeld if one changes, after `patience_seconds` in which its task may end.
     """
 
     def claims() -> dict[str, bytes]:
@@ -187,12 +193,15 @@ def wait_silent(
                     found[path] = archive.read(path)
         return found
 
-    before, until = claims(), time.monotonic() + seconds
-    while before and time.monotonic() < until:
+    before, began = claims(), time.monotonic()
+    changed_at = began
+    while before and time.monotonic() < changed_at + seconds:
         time.sleep(POLL_SECONDS)
         now = claims()
         if any(before.get(path) != content for path, content in now.items()):
-            raise LeaseHeld(message, hint="wait for its end, or stop it; each run sends one job at a time")
+            changed_at = time.monotonic()
+            if changed_at >= began + patience_seconds:
+                raise LeaseHeld(message, hint="wait for its end, or stop it; each run sends one job at a time")
         before = now
     for path in before:
         archive.remove(path)

@@ -16,6 +16,7 @@ import pytest
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import LEDGER
 from tests.kit.running import Running
+from tests.replay.cluster import HASTY, standalone
 from tests.replay.replays import PATIENCE_SECONDS, end, is_connected, offspring, python_workers
 from tests.replay.world import World
 from tests.spark.sessions import environment
@@ -157,6 +158,24 @@ def test_a_spark_connect_client_writes_the_same(place: World, tmp_path: Path) ->
     with writing(place, tmp_path, remote=True) as write:
         assert write.ends()
         assert all_is_there(place, write.receipt()) == 0
+
+
+def test_on_a_cluster_an_executor_may_die_and_a_ledger_is_needed(place: World, tmp_path: Path) -> None:
+    with standalone(tmp_path / "cluster", environment(place.running, tmp_path), 2) as cluster:
+        settings = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": HASTY}
+        with writing(
+            place, tmp_path, settings=settings, master=cluster.url, options={"destination": "orders"}
+        ) as write:
+            text, _ = write.process.communicate(timeout=PATIENCE_SECONDS)
+        assert "option ledger: missing, and the workers are other machines" in text
+        assert place.ids() == []
+        with writing(place, tmp_path, settings=settings, master=cluster.url) as write:
+            write.until_sending()
+            end(cluster.executors()[0])
+            assert write.ends()
+            receipt = write.receipt()
+    assert receipt["rows"] == receipt["acknowledged"] == ROWS
+    all_is_there(place, receipt)
 
 
 def test_after_a_failed_commit_nothing_is_sent_again(place: World, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, ServiceRefused, StateRefused, UsageError
 from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE
+from sbpair.spark import task_claim
 from sbpair.spark.row_messages import check_schema
 from sbpair.spark.task_claim import TaskClaim, TaskPlace
 from sbpair.spark.write_receipt import commit_job
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from tests.replay.world import World
 
 ENDING = "the source of rows ends here"
+
+
+@pytest.fixture
+def quick_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_claim, "CLAIM_SECONDS", 0.05)
 
 
 def interrupted(job: WriteJob, *batches: pa.RecordBatch) -> None:
@@ -102,6 +108,7 @@ def test_a_run_of_another_namespace_or_version_is_refused(place: World, tmp_path
         start(place, tmp_path)
 
 
+@pytest.mark.usefixtures("quick_claims")
 def test_a_run_that_is_still_going_is_refused(place: World, tmp_path: Path) -> None:
     job = start(place, tmp_path)
 
@@ -110,12 +117,30 @@ def test_a_run_that_is_still_going_is_refused(place: World, tmp_path: Path) -> N
             with pytest.raises(LeaseHeld, match="run r1 is still going"):
                 await asyncio.to_thread(start, place, tmp_path)
             with pytest.raises(LeaseHeld, match="another attempt"):
-                async with TaskClaim(job, TaskPlace(0), "b").kept():
+                async with TaskClaim(job, TaskPlace(0), "b", patience_seconds=0.0).kept():
                     pass
             claim.check()
 
     asyncio.run(hold())
     start(place, tmp_path)
+
+
+@pytest.mark.usefixtures("quick_claims")
+def test_an_attempt_waits_for_the_end_of_the_one_before_it(place: World, tmp_path: Path) -> None:
+    job = start(place, tmp_path)
+
+    async def take_turns() -> None:
+        async with TaskClaim(job, TaskPlace(0), "a").kept():
+            second = asyncio.create_task(hold_second())
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(second), 0.6)  # the first claim changes meanwhile
+        await second
+
+    async def hold_second() -> None:
+        async with TaskClaim(job, TaskPlace(0), "b").kept() as claim:
+            claim.check()
+
+    asyncio.run(take_turns())
 
 
 def test_a_task_of_a_run_that_was_taken_over_sends_nothing(place: World, tmp_path: Path) -> None:

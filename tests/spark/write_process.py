@@ -18,7 +18,7 @@ def main(document: str) -> None:
     if given.get("remote"):
         spark = SparkSession.builder.remote("local[2]").getOrCreate()
     else:
-        spark = SparkSession.builder.master("local[2,4]").config(map=chosen).getOrCreate()
+        spark = SparkSession.builder.master(given.get("master", "local[2,4]")).config(map=chosen).getOrCreate()
         spark.sparkContext.setLogLevel("OFF")
     body = f"cast(rpad(concat('body ', id, ' '), {given['bytes']}, 'x') AS binary) AS body"
     rows = spark.range(0, given["rows"], 1, given["partitions"]).selectExpr("concat('m', id) AS message_id", body)
