@@ -52,10 +52,11 @@ def test_a_replay_is_reported_with_timeline_checksums_and_cost(place: World, tmp
     result = driver.start_run(
         place.request(tmp_path), ReplayOptions(empty_seconds=0.1), place.queues, 4, lambda _event: None
     )
+    ticket, page = tmp_path / "r.md", tmp_path / "r.html"
     words = ("runs", "report", result.run.id, "--state", str(tmp_path / "state"))
-    done = command.run(*words, "--markdown", "-", env=place.shell(tmp_path))
+    done = command.run(*words, "--markdown", str(ticket), "--html", str(page), env=place.shell(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    text = done.stdout
+    text = ticket.read_text()
     assert "**61 archived = 60 acknowledged + 0 expired + 1 quarantined + " in text
     timeline = text.partition("## Timeline\n")[2].partition("\n## ")[0].strip().splitlines()
     assert timeline[0].startswith("| time | archived | sent | sent a second |")
@@ -69,6 +70,6 @@ def test_a_replay_is_reported_with_timeline_checksums_and_cost(place: World, tmp
     assert "| `to receive and settle` | 122 |" in cost
     assert "| `to send` | 60 |" in cost
     assert "Estimated from the counts" in cost
-    page = command.run(*words, "--html", "-", env=place.shell(tmp_path)).stdout
-    assert page.startswith("<!DOCTYPE html>")
-    assert repeated in page
+    html = page.read_text()
+    assert html.startswith("<!DOCTYPE html>")
+    assert repeated in html
