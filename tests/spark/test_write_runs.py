@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import Counter
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,12 +14,13 @@ import pytest
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, ServiceRefused, StateRefused, UsageError
 from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE
+from sbpair.replay.send_task import ShardSource
 from sbpair.spark import task_claim
 from sbpair.spark.row_messages import check_schema
 from sbpair.spark.task_claim import TaskClaim, TaskPlace
 from sbpair.spark.write_receipt import commit_job
 from sbpair.spark.write_run import WRITE_FILE, start_job, wait_silent
-from sbpair.spark.write_task import write_partition
+from sbpair.spark.write_task import _write, write_partition
 from tests.replay.world import VARIABLES
 from tests.spark.writes import BINARY, ROWS, TEXT, environment_of, numbered, schema_of, start, write
 
@@ -35,15 +39,23 @@ def quick_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_claim, "CLAIM_SECONDS", 0.05)
 
 
-def interrupted(job: WriteJob, *batches: pa.RecordBatch) -> None:
-    """Send rows, until Spark has no more of them because of an error."""
+def interrupted(job: WriteJob, *batches: pa.RecordBatch, partition: int = 0) -> None:
+    """Send rows until some are accepted, and Spark has no more of them because of an error."""
+    accepted, complete = threading.Event(), ShardSource.complete
+
+    async def noted(self: ShardSource, messages: Any) -> Any:
+        accepted.set()
+        return await complete(self, messages)
 
     def rows() -> Iterator[Any]:
         yield from batches
+        accepted.wait(0.5)  # none is, if all were sent before
         raise OSError(ENDING)
 
-    with pytest.raises(ExceptionGroup) as found:
-        write_partition(job, rows())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardSource, "complete", noted)
+        with pytest.raises(ExceptionGroup) as found:
+            asyncio.run(_write(job, TaskPlace(partition), rows()))
     assert ENDING in repr(found.value)
 
 
@@ -72,6 +84,26 @@ def test_a_second_attempt_reads_the_ledger_first(place: World, tmp_path: Path) -
         again = write(job, [rows, rows.slice(0, 0)])
         assert (again["rows"], again["acknowledged"], again["acknowledged_before"]) == (100, 100, 0)
         assert len(place.ids()) == count
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_interrupted_attempts_send_every_row_and_name_those_sent_twice(seed: int, place: World, tmp_path: Path) -> None:
+    random = Random(seed)
+    columns = ROWS if seed % 2 else {"body": BINARY}
+    job, expected, parts = start(place, tmp_path, columns), Counter[bytes](), []
+    for partition in range(3):
+        # Without ids many rows are equal.
+        numbers = [1_000 * partition + (n if seed % 2 else n // 3) for n in range(random.randint(1, 300))]
+        rows = numbered(numbers).select([*columns])
+        expected.update(rows.column("body").to_pylist())
+        for _ in range(random.randint(0, 2)):
+            interrupted(job, rows.slice(0, random.randint(0, len(rows))), partition=partition)
+        parts.append(asyncio.run(_write(job, TaskPlace(partition), iter([rows]))))
+    receipt = commit_job(job, parts)
+    arrived = Counter(b"".join(v for _, v in each.sections.read_body()) for each in place.arrived()["orders"])
+    assert expected <= arrived
+    assert (arrived - expected).total() <= receipt["doubtful_total"]
+    assert receipt["rows"] == expected.total()
 
 
 def test_equal_rows_without_an_id_are_all_sent(place: World, tmp_path: Path) -> None:
