@@ -25,7 +25,7 @@ from sbpair.replay.progress import OnEvent, ReplayPhase
 from sbpair.replay.recorded_progress import ReplayTimeline, run_settings
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, TaskJob, load_run, save_run
 from sbpair.replay.selection import check_selection
-from sbpair.replay.spark import spark_session, stopping
+from sbpair.replay.spark import count_task_slots, spark_session, stopping
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.verify import check_segments, messages_removed, verify
 from sbpair.runs.control import RunControl
@@ -180,8 +180,9 @@ def _run(
             check_executors(spark, job)
         if not (archive.is_local or run.direct):
             check_spark_reads(spark, archive)
-        # At most one sender per shard and core; of a cluster, the cores registered by now.
-        job = replace(job, senders=min(run.shards, spark.sparkContext.defaultParallelism))
+        # At most one sender per shard and core.
+        slots = request.local_tasks or count_task_slots(spark)
+        job = replace(job, senders=min(run.shards, slots))
         phases = Phases(spark, job, archive, request.pair, held, on_event, pauses, request.wait_for_locks)
         if run.direct:
             released = phases.move()

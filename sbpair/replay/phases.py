@@ -271,15 +271,12 @@ def check_executors(spark: Any, job: TaskJob) -> None:
 
 def check_spark_reads(spark: Any, archive: Archive) -> None:
     """Read the run's file through Spark, on an executor. Raises MachineLacks if it cannot."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     try:
         spark.read.text(archive.spark_url(RUN_FILE)).collect()
-    except (Py4JError, PySparkException) as error:
+    except spark_errors() as error:
         hint = "give Spark its connector and credentials with --conf"
         if connector := CONNECTORS.get(archive.url.partition("://")[0]):
-            version = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+            [(version,)] = spark.sql("SELECT reflect('org.apache.hadoop.util.VersionInfo', 'getVersion')").collect()
             jar = f"spark.jars.packages=org.apache.hadoop:{connector}:{version}"
             hint = f"give Spark the connector with --conf {jar}, and credentials with its own settings"
         raise MachineLacks(

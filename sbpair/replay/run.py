@@ -246,7 +246,12 @@ class ReplayRequest:
 
     @property
     def parallelism(self) -> int:
-        return self.tasks or local_parallelism(self.master) or 2
+        return self.tasks or self.local_tasks or 2
+
+    @property
+    def local_tasks(self) -> int | None:
+        """How many tasks a local master runs at once; None for any other."""
+        return local_parallelism(self.master)
 
     def access(self) -> tuple[NamespaceAccess, NamespaceAccess]:
         """Return how tasks reach primary and secondary. Raises UsageError for a key in no environment variable."""

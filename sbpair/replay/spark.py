@@ -97,23 +97,44 @@ def spark_session(
         # By default workers use the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not verbose:
-        with suppress(ImportError):  # Spark 3.5 does not have the logger
-            from pyspark.logger import PySparkLogger
-
-            # It writes a Java traceback of each error, even if it is caught.
-            PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+        hide_tracebacks()
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
         options = _java_options(master, settings.get(JAVA_OPTIONS, ""), Path(directory), verbose=verbose)
         daemon = {"spark.python.daemon.module": DAEMON} if is_local_master(master) and package is None else {}
         with _own_signals():
             spark = _start(master, {**local_settings(master), **daemon, **settings, JAVA_OPTIONS: options}, directory)
         try:
-            check_speculation(spark.sparkContext.getConf().get("spark.speculation", "false"))
+            check_speculation(spark.conf.get("spark.speculation", "false"))
             if package is not None:
-                spark.sparkContext.addPyFile(package)
+                add_package(spark, package)
             yield spark
         finally:
             spark.stop()
+
+
+def hide_tracebacks() -> None:
+    """Disable the logger that writes a Java traceback of each error, even if it is caught."""
+    with suppress(ImportError):  # Spark 3.5 does not have it
+        from pyspark.logger import PySparkLogger
+
+        PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+
+
+def add_package(spark: Any, package: str) -> None:
+    """Let tasks import from a zip."""
+    from pyspark.errors import PySparkRuntimeError
+
+    try:
+        spark.addArtifacts(package, pyfile=True)
+    except PySparkRuntimeError:  # Spark 3.5 has it for Spark Connect only
+        spark.sparkContext.addPyFile(package)
+
+
+def count_task_slots(spark: Any) -> int:
+    """Return how many tasks Spark runs at once, by the partitions it chooses: of a cluster, the cores known by now."""
+    numbers = "SELECT spark_partition_id() AS number FROM range(100000)"
+    [(highest,)] = spark.sql(f"SELECT max(number) FROM ({numbers})").collect()  # noqa: S608
+    return int(highest) + 1
 
 
 @contextmanager
@@ -182,10 +203,13 @@ def _start_java(conf: Any) -> None:
 
 def spark_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that Spark raises, in any supported version."""
-    from py4j.protocol import Py4JError  # raised by 3.5
     from pyspark.errors import PySparkException
 
-    return PySparkException, Py4JError
+    with suppress(ImportError):  # a client of Spark Connect alone does not have it
+        from py4j.protocol import Py4JError  # raised by 3.5
+
+        return PySparkException, Py4JError
+    return (PySparkException,)
 
 
 def spark_message(error: Exception) -> str:
