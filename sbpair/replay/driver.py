@@ -26,6 +26,7 @@ from sbpair.replay.recorded_progress import ReplayTimeline, run_settings
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, TaskJob, load_run, save_run
 from sbpair.replay.selection import check_selection
 from sbpair.replay.spark import count_task_slots, spark_session, stopping
+from sbpair.replay.spark_connect import connect_session, server_name
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.verify import check_segments, messages_removed, verify
 from sbpair.runs.control import RunControl
@@ -172,9 +173,7 @@ def _run(
     _invalidate_receipt(archive)
     job = TaskJob(run, request.archive, *request.access(), request.parallelism, held.heartbeat)
     check_selected_destinations(job, on_event)
-    on_event(ReplayPhase("spark", f"starting Spark on {request.master}, which takes about ten seconds"))
-    settings = {"spark.sql.shuffle.partitions": str(run.shards), **request.settings}
-    with spark_session(request.master, settings, verbose=request.verbose, package=request.package) as spark:
+    with _spark(request, {"spark.sql.shuffle.partitions": str(run.shards), **request.settings}, on_event) as spark:
         check_selection(spark, run.options.selection)
         if request.shared_archive:
             check_executors(spark, job)
@@ -192,6 +191,14 @@ def _run(
         on_event(ReplayPhase("verify", "counting the messages in the archive"))
         with stopping(spark):
             return _prove(archive, run, began, released)
+
+
+def _spark(request: ReplayRequest, settings: dict[str, str], on_event: OnEvent) -> AbstractContextManager[Any]:
+    if request.remote is not None:
+        on_event(ReplayPhase("spark", f"connecting to Spark at {server_name(request.remote)}"))
+        return connect_session(request.remote, settings, verbose=request.verbose, package=request.package)
+    on_event(ReplayPhase("spark", f"starting Spark on {request.master}, which takes about ten seconds"))
+    return spark_session(request.master, settings, verbose=request.verbose, package=request.package)
 
 
 def _invalidate_receipt(archive: Archive) -> None:
@@ -215,7 +222,10 @@ def _prove(archive: Archive, run: ReplayRun, began: float, released: int = 0) ->
 
 def _leases(request: ReplayRequest, archive: Archive) -> AbstractContextManager[HeldLease]:
     directory = request.state if request.lease else None
-    return hold_leases(request.pair, archive.run, archive, directory=directory, queue=request.lease_queue)
+    detached = request.remote is not None
+    return hold_leases(
+        request.pair, archive.run, archive, directory=directory, queue=request.lease_queue, detached=detached
+    )
 
 
 def _save_journal(request: ReplayRequest, archive: Archive) -> None:

@@ -22,6 +22,7 @@ from sbpair.replay.archive_layout import RUN_FILE, VERSION
 from sbpair.replay.plan_preview import normalize_destinations
 from sbpair.replay.selection import EVERYTHING, Selection
 from sbpair.replay.spark import check_master, check_speculation, is_local_master, local_parallelism
+from sbpair.replay.spark_connect import check_remote, server_name
 from sbpair.runs.database import identity
 
 SCHEMA = "sbpair/replay-run/1"
@@ -227,7 +228,8 @@ class ReplayRequest:
     `variables` are the environment variables with the keys of primary and secondary, if any. `tasks` is how many may
     run at once; None for as many as a local master runs. `lease` excludes other movers of this machine, and
     `lease_queue` names the queue that excludes those of other machines. `package` is a zip of sbpair for executors.
-    `wait_for_locks` is whether to wait for messages that others have locked.
+    `wait_for_locks` is whether to wait for messages that others have locked. `remote` is the URL of a Spark Connect
+    server, which may have a token, instead of `master`; `remote_shown` is whether it is an argument of the command.
     """
 
     pair: Pair
@@ -243,6 +245,8 @@ class ReplayRequest:
     verbose: bool = False
     package: str | None = None
     wait_for_locks: bool = True
+    remote: str | None = field(default=None, repr=False)
+    remote_shown: bool = False
 
     @property
     def parallelism(self) -> int:
@@ -251,7 +255,7 @@ class ReplayRequest:
     @property
     def local_tasks(self) -> int | None:
         """How many tasks a local master runs at once; None for any other."""
-        return local_parallelism(self.master)
+        return None if self.remote is not None else local_parallelism(self.master)
 
     def access(self) -> tuple[NamespaceAccess, NamespaceAccess]:
         """Return how tasks reach primary and secondary. Raises UsageError for a key in no environment variable."""
@@ -262,11 +266,14 @@ class ReplayRequest:
     def check(self) -> None:
         """Raise Unsafe or UsageError for mistakes that show before Java starts."""
         check_speculation(self.settings.get("spark.speculation", "false"))
-        check_master(self.master)
-        remote = not is_local_master(self.master)
-        if remote and Archive(self.archive, "probe").is_local and not self.shared_archive:
+        if self.remote is not None:
+            check_remote(self.remote, shown=self.remote_shown)
+        else:
+            check_master(self.master)
+        spark = self.master if self.remote is None else server_name(self.remote)
+        if not is_local_master(spark) and Archive(self.archive, "probe").is_local and not self.shared_archive:
             raise Unsafe(
-                f"the archive {self.archive} is a directory of this machine, and {self.master} runs on others",
+                f"the archive {self.archive} is a directory of this machine, and {spark} runs on others",
                 hint="pass --shared-archive if all mount it at that path, or name a URL such as s3://bucket/backlog",
             )
         self.access()

@@ -1,5 +1,6 @@
 """The lease of a run: held by the driver, checked by its tasks through a heartbeat file in the archive.
 
+Tasks of a Spark Connect server outlive a driver that is killed: there the file is written without a lease, too.
 Invariant: a task sends only while no other mover can hold the lease. It trusts a heartbeat for no longer than the
 driver may, and by its own clock alone: each heartbeat was written after the task had last read the one before it.
 """
@@ -7,7 +8,9 @@ driver may, and by its own clock alone: each heartbeat was written after the tas
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,10 +18,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.credentials import token_getter
-from sbpair.errors import LeaseLost, SbpairError, Unreachable
+from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unreachable
 from sbpair.replay.archive_layout import LEASE, STOP_FILE
 from sbpair.runs import session_lease
 from sbpair.runs.lease import hold_machine_leases
@@ -29,8 +32,13 @@ if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
     from sbpair.runs.session_lease import SessionLease
 
+log = logging.getLogger(__name__)
+
 HEARTBEAT_SECONDS = 0.5  # how often the driver writes a heartbeat
 POLL_SECONDS = 0.5  # how often a task reads it
+DETACHED = "detached-"  # begins the name of a heartbeat whose tasks outlive the driver
+ALIVE_SECONDS = 20.0  # how long such tasks send after the last heartbeat without a lease
+SPARE_SECONDS = 3.0  # for messages on their way
 READY_SECONDS = 30.0  # how long a task waits for its first confirmation, which takes two heartbeats
 
 
@@ -40,7 +48,7 @@ class HeldLease:
 
     check_machine: Callable[[], None] = lambda: None
     used: bool = False
-    heartbeat: str | None = None  # its file, if there is a lease across machines
+    heartbeat: str | None = None  # its file, if tasks check one
     lost: SbpairError | None = None
 
     def check(self) -> None:
@@ -60,23 +68,93 @@ class HeldLease:
 
 @contextmanager
 def hold_leases(
-    pair: Pair, run: str, archive: Archive, *, directory: Path | None = None, queue: str | None = None
+    pair: Pair,
+    run: str,
+    archive: Archive,
+    *,
+    directory: Path | None = None,
+    queue: str | None = None,
+    detached: bool = False,
 ) -> Iterator[HeldLease]:
     """Hold this machine's leases of the pair and `directory`, and the lease across machines in `queue`, if given.
 
-    Raises LeaseHeld if another mover has one of them; EntityMissing or UsageError for an unsuitable queue.
+    `detached` is whether tasks outlive this driver. Tasks of an earlier driver that was killed are ended. Raises
+    LeaseHeld if another mover has a lease; EntityMissing or UsageError for an unsuitable queue.
     """
     held = HeldLease()
+    heartbeat = f"{LEASE}/{DETACHED if detached else ''}{uuid.uuid4().hex}.json"
     with ExitStack() as stack:
         if queue is not None:
             check_queue(queue)
         if directory is not None:
             held.check_machine = stack.enter_context(hold_machine_leases(pair, directory, run))
         if queue is not None:
-            held.heartbeat = f"{LEASE}/{uuid.uuid4().hex}.json"
+            held.heartbeat = heartbeat
             stack.callback(archive.remove, held.heartbeat)
             stack.enter_context(LeaseKeeper(archive, held).running(pair, queue, run))
+        end_detached_tasks(archive, but=held.heartbeat)
+        if detached and queue is None:
+            held.heartbeat = heartbeat
+            stack.enter_context(_heartbeats(archive, held.heartbeat))
         yield held
+
+
+@contextmanager
+def _heartbeats(archive: Archive, heartbeat: str) -> Iterator[None]:
+    """Write within the block, in a thread, that this driver is alive. After an error the file stays: tasks may run."""
+    ended, numbers = threading.Event(), count(1)
+
+    def write() -> None:
+        archive.write_line(heartbeat, {"number": next(numbers), "valid_seconds": ALIVE_SECONDS, "lost": None})
+
+    def write_until_ended() -> None:
+        while not ended.wait(HEARTBEAT_SECONDS):
+            try:
+                write()
+            except SbpairError as error:  # tasks without a heartbeat send nothing
+                log.debug("no heartbeat: %s", error.message)
+
+    archive.create()
+    write()
+    thread = threading.Thread(target=write_until_ended, name="heartbeats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    archive.remove(heartbeat)
+
+
+def end_detached_tasks(archive: Archive, *, but: str | None = None, spare_seconds: float = SPARE_SECONDS) -> None:
+    """Wait until no task of a killed driver sends, then end those. Raises LeaseHeld if that driver is alive.
+
+    Its tasks send only while its heartbeat is valid.
+    """
+    found = {path: _read_heartbeat(archive, path) for path in archive.sizes(LEASE) if DETACHED in path and path != but}
+    silent = {path: beat for path, beat in found.items() if beat is not None and beat["lost"] is None}
+    if not silent:
+        return
+    seconds = max(float(beat["valid_seconds"]) for beat in silent.values())
+    log.warning("the driver of run %s was killed: waiting %.0f s until its tasks stop", archive.run, seconds)
+    until = uptime() + seconds + spare_seconds
+    while uptime() < until:
+        time.sleep(min(POLL_SECONDS, spare_seconds))
+        if any(_read_heartbeat(archive, path) not in (beat, None) for path, beat in silent.items()):
+            raise LeaseHeld(
+                f"run {archive.run} is still going: its driver is alive",
+                hint=f"wait for its end, or stop it with sbpair replay stop {archive.run}",
+            )
+    for path, beat in silent.items():
+        archive.write_line(path, {**beat, "number": beat["number"] + 1, "valid_seconds": 0.0, "lost": "it was resumed"})
+    time.sleep(spare_seconds)  # tasks read it, and record what was accepted
+
+
+def _read_heartbeat(archive: Archive, path: str) -> dict[str, Any] | None:
+    try:
+        return archive.read_json(path)
+    except FileNotFoundError:
+        return None
 
 
 class LeaseKeeper:

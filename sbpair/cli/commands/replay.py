@@ -32,6 +32,7 @@ class Cluster:
     """The Spark that runs a replay."""
 
     master: str | None = option("--master URL", "Spark master [default: local, cores + 2 tasks]")
+    remote: str | None = option("--remote URL", "Spark Connect server, sc://HOST:PORT [env: SPARK_REMOTE]")
     parallelism: int | None = option("--parallelism N", "Tasks at once [default: those of a local master, or 2]")
     shared_archive: bool = flag("--shared-archive", "The archive directory is mounted on every worker")
     conf: list[str] | None = option("--conf KEY=VALUE", "Spark setting, never a secret; repeatable")
@@ -61,8 +62,8 @@ def group() -> None:
     """Move a large backlog with Spark: archive, send and prove it.
 
     A run drains the backlog queues into an archive of Parquet files, sends from there, and proves that each message
-    has exactly one outcome. Any interrupted run can be resumed. run and resume need Java and pip install
-    'sbpair[spark]'; the others need no Java.
+    has exactly one outcome. Any interrupted run can be resumed. run and resume need Java, except with --remote, and pip
+    install 'sbpair[spark]'; the others need no Java.
 
     Examples:
       sbpair replay plan
@@ -207,9 +208,14 @@ def _request(
     safeguards: ReplaySafeguards,
     count: int | None = None,
 ) -> "ReplayRequest":
+    from sbpair.replay import spark_connect
     from sbpair.replay.java import check_machine
 
-    check_machine(os.environ)
+    remote = _remote(cluster)
+    if remote is None:
+        check_machine(os.environ)
+    else:
+        spark_connect.check_client()
     found = selected_profile(connection, screen, count=count, state=safeguards.state)
     from sbpair.replay import package, spark
     from sbpair.replay.run import ReplayRequest
@@ -233,7 +239,27 @@ def _request(
         verbose=screen.detailed,
         package=cluster.package,
         wait_for_locks=not safeguards.no_wait_for_locks,
+        remote=remote,
+        remote_shown=cluster.remote is not None,
     )
+
+
+def _remote(cluster: Cluster) -> str | None:
+    """Return the URL of a Spark Connect server, if one is given. Raises UsageError."""
+    remote = cluster.remote or os.environ.get("SPARK_REMOTE") or None
+    if remote is None:
+        return None
+    from sbpair.replay import spark_connect
+
+    source = "--remote" if cluster.remote else "SPARK_REMOTE"
+    if cluster.master is not None:
+        raise UsageError(f"--master and {source} exclude each other", hint=f"leave out --master, or {source}")
+    if cluster.print_submit:
+        raise UsageError(
+            f"--print-submit and {source} exclude each other", hint="a server runs already: name a --master"
+        )
+    spark_connect.check_remote(remote, shown=cluster.remote is not None)
+    return remote
 
 
 def _selection(choice: Choice) -> "Selection":

@@ -1,0 +1,195 @@
+"""Replays through Spark Connect, whose server runs the tasks. The driver has no Java."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.replay import driver, spark_connect
+from sbpair.replay.archive_layout import LEASE
+from sbpair.replay.run import DedupMode, ReplayOptions
+from sbpair.replay.selection import Selection
+from sbpair.replay.task_lease import end_detached_tasks, hold_leases
+from tests.replay.connect_server import connect_server
+from tests.replay.replays import OPTIONS, end, nothing_is_lost, python_workers, replay
+from tests.replay.segments import created
+from tests.replay.world import HASTY, OTHER, World, world
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MESSAGES = 3_000
+SLOW_RATE = 150.0
+"""Messages a second, so that the tasks of a killed driver have some left once they stop."""
+
+NO_JAVA = {"JAVA_HOME": "/nonexistent"}
+
+
+@pytest.mark.parametrize(
+    "url", ["sc://host", "sc://host:15002", "sc://host:15002/", "sc://[::1]:5/;use_ssl=true;user_id=me"]
+)
+def test_the_url_of_a_server_is_accepted_and_named_without_parameters(url: str) -> None:
+    spark_connect.check_remote(url, shown=True)
+    assert spark_connect.server_name(url) in {"sc://host:15002", "sc://[::1]:5"}
+
+
+@pytest.mark.parametrize("url", ["", "local[2]", "sc://", "host:15002", "sc://me@host", "spark://host:7077"])
+def test_another_url_is_refused(url: str) -> None:
+    with pytest.raises(errors.UsageError, match=r"^--remote is not the URL of a Spark Connect server$"):
+        spark_connect.check_remote(url, shown=True)
+
+
+@pytest.mark.parametrize("name", ["token", "Token", "x-api-key"])
+def test_a_secret_is_refused_as_argument_and_not_repeated(name: str) -> None:
+    url = f"sc://host:443/;use_ssl=true;{name}=nobody-may-see"
+    with pytest.raises(errors.UsageError, match=f"^--remote has {name.lower()}, and other users") as refused:
+        spark_connect.check_remote(url, shown=True)
+    assert "nobody-may-see" not in f"{refused.value.message} {refused.value.hint}"
+    spark_connect.check_remote(url, shown=False)
+    assert spark_connect.server_name(url) == "sc://host:443"
+
+
+def test_a_request_does_not_show_the_url(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path, remote="sc://host/;token=nobody-may-see")
+    assert "nobody-may-see" not in repr(request)
+    with pytest.raises(errors.Unsafe, match="a directory of this machine, and sc://host:15002 runs on others"):
+        request.check()
+    replace(request, shared_archive=True).check()
+
+
+def test_a_server_that_does_not_answer_is_named(place: World, tmp_path: Path) -> None:
+    request = place.request(tmp_path, remote="sc://127.0.0.1:1", shared_archive=True)
+    with pytest.raises(errors.MachineLacks, match=r"no Spark Connect server answers at sc://127\.0\.0\.1:1: "):
+        driver.start_run(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+    assert [*(tmp_path / "archive").iterdir()] == []
+
+
+def test_tasks_of_a_killed_driver_are_ended_before_a_resume(tmp_path: Path) -> None:
+    archive = created(tmp_path)
+    left, own = (f"{LEASE}/detached-{name}.json" for name in ("left", "own"))
+    archive.write_line(left, {"number": 7, "valid_seconds": 0.2, "lost": None})
+    archive.write_line(own, {"number": 1, "valid_seconds": 900.0, "lost": None})
+    before = archive.read(own)
+    end_detached_tasks(archive, but=own, spare_seconds=0.05)
+    assert archive.read_json(left) == {"number": 8, "valid_seconds": 0.0, "lost": "it was resumed"}
+    assert archive.read(own) == before
+    end_detached_tasks(archive, but=own)  # they have ended: it does not wait again
+
+
+def test_a_driver_that_is_alive_keeps_its_run(place: World, tmp_path: Path) -> None:
+    archive = created(tmp_path)
+    with hold_leases(place.pair, archive.run, archive, detached=True) as held:
+        assert held.heartbeat is not None
+        with pytest.raises(errors.LeaseHeld, match="is still going: its driver is alive"):
+            end_detached_tasks(archive)
+    assert not archive.exists(held.heartbeat), "nothing is left of an orderly end"
+
+
+def parameters(url: str, **changes: Any) -> dict[str, Any]:
+    return {"remote": url, "shared_archive": True, "tasks": 2, "settings": HASTY, **changes}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str, int]]:
+    with (
+        world() as place,
+        connect_server(place.shell(tmp_path_factory.mktemp("server"))) as (url, pid),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in {**place.environment, **NO_JAVA}.items():
+            patch.setenv(name, value)
+        yield place, url, pid
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_a_run_selects_deduplicates_and_is_resumed(served: tuple[World, str, int], tmp_path: Path) -> None:
+    place, url, _ = served
+    place.strand_many(40)
+    request = place.request(tmp_path, **parameters(url))
+    chosen = Selection((), "size < 65536 AND message_id <> 'm0'")
+    options = ReplayOptions(empty_seconds=0.1, dedup=DedupMode.MESSAGE_ID, selection=chosen)
+    for where, reason in {
+        "rand() > 0.5": "not deterministic",
+        "hash(*) > 0": "all columns",
+        "nonsense": "resolved",
+    }.items():
+        refused = replace(options, selection=Selection((), where))
+        with pytest.raises(errors.UsageError, match=reason):
+            driver.start_run(request, refused, place.queues, 4, lambda _event: None)
+    with pytest.raises(errors.UsageError, match=r"does not take spark\.ui\.enabled from a session: .*Cannot modify"):
+        driver.start_run(
+            replace(request, settings={"spark.ui.enabled": "true"}), options, place.queues, 4, lambda _event: None
+        )
+    assert place.left() == 40
+    result = driver.start_run(request, options, place.queues, 4, lambda _event: None)
+    assert (result.proof.archived, result.proof.acknowledged, result.proof.unsent) == (40, 39, 1)
+    result = driver.resume_run(request, result.run.id, lambda _event: None, Selection())
+    assert (result.proof.acknowledged, result.proof.balanced, place.left(), place.altered()) == (40, True, 0, [])
+    assert sorted(place.ids()) == sorted(place.sent)
+    assert "SPARK_CONNECT_MODE_ENABLED" not in os.environ
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["drain", "plan", "send", "move"])
+def test_a_run_whose_driver_is_killed_is_resumed(phase: str, tmp_path: Path) -> None:
+    """The tasks run on, and stop sending by themselves: nothing is sent twice."""
+    options = {**OPTIONS, "rate": SLOW_RATE, "mode": "direct" if phase == "move" else "archive"}
+    with world(lock_seconds=15) as place, connect_server(place.shell(tmp_path)) as (url, _):
+        place.strand_many(MESSAGES)
+        with replay(place, tmp_path, request=parameters(url), options=options) as running:
+            running.until(phase, 1 if phase == "move" else 4)
+            end(running.process.pid)
+            assert running.receipt() is None
+            assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"
+        with replay(place, tmp_path, request=parameters(url), options=options, resume=running.run) as again:
+            receipt = again.receipt()
+        assert receipt is not None
+        nothing_is_lost(place, receipt)
+        assert len(place.ids()) == MESSAGES, "nothing was sent twice"
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_a_run_survives_kills_of_its_workers(tmp_path: Path) -> None:
+    with world(lock_seconds=15) as place, connect_server(place.shell(tmp_path)) as (url, pid):
+        place.strand_many(MESSAGES)
+        with replay(place, tmp_path, request=parameters(url), options={**OPTIONS, "rate": SLOW_RATE}) as running:
+            for phase in ("drain", "send"):
+                with place.during("latency", OTHER, ms=100):
+                    running.until(phase)
+                    for worker in python_workers(pid):
+                        end(worker)
+                    assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"
+            receipt = running.receipt()
+        assert receipt is not None
+        nothing_is_lost(place, receipt)
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_a_run_whose_server_is_killed_is_resumed_on_another(tmp_path: Path) -> None:
+    options = {**OPTIONS, "rate": SLOW_RATE}
+    with world(lock_seconds=15) as place:
+        place.strand_many(MESSAGES)
+        with (
+            connect_server(place.shell(tmp_path)) as (url, pid),
+            replay(place, tmp_path, request=parameters(url), options=options) as running,
+        ):
+            running.until("send")
+            end(pid)
+            assert running.receipt() is None
+            assert running.is_in("send", MESSAGES), "the kill came too late to prove anything"
+        with (
+            connect_server(place.shell(tmp_path)) as (url, _),
+            replay(place, tmp_path, request=parameters(url), options=options, resume=running.run) as again,
+        ):
+            receipt = again.receipt()
+        assert receipt is not None
+        nothing_is_lost(place, receipt)
