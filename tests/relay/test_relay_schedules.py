@@ -91,6 +91,9 @@ def posting(body: PlannedBody, steps: Iterable[RelayStep], *, every: float = 0.0
             method="POST",
             always=False,
             work=0.1,
+            early=False,
+            abandoned=False,
+            timeout=None,
             sent=replace(body, name=each.sent.name),
             answer=replace(body, name=each.answer.name),
         )

@@ -83,5 +83,5 @@ class RelayCourse:
         if outcome.kind in (REFUSED, FAILED) and (unnamed := set(sides) - set(outcome.doubtful)):
             yield f"was executed on the {', the '.join(sorted(unnamed))}, which is not named as in doubt"
         is_lost = outcome.kind == IN_DOUBT or outcome.doubtful or (sides and outcome.kind != ANSWERED)
-        if self.plan.is_gentle and is_lost and request.seconds < CLOSE_SECONDS / 2:
+        if self.plan.is_gentle and is_lost and not request.timeout and request.seconds < CLOSE_SECONDS / 2:
             yield "lost its answer although no fault takes one"

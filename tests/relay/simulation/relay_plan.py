@@ -27,7 +27,7 @@ WORK: Final = (0.0, 0.0, 0.1, 2.0, 10.0)
 STATUSES: Final = (200, 200, 200, 201, 404, 500, 503, 504)
 """The listener's own statuses: none of them swaps roles."""
 
-RECOVERING: Final = 8
+RECOVERING: Final = 4
 """The last requests are sent when all faults are over."""
 
 
@@ -68,6 +68,13 @@ class PlannedRequest:
     answer: PlannedBody
     status: int
     work: float
+    early: bool = False
+    """Whether the answer begins before the body is read."""
+
+    abandoned: bool = False
+    """Whether the client closes the answer without reading it."""
+
+    timeout: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -154,6 +161,9 @@ def _request(random: Random, number: int, at: float) -> PlannedRequest:
         answer,
         random.choice(STATUSES),
         work,
+        early=random.random() < 0.1,
+        abandoned=random.random() < 0.05,
+        timeout=random.choice((0.5, 5.0)) if random.random() < 0.1 else None,
     )
 
 
