@@ -223,7 +223,8 @@ class ListenerSide:
         renewing = asyncio.create_task(self._renew(channel, token.expires_at, token.renewable), name="renew a token")
         try:
             if self._stopping.is_set():
-                await socket.close()
+                # Beside the reading: the service may have sent more requests by now than the socket keeps.
+                self.tasks.spawn(self.stop())
             return await self._read(channel)
         finally:
             self.is_up, self._channel = False, None

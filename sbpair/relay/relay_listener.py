@@ -28,6 +28,9 @@ WAITING_PER_REQUEST: Final = 10
 """Requests that wait for each one that is handled. More are answered with 503."""
 
 CLOSE_SECONDS: Final = 30.0
+CONNECTING_SECONDS: Final = 1.0
+"""Time for a handshake that has begun. The requests of a channel that is given up meanwhile would be in doubt."""
+
 STOP_SECONDS: Final = 5.0
 """Time for the last messages of control channels that are closing."""
 
@@ -113,15 +116,7 @@ class AsyncRelayListener:
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Take no more requests, and finish accepted ones and open WebSockets within `seconds`. Others are reported."""
         self.is_closed = True
-        await asyncio.gather(*(each.stop() for each in self._sides.values()), return_exceptions=True)
-        for side, run in zip(self._sides.values(), self._runs, strict=True):
-            if side.is_connecting:
-                run.cancel()
-        if self._runs:
-            await asyncio.wait(self._runs, timeout=STOP_SECONDS)
-        for run in self._runs:
-            run.cancel()
-        await asyncio.gather(*self._runs, return_exceptions=True)
+        await self._end_runs()
         try:
             if seconds > 0:
                 async with TimeLimit(self._clock, seconds):
@@ -136,6 +131,22 @@ class AsyncRelayListener:
             await asyncio.gather(*self._work, return_exceptions=True)
             if self._session is not None:
                 await self._session.close()
+
+    async def _end_runs(self) -> None:
+        """End the control channels, and connections that are not open in time."""
+        await asyncio.gather(*(each.stop() for each in self._sides.values()), return_exceptions=True)
+        connecting = [run for side, run in zip(self._sides.values(), self._runs, strict=True) if side.is_connecting]
+        if connecting:
+            # The service may have accepted the channel by now, and be sending requests.
+            await asyncio.wait(connecting, timeout=CONNECTING_SECONDS)
+        for side, run in zip(self._sides.values(), self._runs, strict=True):
+            if side.is_connecting:
+                run.cancel()
+        if self._runs:
+            await asyncio.wait(self._runs, timeout=STOP_SECONDS)
+        for run in self._runs:
+            run.cancel()
+        await asyncio.gather(*self._runs, return_exceptions=True)
 
     async def _close_sockets(self) -> None:
         """Close the WebSockets that are still open. A cancelled handler could only break them off."""

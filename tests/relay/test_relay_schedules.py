@@ -43,8 +43,9 @@ def test_each_request_is_answered_once_or_named_under_seeded_faults(first: int) 
     assert not {seed: lines for seed, lines in wrong.items() if lines}, "python -m tests.relay.schedules --seeds N -v"
 
 
-def test_a_seed_replays_the_whole_schedule() -> None:
-    once, again = simulate_relay(ONE), simulate_relay(ONE)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_seed_replays_the_whole_schedule(seed: int) -> None:
+    once, again = simulate_relay(seed), simulate_relay(seed)
     assert once.lines == again.lines
     assert len(once.lines) > 50
 
@@ -73,6 +74,14 @@ def test_a_day_passes_with_renewed_tokens_and_one_restart() -> None:
     assert begun[:4] == pytest.approx([0, 0, 80_000, 80_000], abs=5)
 
 
+@pytest.mark.parametrize("seconds", [0.3, 0.56])
+def test_a_listener_that_stops_while_it_connects_loses_no_request(seconds: float) -> None:
+    """The service takes the new channel for ready, and sends requests, before the listener knows of it."""
+    drops = [RelayStep(5.5, 1.0, "drop-listeners", side, 0) for side in SIDES]
+    stop = RelayStep(5.5 + seconds, 5.0, "restart", "primary", 0)
+    assert not simulate_relay(posting(SMALL, [*drops, stop], every=0.05)).wrong
+
+
 # The checks have to catch a relay that is wrong
 
 
@@ -81,8 +90,8 @@ def caught(complaint: str) -> bool:
     return any(complaint in line for seed in ENOUGH_TO_CATCH for line in simulate_relay(seed).wrong)
 
 
-def posting(body: PlannedBody, steps: Iterable[RelayStep], *, every: float = 0.0) -> RelayPlan:
-    """Return a plan whose requests are posted from second 5 on, at the same time or one `every` so many seconds."""
+def posting(body: PlannedBody, steps: Iterable[RelayStep], *, every: float = 0.001) -> RelayPlan:
+    """Return a plan whose requests are posted from second 5 on, one `every` so many seconds."""
     drawn = relay_plan(ONE)
     requests = [
         replace(

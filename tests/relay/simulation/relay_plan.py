@@ -126,7 +126,8 @@ def relay_plan(seed: int) -> RelayPlan:
         _step(random, random.choice(kinds), random.choice(moments))
         for _ in range(random.randint(1, 8 if kinds != GENTLE else 24))
     ]
-    requests = [_request(random, number, random.choice(moments)) for number in range(count)]
+    # A loop may begin what is due at the same time in any order.
+    requests = [_request(random, number, random.choice(moments) + number / 1_000) for number in range(count)]
     requests += [_probe(random, count + number) for number in range(RECOVERING)]
     sockets = [_socket(random, number, span) for number in range(random.randint(0, 4))]
     steps.sort(key=lambda step: step.at)

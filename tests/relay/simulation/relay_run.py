@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
@@ -410,7 +410,7 @@ def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> Re
     with closing(loop):
         simulation = RelaySimulation(plan, loop)
         course = simulation.course
-        with made_virtual(plan.seed, loop, simulation.tool_time, None), without_sockets():
+        with made_virtual(plan.seed, loop, simulation.tool_time, None), without_sockets(), without_collection():
             try:
                 loop.run_until_complete(simulation.main())
             except (Stuck, ExceptionGroup) as broken:
@@ -425,6 +425,17 @@ def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> Re
         for context in loop.broken:
             course.accuse(repr(context.get("exception") or context["message"]))
     return RelayVerdict(plan, tuple(course.wrong), tuple(course.lines), course.digest, dict(course.counts))
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Let no object end at a time that depends on what was run before."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _kept_objects() -> dict[str, int]:
