@@ -1,7 +1,7 @@
 """The event loop of a command, and its signal handlers.
 
 SIGINT, SIGTERM or SIGHUP cancels. A command that can stop gracefully stops on the first one, and stops at once on the
-second.
+second. Once it is done, it prints its result in spite of the next one.
 """
 
 import asyncio
@@ -65,6 +65,20 @@ async def _until_signalled(
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, signalled)
     try:
-        return await main(stop, hurry)
+        result = await main(stop, hurry)
     except asyncio.CancelledError:
         raise CommandInterrupted from None
+    if graceful:
+        _ignore_next_signals(loop)
+    return result
+
+
+def _ignore_next_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """Ignore one signal of each kind from now on: by default, it would end the process before it prints its result."""
+
+    def ignore(number: int, _frame: object) -> None:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    for number in SIGNALS:
+        if loop.remove_signal_handler(number):
+            signal.signal(number, ignore)

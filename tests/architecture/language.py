@@ -25,7 +25,7 @@ abort accept acquire add admit advance allow announce answer append apply archiv
 break build call cancel charge check choose clear close collect combine commit compare compile complete compute
 confirm connect continue convert copy correct count create dead-letter decide decode defer delay delete deliver
 describe detach disable discard divide do drain draw drop emit empty encode end enqueue estimate expire explain export
-fail fetch fill filter find finish fold follow forget format forward give group handle have hold identify import
+fail fetch fill filter find finish fold follow forget format forward give group handle have hold identify ignore import
 iterate join keep learn let limit link list listen load lock log make map mark match measure merge move name note
 observe open parse pass pause peek perform ping plan prefetch preview print prove provision publish put queue raise
 react read receive record recover redirect refuse register rehearse reject release remove rename render renew repeat

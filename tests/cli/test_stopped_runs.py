@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import signal
+import sys
 import termios
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,27 @@ async def stopped(pair: Pair, number: signal.Signals, *words: str, **options: An
     await until(lambda: pair.arrived > 0)
     process.send_signal(number)
     return await command.finished(process)
+
+
+SIGNALLED_AFTERWARDS = """
+import os, sys
+from sbpair.cli.command_loop import run_gracefully
+
+async def move(stop, hurry):
+    return "receipt"
+
+receipt, number = run_gracefully(move), int(sys.argv[1])
+os.kill(os.getpid(), number)
+print(receipt, flush=True)
+os.kill(os.getpid(), number)
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_end_of_a_run_leaves_its_receipt(number: signal.Signals, tmp_path: Path) -> None:
+    done = command.run_program(sys.executable, "-c", SIGNALLED_AFTERWARDS, str(int(number)), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (-number, "receipt\n")
 
 
 @pytest.mark.parametrize(("mode", "code"), [("--once", 130), ("--watch", 0)])

@@ -11,6 +11,7 @@ import gc
 import inspect
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient as Ai
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair import __main__
+from sbpair.cli.command_loop import SIGNALS
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.failover import failover_send
 from sbpair.syphon import runner as syphon_runner
@@ -240,6 +242,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("HOME", str(tmp_path))
     thresholds, loggers = gc.get_threshold(), {name: logging.getLogger(name) for name in (None, "azure", "sbpair")}
     before = {name: (logger.level, list(logger.handlers)) for name, logger in loggers.items()}
+    signals = {number: signal.getsignal(number) for number in SIGNALS}
 
     def invoke(*words: str, **environ: str) -> tuple[int, str, str]:
         with monkeypatch.context() as patch:
@@ -252,6 +255,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     for name, (level, handlers) in before.items():
         loggers[name].level, loggers[name].handlers = level, handlers
     logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
+    for number, handler in signals.items():
+        signal.signal(number, handler)
     gc.set_threshold(*thresholds)
     gc.unfreeze()
 
