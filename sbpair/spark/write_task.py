@@ -6,12 +6,14 @@ while its claim on the partition is confirmed, so two attempts never send at the
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.credentials import token_getter
-from sbpair.errors import EntityMissing, Unavailable
+from sbpair.errors import AccessError, EntityMissing, ServiceRefused, Unavailable
 from sbpair.model.pair import Ends
 from sbpair.move.context import MoveContext
 from sbpair.move.message.decode import GenericMessage
@@ -46,9 +48,9 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
     archive = job.open()
     ledger = Ledger(archive, 1)
     async with TaskClaim(job, place, ledger.attempt).kept() as claim:
-        reader = RowReader(batches, job, place, ledger)
-        source = ShardSource(reader, archive, ledger)
         endpoint = job.access.endpoint(os.environ)
+        # In a thread: a long ledger takes time, and the claim is to be renewed.
+        acknowledged = await asyncio.to_thread(AcknowledgedRows, job, place)
         context = MoveContext(
             namespace=endpoint.name,
             tally=LedgerTally(ledger),
@@ -57,7 +59,8 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
         )
         async with token_getter(Ends("write", endpoint, endpoint)) as get_token:
             primary = RowDestinations(endpoint, get_token=get_token)
-            waiting = await send_source(source, primary, context)
+            reader = RowReader(batches, job, place, ledger, acknowledged, primary.check_destination)
+            waiting = await send_source(ShardSource(reader, archive, ledger), primary, context)
     receipt = context.tally.receipt()
     if not reader.exhausted or reader.count > receipt.sent + receipt.dead_lettered:
         reason, hint = (waiting[0].reason, waiting[0].hint) if waiting else ("a stop was requested", "")
@@ -68,8 +71,8 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
         place.scope,
         reader.rows,
         receipt.sent,
-        reader.acknowledged.known,
-        reader.acknowledged.retried,
+        acknowledged.known,
+        acknowledged.retried,
         receipt.dead_lettered,
         receipt.destinations,
         receipt.dead_letter_reasons,
@@ -82,6 +85,12 @@ class RowDestinations(RawPrimary):
     def __init__(self, endpoint: Endpoint, **options: Any) -> None:
         super().__init__(endpoint, **options)
         self._endpoint = endpoint
+        self._loop = asyncio.get_running_loop()
+
+    def check_destination(self, destination: str) -> None:
+        """Raise UsageError for a destination that does not exist. For another thread than the loop's."""
+        with suppress(AccessError, ServiceRefused, Unavailable):  # the send finds these, and may try again
+            asyncio.run_coroutine_threadsafe(self.ready(destination), self._loop).result()
 
     async def ready(self, destination: str) -> RawDestinationLink:
         try:
@@ -93,11 +102,20 @@ class RowDestinations(RawPrimary):
 class RowReader:
     """The rows of a partition as messages without an outcome, in order. Each is recorded as held when read."""
 
-    def __init__(self, batches: Iterator[Any], job: WriteJob, place: TaskPlace, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        job: WriteJob,
+        place: TaskPlace,
+        ledger: Ledger,
+        acknowledged: AcknowledgedRows,
+        check_destination: Callable[[str], None],
+    ) -> None:
         self.exhausted = False
         self.rows = self.count = 0
-        self.acknowledged = AcknowledgedRows(job, place)
         self._job, self._place, self._ledger = job, place, ledger
+        self._acknowledged, self._check_destination = acknowledged, check_destination
+        self._destinations: set[str] = set()
         self._shard = f"{place.scope}/{job.job}.{place.partition}"
         self._batches = batches
         self._batch: Any = None
@@ -112,9 +130,12 @@ class RowReader:
         found, first = [], self.rows
         self.rows += len(rows)
         for row in self._job.columns.messages(rows, f"partition {self._place.partition}", first):
-            if not self.acknowledged.take(row):
+            if not self._acknowledged.take(row):
                 self.count += 1
                 found.append(self._message(row))
+        for destination in {each.facts.path for each in found} - self._destinations:
+            self._check_destination(str(destination))
+            self._destinations.add(str(destination))
         if found:
             self._ledger.hold({each: entry_of(each) for each in found})
         return found

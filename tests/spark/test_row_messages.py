@@ -139,7 +139,7 @@ def test_a_wrong_row_ends_its_task_by_column_and_row(message: str, place: World,
 
 def test_an_unknown_destination_of_a_row_is_refused(place: World, tmp_path: Path) -> None:
     job = start(place, tmp_path, {"id": TEXT, "body": BINARY, "destination": TEXT})
-    rows = pa.record_batch({"id": ["a"], "body": [b""], "destination": ["nowhere"]})
+    rows = pa.record_batch({"id": ["a", "b"], "body": [b"", b""], "destination": ["orders", "nowhere"]})
     with pytest.raises(UsageError, match="column destination: there is no queue or topic 'nowhere' in contoso"):
         write(job, rows)
     assert place.ids() == []
