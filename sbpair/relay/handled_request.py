@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from websockets.exceptions import ConnectionClosed, WebSocketException
@@ -26,6 +26,7 @@ from sbpair.relay.control_messages import (
     response_message,
 )
 from sbpair.relay.relay_clock import RelayClock, TimeLimit
+from sbpair.relay.relay_connections import send_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +42,9 @@ ANSWER_SECONDS: Final = 60.0
 """Time of a handler, and of a pause within a streamed answer: the service waits no longer."""
 
 FRAGMENT: Final = 64 * 1024
+MAX_WHOLE: Final = 256 * 1024
+"""Larger bodies are sent in fragments."""
+
 
 log = logging.getLogger(__name__)
 
@@ -226,21 +230,24 @@ class HandledRequest:
             text = response_message(self._message.request_id, head, has_body=bool(body))
             if len(text) + len(body) <= MAX_INLINE and await self._channel.send_answer(self._message, text, body):
                 return
-        await self._send_over_rendezvous(head, _fragments(body) if body else None)
+        await self._send_over_rendezvous(head, body)
 
-    async def _send_over_rendezvous(
-        self, head: dict[str, Any], parts: Iterable[bytes] | AsyncIterator[bytes] | None
-    ) -> None:
+    async def _send_over_rendezvous(self, head: dict[str, Any], body: bytes | AsyncIterator[bytes]) -> None:
         """Send an answer over the connection of its request, or a new one. Raises SbpairError, WebSocketException."""
         if self._meeting is None:
             self._meeting = await self._channel.meet(self._message.address)
-        await self._meeting.send(response_message(self._message.request_id, head, has_body=parts is not None))
-        if parts is not None:
-            await self._meeting.send(parts)
+        text = response_message(self._message.request_id, head, has_body=body != b"")
+        if isinstance(body, bytes) and len(body) <= MAX_WHOLE:
+            await send_message(self._meeting, text, body)
+        else:
+            await self._meeting.send(text)
+            await self._meeting.send(_fragments(body) if isinstance(body, bytes) else body)
 
     async def _in_time(self, collected: list[bytes], parts: BodyParts) -> AsyncIterator[bytes]:
         """Yield the parts of a body in fragments. A pause of the handler fails it."""
-        yield b""
+        if not collected:
+            # The message has to begin, even if no part comes.
+            yield b""
         part: bytes | None = b"".join(collected)
         collected.clear()
         while part is not None:

@@ -26,7 +26,7 @@ from sbpair.relay.control_messages import (
 )
 from sbpair.relay.events import RelayAnswerLost, RelayReporter, RelaySideDown, RelaySideUp, RelayTokenNotRenewed
 from sbpair.relay.relay_clock import sleep
-from sbpair.relay.relay_connections import one_line, open_frames
+from sbpair.relay.relay_connections import one_line, open_frames, send_message
 from sbpair.relay.relay_decisions import TRACKING
 from sbpair.relay.relay_tokens import RENEW_SECONDS, TOKEN_HEADER, RelayTokens
 
@@ -42,6 +42,9 @@ SLOW_SECONDS: Final = 60.0
 
 STEADY_SECONDS: Final = 30.0
 """A channel that lives this long has worked: the next failure is a first one."""
+
+CONFIRM_SECONDS: Final = 0.05
+"""How long answers wait for the ping that all of them share."""
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +76,7 @@ class ControlChannel:
         """Send head and body as neighbours, whatever becomes of the caller."""
         async with self._turn:
             try:
-                await self.socket.send(text)
-                if body:
-                    await self.socket.send(body)
+                await send_message(self.socket, text, body)
             except ConnectionClosed:
                 return False
         self._unconfirmed[request.request_id] = (request, text, body)
@@ -87,6 +88,7 @@ class ControlChannel:
         """Forget answers when the pong to a ping behind them has come."""
         with suppress(ConnectionClosed):
             while self._unconfirmed:
+                await asyncio.sleep(CONFIRM_SECONDS)
                 sent = list(self._unconfirmed)
                 async with self._turn:
                     pong = await self.socket.ping()
@@ -104,6 +106,7 @@ class ControlChannel:
     async def leave(self) -> None:
         """Send the answers again that may not have arrived. The service drops one that has."""
         if self._confirming is not None:
+            self._confirming.cancel()
             await asyncio.gather(self._confirming, return_exceptions=True)
         for request, text, body in list(self._unconfirmed.values()):
             self._listener.tasks.spawn(self._send_again(request, text, body))
@@ -119,9 +122,7 @@ class ControlChannel:
             self._listener.report_lost(request.request_id, error.message)
             return
         try:
-            await meeting.send(text)
-            if body:
-                await meeting.send(body)
+            await send_message(meeting, text, body)
         except WebSocketException as error:
             self._listener.report_lost(request.request_id, one_line(str(error)))
         finally:

@@ -164,6 +164,16 @@ async def open_frames(
         raise _frames_error(error, endpoint, proxy) from None
 
 
+async def send_message(connection: ClientConnection, text: str, body: bytes) -> None:
+    """Send a message and the body that belongs to it as neighbours, in one write. Raises ConnectionClosed."""
+    async with connection.send_context():
+        protocol = connection.protocol
+        protocol.send_text(text.encode())
+        if body:
+            protocol.send_binary(body)
+        protocol.writes = [b"".join(protocol.writes)]
+
+
 def _proxy_url(proxy: Proxy) -> str:
     url = URL(proxy.url)
     return str(url if proxy.user is None else url.with_user(proxy.user).with_password(proxy.password or ""))

@@ -3,9 +3,10 @@
 python -m tests.benchmarks.relay_proxy [--messages SMALL LARGE] [--body BYTES] [--rounds N] [--instructions]
                                        [--output json]
 
-Both take turns in each round. `relay` is emulator and listener, whose handler answers; `proxy` is the reverse proxy
-alone, and `proxy_and_server` it and the server behind it. CPU is noisy on a busy machine: with --instructions, valgrind
-counts those of a request.
+They take turns in each round. `relay` is emulator and listener, whose handler answers. `passed_on` is emulator and
+listener too, but the listener is a reverse proxy to a server, which is not counted. `proxy` is the plain reverse proxy
+alone, and `proxy_and_server` it and its server. CPU is noisy on a busy machine: with --instructions, valgrind counts
+those of a request.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from aiohttp import ClientSession, TCPConnector, web
 
 from sbpair.model.pair import SasKey
 from sbpair.model.signature import sign
-from sbpair.relay import RelayAnswer, RelayEndpoint
+from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayListener
+from sbpair.relay.reverse_proxy import ReverseProxy
 from tests.benchmarks.figures import Run, emit, log, parser, ratio, summary
 from tests.benchmarks.processes import cpu_seconds, peak_mb
 
@@ -38,20 +40,26 @@ COUNTING = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out
 IN_FLIGHT = 8
 WARM_UP = 20
 LOCAL = "127.0.0.1"
-STRING = "SBPAIR_BENCHMARK_CONNECTION_STRING"
+STRINGS = "SBPAIR_BENCHMARK_CONNECTION_STRINGS"
+RATIOS = [("relay", "proxy_and_server"), ("passed_on", "proxy"), ("relay", "proxy")]
 OF_CONNECTION = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding"})
 
 
 # The processes
 
 
-async def listen() -> None:
-    """Answer requests through the relay with their bodies."""
+async def listen(port: str = "") -> None:
+    """Answer requests through the relay with their bodies, or pass them on to a server."""
 
     async def echo(request: Any) -> RelayAnswer:
         return RelayAnswer(200, {"Content-Type": "text/plain"}, await request.read())
 
-    async with RelayListener(RelayEndpoint.from_connection_string(os.environ[STRING]), echo):
+    texts = json.loads(os.environ[STRINGS])
+    pair = RelayPair(*(RelayEndpoint.from_connection_string(text) for text in texts))
+    async with (
+        ReverseProxy(pair, f"http://{LOCAL}:{port or 1}") as proxy,
+        RelayListener(pair, proxy.handle if port else echo),
+    ):
         await until_ended("listening")
 
 
@@ -127,17 +135,21 @@ class Sending:
     body: int
     counting: bool = False
 
-    def through_relay(self) -> dict[str, Run]:
+    def through_relay(self, *, is_passed_on: bool = False) -> dict[str, Run]:
         with ExitStack() as stack:
-            words = ("sbpair", "emulator", "--namespace", "bench=0", "--relay", "hyco", "--quiet", "--output", "json")
-            emulator = stack.enter_context(self.started(*words))
-            [text] = json.loads(emulator.line)["namespaces"][0]["hybrid_connections"]
-            listener = stack.enter_context(self.started(MODULE, "listen", environ={STRING: text}))
-            endpoint = RelayEndpoint.from_connection_string(text)
+            server = [stack.enter_context(self.started(MODULE, "serve")).line] if is_passed_on else []
+            words = ("--namespace", "bench=0", "--namespace", "bench-dr=0", "--relay", "hyco", "--quiet")
+            emulator = stack.enter_context(self.started("sbpair", "emulator", *words, "--output", "json"))
+            texts = [each["hybrid_connections"][0] for each in json.loads(emulator.line)["namespaces"]]
+            environ = {STRINGS: json.dumps(texts)}
+            listener = stack.enter_context(self.started(MODULE, "listen", *server, environ=environ))
+            endpoint = RelayEndpoint.from_connection_string(texts[0])
             assert isinstance(endpoint.credential, SasKey)
             token = sign(endpoint.audience, endpoint.credential, int(time.time()) + 3_000)
             headers = {"ServiceBusAuthorization": token}
             seconds = asyncio.run(self.send(endpoint.request_url(), headers, emulator, listener))
+        if is_passed_on:
+            return self.runs(seconds, passed_on=[emulator, listener])
         return self.runs(seconds, relay=[emulator, listener], emulator=[emulator], listener=[listener])
 
     def through_proxy(self) -> dict[str, Run]:
@@ -212,19 +224,20 @@ def document(sizes: list[int], rounds: int, body: int, *, counting: bool) -> dic
     for number in range(rounds):
         for size in sizes:
             sending = Sending(size, body, counting)
-            for name, run in (sending.through_relay() | sending.through_proxy()).items():
+            ways = sending.through_relay() | sending.through_relay(is_passed_on=True) | sending.through_proxy()
+            for name, run in ways.items():
                 found = turns.setdefault(name, [{} for _ in range(rounds)])
                 found[number][size] = run
                 log(f"round {number + 1} of {rounds}: {name}: {run}")
-    ways = {name: summary(each) for name, each in turns.items()}
+    found = {name: summary(each) for name, each in turns.items()}
     ratios: dict[str, Any] = {}
-    for other in ("proxy", "proxy_and_server"):
+    for one, other in RATIOS:
         if counting:
-            counts = [ways[name]["instructions_per_message"]["min"] for name in ("relay", other)]
-            ratios[f"relay_to_{other}"] = round(counts[0] / counts[1], 2)
+            counts = [found[name]["instructions_per_message"]["min"] for name in (one, other)]
+            ratios[f"{one}_to_{other}"] = round(counts[0] / counts[1], 2)
         else:
-            ratios[f"relay_to_{other}"] = ratio(turns["relay"], turns[other])
-    return {"body": body, "ways": ways, "ratios": ratios}
+            ratios[f"{one}_to_{other}"] = ratio(turns[one], turns[other])
+    return {"body": body, "ways": found, "ratios": ratios}
 
 
 def main() -> None:
