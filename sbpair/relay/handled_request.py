@@ -117,6 +117,7 @@ class HandledRequest:
         self._on_failed = on_failed
         self._on_lost = on_lost
         self._meeting: ClientConnection | None = None
+        self._sent_body: AsyncIterator[bytes] | None = None
 
     async def handle(self, handler: RelayHandler) -> None:
         """Give the request to the handler, and send its answer."""
@@ -153,7 +154,10 @@ class HandledRequest:
         if not isinstance(message, RequestMessage) or not message.method:
             raise RelayMessageInvalid("the rendezvous address has no request")
         self._message = message
-        return self._parts(self._meeting) if message.has_body else b""
+        if not message.has_body:
+            return b""
+        self._sent_body = self._parts(self._meeting)
+        return self._sent_body
 
     async def _parts(self, connection: ClientConnection) -> AsyncIterator[bytes]:
         try:
@@ -257,12 +261,23 @@ class HandledRequest:
                 part = await parts.next()
 
     async def _leave(self) -> None:
-        if self._meeting is not None:
-            try:
-                await self._meeting.close()
-            except asyncio.CancelledError:
-                self._meeting.transport.abort()
-                raise
+        if self._meeting is None:
+            return
+        # The service's close comes behind what the handler has not read of the body.
+        discarding = asyncio.create_task(self._discard(), name="discard the rest of a request")
+        try:
+            await self._meeting.close()
+        except asyncio.CancelledError:
+            self._meeting.transport.abort()
+            raise
+        finally:
+            discarding.cancel()
+            await asyncio.gather(discarding, return_exceptions=True)
+
+    async def _discard(self) -> None:
+        if self._sent_body is not None:
+            async for _ in self._sent_body:
+                pass
 
 
 def checked_answer(answer: object) -> RelayAnswer:

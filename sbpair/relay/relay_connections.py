@@ -46,6 +46,10 @@ MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 PING_SECONDS: Final = 30.0
 """A control channel whose ping is not answered in this time has failed."""
 
+CONTROL_CLOSE_SECONDS: Final = 10.0
+FLUSH_SECONDS: Final = 60.0
+"""Time for the end of an answer whose sender pauses: the service allows as much."""
+
 MAX_TEXT: Final = 300
 
 LOST: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
@@ -156,6 +160,7 @@ async def open_frames(
                 open_timeout=None,
                 ping_interval=PING_SECONDS,
                 ping_timeout=PING_SECONDS,
+                close_timeout=CONTROL_CLOSE_SECONDS if is_control else FLUSH_SECONDS,
                 max_size=MAX_CONTROL_MESSAGE if is_control else (None, MAX_FRAGMENT),
                 logger=_quiet,
                 **options,

@@ -217,6 +217,32 @@ async def test_a_handler_that_hangs_is_cancelled_after_a_minute(bench: RelayPair
     asking.exception()
 
 
+async def test_an_answer_to_a_body_that_is_not_read_frees_the_listener(bench: RelayPairBench) -> None:
+    sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 400:
+            sent += 1
+            yield b"x" * 65_536
+
+    async def handler(request: RelayRequest) -> RelayAnswer:
+        before = -1
+        while request.method == "PUT" and sent != before:
+            # Until nothing more fits between the sender and this handler.
+            before = sent
+            for _ in range(500):
+                await asyncio.sleep(0)
+        return RelayAnswer(413)
+
+    await bench.listen(handler, max_requests=1)
+    client = await bench.client()
+    async with asyncio.timeout(8):
+        assert (await client.request("PUT", body=body())).status == 413
+        assert 0 < sent < 400
+        assert (await client.request("GET")).status == 413
+
+
 async def test_an_answer_that_pauses_for_a_minute_is_given_up(bench: RelayPairBench) -> None:
     async def pausing() -> AsyncIterator[bytes]:
         yield b"a" * 70_000

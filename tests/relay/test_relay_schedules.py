@@ -43,7 +43,7 @@ def test_each_request_is_answered_once_or_named_under_seeded_faults(first: int) 
     assert not {seed: lines for seed, lines in wrong.items() if lines}, "python -m tests.relay.schedules --seeds N -v"
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, ONE])
 def test_a_seed_replays_the_whole_schedule(seed: int) -> None:
     once, again = simulate_relay(seed), simulate_relay(seed)
     assert once.lines == again.lines
@@ -82,6 +82,13 @@ def test_a_listener_that_stops_while_it_connects_loses_no_request(seconds: float
     assert not simulate_relay(posting(SMALL, [*drops, stop], every=0.05)).wrong
 
 
+def test_a_client_that_pauses_gets_the_end_of_an_answer() -> None:
+    """The listener has sent all of it, and waits for the service to read the last part."""
+    drawn = posting(PlannedBody("", 1_000_000, 1, 0.0), ())
+    requests = [replace(each, pause=12.0, sent=replace(each.sent, size=10)) for each in drawn.requests]
+    assert not simulate_relay(replace(drawn, requests=tuple(requests))).wrong
+
+
 # The checks have to catch a relay that is wrong
 
 
@@ -103,6 +110,7 @@ def posting(body: PlannedBody, steps: Iterable[RelayStep], *, every: float = 0.0
             early=False,
             abandoned=False,
             timeout=None,
+            pause=0.0,
             sent=replace(body, name=each.sent.name),
             answer=replace(body, name=each.answer.name),
         )

@@ -75,11 +75,15 @@ class PlannedRequest:
     """Whether the client closes the answer without reading it."""
 
     timeout: float | None = None
+    pause: float = 0.0
+    """How long the client stops within the answer."""
 
     @property
     def seconds(self) -> float:
         """The least time that it takes."""
-        return self.work + sum(body.parts * body.pause for body in (self.sent, self.answer) if body.parts > 1)
+        return (
+            self.work + self.pause + sum(body.parts * body.pause for body in (self.sent, self.answer) if body.parts > 1)
+        )
 
     @property
     def may_repeat(self) -> bool:
@@ -165,6 +169,7 @@ def _request(random: Random, number: int, at: float) -> PlannedRequest:
         early=random.random() < 0.1,
         abandoned=random.random() < 0.05,
         timeout=random.choice((0.5, 5.0)) if random.random() < 0.1 else None,
+        pause=12.0 if random.random() < 0.1 else 0.0,
     )
 
 

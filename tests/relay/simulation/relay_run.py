@@ -25,7 +25,7 @@ from sbpair.emulator.relay.relayed_socket import OfferedSocket
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.handled_request import HandledRequest, RelayRequest
-from sbpair.relay.relay_client import AsyncRelayClient
+from sbpair.relay.relay_client import AsyncRelayClient, AsyncRelayResponse
 from sbpair.relay.relay_endpoint import SIDES, Side
 from sbpair.relay.relay_listener import AsyncRelayListener
 from sbpair.relay.socket_offer import RelayOffer
@@ -167,7 +167,7 @@ class RelaySimulation:
                 timeout=planned.timeout,
             )
             async with response:
-                body = None if planned.abandoned else await response.read()
+                body = None if planned.abandoned else await _read(response, planned.pause)
         except InDoubt:
             return RequestOutcome(ends.IN_DOUBT)
         except BothFailed as failed:
@@ -389,6 +389,16 @@ def _fault_of(step: RelayStep, host: str) -> Fault:
     return Fault(f"relay-{step.kind}", host)
 
 
+async def _read(response: AsyncRelayResponse, pause: float) -> bytes:
+    """Return the body of an answer, read with a pause after its first part."""
+    parts: list[bytes] = []
+    async for part in response:
+        parts.append(part)
+        if len(parts) == 1:
+            await asyncio.sleep(pause)
+    return b"".join(parts)
+
+
 def _body_of(planned: PlannedBody) -> Any:
     """Return a body as bytes, as a stream, or None for an empty one."""
     if planned.parts == 1:
@@ -410,7 +420,7 @@ def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> Re
     with closing(loop):
         simulation = RelaySimulation(plan, loop)
         course = simulation.course
-        with made_virtual(plan.seed, loop, simulation.tool_time, None), without_sockets(), without_collection():
+        with made_virtual(plan.seed, loop, simulation.tool_time, None), without_sockets(loop), without_collection():
             try:
                 loop.run_until_complete(simulation.main())
             except (Stuck, ExceptionGroup) as broken:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from unittest.mock import patch
 
 import aiohappyeyeballs
+from aiohttp import connector
 
 from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.http.http_frontend import http_server
@@ -48,13 +49,16 @@ class RelayLoop(VirtualLoop):
 
 
 @contextmanager
-def without_sockets() -> Iterator[None]:
-    """Let aiohttp take an address for a socket that is connected to it."""
+def without_sockets(loop: RelayLoop) -> Iterator[None]:
+    """Let aiohttp take an address for a socket that is connected to it, and its connections age in virtual time."""
 
     async def start_connection(addr_infos: Any, **_options: Any) -> Any:
         return addr_infos[0][4]
 
-    with patch.object(aiohappyeyeballs, "start_connection", start_connection):
+    with (
+        patch.object(aiohappyeyeballs, "start_connection", start_connection),
+        patch.object(connector, "monotonic", loop.time),
+    ):
         yield
 
 
