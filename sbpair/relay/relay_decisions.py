@@ -37,10 +37,10 @@ def judged_answer(status: int, *, has_via: bool, was_repeated: bool = False) -> 
     """Return the verdict on an HTTP answer; `was_repeated` if the request was sent before, and not answered."""
     if has_via:
         return AnswerVerdict.ANSWER
-    if status in _NOT_ROUTED:
-        return AnswerVerdict.IN_DOUBT if was_repeated else AnswerVerdict.NOT_EXECUTED
-    if status in _ROUTED_PERHAPS:
+    if status in _ROUTED_PERHAPS or (was_repeated and status >= 400):
         return AnswerVerdict.IN_DOUBT
+    if status in _NOT_ROUTED:
+        return AnswerVerdict.NOT_EXECUTED
     return AnswerVerdict.REFUSED if status >= 400 else AnswerVerdict.ANSWER
 
 

@@ -28,6 +28,9 @@ ENOUGH_TO_CATCH = range(60)
 ONE = 3
 """A seed with answers of all kinds."""
 
+REPEATED = 91
+"""A seed in which a request is executed, loses its connection, and is repeated with a token that is refused."""
+
 SMALL = PlannedBody("", 10, 1, 0.0)
 
 
@@ -72,6 +75,11 @@ def test_a_day_passes_with_renewed_tokens_and_one_restart() -> None:
     assert not verdict.wrong
     assert verdict.counts["answered"] == len(verdict.plan.requests)
     assert begun[:4] == pytest.approx([0, 0, 80_000, 80_000], abs=5)
+
+
+def test_a_request_whose_repetition_is_refused_stays_in_doubt() -> None:
+    """aiohttp repeats a request, and by then the key is refused."""
+    assert not simulate_relay(REPEATED).wrong
 
 
 @pytest.mark.parametrize("seconds", [0.3, 0.56])
