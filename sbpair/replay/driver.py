@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from sbpair.replay.progress import OnEvent, ReplayPhase
 from sbpair.replay.recorded_progress import ReplayTimeline, run_settings
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, TaskJob, load_run, save_run
 from sbpair.replay.selection import check_selection
-from sbpair.replay.spark import count_task_slots, spark_session, stopping
+from sbpair.replay.spark import PLATFORM, count_task_slots, spark_session, stopping
 from sbpair.replay.spark_connect import connect_session, server_name
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.verify import check_segments, messages_removed, verify
@@ -189,7 +189,7 @@ def _run(
             released = phases.drain()
             phases.send()
         on_event(ReplayPhase("verify", "counting the messages in the archive"))
-        with stopping(spark):
+        with nullcontext() if request.master == PLATFORM else stopping(spark):
             return _prove(archive, run, began, released)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -79,7 +80,8 @@ def is_installed(package: str) -> bool:
     try:
         importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return False
+        # Spark's own directory, from which spark-submit imports pyspark, has no metadata.
+        return any(each.name == package for each in pkgutil.iter_modules())
     return True
 
 

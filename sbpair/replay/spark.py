@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ROWS_PER_BATCH = 5_000  # rows a task takes from Spark at a time: enough for Arrow to be fast, and small without bodies
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 DAEMON = "sbpair.replay.pyspark_daemon"
+PLATFORM = "platform"
+"""The master of a job that spark-submit or a managed platform has started: the one that it was started with."""
 
 QUIET_LOG4J = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -64,7 +66,7 @@ SETTINGS = {
 
 def check_master(master: str) -> None:
     """Raise UsageError for a text that Spark accepts as no master."""
-    if not re.fullmatch(r"(local(-cluster)?|yarn)(\[.*\])?|(spark|k8s|mesos)://.+", master):
+    if master != PLATFORM and not re.fullmatch(r"(local(-cluster)?|yarn)(\[.*\])?|(spark|k8s|mesos)://.+", master):
         raise UsageError(
             f"--master: {master!r} is not a Spark master",
             hint="expected local[N], spark://HOST:PORT, k8s://URL or yarn",
@@ -109,7 +111,8 @@ def spark_session(
                 add_package(spark, package)
             yield spark
         finally:
-            spark.stop()
+            if master != PLATFORM:  # the end of the job stops it, and some platforms need it until then
+                spark.stop()
 
 
 def hide_tracebacks() -> None:
@@ -178,7 +181,9 @@ def _start(master: str, settings: Mapping[str, str], directory: str) -> Any:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    conf = SparkConf().setMaster(master).setAppName("sbpair replay")
+    conf = SparkConf().setAppName("sbpair replay")
+    if master != PLATFORM:
+        conf.setMaster(master)
     conf.setAll([*{**SETTINGS, "spark.sql.warehouse.dir": directory, **settings}.items()])
     try:
         _start_java(conf)

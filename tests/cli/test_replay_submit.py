@@ -121,3 +121,9 @@ def test_a_server_of_spark_connect_is_checked_without_java(
     assert reason in done.stderr
     assert done.returncode == 2
     assert "nobody-may-see" not in done.stdout + done.stderr
+
+
+def test_a_submit_command_needs_a_master_of_its_own(tmp_path: Path) -> None:
+    said = ("run", "--archive", "s3://bucket/x", "--master", "platform", "--print-submit")
+    done = sbpair(*said, home=java_in(tmp_path))
+    assert (done.returncode, "--print-submit needs the master of spark-submit" in done.stderr) == (2, True)

@@ -165,25 +165,56 @@ def resume_command(
 
 
 def package_command(
-    *, file: Path = argument("[FILE]", "The zip to write", default=Path("sbpair.zip")), screen: Screen
+    *,
+    file: Path | None = argument("[PATH]", "Zip, or with --for directory [default: sbpair.zip]", default=None),
+    platform: str | None = option("--for PLATFORM", "Write a job: databricks, emr-serverless or kubernetes"),
+    archive: str | None = option("--archive URL", "URL of the job's archive; with --for"),
+    name: str | None = option("--name NAME", "Name of the job; with --for [default: sbpair-replay]"),
+    connection: PairSelection,
+    screen: Screen,
 ) -> int:
-    """Write a zip of sbpair and its dependencies for bare Spark workers.
+    """Write a zip of sbpair and its dependencies for bare Spark workers, or a job of a managed platform.
 
-    Pass it to sbpair replay run --package. Packages with native code are listed, not packed: workers need them only to
-    sign in with an identity. Workers always need pyspark, pyarrow, pandas and this machine's minor version of Python.
+    Pass the zip to sbpair replay run --package. Packages with native code are listed, not packed: workers need them
+    only to sign in with an identity. Workers always need pyspark, pyarrow, pandas and this machine's minor version of
+    Python. With --for, a directory gets the zip, the job's definition and a README with the commands to store its
+    secrets, to submit, watch and stop it. The definition names secrets, and has none.
 
     Examples:
-      sbpair replay package
       sbpair replay package /tmp/sbpair.zip
+      sbpair replay package job --for kubernetes --archive s3://bucket/backlog
     """
+    if platform is not None:
+        return _write_job(screen, connection, file or Path(f"sbpair-{platform}"), platform, archive, name)
+    for given, value in {"--archive": archive, "--name": name}.items():
+        if value is not None:
+            raise UsageError(f"{given} goes with --for", hint=f"name a platform with --for, or leave {given} out")
     from sbpair.replay import package
 
+    file = file or Path("sbpair.zip")
     contents, written = package.build_package(file)
     document = {"file": str(file), "bytes": written, "packed": contents.packed, "native": contents.native}
     rows = [(name, version, "packed") for name, version in contents.packed.items()]
     rows += [(name, version, "native: not packed") for name, version in contents.native.items()]
     table = [f"{file}, {size(written)}", "", *columns([("PACKAGE", "VERSION", ""), *rows])]
     screen.result("sbpair/replay-package/1", document, table)
+    return 0
+
+
+def _write_job(
+    screen: Screen, connection: PairSelection, directory: Path, platform: str, archive: str | None, name: str | None
+) -> int:
+    from sbpair.replay import job_definitions
+
+    if archive is None:
+        raise UsageError("--for needs --archive", hint="name where the job keeps messages, such as s3://bucket/backlog")
+    pair = selected_profile(connection, screen).pair
+    given = job_definitions.NAME if name is None else name
+    files, secrets = job_definitions.define_job(directory, platform, pair, archive, given)
+    document = {"platform": platform, "directory": str(directory), "files": files, "secrets": list(secrets)}
+    screen.result("sbpair/replay-job/1", document, [str(directory / each) for each in files])
+    stored = f"store {' and '.join(secrets)} and " if secrets else ""
+    screen.say(f"{directory}/{job_definitions.COMMANDS} has the commands to {stored}submit the job")
     return 0
 
 
@@ -315,6 +346,10 @@ def _print_submit(screen: Screen, request: "ReplayRequest") -> int:
     """Print the spark-submit command of this invocation, and the names of the environment variables it needs."""
     from sbpair.replay import spark
 
+    if request.master == spark.PLATFORM:
+        raise UsageError(
+            "--print-submit needs the master of spark-submit, not platform", hint="name one such as --master yarn"
+        )
     program = importlib.metadata.distribution("pyspark").locate_file("pyspark/bin/spark-submit")
     job = Path(__file__).parents[1] / "spark_main.py"
     packages = ["--py-files", request.package] if request.package else []

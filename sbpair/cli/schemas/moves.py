@@ -445,6 +445,15 @@ PACKAGE = document(
     native=mapping("Versions of the packages with native code, not packed", text("Version")),
 )
 
+JOB = document(
+    "sbpair/replay-job/1",
+    "The job that sbpair replay package --for writes.",
+    platform=text("Platform"),
+    directory=text("Directory"),
+    files=array("Files in it", text("Name")),
+    secrets=array("Variables whose values the platform has to keep", text("Name")),
+)
+
 SUBMIT = document(
     "sbpair/replay-submit/1",
     "The command that --print-submit prints.",
