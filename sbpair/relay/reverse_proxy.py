@@ -143,6 +143,10 @@ class ReverseProxy:
         if request.method.upper() == "HEAD" or response.status in (NO_CONTENT, NOT_MODIFIED):
             response.release()
             self._end(noted)
+        elif response.content.is_eof() and response.content.exception() is None:
+            # All of it came with the head.
+            answer_body = response.content.read_nowait()
+            self._end(noted)
         else:
             answer_body = _AnsweredBody(response, lambda problem: self._end(noted, problem))
         return RelayAnswer(response.status, answered, answer_body, one_line(response.reason or ""))
