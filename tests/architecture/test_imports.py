@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -117,8 +118,14 @@ def _walk(module: str, node: ast.AST, *, typing_only: bool) -> Iterator[Import]:
         yield from _walk(module, child, typing_only=typing_only or guarded)
 
 
-ALL = [each for module in MODULES for each in imports_of(module)]
-OWN = [each for each in ALL if each.imported.split(".")[0] == "sbpair"]
+@cache
+def all_imports() -> list[Import]:
+    return [each for module in MODULES for each in imports_of(module)]
+
+
+@cache
+def own_imports() -> list[Import]:
+    return [each for each in all_imports() if each.imported.split(".")[0] == "sbpair"]
 
 
 def allowed(importer: str, imported: str) -> bool:
@@ -137,11 +144,11 @@ def test_every_part_has_its_place() -> None:
 
 
 def test_imports_go_downwards_only() -> None:
-    assert [each.where for each in OWN if not allowed(part_of(each.importer), part_of(each.imported))] == []
+    assert [each.where for each in own_imports() if not allowed(part_of(each.importer), part_of(each.imported))] == []
 
 
 def test_entities_import_no_frontend_and_no_server() -> None:
-    inside = [each for each in OWN if each.importer.startswith("sbpair.emulator.entities")]
+    inside = [each for each in own_imports() if each.importer.startswith("sbpair.emulator.entities")]
     assert [
         each.where
         for each in inside
@@ -155,7 +162,7 @@ TYPED_WITHOUT_CYCLES = {"amqp"}
 
 def test_there_is_no_cycle_of_modules() -> None:
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
-    for each in OWN:
+    for each in own_imports():
         counts = not each.typing_only or part_of(each.importer) in TYPED_WITHOUT_CYCLES
         # A package is imported before its modules, which is no dependence of the one on the other.
         if counts and each.imported != each.importer and not each.importer.startswith(f"{each.imported}."):
@@ -168,13 +175,15 @@ def test_there_is_no_cycle_of_modules() -> None:
 
 @pytest.mark.parametrize("package", DOORS)
 def test_a_foreign_package_is_imported_behind_its_door_alone(package: str) -> None:
-    found = [each for each in ALL if each.imported.split(".")[0] == package]
+    found = [each for each in all_imports() if each.imported.split(".")[0] == package]
     assert [each.where for each in found if part_of(each.importer) not in DOORS[package]] == []
 
 
 def test_modules_are_imported_by_name_in_two_places_only() -> None:
     others = ("importlib.metadata", "importlib.resources")
-    by_name = [each for each in ALL if each.imported.startswith("importlib") and not each.imported.startswith(others)]
+    by_name = [
+        each for each in all_imports() if each.imported.startswith("importlib") and not each.imported.startswith(others)
+    ]
     users = {each.importer for each in by_name}
     assert users <= {"sbpair", "sbpair.cli.app"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from tests.architecture.language import (
     starts_wrong,
 )
 
-DOCSTRINGS = [each for file in python_files([ROOT / "sbpair"]) for each in docstrings(file)]
 MARKDOWN = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
@@ -30,18 +30,30 @@ HELP = [
 ]
 
 
+@cache
+def texts_of(kind: str) -> list[Text]:
+    if kind == "docstrings":
+        return [each for file in python_files([ROOT / "sbpair"]) for each in docstrings(file)]
+    return HELP if kind == "help" else PROSE
+
+
+KINDS = ["docstrings", "help", "Markdown"]
+
+
 def test_docstrings_of_functions_begin_with_a_verb() -> None:
-    assert [f"{each.place}: {each.text.splitlines()[0]}" for each in DOCSTRINGS if starts_wrong(each)] == []
+    found = texts_of("docstrings")
+    assert [f"{each.place}: {each.text.splitlines()[0]}" for each in found if starts_wrong(each)] == []
 
 
-@pytest.mark.parametrize(("name", "texts"), [("docstrings", DOCSTRINGS), ("help", HELP), ("Markdown", PROSE)])
-def test_tics_are_rare(name: str, texts: list[Text]) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_tics_are_rare(name: str) -> None:
+    texts = texts_of(name)
     assert rate(texts) < MAX_TICS_PER_1000, f"{name}: {[(each.place, each.tics) for each in texts if each.tics]}"
 
 
-@pytest.mark.parametrize("texts", [DOCSTRINGS, HELP, PROSE], ids=["docstrings", "help", "Markdown"])
-def test_sentences_are_short_enough(texts: list[Text]) -> None:
-    assert [(each.place, sentence) for each in texts for sentence in long_sentences(each.text)] == []
+@pytest.mark.parametrize("name", KINDS)
+def test_sentences_are_short_enough(name: str) -> None:
+    assert [(each.place, sentence) for each in texts_of(name) for sentence in long_sentences(each.text)] == []
 
 
 @pytest.mark.parametrize(
