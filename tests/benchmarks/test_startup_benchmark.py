@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.kit import benchmark
 from tests.benchmarks.startup import COMMANDS
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_the_start_of_each_command() -> None:
     found = benchmark("startup", "--rounds", "1")
     assert set(found["cpu_s"]) == {"python", *COMMANDS, "emulator"}

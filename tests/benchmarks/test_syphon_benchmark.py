@@ -27,6 +27,7 @@ def test_the_benchmark_measures_the_engines_and_the_relays() -> None:
     assert set(found["ratios"]) == {"wire_to_relay", "wire_to_relay_protocol"}
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_the_client_for_javascript() -> None:
     try:
         install.node(), install.modules()

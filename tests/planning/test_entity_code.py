@@ -225,7 +225,8 @@ def test_hostile_texts_survive(language: str) -> None:
     check_texts(language, HOSTILE)
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=20, unique=True))
+# The parser of these tests, unlike Bicep, takes two slashes at the start of a string for a comment.
+@given(st.lists(TEXTS.filter(lambda text: not text.startswith("//")), min_size=1, max_size=20, unique=True))
 def test_any_text_survives_bicep(texts: list[str]) -> None:
     check_texts("bicep", texts)
 
