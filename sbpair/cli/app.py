@@ -43,12 +43,12 @@ GROUPS = {
     },
     "Look": {
         "status": "Show the health of both namespaces and the size of the backlog.",
-        "audit": "Compare the backlog queues with the expected ones and count messages.",
+        "audit": "Compare backlog queues with the expected ones; count messages.",
         "deadletters": "Show the dead letters of the backlog queues and their reasons.",
     },
     "Plan": {
         "cost": "Estimate the cost of an outage, and when the backlog is full.",
-        "export": "Write the backlog queues, and entities of a file, as Bicep or Terraform.",
+        "export": "Write backlog queues, and entities of a file, as Bicep or Terraform.",
     },
     "Rehearse": {
         "drill": "Rehearse an outage end to end on a local emulator.",
@@ -57,7 +57,9 @@ GROUPS = {
     "Help": {
         "help": "Show the help of a command, or a document such as the runbook.",
         "schema": "Print the JSON Schema of an output document or event line.",
-        "version": "Print the versions of sbpair, Python and the operating system.",
+        "man": "Print the manual page of a command, in roff.",
+        "completions": "Print the script that completes commands and names in a shell.",
+        "version": "Print the versions of sbpair, Python and required packages.",
     },
 }
 COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
@@ -144,7 +146,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version")
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            help="Show the version; -o json adds the commit and more",
+        ),
     ] = False,
 ) -> None:
     """Recover stranded messages of Azure Service Bus paired namespaces, send during outages, and rehearse them.
@@ -165,6 +173,8 @@ def invoke(arguments: Sequence[str]) -> int:
     # PowerShell leaves the variable behind, empty.
     if os.environ.get(COMPLETION_VARIABLE):
         return _complete(command)
+    if arguments[:1] == ["--version"] and arguments[1:2] and arguments[1].startswith("-"):
+        arguments = ["version", *arguments[1:]]
     try:
         with command.make_context(PROGRAM, list(arguments) or ["--help"], obj=find_command) as context:
             result = command.invoke(context)

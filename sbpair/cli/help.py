@@ -41,16 +41,29 @@ class _Documented:
     def get_short_help_str(self, limit: int = 0) -> str:  # noqa: ARG002
         return (self.help or "").split("\n\n")[0]
 
+    def usage(self, ctx: Any) -> str:
+        """Return the command's name, and what may follow it."""
+        raise NotImplementedError
+
+    def rows(self, ctx: Any) -> dict[str, list[Row]]:
+        """Return commands, arguments and options with their texts, under titles."""
+        raise NotImplementedError
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(page(self.usage(ctx), self.help or "", self.rows(ctx)))
+
 
 class Command(_Documented, TyperCommand):
     """A command whose help is written here."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def usage(self, ctx: Any) -> str:
         params = self.get_params(ctx)
         arguments = [str(param.metavar) for param in params if _is_argument(param)]
         required = [f"{param.opts[0]} {param.metavar}" for param in params if _is_required_option(param)]
-        usage = " ".join([ctx.command_path, *arguments, *required, self.options_metavar or OPTIONS])
-        formatter.write(page(usage, self.help or "", sections(params)))
+        return " ".join([ctx.command_path, *arguments, *required, self.options_metavar or OPTIONS])
+
+    def rows(self, ctx: Any) -> dict[str, list[Row]]:
+        return sections(self.get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         from sbpair.cli.next_command import invocation
@@ -62,9 +75,11 @@ class Command(_Documented, TyperCommand):
 class CommandGroup(_Documented, TyperGroup):
     """A group of commands, whose help lists them."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        listed = {**self.listed(ctx), **sections(self.get_params(ctx))}
-        formatter.write(page(f"{ctx.command_path} COMMAND [OPTIONS]", self.help or "", listed))
+    def usage(self, ctx: Any) -> str:
+        return f"{ctx.command_path} COMMAND [OPTIONS]"
+
+    def rows(self, ctx: Any) -> dict[str, list[Row]]:
+        return {**self.listed(ctx), **sections(self.get_params(ctx))}
 
     def listed(self, ctx: Any) -> dict[str, list[Row]]:
         """Return the commands with their summaries, under titles."""

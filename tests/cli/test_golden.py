@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, find_command, load
+from sbpair.cli.completion import SCRIPTS
 from sbpair.config import ENVIRONMENT_KEYS
 from tests.kit import command
 
@@ -32,7 +33,6 @@ HELPS = {
     **{f"sbpair-{group}-{name}": [group, name] for group, names in GROUPS.items() for name in names},
 }
 MAX_LINES, COLUMNS = 60, 80
-COMPLETIONS = {"bash": "sbpair.bash", "zsh": "_sbpair", "fish": "sbpair.fish", "powershell": "sbpair.ps1"}
 
 
 SETTINGS = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
@@ -133,10 +133,16 @@ def test_there_is_no_golden_file_too_many() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == HELPS.keys()
 
 
-@pytest.mark.parametrize("shell", COMPLETIONS)
-def test_a_completion_script_is_not_stale(shell: str) -> None:
-    shipped = (ROOT / "completions" / COMPLETIONS[shell]).read_text()
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_a_completion_script_is_not_stale_and_is_printed(shell: str, here: command.Here) -> None:
+    shipped = (ROOT / "completions" / SCRIPTS[shell]).read_text()
     assert shipped == completion_script(shell), "stale: python tests/cli/test_golden.py"
+    assert here("completions", shell) == (0, shipped, "")
+
+
+def test_a_shell_without_completions_is_refused_with_those_that_have_them(here: command.Here) -> None:
+    error = "error: there are no completions for 'tcsh'\nhint: choose one of bash, zsh, fish, powershell\n"
+    assert here("completions", "tcsh") == (2, "", error)
 
 
 def test_the_list_of_commands_has_the_first_help_line_of_each() -> None:
@@ -181,7 +187,7 @@ def regenerate() -> None:
     """Write every golden file and every completion script."""
     for name in HELPS:
         (GOLDEN / f"{name}.txt").write_text(help_text(name))
-    for shell, file in COMPLETIONS.items():
+    for shell, file in SCRIPTS.items():
         (ROOT / "completions" / file).write_text(completion_script(shell))
 
 

@@ -66,8 +66,11 @@ def test_an_unknown_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_version_is_a_command_too() -> None:
     lines = sbpair("version").stdout.splitlines()
-    assert (f"{lines[0]}\n", len(lines)) == (sbpair("--version").stdout, 3)
-    assert json.loads(sbpair("version", "-o", "json").stdout)["version"] == lines[0].split()[1]
+    assert f"{lines[0]}\n" == sbpair("--version").stdout
+    document = json.loads(sbpair("--version", "--output", "json").stdout)
+    assert document == json.loads(sbpair("version", "-o", "json").stdout)
+    assert [f"sbpair {document['version']}", f"Python {document['python']}"] == [lines[0], lines[2]]
+    assert (document["commit"] or "unknown") in lines[1]
 
 
 def test_the_list_has_a_line_for_each_document() -> None:

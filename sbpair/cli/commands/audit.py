@@ -44,7 +44,7 @@ def command(
     connection: PairSelection,
     screen: Screen,
 ) -> int:
-    """Compare the backlog queues with the expected ones and count messages.
+    """Compare backlog queues with the expected ones; count messages.
 
     Reports missing, extra and drifted queues, stranded messages, their age and destinations, and queue growth. Changes
     and locks nothing. Needs Manage on the secondary; with Listen, it also peeks messages.

@@ -32,7 +32,7 @@ def command(
     connection: PairSelection,
     screen: Screen,
 ) -> int:
-    """Write the backlog queues, and entities of a file, as Bicep or Terraform.
+    """Write backlog queues, and entities of a file, as Bicep or Terraform.
 
     Each has the description that sbpair provision creates. The file is for one namespace: the secondary has the backlog
     queues, and both have the entities. Nothing is contacted. The file holds names, and no secrets.

@@ -10,6 +10,7 @@ from sbpair.cli.schemas.builders import (
     fields,
     flag,
     forms,
+    mapping,
     nullable,
     number,
     optional,
@@ -517,6 +518,24 @@ RUNNING_VERSION = document(
     "sbpair/version/1",
     "The versions that sbpair version prints.",
     version=text("Version of sbpair"),
+    commit=nullable(text("Commit that it was built from, with -dirty after it if files were changed; null if unknown")),
+    commit_date=nullable(text("Date of that commit", example="2026-11-23")),
+    compiled=flag("Whether modules of sbpair are native code"),
     python=text("Version of Python"),
     platform=text("Operating system"),
+    dependencies=mapping("Versions of required and of installed optional packages", nullable(text("Version"))),
+)
+
+COMPLETIONS = document(
+    "sbpair/completions/1",
+    "The completions that sbpair completions prints.",
+    shell=text("Name of the shell"),
+    script=text("Script that the shell evaluates"),
+)
+
+MANUAL = forms(
+    "sbpair/man/1",
+    "The manual page that sbpair man prints, or the pages that it has stored.",
+    record("A page", name=text("Command; empty for sbpair itself"), page=text("The page, in roff")),
+    record("The stored pages", pages=array("Files", text("Path of a page"))),
 )

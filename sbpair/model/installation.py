@@ -1,0 +1,93 @@
+"""The installed package: the commit it was built from, its dependencies, and whether its modules are compiled."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+BUILD_FILE = "build.json"
+"""The file in the package of an sdist and a wheel: the commit and its date."""
+
+DEVELOPMENT = "dev"
+"""The extra with the tools for changing sbpair itself."""
+
+GIT_SECONDS = 5.0
+_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)\s*(?P<versions>[^;\s]*)(?:.*extra == .(?P<extra>[\w-]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit's id, with `-dirty` after it if files were changed since, and its date."""
+
+    id: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A package that sbpair, or one of its extras, requires, and its installed version; None if it has none."""
+
+    name: str
+    versions: str
+    extra: str | None
+    installed: str | None
+
+
+@cache
+def built_from() -> Commit | None:
+    """Return the commit that the build noted, or else that of the checkout; None if neither is known."""
+    noted = files("sbpair") / BUILD_FILE
+    if noted.is_file():
+        document = json.loads(noted.read_text("utf-8"))
+        return Commit(document["commit"], document["date"])
+    return commit_of(Path(__file__).parents[2])
+
+
+def commit_of(root: Path) -> Commit | None:
+    """Ask git for the commit of the checkout at `root`; None if it is not one, or git does not answer."""
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit, date = _git(root, "log", "-1", "--format=%H %cs").split()
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return Commit(f"{commit}-dirty" if changed else commit, date)
+
+
+def _git(root: Path, *words: str) -> str:
+    # A hook of git sets variables that name another repository.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]
+    return subprocess.run(  # noqa: S603  # the words are constants
+        command, env=environ, capture_output=True, text=True, timeout=GIT_SECONDS, check=True
+    ).stdout.strip()
+
+
+def requirements() -> list[Requirement]:
+    """Return the packages that sbpair and its extras require, by name; none if sbpair is not installed."""
+    try:
+        declared = importlib.metadata.requires("sbpair") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    found = [match for each in declared if (match := _REQUIREMENT.match(each)) and match["extra"] != DEVELOPMENT]
+    return [Requirement(each["name"], each["versions"], each["extra"], _version(each["name"])) for each in found]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def is_compiled(package: Path = Path(__file__).parents[1]) -> bool:
+    """Return whether modules of the package are native code."""
+    return any(path.suffix in (".so", ".pyd") for path in package.rglob("*"))
