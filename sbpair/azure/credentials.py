@@ -123,6 +123,14 @@ async def identity_credential() -> AsyncIterator[AsyncTokenCredential]:
         yield credential_of_all
 
 
+def identity_token(scope: str, who: str) -> str:
+    """Return a token of the identity that runs this process. `who` names the service in errors."""
+    from azure.identity import DefaultAzureCredential
+
+    with translate_management_errors("sign in", who), DefaultAzureCredential() as credential:
+        return credential.get_token(scope).token
+
+
 def token_getter(pair: Ends) -> AbstractAsyncContextManager[GetToken | None]:
     """Open a function (scope) -> (token, expiry in seconds since 1970); None where no identity signs in."""
     credentials = (pair.primary.credential, pair.secondary.credential)

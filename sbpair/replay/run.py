@@ -20,6 +20,7 @@ from sbpair.move.peek.locked import MAX_LOCK_SECONDS
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import RUN_FILE, VERSION
 from sbpair.replay.plan_preview import normalize_destinations
+from sbpair.replay.secret_references import read_secret
 from sbpair.replay.selection import EVERYTHING, Selection
 from sbpair.replay.spark import check_master, check_speculation, is_local_master, local_parallelism
 from sbpair.replay.spark_connect import check_remote, server_name
@@ -205,8 +206,11 @@ class NamespaceAccess:
         return tuple(each for each in (self.variable, self.proxy_variable) if each is not None)
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> Endpoint:
-        """Return the endpoint with its credential. Raises UsageError if a variable is not set here."""
-        endpoint, texts = self.bare, {name: environ.get(name, "") for name in self.variables}
+        """Return the endpoint with its credential. Raises UsageError if a variable is not set here.
+
+        Raises what `read_secret` raises if a variable names a secret that cannot be read.
+        """
+        endpoint, texts = self.bare, {name: read_secret(environ.get(name, "")) for name in self.variables}
         for name, text in texts.items():
             if not text:
                 raise UsageError(

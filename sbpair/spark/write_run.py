@@ -21,6 +21,7 @@ from sbpair.model.pair import Ends
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import LEDGER, REPORT, VERSION
+from sbpair.replay.secret_references import with_secrets
 from sbpair.runs.run_log import new_id
 from sbpair.spark.row_messages import MessageColumns, check_schema
 from sbpair.spark.write_options import WriteOptions, default_ledger
@@ -87,6 +88,7 @@ def start_job(options: Mapping[str, str], schema: Any, environ: Mapping[str, str
 
     Of a stream it is called for each batch again: there it connects to nothing, and its tasks check the rest.
     """
+    environ = with_secrets(environ)
     parsed = WriteOptions.parse(options, environ)
     has_ids = check_schema(schema, parsed.destination)
     if parsed.run is not None and not (has_ids or stream):

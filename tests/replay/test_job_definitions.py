@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspark.sql as pyspark_sql
 import pytest
 
 from sbpair.replay.job_definitions import PLATFORMS
 from tests.cli.test_replay import NAMESPACES, sbpair
+from tests.replay.secret_managers import secret_managers
 from tests.replay.test_submit import bare_python, outside
 from tests.replay.world import VARIABLES, world
 
@@ -20,7 +24,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ARCHIVE = "s3://bucket/backlog"
-DEFINITIONS = {"databricks": "databricks.yml", "emr-serverless": "job-run.json", "kubernetes": "job.json"}
+ARCHIVES = {**dict.fromkeys(PLATFORMS, ARCHIVE), "dataproc": "gs://bucket/backlog"}
+DEFINITIONS = {
+    "databricks": "databricks.yml",
+    "dataproc": "batch.json",
+    "emr-serverless": "job-run.json",
+    "kubernetes": "job.json",
+}
+READ = """
+from pyspark.sql import SparkSession
+import sys
+spark = SparkSession.builder.getOrCreate()
+rows = spark.read.format("sbpair").load(sys.argv[1])
+assert rows.count() == 40, rows.count()
+rows.selectExpr("concat('again-', message_id) AS message_id", "body").write.format("sbpair").option(
+    "destination", sys.argv[2]).option("ledger", sys.argv[3]).mode("append").save()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +47,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the job of each platform into its directory."""
     directory = tmp_path_factory.mktemp("jobs")
     for platform in PLATFORMS:
-        done = sbpair("package", str(directory / platform), "--for", platform, "--archive", f"{ARCHIVE}/", "-o", "json")
+        words = ("package", str(directory / platform), "--for", platform, "--archive", f"{ARCHIVES[platform]}/")
+        done = sbpair(*words, "-o", "json")
         assert done.returncode == 0, done.stderr
         printed = json.loads(done.stdout)
         assert printed["files"] == sorted(each.name for each in (directory / platform).iterdir())
@@ -61,6 +81,7 @@ def test_a_job_names_its_secrets_and_has_none(jobs: Path, platform: str) -> None
         assert name in (jobs / platform / "README.md").read_text()
     reference = {
         "databricks": "{{{{secrets/sbpair-replay/{}}}}}",
+        "dataproc": "gsm://{}",
         "emr-serverless": "EMR.secret@{}",
         "kubernetes": "{}",
     }
@@ -70,14 +91,14 @@ def test_a_job_names_its_secrets_and_has_none(jobs: Path, platform: str) -> None
 def test_a_job_has_all_that_the_archive_and_the_pair_are(jobs: Path, platform: str) -> None:
     words = list(texts(definition(jobs, platform)))
     start = words.index("run") - 1
-    assert words[start : start + 6] == ["replay", "run", "--archive", ARCHIVE, "--master", "platform"]
+    assert words[start : start + 6] == ["replay", "run", "--archive", ARCHIVES[platform], "--master", "platform"]
     assert {"contoso", "contoso-dr"} <= {word.rpartition("=")[2] for word in words}
     with zipfile.ZipFile(jobs / platform / "sbpair.zip") as package:
-        assert "sbpair/__init__.py" in package.namelist()
+        assert {"sbpair/__init__.py", "pyspark_sbpair.py"} <= {*package.namelist()}
     assert "pyarrow" in (jobs / platform / "requirements.txt").read_text()
     readme = (jobs / platform / "README.md").read_text()
     assert len(re.findall("# submit|# watch|# end at once|start-job-run", readme)) >= 3
-    assert f"sbpair replay stop RUN --archive {ARCHIVE}" in readme
+    assert f"sbpair replay stop RUN --archive {ARCHIVES[platform]}" in readme
 
 
 def test_the_emr_job_is_valid_by_the_service_model(jobs: Path) -> None:
@@ -102,11 +123,13 @@ def test_the_kubernetes_objects_are_valid_by_the_published_schema(jobs: Path) ->
     ("words", "reason"),
     [
         (["--for", "hadoop", "--archive", ARCHIVE], "--for: 'hadoop' is not a platform"),
-        (["--for", "synapse", "--archive", ARCHIVE], "Synapse has no secrets for executors"),
+        (["--for", "synapse", "--archive", ARCHIVE], "Synapse reads secrets through the driver's Java only"),
         (["--for", "kubernetes"], "--for needs --archive"),
         (["--archive", ARCHIVE], "--archive goes with --for"),
         (["--for", "kubernetes", "--archive", "/mnt/archive"], "Kubernetes does not reach /mnt/archive"),
         (["--for", "emr-serverless", "--archive", "gs://bucket/x"], "EMR Serverless does not reach gs://bucket/x"),
+        (["--for", "dataproc", "--archive", ARCHIVE], "Dataproc Serverless does not reach s3://bucket/backlog"),
+        (["--for", "dataproc", "--archive", "gs://bucket/x", "--name", "a" * 53], "does not allow 'aaa"),
         (["--for", "emr-serverless", "--archive", "s3://bucket"], "EMR Serverless does not reach s3://bucket"),
         (["--for", "databricks", "--archive", "s3://key:c2VjcmV0@bucket/x"], "looks like a URL with a password"),
         (
@@ -142,34 +165,92 @@ def test_a_pair_of_identities_needs_no_secret(tmp_path: Path) -> None:
     assert "secretKeyRef" not in text
 
 
+@pytest.mark.slow
+def test_the_dataproc_batch_is_valid_by_the_published_messages(jobs: Path, tmp_path: Path) -> None:
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path), "google-cloud-dataproc"]
+    subprocess.run(install, check=True, capture_output=True)
+    program = "import sys; from google.cloud.dataproc_v1.types import Batch; Batch.from_json(sys.stdin.read())"
+    text = (jobs / "dataproc" / "batch.json").read_text()
+    for batch, message in ((text, ""), (text.replace("pythonFileUris", "pyFiles"), "no field named")):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            input=batch,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode == 0, message in done.stderr) == (not message, True), done.stderr
+
+
+def submit(python: Path, package: Path, words: list[str], environment: dict[str, str]) -> str:
+    """Run a file by spark-submit with a Python that has Spark's packages alone. Return its output."""
+    [pyspark] = python.parents[1].glob("lib/python3*/site-packages/pyspark")
+    own = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "SPARK_HOME": str(pyspark)}
+    done = subprocess.run(
+        [str(pyspark / "bin" / "spark-submit"), "--master", "local[2,4]", "--py-files", str(package), *words],
+        env={**outside(environment), **own},
+        cwd=python.parent,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-4_000:]
+    return done.stdout
+
+
 @pytest.mark.java
 @pytest.mark.slow
 def test_the_job_runs_by_spark_submit_where_nothing_else_is(jobs: Path, tmp_path: Path) -> None:
-    """Use the words of the definition, with another archive and count."""
-    place_of = jobs / "emr-serverless"
-    submit = definition(jobs, "emr-serverless")["jobDriver"]["sparkSubmit"]
-    here = {ARCHIVE: str(tmp_path / "archive"), "10": "2"}
-    words = [here.get(word, word) for word in submit["entryPointArguments"]]
-    python = bare_python(tmp_path / "bare")
-    [pyspark] = (tmp_path / "bare").glob("lib/python3*/site-packages/pyspark")
+    """Use the words of the definition, with another archive and count. Then read the archive with Spark itself."""
+    folder = jobs / "emr-serverless"
+    job = definition(jobs, "emr-serverless")["jobDriver"]["sparkSubmit"]
+    archive = tmp_path / "archive"
+    here = {ARCHIVE: str(archive), "10": "2"}
+    words = [here.get(word, word) for word in job["entryPointArguments"]]
+    python, package = bare_python(tmp_path / "bare"), folder / "sbpair.zip"
     with world(queues=2) as place:
         place.strand_many(40)
-        own = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "SPARK_HOME": str(pyspark)}
-        done = subprocess.run(
-            [
-                str(pyspark / "bin" / "spark-submit"),
-                *("--master", "local[2,4]", "--py-files", str(place_of / "sbpair.zip"), str(place_of / "main.py")),
-                *(*words, "--shared-archive"),
-            ],
-            env={**outside(place.shell(tmp_path)), **own},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
+        environment = place.shell(tmp_path)
+        receipt = json.loads(
+            submit(python, package, [str(folder / "main.py"), *words, "--shared-archive"], environment)
         )
-        assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-4_000:]
-        receipt = json.loads(done.stdout)
         assert (receipt["acknowledged"], receipt["balanced"]) == (40, True)
         assert sorted(place.ids()) == sorted(place.sent)
         assert (place.left(), place.altered()) == (0, [])
+        if hasattr(pyspark_sql, "datasource"):  # Spark 3.5 has no Python data sources
+            (tmp_path / "read.py").write_text(READ)
+            where = (str(archive / receipt["run"]), place.destinations[0], str(tmp_path / "ledger"))
+            submit(python, package, [str(tmp_path / "read.py"), *where], environment)
+            assert len(place.ids()) == 80
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_driver_and_workers_fetch_the_secrets_that_a_job_names(jobs: Path, tmp_path: Path) -> None:
+    """Use the words and settings of the definition. Nobody but Secret Manager has the keys."""
+    folder, batch = jobs / "dataproc", definition(jobs, "dataproc")
+    here = {ARCHIVES["dataproc"]: str(tmp_path / "archive"), "10": "2"}
+    words = [here.get(word, word) for word in batch["pysparkBatch"]["args"]]
+    properties = batch["runtimeConfig"]["properties"]
+    head = "spark.dataproc.driverEnv."
+    named = {name.removeprefix(head): value for name, value in properties.items() if name.startswith(head)}
+    settings = {**properties, "spark.eventLog.enabled": "true", "spark.eventLog.dir": str(tmp_path / "events")}
+    conf = [word for name, value in settings.items() if head not in name for word in ("--conf", f"{name}={value}")]
+    (tmp_path / "events").mkdir()
+    python = bare_python(tmp_path / "bare")
+    with world(queues=2) as place, place.running.entered(secret_managers(dict(place.environment))) as managers:
+        place.strand_many(40)
+        environment = {**place.shell(tmp_path), **named, **managers.environment}
+        main = [*conf, str(folder / "main.py"), *words, "--shared-archive"]
+        receipt = json.loads(submit(python, folder / "sbpair.zip", main, environment))
+        assert (receipt["acknowledged"], receipt["balanced"]) == (40, True)
+        assert sorted(place.ids()) == sorted(place.sent)
+        assert (place.left(), place.altered()) == (0, [])
+        assert len(managers.requests) > len(VARIABLES), "workers fetch them too"
+        keys = [
+            value.rpartition("SharedAccessKey=")[2].partition(";")[0].encode() for value in managers.secrets.values()
+        ]
+    for path in (each for part in ("events", "archive") for each in (tmp_path / part).rglob("*") if each.is_file()):
+        assert not any(key in path.read_bytes() for key in keys), path

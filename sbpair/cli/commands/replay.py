@@ -167,7 +167,9 @@ def resume_command(
 def package_command(
     *,
     file: Path | None = argument("[PATH]", "Zip, or with --for directory [default: sbpair.zip]", default=None),
-    platform: str | None = option("--for PLATFORM", "Write a job: databricks, emr-serverless or kubernetes"),
+    platform: str | None = option(
+        "--for PLATFORM", "Write a job for databricks, dataproc, emr-serverless or kubernetes"
+    ),
     archive: str | None = option("--archive URL", "URL of the job's archive; with --for"),
     name: str | None = option("--name NAME", "Name of the job; with --for [default: sbpair-replay]"),
     connection: PairSelection,
@@ -205,16 +207,17 @@ def _write_job(
     screen: Screen, connection: PairSelection, directory: Path, platform: str, archive: str | None, name: str | None
 ) -> int:
     from sbpair.replay import job_definitions
+    from sbpair.replay.platforms import job
 
     if archive is None:
         raise UsageError("--for needs --archive", hint="name where the job keeps messages, such as s3://bucket/backlog")
     pair = selected_profile(connection, screen).pair
-    given = job_definitions.NAME if name is None else name
+    given = job.NAME if name is None else name
     files, secrets = job_definitions.define_job(directory, platform, pair, archive, given)
     document = {"platform": platform, "directory": str(directory), "files": files, "secrets": list(secrets)}
     screen.result("sbpair/replay-job/1", document, [str(directory / each) for each in files])
     stored = f"store {' and '.join(secrets)} and " if secrets else ""
-    screen.say(f"{directory}/{job_definitions.COMMANDS} has the commands to {stored}submit the job")
+    screen.say(f"{directory}/{job.COMMANDS} has the commands to {stored}submit the job")
     return 0
 
 
@@ -241,12 +244,14 @@ def _request(
 ) -> "ReplayRequest":
     from sbpair.replay import spark_connect
     from sbpair.replay.java import check_machine
+    from sbpair.replay.secret_references import with_secrets
 
     remote = _remote(cluster)
     if remote is None:
         check_machine(os.environ)
     else:
         spark_connect.check_client()
+    os.environ.update(with_secrets(os.environ))
     found = selected_profile(connection, screen, count=count, state=safeguards.state)
     from sbpair.replay import package, spark
     from sbpair.replay.run import ReplayRequest

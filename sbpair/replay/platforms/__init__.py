@@ -1,0 +1,1 @@
+"""Managed platforms that run a replay: one module each, and what they share."""
