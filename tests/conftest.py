@@ -22,6 +22,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of Spark first: they are the longest, and share one Java if one worker runs them."""
+    items.sort(key=lambda item: item.get_closest_marker("java") is None)
+
+
 @pytest.fixture(autouse=True)
 def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that a test starts inherit it: none keeps its runs where those of whoever runs the tests are."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.kit import benchmark
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_both_ways_and_a_metered_namespace() -> None:
     found = benchmark("provision", "--queues", "6", "--latency", "1", "--rounds", "1", "--metered", "3")
     figures = {"queues", "latency_ms", "rounds", "concurrency", "sequential_s", "concurrent_s", "ratio"}

@@ -19,6 +19,7 @@ def syphon(*engines: str, round_trip_ms: str = "0") -> dict[str, Any]:
     return benchmark("syphon", *words)
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_the_engines_and_the_relays() -> None:
     found = syphon("wire", "relay", "relay_protocol", round_trip_ms="5")
     assert (found["messages"], found["round_trip_ms"]) == ([200, 400], 5.0)

@@ -27,7 +27,7 @@ from tests.faults.simulation.plan import Plan, Step, plan
 from tests.faults.simulation.run import simulate, simulate_move, simulated
 from tests.faults.simulation.world import BEGAN_MS
 
-QUICK, MORE = range(40), range(40, 100)
+QUICK, MORE = range(30), range(30, 100)
 SEEDS_A_TEST = 10
 ENOUGH_TO_CATCH = range(30)
 
