@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from sbpair.spark.archive_frame import DDL, ArchiveFrame
+from sbpair.spark.checked_rows import CheckCounts, check_rows
+from sbpair.spark.partition_rows import check_partition
+from sbpair.spark.write_options import FRAME_CHECKS, RowCheck
 from sbpair.spark.write_receipt import abort_job, commit_job
-from sbpair.spark.write_run import WriteCounts, start_job
+from sbpair.spark.write_run import WriteCounts, WriteJob, start_job
 from sbpair.spark.write_task import write_partition
 
 
 def write(frame: Any, **options: str) -> dict[str, Any]:
-    """Send the rows of a DataFrame, with the options of the data source, and return the receipt. Raises SbpairError."""
-    job = start_job(options, frame.schema, os.environ, stream=False)
+    """Send the rows of a DataFrame, with the options of the data source, and return the receipt. Raises SbpairError.
+
+    All rows are checked before the first message, unless option check says otherwise.
+    """
+    job = start_job(options, frame.schema, os.environ, stream=False, checks=FRAME_CHECKS)
+    try:
+        if job.check in (RowCheck.FULL, RowCheck.ONLY):
+            checked = check_rows(CheckCounts(**each) for each in _run_tasks(frame, job, check_partition))
+            if job.check is RowCheck.ONLY:
+                return checked
+        counts = _run_tasks(frame, job, write_partition)
+    except BaseException:
+        abort_job(job)
+        raise
+    return commit_job(job, [WriteCounts(**each) for each in counts])
+
+
+def _run_tasks(frame: Any, job: WriteJob, run: Callable[[WriteJob, Iterator[Any]], Any]) -> list[dict[str, Any]]:
+    """Return the counts of the task of each partition."""
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        yield pa.RecordBatch.from_pydict({"counts": [json.dumps(asdict(write_partition(job, batches)))]})
+        yield pa.RecordBatch.from_pydict({"counts": [json.dumps(asdict(run(job, batches)))]})
 
-    try:
-        rows = frame.mapInArrow(task, "counts string").collect()
-    except BaseException:
-        abort_job(job)
-        raise
-    return commit_job(job, [WriteCounts(**json.loads(row.counts)) for row in rows])
+    return [json.loads(row.counts) for row in frame.mapInArrow(task, "counts string").collect()]
 
 
 def read(spark: Any, path: str, **options: str) -> Any:

@@ -19,6 +19,7 @@ except ImportError as missing:
 
 if TYPE_CHECKING:
     from sbpair.spark.archive_frame import ArchiveFrame
+    from sbpair.spark.checked_rows import CheckCounts
     from sbpair.spark.write_run import WriteCounts, WriteJob
 
 NAME = "sbpair"
@@ -87,10 +88,21 @@ class SentRows(datasource.WriterCommitMessage):
     counts: WriteCounts
 
 
-def _write(job: WriteJob, batches: Iterator[Any]) -> SentRows:
+@dataclass
+class UnsentRows(datasource.WriterCommitMessage):
+    """The counts of one task that only checked its rows."""
+
+    counts: CheckCounts
+
+
+def _write(job: WriteJob, batches: Iterator[Any]) -> SentRows | UnsentRows:
+    from sbpair.spark.partition_rows import check_partition
+    from sbpair.spark.write_options import RowCheck
     from sbpair.spark.write_task import write_partition
 
     with hints_shown():
+        if job.check is RowCheck.ONLY:
+            return UnsentRows(check_partition(job, batches))
         return SentRows(job, write_partition(job, batches))
 
 
@@ -100,7 +112,7 @@ class RowWriter(datasource.DataSourceArrowWriter):
     def __init__(self, job: WriteJob) -> None:
         self._job = job
 
-    def write(self, iterator: Iterator[Any]) -> SentRows:
+    def write(self, iterator: Iterator[Any]) -> SentRows | UnsentRows:
         return _write(self._job, iterator)
 
     def commit(self, messages: Sequence[Any]) -> None:
@@ -116,7 +128,7 @@ class RowStreamWriter(_StreamWriter):  # type: ignore[misc]  # the base depends 
     def __init__(self, job: WriteJob) -> None:
         self._job = job
 
-    def write(self, iterator: Iterator[Any]) -> SentRows:
+    def write(self, iterator: Iterator[Any]) -> SentRows | UnsentRows:
         return _write(self._job, iterator)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  Spark's name
@@ -126,20 +138,29 @@ class RowStreamWriter(_StreamWriter):  # type: ignore[misc]  # the base depends 
         _abort(self._job, messages, batchId)
 
 
-def _commit(job: WriteJob, messages: Sequence[SentRows | None], batch: int | None = None) -> None:
+def _commit(job: WriteJob, messages: Sequence[Any], batch: int | None = None) -> None:
+    from sbpair.spark.checked_rows import check_rows
+    from sbpair.spark.write_options import RowCheck
     from sbpair.spark.write_receipt import commit_job
 
-    sent = [each for each in messages if each is not None]
+    sent = _sent(messages)
     with hints_shown():
-        commit_job(sent[0].job if sent else job, [each.counts for each in sent], batch)
+        if job.check is RowCheck.ONLY:
+            check_rows(each.counts for each in messages if isinstance(each, UnsentRows))
+        else:
+            commit_job(sent[0].job if sent else job, [each.counts for each in sent], batch)
 
 
-def _abort(job: WriteJob, messages: Sequence[SentRows | None], batch: int | None = None) -> None:
+def _abort(job: WriteJob, messages: Sequence[Any], batch: int | None = None) -> None:
     from sbpair.spark.write_receipt import abort_job
 
-    sent = [each for each in messages if each is not None]
+    sent = _sent(messages)
     with hints_shown():
         abort_job(sent[0].job if sent else job, len(sent), batch)
+
+
+def _sent(messages: Sequence[Any]) -> list[SentRows]:
+    return [each for each in messages if isinstance(each, SentRows)]
 
 
 class ArchiveReader(datasource.DataSourceReader):

@@ -6,7 +6,6 @@ import difflib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,8 +42,6 @@ COLUMNS: Mapping[str, tuple[frozenset[str], str]] = {
 """The columns of a message by name, with the Spark types that each accepts."""
 
 TICKS_PER_MICROSECOND = 10
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 def check_schema(schema: Any, destination: str | None) -> bool:
@@ -97,7 +94,6 @@ class RowMessage(NamedTuple):
     number: int
     content: int
     sections: Sections
-    payload: bytes
 
     def key(self, scope: str) -> Key:
         return (scope, self.number, self.content, self.message_id)
@@ -110,15 +106,15 @@ class MessageColumns:
     destination: str | None
     has_ids: bool
 
-    def messages(self, batch: pa.RecordBatch, place: str, first: int) -> Iterator[RowMessage]:
-        """Yield each row as a message. Raises UsageError naming column and row; `first` is the number of the first."""
+    def messages(self, batch: pa.RecordBatch) -> Iterator[RowMessage | UsageError]:
+        """Yield each row as a message, or the error that names its wrong column."""
         names = batch.schema.names
         lists = [_values(name, batch.column(at)) for at, name in enumerate(names)]
-        for offset, values in enumerate(zip(*lists, strict=True)):
+        for values in zip(*lists, strict=True):
             try:
                 yield self._message(dict(zip(names, values, strict=True)))
             except UsageError as error:
-                raise UsageError(f"row {first + offset} of {place}: {error.message}", hint=error.hint) from None
+                yield error
 
     def _message(self, row: dict[str, Any]) -> RowMessage:
         body, given = row["body"], row.get("message_id")
@@ -137,7 +133,11 @@ class MessageColumns:
         _check_destination(destination)
         message_id = given or (str(identity) if identity is not None else uuid.uuid4().hex)
         ttl, scheduled_ms, session = row.get("time_to_live"), row.get("scheduled_at"), row.get("session_id")
+        if isinstance(ttl, UsageError):
+            raise ttl
         subject, correlation_id, content_type = map(row.get, ("subject", "correlation_id", "content_type"))
+        if not (content_type or "").isascii():
+            raise UsageError("column content_type: has other characters than ASCII", hint="write it as text/plain")
         properties = encode_map(APPLICATION_PROPERTIES, row.get("properties") or {})
         described = (destination.lower(), ttl, scheduled_ms, session, subject, correlation_id, content_type, given)
         number, content = _digest(described, properties, body)
@@ -151,9 +151,7 @@ class MessageColumns:
             group_id=session or None,
         )
         sections = Sections(properties=common.encode(), application_properties=properties, body=data_body(body))
-        return RowMessage(
-            destination, session or None, ttl, scheduled_ms, message_id, number, content, sections, sections.join()
-        )
+        return RowMessage(destination, session or None, ttl, scheduled_ms, message_id, number, content, sections)
 
 
 _check_destination = lru_cache(4_096)(lambda destination: check_destination("column destination", destination))
@@ -182,43 +180,47 @@ def _values(name: str, column: pa.Array) -> Sequence[Any]:
             spans = column.cast(pa.duration("us")).cast(pa.int64()).to_pylist()
             return [None if each is None else _positive(each * TICKS_PER_MICROSECOND) for each in spans]
         case "time_to_live":
-            return [None if each is None else _positive(_ticks(str(each))) for each in column.to_pylist()]
+            return [None if each is None else _ticks(str(each)) for each in column.to_pylist()]
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
-def _ticks(text: str) -> int:
+def _ticks(text: str) -> int | UsageError:
     try:
-        return ticks(text)
+        return _positive(ticks(text))
     except UsageError as error:
-        raise UsageError(f"column time_to_live: {error.message}", hint=error.hint) from None
+        return UsageError(f"column time_to_live: {error.message}", hint=error.hint)
 
 
-def _positive(count: int) -> int:
-    if count <= 0:
-        raise UsageError("column time_to_live: not greater than 0", hint="use null for a message that never expires")
-    return count
+def _positive(count: int) -> int | UsageError:
+    """Return a time to live, or the error of the row that has it."""
+    if count > 0:
+        return count
+    return UsageError("column time_to_live: not greater than 0", hint="use null for a message that never expires")
 
 
 def _properties(column: pa.Array) -> list[dict[str, Value] | None]:
     kind = column.type
     if pa.types.is_map(kind):
         wrap = _wrapper(kind.item_type)
+        rows = column.cast(pa.map_(kind.key_type, pa.int64())) if pa.types.is_timestamp(kind.item_type) else column
         # A null is a value of a map, and the absence of a field of a struct.
         return [
             None if pairs is None else {key: None if value is None else wrap(value) for key, value in pairs}
-            for pairs in column.to_pylist()
+            for pairs in rows.to_pylist()
         ]
-    wraps = {field.name: _wrapper(field.type) for field in kind}
+    wraps = {each.name: _wrapper(each.type) for each in kind}
+    numbers = [each.with_type(pa.int64()) if pa.types.is_timestamp(each.type) else each for each in kind]
+    rows = column if numbers == [*kind] else column.cast(pa.struct(numbers))
     return [
         None if row is None else {name: wraps[name](value) for name, value in row.items() if value is not None}
-        for row in column.to_pylist()
+        for row in rows.to_pylist()
     ]
 
 
 def _wrapper(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return the function that gives a value of an Arrow type its AMQP type."""
-    if pa.types.is_timestamp(kind):
-        return lambda moment: Timestamp((moment - _EPOCH) // _MILLISECOND)
+    """Return the function that gives a value of an Arrow type its AMQP type. Timestamps are numbers here."""
+    if pa.types.is_timestamp(kind):  # Python's datetime has fewer years than Spark's
+        return lambda microseconds: Timestamp(microseconds // 1_000)
     return _WRAPPERS.get(kind, lambda value: value)
 
 

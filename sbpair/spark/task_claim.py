@@ -19,6 +19,7 @@ from sbpair.spark.write_run import (
     RunOwner,
     read_mark,
     read_owner,
+    read_refusal,
     still_going,
     wait_silent,
 )
@@ -104,7 +105,10 @@ class TaskClaim:
                 self._archive.delete(self._directory)
 
     def check(self) -> None:
-        """Raise LeaseLost if the claim is another's, Unreachable if it was not confirmed lately."""
+        """Raise LeaseLost if the claim is another's, Unreachable if it was not confirmed lately.
+
+        Raises UsageError if another task of the job has found a wrong row.
+        """
         if self._lost is not None:
             raise self._lost
         if self._now() - self._confirmed_at > TRUST_SECONDS:
@@ -138,6 +142,8 @@ class TaskClaim:
                 f"job {owner.job} has taken over this run",
                 hint="run one job of a run at a time, or start this one again",
             )
+        if self._lost is None:
+            self._lost = read_refusal(self._job, self._archive)
         if self._lost is None:
             self._number += 1
             self._archive.write_line(self._path, {"attempt": self._attempt, "number": self._number})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,27 @@ from sbpair.replay.run import NamespaceAccess
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
-WRITE_OPTIONS = ("destination", "pair", "side", "namespace", "config", "ledger", "run", "refused")
+WRITE_OPTIONS = ("destination", "pair", "side", "namespace", "config", "ledger", "run", "refused", "check")
 OF_SPARK = ("checkpointlocation", "queryname")
 """Options of a stream that Spark passes on."""
 
 FAIL, QUARANTINE = "fail", "quarantine"
+
+
+class RowCheck(StrEnum):
+    """When rows are checked: before the first message of a job, of a task or of a chunk; or nothing is sent."""
+
+    FULL = "full"
+    TASK = "task"
+    ROW = "row"
+    ONLY = "only"
+
+
+BATCH_CHECKS = (RowCheck.TASK, RowCheck.ROW, RowCheck.ONLY)
+STREAM_CHECKS = (RowCheck.TASK, RowCheck.ROW)
+FRAME_CHECKS = (RowCheck.FULL, *BATCH_CHECKS)
+"""The values of option check, its default first: of a write, of a stream, and of `sbpair.spark.write`."""
+
 _RUN = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 
 
@@ -40,14 +57,25 @@ class WriteOptions:
     ledger: str | None
     run: str | None
     keep_refused: bool
+    check: RowCheck = RowCheck.TASK
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], environ: Mapping[str, str]) -> WriteOptions:
+    def parse(
+        cls,
+        options: Mapping[str, str],
+        environ: Mapping[str, str],
+        checks: Sequence[RowCheck] = BATCH_CHECKS,
+    ) -> WriteOptions:
         """Read options, and the configuration that they name. Raises UsageError."""
         given = check_names(options, WRITE_OPTIONS, OF_SPARK)
         refused, run = given.get("refused", FAIL), given.get("run")
         if refused not in (FAIL, QUARANTINE):
             raise UsageError(f"option refused: expected {FAIL} or {QUARANTINE}, got {refused!r}", hint="leave it out")
+        if (check := given.get("check", checks[0])) not in checks:
+            raise UsageError(
+                f"option check: expected {', '.join(checks[:-1])} or {checks[-1]}, got {check!r}",
+                hint="leave it out; sbpair.spark.write checks all rows before the first message",
+            )
         if run is not None and not _RUN.fullmatch(run):
             raise UsageError(
                 f"option run: {run!r} is not the name of a run", hint="use up to 64 letters, digits, '.', '-' and '_'"
@@ -56,7 +84,7 @@ class WriteOptions:
             check_destination("option destination", destination)
         endpoint = _endpoint(given, environ)
         access = NamespaceAccess.from_endpoint(endpoint, endpoint.key_source or None)
-        return cls(destination, access, given.get("ledger"), run, refused == QUARANTINE)
+        return cls(destination, access, given.get("ledger"), run, refused == QUARANTINE, RowCheck(check))
 
 
 def check_names(options: Mapping[str, str], known: Collection[str], ignored: Collection[str] = ()) -> dict[str, str]:

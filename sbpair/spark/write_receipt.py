@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.errors import ServiceRefused, StateRefused
 from sbpair.replay.archive_layout import DOUBTFUL, HELD, KEY, LEDGER, QUARANTINE, REPORT
 from sbpair.replay.ledger import read_held, table_keys
+from sbpair.spark.write_options import RowCheck
 from sbpair.spark.write_run import BATCH_SCOPE, CLAIMS, READERS, record_event
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def commit_job(job: WriteJob, parts: Iterable[WriteCounts], batch: int | None = 
 
 
 def abort_job(job: WriteJob, ended_tasks: int = 0, batch: int | None = None) -> None:
-    """Record that a job failed. The ledger has the messages that its tasks sent."""
+    """Record that a job failed. The ledger has the messages that its tasks sent. No-op for one that only checks."""
+    if job.check is RowCheck.ONLY:
+        return
     record_event(job, "job-failed", batch=batch, ended_tasks=ended_tasks)
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sbpair.azure.credentials import token_getter
-from sbpair.errors import EntityMissing, LeaseHeld, StateRefused, UsageError
+from sbpair.errors import EntityMissing, LeaseHeld, SbpairError, StateRefused, UsageError
 from sbpair.model.pair import Ends
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.replay.archive import Archive
@@ -24,7 +24,7 @@ from sbpair.replay.archive_layout import LEDGER, REPORT, VERSION
 from sbpair.replay.secret_references import with_secrets
 from sbpair.runs.run_log import new_id
 from sbpair.spark.row_messages import MessageColumns, check_schema
-from sbpair.spark.write_options import WriteOptions, default_ledger
+from sbpair.spark.write_options import BATCH_CHECKS, STREAM_CHECKS, RowCheck, WriteOptions, default_ledger
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
@@ -48,7 +48,7 @@ class WriteJob:
     """The pickled parameters of a job's tasks. `number` counts the jobs of the run: a later one may take it over.
 
     `mark` is that of the run's directory as the driver sees it. `resumed` is whether earlier jobs may have sent
-    messages. `shared` is whether the ledger was named, so that all workers should see it.
+    messages. `shared` is whether all workers should see the ledger, because it was named or is not used.
     """
 
     run: str
@@ -61,6 +61,7 @@ class WriteJob:
     keep_refused: bool
     resumed: bool
     shared: bool
+    check: RowCheck
 
     def open(self) -> Archive:
         return Archive(self.ledger, self.run)
@@ -83,13 +84,20 @@ class WriteCounts:
     reasons: Mapping[str, int] = field(default_factory=dict)
 
 
-def start_job(options: Mapping[str, str], schema: Any, environ: Mapping[str, str], *, stream: bool) -> WriteJob:
-    """Check all that can be checked before the first message. Raises SbpairError.
+def start_job(
+    options: Mapping[str, str],
+    schema: Any,
+    environ: Mapping[str, str],
+    *,
+    stream: bool,
+    checks: Sequence[RowCheck] = BATCH_CHECKS,
+) -> WriteJob:
+    """Check all that can be checked before the tasks. Raises SbpairError. A job that only checks has no ledger.
 
     Of a stream it is called for each batch again: there it connects to nothing, and its tasks check the rest.
     """
     environ = with_secrets(environ)
-    parsed = WriteOptions.parse(options, environ)
+    parsed = WriteOptions.parse(options, environ, STREAM_CHECKS if stream else checks)
     has_ids = check_schema(schema, parsed.destination)
     if parsed.run is not None and not (has_ids or stream):
         raise UsageError(
@@ -103,25 +111,27 @@ def start_job(options: Mapping[str, str], schema: Any, environ: Mapping[str, str
         )
     endpoint = parsed.access.endpoint(environ)
     ledger, run = parsed.ledger or default_ledger(environ), parsed.run or new_id(int(time.time() * 1000))
-    archive = Archive(ledger, run)
+    archive, only = Archive(ledger, run), parsed.check is RowCheck.ONLY
     if not stream:
         if parsed.destination is not None:
             in_own_loop(lambda: _check_destination(endpoint, str(parsed.destination)))
-        wait_silent(archive, CLAIMS, still_going(run))
-    mark = _open_run(archive, endpoint)
+        if not only:
+            wait_silent(archive, CLAIMS, still_going(run))
+    mark = "" if only else _open_run(archive, endpoint)
     job = WriteJob(
         run=run,
         job=uuid.uuid4().hex[:12],
-        number=1 + read_owner(archive).number,
+        number=0 if only else 1 + read_owner(archive).number,
         mark=mark,
         ledger=ledger,
         access=parsed.access,
         columns=MessageColumns(parsed.destination, has_ids),
         keep_refused=parsed.keep_refused,
-        resumed=stream or bool(archive.sizes(LEDGER)),
-        shared=parsed.ledger is not None,
+        resumed=not only and (stream or bool(archive.sizes(LEDGER))),
+        shared=only or parsed.ledger is not None,
+        check=parsed.check,
     )
-    if not stream:
+    if not (stream or only):
         record_event(job, "job-started", resumed=job.resumed)
     return job
 
@@ -167,6 +177,26 @@ def read_owner(archive: Archive) -> RunOwner:
         return RunOwner()
     except (KeyError, TypeError, ValueError) as error:
         raise archive.broken(OWNER_FILE, error) from error
+
+
+def refuse_job(job: WriteJob, error: SbpairError) -> None:
+    """Record that a row of a job is wrong, for its other tasks: they send no more. The first error stays."""
+    archive = job.open()
+    if not archive.exists(path := _refusal_path(job)):
+        archive.write_json(path, {"error": error.message, "hint": error.hint})
+
+
+def read_refusal(job: WriteJob, archive: Archive) -> UsageError | None:
+    """Return the error that a task of the job has recorded."""
+    try:
+        found = archive.read_json(_refusal_path(job))
+    except FileNotFoundError:
+        return None
+    return UsageError(str(found.get("error")), hint=str(found.get("hint")))
+
+
+def _refusal_path(job: WriteJob) -> str:
+    return f"{REPORT}/refused/{job.job}.json"
 
 
 def still_going(run: str) -> str:

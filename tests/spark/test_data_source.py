@@ -88,6 +88,31 @@ def test_refusals_name_the_reason_and_the_remedy(spark: Any, place: World, tmp_p
     assert place.ids() == []
 
 
+def with_a_wrong_last_row(spark: Any, place: World) -> Any:
+    """Return rows of three partitions; the last row of the last one has no id."""
+    columns = rows(spark, 300).schema.names
+    wrong = "if(message_id = 'm299', null, message_id) AS message_id"
+    return rows(spark, 300).selectExpr(wrong, *columns[1:], f"'{place.destinations[0]}' AS destination")
+
+
+@of_spark_4
+def test_a_check_of_all_rows_sends_nothing_if_one_is_wrong(spark: Any, place: World, tmp_path: Path) -> None:
+    from sbpair.errors import UsageError
+    from sbpair.spark import write
+
+    place_of_row = "row 99 of partition 2: column message_id: null or empty"
+    frame = with_a_wrong_last_row(spark, place)
+    options = {"ledger": str(tmp_path), "run": "r1"}
+    with pytest.raises(Exception, match=f"{place_of_row}.*nothing was sent; give each row an id"):
+        frame.write.format("sbpair").mode("append").option("check", "only").options(**options).save()
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(UsageError, match=f"{place_of_row}.*nothing was sent"):
+        write(frame, **options)
+    assert place.ids() == []
+    receipt = write(frame.filter("message_id <> 'm299'"), **options)
+    assert (receipt["rows"], receipt["balanced"], len(place.ids())) == (299, True, 299)
+
+
 @pytest.mark.skipif(pyspark.__version__ < "4.1", reason="this Spark has no Arrow writers of streams")
 @pytest.mark.slow
 def test_a_stream_sends_each_batch_once(spark: Any, place: World, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pyspark.sql import types
 
 from sbpair.amqp.types import Byte, Float, Int, Long, Short, Timestamp
 from sbpair.errors import UsageError
-from tests.spark.writes import BINARY, TEXT, numbered, start, write
+from tests.spark.writes import BINARY, ROWS, TEXT, numbered, start, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,8 +121,21 @@ BAD_ROWS: dict[str, dict[str, list[Any]]] = {
     "row 1 of partition 0: column body: null": {"id": ["a", "b"], "body": [b"", None]},
     "row 0 of partition 0: column destination: null": {"id": ["a"], "body": [b""], "destination": [None]},
     "row 0 of partition 0: column destination: 'a b'": {"id": ["a"], "body": [b""], "destination": ["a b"]},
-    "column time_to_live: expected a duration": {"id": ["a"], "body": [b""], "time_to_live": ["soon"]},
-    "column time_to_live: not greater than 0": {"id": ["a"], "body": [b""], "time_to_live": ["0"]},
+    "row 0 of partition 0: column time_to_live: expected a duration": {
+        "id": ["a"],
+        "body": [b""],
+        "time_to_live": ["soon"],
+    },
+    "row 0 of partition 0: column time_to_live: not greater than 0": {
+        "id": ["a"],
+        "body": [b""],
+        "time_to_live": ["0"],
+    },
+    "row 0 of partition 0: column content_type: has other characters than ASCII": {
+        "id": ["a"],
+        "body": [b""],
+        "content_type": ["größe"],
+    },
 }
 
 
@@ -143,6 +156,20 @@ def test_an_unknown_destination_of_a_row_is_refused(place: World, tmp_path: Path
     with pytest.raises(UsageError, match="column destination: there is no queue or topic 'nowhere' in contoso"):
         write(job, rows)
     assert place.ids() == []
+
+
+def test_values_beyond_those_of_python_arrive(place: World, tmp_path: Path) -> None:
+    far, long = 2**60, "999999999999w"
+    struct = types.StructType([types.StructField("far", types.TimestampType())])
+    for kind, arrow, value in (
+        (struct, pa.struct([("far", UTC_TIME)]), {"far": far}),
+        (types.MapType(TEXT, types.TimestampType()), pa.map_(pa.string(), UTC_TIME), [("far", far)]),
+    ):
+        job = start(place, tmp_path, {**ROWS, "properties": kind, "time_to_live": TEXT}, run=kind.typeName())
+        properties = pa.array([value], arrow)
+        write(job, pa.record_batch({"id": ["m"], "body": [b""], "properties": properties, "time_to_live": [long]}))
+    for message in place.arrived()["orders"]:
+        assert dict(message.sections.read_application_properties().pairs) == {"far": far // 1000}
 
 
 def test_rows_larger_than_a_batch_are_all_sent(place: World, tmp_path: Path) -> None:

@@ -20,12 +20,11 @@ from sbpair.spark.row_messages import check_schema
 from sbpair.spark.task_claim import TaskClaim, TaskPlace
 from sbpair.spark.write_receipt import commit_job
 from sbpair.spark.write_run import WRITE_FILE, start_job, wait_silent
-from sbpair.spark.write_task import _write, write_partition
+from sbpair.spark.write_task import RowReader, _write, write_partition
 from tests.replay.world import VARIABLES
 from tests.spark.writes import BINARY, ROWS, TEXT, environment_of, numbered, schema_of, start, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from sbpair.spark.write_run import WriteJob
@@ -40,22 +39,25 @@ def quick_claims(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def interrupted(job: WriteJob, *batches: pa.RecordBatch, partition: int = 0) -> None:
-    """Send rows until some are accepted, and Spark has no more of them because of an error."""
-    accepted, complete = threading.Event(), ShardSource.complete
+    """Send rows until some are accepted, and the worker fails when there are no more."""
+    accepted, complete, read = threading.Event(), ShardSource.complete, RowReader.read
 
     async def noted(self: ShardSource, messages: Any) -> Any:
         accepted.set()
         return await complete(self, messages)
 
-    def rows() -> Iterator[Any]:
-        yield from batches
-        accepted.wait(0.5)  # none is, if all were sent before
-        raise OSError(ENDING)
+    def failing(self: RowReader, max_rows: int, max_bytes: int) -> Any:
+        found = read(self, max_rows, max_bytes)
+        if self.exhausted:
+            accepted.wait(0.5)  # none is, if all were sent before
+            raise OSError(ENDING)
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardSource, "complete", noted)
+        patch.setattr(RowReader, "read", failing)
         with pytest.raises(ExceptionGroup) as found:
-            asyncio.run(_write(job, TaskPlace(partition), rows()))
+            asyncio.run(_write(job, TaskPlace(partition), iter(batches)))
     assert ENDING in repr(found.value)
 
 
@@ -90,7 +92,8 @@ def test_a_second_attempt_reads_the_ledger_first(place: World, tmp_path: Path) -
 def test_interrupted_attempts_send_every_row_and_name_those_sent_twice(seed: int, place: World, tmp_path: Path) -> None:
     random = Random(seed)
     columns = ROWS if seed % 2 else {"body": BINARY}
-    job, expected, parts = start(place, tmp_path, columns), Counter[bytes](), []
+    job = start(place, tmp_path, columns, check="row" if seed < 3 else "task")
+    expected, parts = Counter[bytes](), []
     for partition in range(3):
         # Without ids many rows are equal.
         numbers = [1_000 * partition + (n if seed % 2 else n // 3) for n in range(random.randint(1, 300))]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import types
 
+from sbpair.spark.write_options import FRAME_CHECKS
 from sbpair.spark.write_receipt import commit_job
 from sbpair.spark.write_run import start_job
 from sbpair.spark.write_task import write_partition
@@ -27,13 +28,15 @@ def schema_of(columns: Mapping[str, Any]) -> types.StructType:
     return types.StructType([types.StructField(name, kind) for name, kind in columns.items()])
 
 
-def start(place: World, directory: Path, columns: Mapping[str, Any] = ROWS, **options: str) -> WriteJob:
+def start(
+    place: World, directory: Path, columns: Mapping[str, Any] = ROWS, checks: Any = FRAME_CHECKS[1:], **options: str
+) -> WriteJob:
     given = {"destination": "orders", "ledger": str(directory / "ledger"), "run": "r1", **options}
     if "id" not in columns and "message_id" not in columns:
         del given["run"]
     if "destination" in columns:
         del given["destination"]
-    return start_job(given, schema_of(columns), environment_of(place), stream=False)
+    return start_job(given, schema_of(columns), environment_of(place), stream=False, checks=checks)
 
 
 def environment_of(place: World) -> dict[str, str]:
