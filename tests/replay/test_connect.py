@@ -94,22 +94,18 @@ def parameters(url: str, **changes: Any) -> dict[str, Any]:
     return {"remote": url, "shared_archive": True, "tasks": 2, "settings": HASTY, **changes}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str, int]]:
-    with (
-        world() as place,
-        connect_server(place.shell(tmp_path_factory.mktemp("server"))) as (url, pid),
-        pytest.MonkeyPatch.context() as patch,
-    ):
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, str]]:
+    with world() as place, connect_server(place.shell(tmp_path / "server")) as (url, _):
         for name, value in {**place.environment, **NO_JAVA}.items():
-            patch.setenv(name, value)
-        yield place, url, pid
+            monkeypatch.setenv(name, value)
+        yield place, url
 
 
 @pytest.mark.java
 @pytest.mark.slow
-def test_a_run_selects_deduplicates_and_is_resumed(served: tuple[World, str, int], tmp_path: Path) -> None:
-    place, url, _ = served
+def test_a_run_selects_deduplicates_and_is_resumed(served: tuple[World, str], tmp_path: Path) -> None:
+    place, url = served
     place.strand_many(40)
     request = place.request(tmp_path, **parameters(url))
     chosen = Selection((), "size < 65536 AND message_id <> 'm0'")
