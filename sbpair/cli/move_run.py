@@ -29,15 +29,17 @@ if TYPE_CHECKING:
     from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.model.pair import Ends
     from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.live_run import LiveRun
     from sbpair.move.receipt import NamedMessage
+    from sbpair.service.supervision import Supervision
     from sbpair.syphon import runner
     from sbpair.syphon.limits import MoveLimits
     from sbpair.syphon.move_spec import MoveSpec
     from sbpair.syphon.ramp import RampPlan
 
 
-MAX_PORT = 65_535
-METRICS_ADDRESS = "127.0.0.1"
+MAX_PORT, MAX_DIGITS = 65_535, 6
+LOOPBACK = "127.0.0.1"
 ALLOW_DUPLICATE_DETECTION = flag("--allow-duplicate-detection", "Also move what its destination may drop")
 
 
@@ -103,6 +105,22 @@ class MoveTerms:
         if self.metrics_address == "":
             raise UsageError("--metrics-address is empty", hint="leave it out to serve this machine only")
 
+    def health_address(self, text: str | None) -> tuple[str, int] | None:
+        """Return host and port of --health-port. Raises UsageError."""
+        if text is None:
+            return None
+        check_goes_with("--watch", self.watch, {"--health-port": text}, "a run that ends has an exit code")
+        host, _, port = text.rpartition(":")
+        number = int(port) if port.isascii() and port.isdecimal() and len(port) < MAX_DIGITS else MAX_PORT + 1
+        if number > MAX_PORT or text.startswith(":"):
+            raise UsageError(
+                f"--health-port: expected a port from 0 to {MAX_PORT}, or HOST:PORT, got {clean(text)!r}",
+                hint="8081 serves this machine only; 0.0.0.0:8081 serves others, too; 0 is any free port",
+            )
+        if number and number == self.metrics_port:
+            raise UsageError(f"--health-port and --metrics-port are both {number}", hint="choose another port")
+        return host.removeprefix("[").removesuffix("]") or LOOPBACK, number
+
     def ramp_plan(self, limit: int | None = None) -> "RampPlan | None":
         """Return the steps of a ramp, if one is wanted; `limit` is that of --max. Raises UsageError."""
         return moves.ramp_of(self.ramp, self.canary, self.observe, limit)
@@ -143,17 +161,23 @@ def move_messages(
     spec: "MoveSpec | None" = None,
     where: "MessageFilter | None" = None,
     words: MoveWording = SYPHON,
+    health: tuple[str, int] | None = None,
     **more: Any,
 ) -> int:
-    """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`."""
+    """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`.
+
+    `health` is the address of the port for probes.
+    """
     from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, move_progress
+    from sbpair.move.live_run import LiveRun
     from sbpair.syphon import runner
 
     interval, limits = terms.check_limits()
-    once, ramp = mode == "--once", terms.ramp_plan()
+    once, ramp, live = mode == "--once", terms.ramp_plan(), LiveRun()
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
         with move_progress(screen, ends, interval, spec) as shown:
+            on_event = metrics.observing(shown) if metrics else shown
             moving = runner.run(
                 ends,
                 once=once,
@@ -161,9 +185,9 @@ def move_messages(
                 hurry=hurry,
                 ordered=terms.order == "backlog",
                 limits=limits,
-                on_event=metrics.observing(shown) if metrics else shown,
+                on_event=supervision.observing(on_event) if supervision else on_event,
                 sample_seconds=shown.sample_seconds or (SAMPLE_SECONDS if metrics else None),
-                live=metrics.live if metrics else None,
+                live=live,
                 count_remaining=True,
                 state=state,
                 lease=not terms.no_lease,
@@ -175,9 +199,13 @@ def move_messages(
                 spec=spec,
                 **more,
             )
-            return await (metrics.serve_during(moving) if metrics else moving)
+            serving = metrics.serve_during(moving) if metrics else moving
+            return await (supervision.serve_during(serving, stop) if supervision else serving)
 
-    with _metrics_of(screen, ends, terms, f"{words.command[0]} {mode}") as metrics:
+    with (
+        _supervision_of(screen, live, health) as supervision,
+        _metrics_of(screen, ends, terms, live, f"{words.command[0]} {mode}") as metrics,
+    ):
         result = run_gracefully(move)
         screen.result(words.schema, _document(result, mode, words), _table(result, mode, words))
     warn_of_failures(screen, where)
@@ -206,23 +234,46 @@ def run_move(
 
 
 @contextmanager
-def _metrics_of(screen: Screen, ends: "Ends", terms: MoveTerms, command: str) -> "Iterator[RunMetrics | None]":
+def _metrics_of(
+    screen: Screen, ends: "Ends", terms: MoveTerms, live: "LiveRun", command: str
+) -> "Iterator[RunMetrics | None]":
     """Open the metrics that the options or OpenTelemetry's variables ask for, and print their address."""
     if terms.metrics_port is None and not _wants_telemetry():
         yield None
         return
-    from sbpair.cli.progress import event_lines, reporting
     from sbpair.metrics.run_metrics import open_metrics
 
-    address = None if terms.metrics_port is None else (terms.metrics_address or METRICS_ADDRESS, terms.metrics_port)
-    with open_metrics({"command": command, "pair": ends.name, "version": __version__}, address) as metrics:
-        if metrics.url and (terms.metrics_port == 0 or not screen.quiet):
-            if screen.eventful:
-                line = reporting.event_line(event_lines.SCHEMA, "metrics-served", reporting.wall_clock_ms())
-                reporting.write_lines(screen, [{**line, "url": metrics.url}])
-            else:
-                screen.say(f"metrics at {metrics.url}", always=True)
+    address = None if terms.metrics_port is None else (terms.metrics_address or LOOPBACK, terms.metrics_port)
+    with open_metrics(live, {"command": command, "pair": ends.name, "version": __version__}, address) as metrics:
+        _print_served(screen, "metrics", metrics.url, terms.metrics_port)
         yield metrics
+
+
+@contextmanager
+def _supervision_of(screen: Screen, live: "LiveRun", health: tuple[str, int] | None) -> "Iterator[Supervision | None]":
+    """Open the port for probes, and notify systemd, if options or environment ask for it."""
+    if health is None and not os.environ.get("NOTIFY_SOCKET"):
+        yield None
+        return
+    from sbpair.service.supervision import open_supervision
+    from sbpair.service.systemd_notify import systemd_notifier
+
+    with open_supervision(live, health, systemd_notifier(os.environ, os.getpid())) as supervision:
+        _print_served(screen, "health", supervision.url, health and health[1])
+        yield supervision
+
+
+def _print_served(screen: Screen, title: str, url: str, port: int | None) -> None:
+    """Print the address of a port: with --quiet only if it was chosen from the free ones."""
+    if not url or (port and screen.quiet):
+        return
+    if screen.eventful:
+        from sbpair.cli.progress import event_lines, reporting
+
+        line = reporting.event_line(event_lines.SCHEMA, f"{title}-served", reporting.wall_clock_ms())
+        reporting.write_lines(screen, [{**line, "url": url}])
+    else:
+        screen.say(f"{title} at {url}", always=True)
 
 
 def _wants_telemetry() -> bool:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
 
+from sbpair.metrics.http_port import Page
 from sbpair.metrics.metric_table import RUN_INFO
 
 if TYPE_CHECKING:
+    from sbpair.metrics.http_port import Render
     from sbpair.metrics.live_figures import LiveFigures
-
-Render: TypeAlias = Callable[[str], tuple[bytes, str]]
-"""Returns the text for a request's Accept header, and its content type."""
 
 
 def renderer(figures: LiveFigures) -> Render:
@@ -24,9 +23,9 @@ def renderer(figures: LiveFigures) -> Render:
     registry.register(_RunCollector(figures))
     ProcessCollector(registry=registry)
 
-    def render(accept: str) -> tuple[bytes, str]:
+    def render(accept: str) -> Page:
         encode, content_type = choose_encoder(accept)
-        return encode(registry), content_type
+        return Page(encode(registry), content_type)
 
     return render
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sbpair.metrics import metric_table as table
 from sbpair.move import events
+from sbpair.move.away_sides import AwaySides
 from sbpair.move.backlog_depth import BacklogDepth
 from sbpair.move.receipt import SPENT
 from sbpair.runs.database import now_ms
@@ -84,7 +85,7 @@ class LiveFigures:
         self._backing_off: set[tuple[str, str]] = set()
         self._backoffs: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
-        self._away: set[str] = set()
+        self._away = AwaySides()
         self._paused = False
 
     def take(self, event: events.SyphonEvent) -> None:
@@ -114,14 +115,8 @@ class LiveFigures:
         # The queue holds its messages again, and no destination waits for them.
         self._progress[event.queue] = None
         self._backing_off = {each for each in self._backing_off if each[0] != event.queue}
-        if isinstance(event, events.QueueOpened):
-            self._away.clear()  # it has connections to both
-        elif isinstance(event, events.QueueFailed):
-            self._failures[event.queue] += 1
-            if event.side is not None:
-                self._away.add(event.side)
-            elif event.retry_seconds is None:
-                self._away.clear()  # it answered
+        self._failures[event.queue] += isinstance(event, events.QueueFailed)
+        self._away.take(event)
 
     def read(self) -> Figures:
         """Return the figures of this moment."""
@@ -137,7 +132,7 @@ class LiveFigures:
                 table.CREDITS: self._live.rate_limiter.credits_spent() if self._live.rate_limiter else {},
                 **self._of_queues(),
                 **self._of_destinations(counts.destinations),
-                table.SIDE_AWAY: {side: int(side in self._away) for side in SIDES},
+                table.SIDE_AWAY: {side: int(side in self._away.names) for side in SIDES},
             }
 
     def _of_messages(self, counted: Mapping[str, Mapping[str, int]]) -> Figures:

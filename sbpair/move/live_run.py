@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,9 +20,15 @@ Traced: TypeAlias = "Callable[[str, Destination], Destination]"
 
 @dataclass(slots=True)
 class LiveRun:
-    """Given to a run before it starts. `rate_limiter` is None before the limits are known, and without any."""
+    """Given to a run before it starts. `rate_limiter` is None before the limits are known, and without any.
+
+    `stuck_queues` returns the queues whose workers take no more turns. `has_lease` returns whether no other mover can
+    hold the lease at this moment.
+    """
 
     id: str = field(default_factory=lambda: new_id(now_ms()))
     tally: Tally = field(default_factory=Tally)
     rate_limiter: RateLimiter | None = None
     traced: Traced | None = None
+    stuck_queues: Callable[[], Sequence[str]] = tuple
+    has_lease: Callable[[], bool] = lambda: True

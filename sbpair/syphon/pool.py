@@ -43,6 +43,10 @@ class WorkerPool:
     def workers(self) -> list[QueueWorker]:
         return list(self._workers.values())
 
+    def stuck_queues(self) -> list[str]:
+        """Return the queues whose workers take no more turns."""
+        return [worker.queue for worker in self._workers.values() if worker.is_stuck]
+
     async def run(self, queues: Iterable[str], hurry: asyncio.Event, *beside: Coroutine[None, None, None]) -> None:
         """Run until all workers are done, and until then `beside`. Once `hurry` is set, end within seconds."""
         async with asyncio.TaskGroup() as tasks:

@@ -170,6 +170,8 @@ async def run(
     async with AsyncExitStack() as stack:
         session = None if lease_queue is None else await _take_lease(stack, spec, lease_queue, run_id, stop)
         may_send = session.check if session is not None else lambda: None
+        if session is not None:
+            live.has_lease = lambda: session.confirmed_seconds() > 0
         command = f"{spec.command} {'--once' if once else '--watch'}"
         store = stack.enter_context(
             RunStore(pair, state, command, tally.receipt, lease=lease, of=spec.leased, run=run_id, may_send=may_send)
@@ -231,6 +233,7 @@ async def run(
                     opening = open_while_moving.enter_async_context(open_ramp(ramp, plan, found.queues))
                     plan = replace(plan, ramp=await _unless_stopped(stop, opening))
                 pool = WorkerPool(plan, find if found.managed and not once else None)
+                live.stuck_queues = pool.stuck_queues
                 workers = await _run_workers(pool, found.queues, hurry, store, sample_seconds)
                 may_count = count_remaining and not hurry.is_set()
                 remaining = await _remaining(plan, workers, plan.count if may_count else None)

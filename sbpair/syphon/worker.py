@@ -67,7 +67,8 @@ class RunTimings:
 
     `count_wait_seconds`: how long `--once` waits for a message before each count or peek. `empty_wait_seconds`: how
     long it waits for held messages.
-    `report_seconds` and `destinations_seconds`: how often progress is emitted, at most.
+    `report_seconds` and `destinations_seconds`: how often progress is emitted, at most. `stuck_seconds`: longer than
+    any wait of a worker whose namespaces can be reached.
     """
 
     backoff: Backoff = DEFAULT_BACKOFF
@@ -76,6 +77,7 @@ class RunTimings:
     count_wait_seconds: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 5.0)
     report_seconds: float = 0.25
     destinations_seconds: float = 1.0
+    stuck_seconds: float = 1_080.0
     move: MoveTimings = DEFAULT_MOVE_TIMINGS
 
 
@@ -130,6 +132,7 @@ class QueueWorker:
         self._mover: Mover | None = None
         self._skipped = SkippedMessages()
         self._last_used = 0.0
+        self._turned_at: float | None = None
         self._unsettled: Sequence[ReceivedMessage] = ()
         self._refused: Sequence[ReceivedMessage] = ()
         self._prefetched: Sequence[Delivery] = ()
@@ -151,6 +154,7 @@ class QueueWorker:
         except SbpairError as error:
             self._fail(error, None)
         finally:
+            self._turned_at = None
             plan.context.tally.locked(self.queue, len(self.end.locked))
             self._report_stuck()
 
@@ -181,6 +185,16 @@ class QueueWorker:
 
     # For samples.
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it should have taken a turn: an attempt to connect, or a receive. A pause has no limit."""
+        if self._turned_at is None:
+            return False
+        return asyncio.get_running_loop().time() - self._turned_at > self._plan.timings.stuck_seconds
+
+    def _take_turn(self) -> None:
+        self._turned_at = asyncio.get_running_loop().time()
+
     def report_progress(self) -> None:
         if self._mover is not None:
             self._emit_progress(self._mover)
@@ -203,7 +217,9 @@ class QueueWorker:
 
     async def _may_move(self) -> bool:
         """Wait until the gate is open. Return False for a run that stops."""
+        self._turned_at = None
         await self._plan.gate.wait_open()
+        self._take_turn()
         return not self._plan.stop.is_set()
 
     async def _connect_and_move(self) -> None:
@@ -253,6 +269,7 @@ class QueueWorker:
     ) -> bool:
         """Move the next session, if there is one. Return whether nothing remains to wait for."""
         plan = self._plan
+        self._take_turn()
         seconds = self.end.poll_seconds if plan.once else SESSION_SECONDS
         session = await self._unless_interrupted(source.next_session(seconds))
         if session is None:
@@ -358,6 +375,7 @@ class QueueWorker:
         while not (plan.stop.is_set() or self._interrupted or mover.halted or self._is_full(mover)):
             if source.error is not None and mover.held:
                 raise source.error
+            self._take_turn()
             await self._touch_link(source, mover)
             if mover.room == 0:
                 if await self._blocked(mover):
@@ -440,6 +458,7 @@ class QueueWorker:
         is_filtered = self._plan.context.chosen is not None and not isinstance(source, SessionSource)
         receive = source.receive_for_filter if is_filtered else source.receive
         while not self._interrupted:
+            self._take_turn()
             source.grant(limit)
             try:
                 messages = await receive(limit, seconds=max(0.0, until - loop.time()))
@@ -471,7 +490,7 @@ class QueueWorker:
             return room
         limit = min(room, limiter.receivable(now))
         if limit == 0:
-            await mover.wait_changed(limiter.receive_delay(now))
+            await mover.wait_changed(min(limiter.receive_delay(now), self._plan.timings.long_poll_seconds))
         return limit
 
     async def _blocked(self, mover: Mover) -> bool:
@@ -512,6 +531,7 @@ class QueueWorker:
     async def _back_off(self, error: Unavailable) -> bool:
         """Wait before the next connection. Return False if the worker ends instead."""
         self._failures += 1
+        self._turned_at = None  # a namespace may be away for days
         plan = self._plan
         never_answered = isinstance(error, Silent) and plan.once and not self._was_open
         if never_answered or not plan.reconnect or (plan.once and self._failures >= TRIES):

@@ -18,6 +18,7 @@ ROOT = Path(sbpair.__file__).parent
 # Top first. A part may import what lies below its own level, and nothing of that level but itself.
 LEVELS: list[set[str]] = [
     {"cli"},
+    {"service"},
     {"drill", "doctor", "metrics", "spark", "status"},
     {"replay", "message_io", "planning"},
     {"replication", "relay"},

@@ -30,8 +30,8 @@ Series = dict[str, dict[str, float]]
 def read(figures: LiveFigures) -> Series:
     """Return the value of each sample by name and label, which both parsers read alike."""
     render = renderer(figures)
-    plain, plain_type = render("")
-    exact, exact_type = render(OPEN_METRICS)
+    plain, plain_type, _ = render("")
+    exact, exact_type, _ = render(OPEN_METRICS)
     assert plain_type.startswith("text/plain")
     assert exact_type.startswith("application/openmetrics-text")
     found = [
@@ -181,7 +181,7 @@ def test_hostile_names_are_escaped_and_none_is_lost(sent: list[tuple[str, int]])
     for path, count in sent:
         live.tally.sent(QUEUE, path, count, 1)
         figures.take(events.DestinationBackingOff("queue", path, path, 1.0, 1))
-    found = _samples(text_string_to_metric_families(renderer(figures)("")[0].decode()))
+    found = _samples(text_string_to_metric_families(renderer(figures)("").content.decode()))
     series = found.get("sbpair_destination_messages_sent_total", {})
     assert sum(series.values()) == sum(count for _, count in sent)
     assert len(series) <= 6
@@ -203,7 +203,7 @@ def test_nothing_of_a_message_is_in_the_metrics() -> None:
     live.tally.dead_lettered(named, "RefusedByPrimary")
     figures.take(events.DeadLettered(QUEUE, 77_777, "an-id", "RefusedByPrimary", "SharedAccessKey=abc", "orders"))
     figures.take(events.QueueFailed(QUEUE, "SharedAccessKey=abc", 1.0))
-    text = renderer(figures)("")[0].decode()
+    text = renderer(figures)("").content.decode()
     assert 'sbpair_dead_letters_total{reason="RefusedByPrimary"} 1.0' in text
     assert [part for part in ("an-id", "77777", "abc") if part in text] == []
 
@@ -222,5 +222,5 @@ def test_a_text_of_a_hundred_destinations_is_small() -> None:
     figures = LiveFigures(live := LiveRun(), {})
     for number in range(5_000):
         live.tally.sent(QUEUE, f"destination-{number}", 1, 1)
-    text, _ = renderer(figures)("")
+    text = renderer(figures)("").content
     assert text.count(b"\n") < 700

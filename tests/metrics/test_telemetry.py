@@ -22,6 +22,7 @@ from sbpair.metrics.batch_spans import MAX_LINKS, _span_context
 from sbpair.metrics.exporters import printable, wanted_exporters
 from sbpair.metrics.run_metrics import RunMetrics, open_metrics
 from sbpair.metrics.telemetry import CLOSING
+from sbpair.move.live_run import LiveRun
 from tests.metrics.otlp_collector import Collector, attributes, collecting
 from tests.metrics.test_live_figures import QUEUE
 from tests.syphon.test_syphon import fill, world
@@ -53,7 +54,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 @contextmanager
 def opened(**info: str) -> Iterator[RunMetrics]:
-    with open_metrics({"command": "syphon --once", "pair": "p", **info}, None) as metrics:
+    with open_metrics(LiveRun(), {"command": "syphon --once", "pair": "p", **info}, None) as metrics:
         yield metrics
 
 

@@ -561,6 +561,7 @@ SYPHON_EVENT = forms(
     ),
     *_RUN_EVENTS,
     event("events-dropped", "warning", events=count("Lines that were not written")),
+    event("health-served", url=text("Address of the readiness", example="http://127.0.0.1:8081/health/ready")),
     event("metrics-served", url=text("Address of the metrics", example="http://127.0.0.1:9464/metrics")),
 )
 _REPLAY_PROGRESS = fields(

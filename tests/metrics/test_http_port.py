@@ -1,4 +1,4 @@
-"""The HTTP port of the metrics: its answers, and what a scraper cannot do to a run."""
+"""The HTTP port of a run: its answers, and what a scraper cannot do to a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import logging
 import os
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from sbpair.errors import MachineLacks, PortInUse, UsageError
-from sbpair.metrics import metrics_endpoint
-from sbpair.metrics.metrics_endpoint import MAX_CONNECTIONS, MetricsEndpoint, listen, url_of
+from sbpair.metrics import http_port
+from sbpair.metrics.http_port import MAX_CONNECTIONS, HttpPort, Page, Render, url_of
 from tests.metrics.test_live_figures import check_equal, read, run_of
 from tests.syphon.test_syphon import world
 
@@ -23,15 +23,19 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
 Address = tuple[str, int]
 
 
-def rendered(accept: str) -> tuple[bytes, str]:
-    return b"a_metric 1\n", f"text/plain; accept={accept}"
+def listen(host: str, port: int) -> socket.socket:
+    return http_port.listen(host, port, "--metrics-port", "--metrics-address")
+
+
+def rendered(accept: str) -> Page:
+    return Page(b"a_metric 1\n", f"text/plain; accept={accept}")
 
 
 @asynccontextmanager
-async def served(render: Callable[[str], tuple[bytes, str]] = rendered) -> AsyncIterator[Address]:
+async def served(render: Render = rendered) -> AsyncIterator[Address]:
     """Serve metrics on a free port, and yield its address."""
     with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(MetricsEndpoint(listening, render).serve())
+        serving = asyncio.create_task(HttpPort(listening, "metrics", {"/metrics": render}).serve())
         try:
             yield listening.getsockname()[:2]
         finally:
@@ -81,7 +85,7 @@ async def test_the_accepted_formats_reach_the_library() -> None:
 
 
 async def test_a_client_that_leaves_or_says_nothing_costs_its_connection_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_endpoint, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(http_port, "MAX_SECONDS", 0.2)
     async with served() as address:
         for sent in (b"", b"GET /met"):
             _, writer = await asyncio.open_connection(*address)
@@ -96,8 +100,8 @@ async def test_a_client_that_leaves_or_says_nothing_costs_its_connection_only(mo
 
 
 async def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_endpoint, "MAX_SECONDS", 0.2)
-    async with served(lambda _: (b"x" * 50_000_000, "text/plain")) as address:
+    monkeypatch.setattr(http_port, "MAX_SECONDS", 0.2)
+    async with served(lambda _: Page(b"x" * 50_000_000, "text/plain")) as address:
         _, writer = await asyncio.open_connection(*address, limit=1)
         writer.write(GET)
         assert b"404" in await ask(address, GET.replace(b"/metrics", b"/other"))
@@ -105,7 +109,7 @@ async def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pyt
 
 
 async def test_a_bug_in_the_metrics_is_an_answer_and_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: str) -> tuple[bytes, str]:
+    def broken(_: str) -> Page:
         raise ZeroDivisionError
 
     async with served(broken) as address:
@@ -123,10 +127,10 @@ async def test_rendering_takes_a_part_of_the_time_however_many_ask(monkeypatch: 
         waits.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(metrics_endpoint.asyncio, "sleep", note)
+    monkeypatch.setattr(http_port.asyncio, "sleep", note)
     loop = asyncio.get_running_loop()
 
-    def slow(_: str) -> tuple[bytes, str]:
+    def slow(_: str) -> Page:
         until = loop.time() + 0.01
         while loop.time() < until:
             pass
@@ -163,9 +167,9 @@ async def test_scrapes_under_load_lose_nothing_and_end_with_the_receipt() -> Non
             w.strand(*range(1_000 * index, 1_000 * index + 600), to=("orders", "billing/invoices")[index], index=index)
         seen: list[float] = []
 
-        def render(_: str) -> tuple[bytes, str]:
+        def render(_: str) -> Page:
             seen.append(sum(read(figures).get("sbpair_messages_sent_total", {}).values()))
-            return b"", "text/plain"
+            return Page(b"", "text/plain")
 
         async with served(render) as address:
             hanging = [await asyncio.open_connection(*address) for _ in range(5)]
@@ -184,7 +188,7 @@ def test_a_port_that_is_taken_is_refused_and_any_free_one_is_found() -> None:
     with ExitStack() as stack:
         first = stack.enter_context(listen("127.0.0.1", 0))
         port = first.getsockname()[1]
-        assert url_of(first) == f"http://127.0.0.1:{port}/metrics"
+        assert url_of(first, "/metrics") == f"http://127.0.0.1:{port}/metrics"
         with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1 is in use"):
             listen("127.0.0.1", port)
         assert stack.enter_context(listen("localhost", 0)).getsockname()[1] != port
@@ -209,4 +213,4 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
     except MachineLacks:
         pytest.skip("without IPv6")
     with listening:
-        assert url_of(listening).startswith("http://[::1]:")
+        assert url_of(listening, "/metrics").startswith("http://[::1]:")

@@ -1,0 +1,80 @@
+"""`--health-port` of a watch: its address, its answers and its refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.test_runs import open_pair
+from tests.kit.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kit.command import Here
+
+pytestmark = pytest.mark.timeout_seconds(90)
+
+
+async def test_a_probe_of_a_process_gets_its_readiness(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        words = ("--health-port", "0", "--metrics-port", "0", "--log-format", "json", "--quiet", "--output", "json")
+        process = await pair.start("syphon", "--watch", *words)
+        assert process.stderr
+        event = json.loads(await process.stderr.readline())
+        assert (event["schema"], event["event"]) == ("sbpair/syphon-event/1", "health-served")
+        assert json.loads(await process.stderr.readline())["event"] == "metrics-served"
+        host, _, port = event["url"].removesuffix("/health/ready").removeprefix("http://").partition(":")
+        answer = b""
+        while not answer.endswith(b"\r\n\r\nmoving\n"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /health/ready HTTP/1.1\r\nHost: here\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        await until(lambda: pair.arrived == 1)
+        process.send_signal(signal.SIGTERM)
+        out, _ = await process.communicate()
+        assert (process.returncode, json.loads(out)["sent"]) == (0, 1)
+
+
+async def test_a_port_that_is_taken_ends_before_anything_is_received(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            code, out, err = await pair.run("syphon", "--watch", "--health-port", port)
+        assert (code, out) == (7, "")
+        assert err.startswith(f"error: --health-port: port {port} on 127.0.0.1 is in use\nhint: ")
+        code, _, err = await pair.run("syphon", "--watch", "--health-port", "192.0.2.1:8081")
+        assert (code, err.split("\n")[0]) == (2, "error: --health-port: '192.0.2.1' is not an address of this machine")
+        assert pair.arrived == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "http", ":8081", "localhost:", "-1", "65536", "²", "8081/", "::1", "[::1]", "1:2:"]
+)
+def test_a_text_that_is_no_port_is_refused(here: Here, text: str) -> None:
+    code, out, err = here("syphon", "--watch", f"--health-port={text}")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: --health-port: expected a port from 0 to 65535, or HOST:PORT, got '{text}'\nhint: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("syphon --once --health-port 8081", "--health-port goes with --watch only"),
+        ("syphon --dry-run --health-port 8081", "--health-port goes with --watch only"),
+        ("syphon --watch --health-port 81 --metrics-port 81", "--health-port and --metrics-port are both 81"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(here: Here, words: str, expected: str) -> None:
+    code, out, err = here(*words.split())
+    assert (code, out) == (2, "")
+    assert expected in err
