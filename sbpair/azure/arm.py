@@ -24,6 +24,7 @@ from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.errors import EntityMissing, NameTaken, UsageError
 from sbpair.model import tiers
 from sbpair.model.entities import Queue, Rule, Subscription, Topic, with_partitions
+from sbpair.model.pair import is_loopback
 from sbpair.model.queues import QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
 
@@ -85,6 +86,11 @@ def manager_route(endpoint: Endpoint) -> tuple[HttpRoute, list[str]]:
     cloud = next((each for suffix, each in CLOUDS.items() if endpoint.authority.lower().endswith(suffix)), None)
     found = get_arm_endpoints(cloud or AzureClouds.AZURE_PUBLIC_CLOUD)
     if is_local(endpoint):
+        if not (endpoint.tls or is_loopback(endpoint.host)):
+            raise UsageError(
+                f"--via arm would send a token of Resource Manager without TLS to {endpoint.host}",
+                hint="use --via atom, or an emulator with TLS or on this machine",
+            )
         return http_route(endpoint), found["credential_scopes"]
     if cloud is None:
         raise UsageError(

@@ -10,10 +10,11 @@ from sbpair.config.setting import SIDES, Secret, Setting
 from sbpair.errors import UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
 from sbpair.model.durations import TICKS_PER_SECOND, ticks
-from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, Transport, first_label, is_address
+from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, Transport, first_label, is_address, is_loopback
 from sbpair.model.proxy import Proxy, parse_proxy
 
 PUBLIC_SUFFIX = ".servicebus.windows.net"
+CLOUD_SUFFIXES = (PUBLIC_SUFFIX, ".servicebus.usgovcloudapi.net", ".servicebus.chinacloudapi.cn")
 
 
 def build_pair(name: str, settings: Mapping[str, Setting]) -> Pair:
@@ -46,7 +47,25 @@ def build_endpoint(side: str, settings: Mapping[str, Setting], pair: str) -> End
             f"{address.source}: the namespace's name is unknown: {endpoint.host} is an IP address",
             hint="set SBPAIR_PRIMARY_NAME, or name in the configuration file: it is part of backlog queue paths",
         )
-    return _with_overrides(endpoint, side, settings)
+    endpoint = _with_overrides(endpoint, side, settings)
+    _refuse_readable_credential(endpoint, address.source)
+    return endpoint
+
+
+def _refuse_readable_credential(endpoint: Endpoint, source: str) -> None:
+    """Raise UsageError where a token of Azure would travel without TLS to another machine."""
+    if endpoint.tls or is_loopback(endpoint.host):
+        return
+    if isinstance(endpoint.credential, Identity):
+        raise UsageError(
+            f"{source}: the token of an identity would travel without TLS to {endpoint.host}",
+            hint="remove tls = false; an emulator on another machine takes a connection string, or TLS with a ca_file",
+        )
+    if endpoint.host.lower().endswith(CLOUD_SUFFIXES):
+        raise UsageError(
+            f"{source}: TLS is off, and {endpoint.host} is a namespace of Azure",
+            hint="remove UseDevelopmentEmulator=true, or tls = false: they are for emulators",
+        )
 
 
 def _seconds(setting: Setting) -> float:

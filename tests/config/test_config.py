@@ -332,6 +332,29 @@ def test_a_wrong_proxy_or_transport_is_named(home: Path, line: str, environ: dic
     assert "nobody" not in error.message + error.hint
 
 
+READABLE = EMULATORS["SBPAIR_PRIMARY_CONNECTION_STRING"].replace("127.0.0.1:5672", "contoso.servicebus.windows.net")
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "expected"),
+    [
+        (FILE + "tls = false\n", {}, "the token of an identity would travel without TLS to 10.0.0.4"),
+        ("", {"SBPAIR_PRIMARY_CONNECTION_STRING": READABLE}, "contoso.servicebus.windows.net is a namespace of Azure"),
+    ],
+)
+def test_no_token_of_azure_travels_without_tls(home: Path, text: str, environ: dict[str, str], expected: str) -> None:
+    error = refused(home, text, **({**EMULATORS, **environ} if environ else {}))
+    assert expected in error.message
+    assert error.hint.startswith("remove ")
+
+
+def test_an_emulator_on_this_or_another_machine_needs_no_tls(home: Path) -> None:
+    write(home, FILE.replace("10.0.0.4:5671", "127.0.0.1:5672") + "tls = false\n")
+    assert not loaded(home).pair.secondary.tls
+    elsewhere = EMULATORS["SBPAIR_PRIMARY_CONNECTION_STRING"].replace("127.0.0.1", "emulator")
+    assert loaded(home, **{**EMULATORS, "SBPAIR_PRIMARY_CONNECTION_STRING": elsewhere}).pair.primary.host == "emulator"
+
+
 def test_an_emulator_keeps_its_port_for_websockets(home: Path) -> None:
     pair = loaded(home, Flags(transport="websocket"), **EMULATORS).pair
     assert (pair.primary.amqp_address, pair.primary.tls) == ("127.0.0.1:5672", False)

@@ -257,6 +257,14 @@ async def test_wrong_resource_group_is_reported_before_any_creation(monkeypatch:
                 await namespace.capacity()
 
 
+def test_no_token_of_resource_manager_travels_without_tls() -> None:
+    elsewhere = Endpoint("contoso", "emulator:5672", "emulator", 5672, False, Identity(), emulator=True)
+    with pytest.raises(errors.UsageError, match="without TLS to emulator"):
+        manager_route(elsewhere)
+    assert manager_route(replace(elsewhere, host="127.0.0.1"))[0].scheme == "http"
+    assert manager_route(replace(elsewhere, tls=True))[0].scheme == "https"
+
+
 @pytest.mark.parametrize(
     ("host", "manager"),
     [
