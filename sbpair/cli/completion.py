@@ -5,6 +5,7 @@ Errors complete nothing; the command reports them when it runs.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import nullcontext
 from importlib.resources import files
@@ -108,7 +109,9 @@ def _recorded_runs(context: typer.Context) -> "list[RunRecord]":
 def replay_runs(context: typer.Context) -> list[str]:
     """Return the runs in the directory of --archive; a URL would need a network."""
     archive = Path(context.params.get("archive") or "/nowhere")
-    return sorted((file.parent.name for file in archive.glob("*/run.json")), reverse=True)
+    names = (file.parent.name for file in archive.glob("*/run.json"))
+    # Others may have named the directories: bash inserts a name as it is, and would execute a part of it.
+    return sorted(filter(re.compile(r"[\w.-]+").fullmatch, names), reverse=True)
 
 
 def _given(context: typer.Context) -> dict[str, Any]:

@@ -114,6 +114,18 @@ class Archive:
         start = len(self.root.lstrip("/")) + 1
         return {info.path.lstrip("/")[start:]: int(info.size or 0) for info in found if info.type == fs.FileType.File}
 
+    def check_inside(self, paths: Iterable[str]) -> None:
+        """Raise StateRefused if a symbolic link on the way to a file leads out of the run's directory."""
+        if not self.is_local:
+            return
+        root = Path(self.root).resolve()
+        for directory in {Path(self.root, path).parent for path in paths}:
+            if not directory.resolve().is_relative_to(root):
+                raise StateRefused(
+                    f"{directory} is outside the archive, by a symbolic link; nothing was removed",
+                    hint="remove the link, or move the files into the archive",
+                )
+
     def delete(self, under: str, only: Iterable[str] | None = None) -> None:
         """Remove files below a directory ("" for all), or `only` these, and the directory once it is empty."""
         for path in self.sizes(under) if only is None else only:

@@ -36,7 +36,7 @@ class GarbageCollection:
 
 
 def plan_gc(archive: Archive, *, unsent: bool) -> GarbageCollection:
-    """Return the files to remove; with `unsent`, also messages never sent. Raises Unsafe if none may be removed."""
+    """Return the files to remove; with `unsent`, also messages never sent. Raises Unsafe, StateRefused."""
     run = load_run(archive)
     # Before the proof: a file written later is in neither, or in the proof alone.
     sizes = {place: archive.sizes(place) for place in (*REMOVABLE, *(NOT_SENT if unsent else ()))}
@@ -54,6 +54,7 @@ def plan_gc(archive: Archive, *, unsent: bool) -> GarbageCollection:
     for path in (path for place in NOT_SENT for path in archive.files(place) if not unsent):
         with suppress(StateRefused):  # a loss of power has cut it short, which the proof has accepted
             kept += archive.row_count(path)
+    archive.check_inside(path for paths in sizes.values() for path in paths)
     places = {place: tuple(paths) for place, paths in sizes.items()}
     return GarbageCollection(places, sum(sum(paths.values()) for paths in sizes.values()), kept)
 

@@ -202,6 +202,15 @@ def test_bad_configuration_or_unknown_pairs_complete_to_nothing(
     assert completed(line) == []
 
 
+def test_a_directory_that_bash_would_execute_is_not_completed(
+    completed: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    for name in ("$(touch caught)", "`touch caught`", "a;b", "261122-101501-7k2m"):
+        (tmp_path / "archive" / name).mkdir(parents=True)
+        (tmp_path / "archive" / name / "run.json").touch()
+    assert completed(f"sbpair replay status --archive {tmp_path}/archive ") == ["261122-101501-7k2m"]
+
+
 def test_no_secret_of_the_environment_is_completed(completed: Callable[..., list[str]]) -> None:
     secret = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0"
     assert completed("sbpair audit --primary ", SBPAIR_PRIMARY_CONNECTION_STRING=secret) == []

@@ -308,6 +308,20 @@ def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left:
     assert len(proved.files("segments")) == left
 
 
+@pytest.mark.parametrize("place", ["ledger", "segments/sub"])
+def test_no_file_is_removed_through_a_link_out_of_the_archive(proved: Archive, tmp_path: Path, place: str) -> None:
+    """Whoever may write into an archive must not be able to remove other files of its owner."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("x")
+    link = Path(proved.root, place, "link") if place == "ledger" else Path(proved.root, place)
+    link.symlink_to(elsewhere)
+    code, _, err = gc(proved, "--yes")
+    assert (code, "is outside the archive, by a symbolic link" in err) == (4, True)
+    assert (elsewhere / "precious").exists()
+    assert len(proved.files("segments")) == 1
+
+
 def test_an_unfinished_run_is_not_removed(proved: Archive) -> None:
     proved.remove(RECEIPT_FILE)
     code, _out, err = gc(proved, "--yes")

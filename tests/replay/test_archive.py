@@ -428,6 +428,19 @@ def test_a_write_that_fails_leaves_nothing(archive: Archive, monkeypatch: pytest
     assert [path for path in Path(archive.root, SEGMENTS).rglob("*") if path.is_file()] == []
 
 
+def test_files_of_an_archive_are_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        archive = Archive(str(tmp_path / "archive"), "r1")
+        archive.create()
+        put(archive, "one", key(0))
+        archive.write_line("held/a.jsonl", [1])
+    finally:
+        os.umask(before)
+    modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in Path(archive.root).rglob("*")}
+    assert (Path(archive.root).stat().st_mode & 0o777, modes) == (0o700, {True: 0o700, False: 0o600})
+
+
 def test_an_archive_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "archive").write_text("")
     with pytest.raises(errors.MachineLacks, match="cannot be used"):
