@@ -334,7 +334,8 @@ class ReceivingLink(Link):
         self._chunks = bytearray()
 
     def _attach(self, attach: Attach) -> None:
-        self.max_message_size = attach.max_message_size or 0
+        # A limit of our own holds although the peer is not told of it.
+        self.max_message_size = attach.max_message_size or self.max_message_size
         super()._attach(attach)
 
     def grant(self, credit: int) -> None:

@@ -314,6 +314,9 @@ class RawSender(ClientLink):
 
 
 BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
+MAX_RECEIVED = 256 * 1024 * 1024
+"""The largest message that is received, so that a peer cannot fill the memory by one. The service allows 100 MB."""
+
 LARGE, SMALL = 1024 * 1024, 256 * 1024
 """The size of a batch in a namespace with large messages, and in others."""
 
@@ -323,6 +326,7 @@ class RawReceiver(ClientLink):
 
     def __init__(self, stream: Stream, session: Session, address: str) -> None:
         self._link = session.receiver(f"sbpair-{next(_names)}")
+        self._link.max_message_size = MAX_RECEIVED
         super().__init__(stream, self._link, address)
         self._source = Source(address)
         self._terms: dict[str, Any] = {}

@@ -431,6 +431,23 @@ def test_a_client_receiver_has_a_limit_of_its_own(pair: Any) -> None:
     assert pair.server.of(LinkDetached)[0].error.condition == "amqp:link:message-size-exceeded"
 
 
+def test_a_limit_that_the_peer_was_not_told_holds_for_endless_parts(pair: Any) -> None:
+    link = pair.session()[0].receiver("bounded")
+    link.max_message_size = 10
+    link.open(source=Source("queue"), target=Target("here"))
+    pair.pump()
+    theirs = pair.server.of(LinkAttaching)[-1].link
+    theirs.accept()
+    link.grant(5)
+    pair.pump()
+    assert theirs.remote.max_message_size is None
+    for part in (b"x" * 6, b"y" * 6):
+        pair.tell("client", Transfer(0, 0, b"a", 0, False, True), payload=part)
+    pair.pump()
+    assert pair.client.of(Delivery) == []
+    assert pair.server.of(LinkDetached)[0].error.condition == "amqp:link:message-size-exceeded"
+
+
 def test_a_link_closed_in_the_middle_of_a_delivery_leaves_nothing_behind(pair: Any) -> None:
     link, theirs = pair.sender()
     theirs.grant(5)
