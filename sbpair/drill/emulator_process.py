@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.errors import MachineLacks
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
+from sbpair.model.python_path import is_working_directory_trusted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,7 +28,8 @@ STOP_SECONDS = 10.0
 async def emulated_pair(backlog_queues: int, *words: str) -> AsyncIterator[Pair]:
     """Start an emulator with a pair of namespaces, and these options. Raises MachineLacks where it does not start."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sbpair", "emulator", "--output", "json"),
+        *(sys.executable, *([] if is_working_directory_trusted() else ["-P"])),
+        *("-m", "sbpair", "emulator", "--output", "json"),
         *("--namespace", f"{PRIMARY}=0", "--namespace", f"{SECONDARY}=0", *words),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

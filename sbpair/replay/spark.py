@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
 from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.model.python_path import is_working_directory_trusted
 from sbpair.replay.archive_layout import SEGMENTS
 from sbpair.replay.java import logged_stderr
 
@@ -98,6 +99,8 @@ def spark_session(
     if is_local_master(master):
         # By default workers use the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if not is_working_directory_trusted():
+            os.environ.setdefault("PYTHONSAFEPATH", "1")
     if not verbose:
         hide_tracebacks()
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:

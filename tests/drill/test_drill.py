@@ -19,6 +19,8 @@ from sbpair.move import events
 from sbpair.move.receipt import Tally
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.kit.failover_rig import Rig
 
 # The SDK leaves the sockets of what has failed to whoever collects the garbage.
@@ -50,6 +52,16 @@ async def test_a_drill_brings_every_message_back_whole() -> None:
     assert (sending.receipt.sent, sending.receipt.balanced) == (sending.backlog, True)
     # Each queue is emptied once of what was stranded, and once of what was sent.
     assert sum(isinstance(each, events.QueueDone) for each in told) == 20
+
+
+async def test_a_drills_emulator_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sbpair", "json", "typer"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a foreign module')")
+    monkeypatch.chdir(tmp_path)
+    async with emulator_process.emulated_pair(1) as pair:
+        assert pair.primary.port
 
 
 async def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:

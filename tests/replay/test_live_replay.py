@@ -28,16 +28,32 @@ SPARK = ("--master", "local[2,4]", *(word for name, value in HASTY.items() for w
 
 
 class Shell:
-    """The tool, in separate processes."""
+    """The tool, in separate processes, in a working directory whose modules nothing may import."""
 
     def __init__(self, place: World, directory: Path) -> None:
         self._environment = place.shell(directory)
+        self._foreign = directory / "foreign"
+        self._foreign.mkdir()
+        for name in ("sbpair", "pyspark", "json"):
+            (self._foreign / f"{name}.py").write_text("raise SystemExit('a foreign module')")
         self.archive = directory / "archive"
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "sbpair", "replay", *words, "--archive", str(self.archive), "--output", "json"],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "sbpair",
+                "replay",
+                *words,
+                "--archive",
+                str(self.archive),
+                "--output",
+                "json",
+            ],
             env=self._environment,
+            cwd=self._foreign,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sbpair import errors
 from sbpair.replay import pyspark_daemon, selection, spark
+from tests.replay.replays import offspring, pointed, read
 from tests.replay.world import HASTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,31 @@ def test_a_worker_imports_pyspark_from_files_before_the_zip() -> None:
     assert pyspark_daemon.files_first(["pyspark.zip", "", "/"]) == ["pyspark.zip", "", "/"]
 
 
+def hosts_that_listen() -> set[str]:
+    """Return the addresses of all listening TCP sockets of this process and its children."""
+    listening = {}
+    for name in ("tcp", "tcp6"):
+        for row in map(str.split, read(Path("/proc/net") / name).splitlines()[1:]):
+            if row[3] == "0A":
+                listening[f"socket:[{row[9]}]"] = host_of(row[1].partition(":")[0])
+    links = (pointed(path) for pid in offspring(os.getpid()) for path in Path(f"/proc/{pid}/fd").glob("*"))
+    return {listening[link] for link in links if link in listening}
+
+
+def host_of(text: str) -> str:
+    """Return the address that /proc/net shows as 32-bit words in the machine's order, an IPv4 one as such."""
+    words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
+    found = ip_address(b"".join(words))
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def test_local_spark_listens_on_this_machine_only() -> None:
+    """The settings; the sockets are checked below, where Spark runs."""
+    settings = {**spark.SETTINGS, **spark.local_settings("local[2]")}
+    assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
+    assert settings["spark.ui.enabled"] == "false"
+
+
 @pytest.mark.java
 @pytest.mark.usefixtures("shared_java")
 def test_local_workers_import_pyspark_from_files_and_no_pandas() -> None:
@@ -98,6 +126,7 @@ def test_local_workers_import_pyspark_from_files_and_no_pandas() -> None:
             yield pa.RecordBatch.from_pydict({"place": [pyspark.__file__], "pandas": [pandas], "shared": [shared]})
 
     with spark.spark_session("local[1]", HASTY) as session:
+        assert hosts_that_listen() == {"127.0.0.1"}
         [row] = session.range(0, 1, 1, 1).mapInArrow(report, "place string, pandas boolean, shared boolean").collect()
     assert ".zip" not in row.place
     assert (row.pandas, row.shared) == (False, True)
