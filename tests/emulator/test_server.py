@@ -318,6 +318,15 @@ async def test_the_answer_to_a_bad_control_request_names_the_field(emulator: Emu
     assert not emulator.namespaces["contoso"].is_down
 
 
+async def test_a_web_page_cannot_use_the_control_api(emulator: Emulator) -> None:
+    """A page may send such a request to any address, without asking: a POST of plain text."""
+    headers = {"Origin": "http://page.example", "Content-Type": "text/plain"}
+    async with ClientSession(headers=headers) as session:
+        for path in ("clock", "faults"):
+            async with session.post(f"{control(emulator)}/{path}", data=b'{"advance_ms": 60000}') as answer:
+                assert (answer.status, "Origin" in (await answer.json())["error"]["message"]) == (403, True)
+
+
 async def test_a_missing_body_times_out() -> None:
     async def handle(request: web.BaseRequest) -> web.Response:
         with pytest.raises(ArgumentInvalid, match="did not arrive"):

@@ -146,6 +146,9 @@ async def answer(frontend: AtomFrontend | ArmFrontend, namespace: Namespace, req
 async def answer_control(emulator: Emulator, namespace: Namespace, request: web.BaseRequest) -> web.Response:
     """Answer a request to the control API."""
     parts = split_target(request)[0].strip("/").split("/")[1:]
+    if hdrs.ORIGIN in request.headers:  # browsers name it, and any page could change the emulator of its reader
+        refusal = {"where": "", "message": "The control API is not for web pages: the request has an Origin."}
+        return web.json_response({"error": refusal}, status=403)
     try:
         match request.method, parts:
             case "POST", ["faults"]:
