@@ -239,6 +239,20 @@ def test_wrong_input_is_refused_before_any_work(tmp_path: Path, words: list[str]
     assert "hint: " in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a link of another user")
+def test_a_report_does_not_follow_the_link_of_another_user(tmp_path: Path) -> None:
+    made, precious, link = report(tmp_path / "state"), tmp_path / "precious", tmp_path / "report.md"
+    precious.write_text("x")
+    link.symlink_to(precious)
+    assert run(tmp_path / "state", made.run, "--markdown", str(link)).returncode == 0
+    assert precious.read_text() != "x"
+    precious.write_text("x")
+    os.lchown(link, 12345, 12345)
+    done = run(tmp_path / "state", made.run, "--markdown", str(link))
+    assert (done.returncode, "it is a symbolic link of another user" in done.stderr) == (7, True)
+    assert precious.read_text() == "x"
+
+
 def test_an_unknown_run_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "r.md").write_text("before")
     done = run(tmp_path / "state", "2611", "--markdown", str(tmp_path / "r.md"))
