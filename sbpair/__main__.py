@@ -5,10 +5,9 @@ A connection string among the arguments is refused before anything else: every u
 
 from __future__ import annotations
 
-import os
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
@@ -38,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # Python flushes once more when it ends, and would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return ExitCode.PIPE_CLOSED
     except Exception as error:  # noqa: BLE001  # whatever it is, its traceback is not for users
         hint = "this is a bug: run it again with --debug, and report what it shows"
@@ -78,8 +77,14 @@ def _told(message: str, hint: str, code: int, arguments: Sequence[str], excerpt:
         sys.stderr.write("".join(f"{each}\n" for each in lines))
         sys.stderr.flush()
     except OSError:  # the terminal is gone; Python flushes once more when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        _discard(sys.stderr)
     return code
+
+
+def _discard(stream: TextIO) -> None:
+    from sbpair.operating_system.terminal import discard
+
+    discard(stream)
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:

@@ -1,20 +1,18 @@
 """The event loop of a command, and its signal handlers.
 
-SIGINT, SIGTERM or SIGHUP cancels. A command that can stop gracefully stops on the first one, and stops at once on the
-second. Once it is done, it prints its result in spite of the next one.
+A signal of `operating_system.signals` cancels. A command that can stop gracefully stops on the first one, and stops at
+once on the second. Once it is done, it prints its result in spite of the next one.
 """
 
 import asyncio
 import gc
-import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from sbpair.operating_system import signals
+
 HURRY_SECONDS = 10.0
 """Time limit of a quick stop, after which it is cancelled."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that stop a command. A lost terminal sends SIGHUP, which `nohup` ignores."""
 
 Result = TypeVar("Result")
 
@@ -61,24 +59,11 @@ async def _until_signalled(
             loop.call_later(HURRY_SECONDS, cancel)
         stop.set()
 
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, signalled)
+    handled = signals.call_when_signalled(loop, signalled)
     try:
         result = await main(stop, hurry)
     except asyncio.CancelledError:
         raise CommandInterrupted from None
     if graceful:
-        _ignore_next_signals(loop)
+        signals.ignore_next(loop, handled)
     return result
-
-
-def _ignore_next_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """Ignore one signal of each kind from now on: by default, it would end the process before it prints its result."""
-
-    def ignore(number: int, _frame: object) -> None:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-    for number in SIGNALS:
-        if loop.remove_signal_handler(number):
-            signal.signal(number, ignore)

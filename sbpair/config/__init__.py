@@ -25,9 +25,9 @@ from sbpair.config.setting import (
     Origin,
     Secret,
     Setting,
-    base_directory,
     conflict,
     merged,
+    user_path,
 )
 from sbpair.errors import SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret
@@ -198,11 +198,10 @@ def environment_layer(environ: Environment, prefix: str = "SBPAIR", keys: tuple[
 
 
 def state_setting(pair: str, flags: Flags, environ: Environment) -> Setting:
-    """Return `--state`, else `$XDG_STATE_HOME/sbpair/<pair>`, without creating it."""
+    """Return `--state`, else a directory of the pair among the user's, without creating it."""
     if flags.state:
         return Setting(str(flags.state), "--state", Origin.FLAG)
-    directory = base_directory("XDG_STATE_HOME", ".local/state", environ)
-    return replace(directory, value=str(Path(str(directory.value)) / "sbpair" / quote(pair, safe="+")))
+    return user_path("state", quote(pair, safe="+"), environ)
 
 
 def _settings(flags: Flags, environ: Environment) -> tuple[dict[str, Setting], bool]:

@@ -9,7 +9,6 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from sbpair.config.setting import (
@@ -21,8 +20,8 @@ from sbpair.config.setting import (
     Origin,
     Secret,
     Setting,
-    base_directory,
     conflict,
+    user_path,
 )
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
@@ -40,13 +39,12 @@ _EXAMPLES = {"connection_string_env": "Endpoint=sb://…", "proxy_env": "http://
 
 
 def file_setting(flags: Flags, environ: Environment) -> Setting:
-    """Return `--config`, else SBPAIR_CONFIG, else `$XDG_CONFIG_HOME/sbpair/config.toml`. It need not exist."""
+    """Return `--config`, else SBPAIR_CONFIG, else `config.toml` in the user's directory. It need not exist."""
     if flags.config:
         return Setting(str(flags.config), "--config", Origin.FLAG)
     if environ.get("SBPAIR_CONFIG"):
         return Setting(environ["SBPAIR_CONFIG"], "SBPAIR_CONFIG", Origin.ENVIRONMENT)
-    directory = base_directory("XDG_CONFIG_HOME", ".config", environ)
-    return replace(directory, value=str(Path(str(directory.value)) / "sbpair" / "config.toml"))
+    return user_path("config", "config.toml", environ)
 
 
 def config_path(flags: Flags, environ: Environment) -> Path:

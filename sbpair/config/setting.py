@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from sbpair.errors import UsageError
+from sbpair.operating_system.files import user_directory
 
 Environment: TypeAlias = Mapping[str, str]
 
@@ -79,13 +80,10 @@ def merged(*layers: Layer) -> dict[str, Setting]:
     return settings
 
 
-def base_directory(variable: str, fallback: str, environ: Environment) -> Setting:
-    """Return the directory of an XDG variable, or its default under HOME."""
-    given = Path(environ.get(variable, ""))
-    # By the XDG specification, relative paths are ignored.
-    if given.is_absolute():
-        return Setting(str(given), variable, Origin.ENVIRONMENT)
-    return Setting(str(Path(environ.get("HOME") or Path.home()) / fallback), "", Origin.DEFAULT)
+def user_path(kind: Literal["config", "state"], name: str, environ: Environment) -> Setting:
+    """Return a path in this user's directory of a kind, and the XDG variable that it follows."""
+    directory, variable = user_directory(kind, environ)
+    return Setting(str(directory / name), variable, Origin.ENVIRONMENT if variable else Origin.DEFAULT)
 
 
 ONE_ADDRESS = "keep one: the connection string of a key, or the namespace for an identity"

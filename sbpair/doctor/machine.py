@@ -7,13 +7,14 @@ import importlib.metadata
 import os
 import platform
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from sbpair import __version__
 from sbpair.doctor.check import Check, bounded, failed, note, ok, unknown
 from sbpair.errors import ExitCode
+from sbpair.operating_system import files, is_windows
+from sbpair.replay.java import INSTEAD as SPARK_INSTEAD
 from sbpair.replay.java import JAVAS, MIN_JAVA, find_java, java_version
 
 MIN_SEND_SECONDS = 15.0
@@ -70,6 +71,8 @@ def send_timeout_check(seconds: float) -> Check:
 
 async def java_check(environ: Mapping[str, str], seconds: float, *, wanted: bool) -> Check:
     """Check the Java that Spark would start. If it is not `wanted`, a missing one is a note."""
+    if is_windows():
+        return note("java", "Spark is not started on Windows", SPARK_INSTEAD)
     program = find_java(environ)
     if program is None:
         what, hint = "Java is not installed: replay on Spark needs it", f"install {JAVAS}, or set JAVA_HOME"
@@ -116,13 +119,13 @@ def file_check(path: Path) -> Check:
         return note(name, f"{path} does not exist", "create it with sbpair config --init, or use environment variables")
     except OSError as error:
         return failed(name, f"{path} cannot be read: {error.strerror}", "check its permissions", LACKS)
-    if found.st_uid not in (0, os.getuid()):
+    if files.is_of_another_user(found):
         hint = "become its owner: it decides where keys and messages go"
         return failed(name, f"{path} belongs to another user", hint)
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if files.is_writable_by_others(found):
         hint = f"chmod go-w {path}: it decides where keys and messages go"
         return failed(name, f"users other than its owner may write to {path}", hint)
-    return ok(name, str(path))
+    return ok(name, f"{path}, whose permissions are not checked on Windows" if is_windows() else str(path))
 
 
 def state_check(directory: Path) -> Check:

@@ -13,6 +13,7 @@ from sbpair.errors import MachineLacks
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.model.python_path import is_working_directory_trusted
+from sbpair.operating_system.signals import detached
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,7 +36,7 @@ async def emulated_pair(backlog_queues: int, *words: str) -> AsyncIterator[Pair]
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         # Ctrl-C goes to the drill, which then stops its emulator itself.
-        start_new_session=True,
+        **detached(),
     )
     try:
         primary, secondary = await _ready(process)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.errors import MachineLacks, PortInUse, UsageError
+from sbpair.operating_system import rebind_at_once
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -187,8 +188,7 @@ def bind_port(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on '{host}'", hint="use an address of this machine") from error
     listening = socket.socket(family, kind, protocol)
     try:
-        # Lets a restarted emulator reuse the port at once.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rebind_at_once(listening)
         listening.bind(address)
         listening.listen(1024)
     except OSError as error:

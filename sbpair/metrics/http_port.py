@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 import h11
 
 from sbpair.errors import MachineLacks, PortInUse, UsageError
+from sbpair.operating_system import rebind_at_once
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,7 @@ def listen(host: str, port: int, port_option: str, address_option: str) -> socke
         raise _no_address(host, address_option) from error
     listening = socket.socket(family, kind, protocol)
     try:
-        # A restarted run can use the port at once.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rebind_at_once(listening)
         listening.bind(address)
         listening.listen(MAX_WAITING)
     except OSError as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from sbpair.errors import UsageError
+from sbpair.operating_system import has_system_proxy
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
@@ -84,7 +84,7 @@ def proxy_for(endpoint: Endpoint, environ: Mapping[str, str] = os.environ) -> Pr
 def environment_proxy(host: str, environ: Mapping[str, str]) -> Proxy | None:
     """Return the proxy for HTTPS to `host`: of the environment or, on Windows and macOS, the system's settings."""
     source = next((name for name in VARIABLES if name in environ), "")
-    if not source and sys.platform == "linux":
+    if not source and not has_system_proxy():
         return None
     # It takes as long to load as a short command runs.
     from urllib.request import getproxies, proxy_bypass, proxy_bypass_environment  # type: ignore[attr-defined]

@@ -5,12 +5,12 @@ One place for all clients: AMQP, the management side and azure-servicebus.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import ssl
 
 from sbpair.errors import Silent, Unreachable
+from sbpair.operating_system import error_text
 
 CONNECT_SECONDS = 7.0
 """Time limit of DNS, TCP, TLS and the opening of AMQP. A gateway that is up answers each at once."""
@@ -74,7 +74,7 @@ def cause_of(error: BaseException) -> str:
         return "timed out"
     # For a name with several addresses, asyncio joins the texts of all errors.
     number = getattr(inner, "errno", None) or int((_ERRNO.search(str(inner)) or "00")[1])
-    return os.strerror(number).lower() if number else str(inner) or type(inner).__name__
+    return error_text(number) if number else str(inner) or type(inner).__name__
 
 
 def _socket_error(error: BaseException) -> BaseException:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from sbpair.errors import MachineLacks, StateRefused, UsageError
+from sbpair.operating_system.files import sync_directory
 from sbpair.replay import local_files
 from sbpair.replay.archive_layout import DISTINCT, LINES, PARQUET, PAUSE, REPORT, RUN_FILE, STOP_FILE, VERSION
 from sbpair.runs.run_log import match_id
@@ -78,9 +79,10 @@ class Archive:
     def create(self) -> None:
         """Create the directory of a new run. Raises MachineLacks."""
         if self.is_local:
+            local_files.check_system()
             with self._reporting():
                 Path(self.root).mkdir(mode=0o700, parents=True, exist_ok=True)
-                local_files.sync_directory(Path(self.root).parent)
+                sync_directory(Path(self.root).parent)
 
     def write(self, path: str, data: bytes | pa.Buffer, *, sync: bool = True) -> None:
         """Write a file. Raises MachineLacks if that fails; the file is then absent."""

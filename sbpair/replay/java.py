@@ -18,10 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sbpair.errors import MachineLacks
+from sbpair.operating_system import require_posix
 
 log = logging.getLogger("spark")
 
 MIN_JAVA = 17
+SUBJECT = "a replay that starts Spark on this machine"
+INSTEAD = "run it in WSL 2 or in a Linux container, or on a server with --remote"
 JAVAS = "Java 17, 21 or 25"
 PACKAGES = ("pyspark", "pyarrow", "pandas")
 VERSION_TIMEOUT_SECONDS = 20.0
@@ -47,7 +50,8 @@ def java_version(text: str) -> int | None:
 
 
 def check_machine(environ: Mapping[str, str]) -> None:
-    """Raise MachineLacks unless Java and Spark are installed."""
+    """Raise MachineLacks unless Java and Spark are installed, on Linux or macOS."""
+    require_posix(SUBJECT, INSTEAD)
     program = find_java(environ)
     if program is None:
         if home := environ.get("JAVA_HOME"):

@@ -65,7 +65,7 @@ def define_job(
         }
         for file, content in texts.items():
             text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
-            (directory / file).write_text(text)
+            (directory / file).write_text(text, "utf-8", newline="\n")
     except OSError as error:
         raise MachineLacks(
             f"{directory} cannot be written: {error.strerror}", hint="choose a writable directory"

@@ -9,12 +9,24 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sbpair.operating_system import require_posix
+from sbpair.operating_system.files import open_new, open_to_append, sync_directory
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
+def check_system() -> None:
+    """Raise MachineLacks on Windows: it cannot sync a directory, nor replace a file that another process reads."""
+    require_posix("an archive on a disk of this machine", "name a URL with --archive, such as s3://bucket/backlog")
+
+
 def make_directories(root: Path, directory: Path) -> None:
-    """Create the directories missing below `root` and sync their parents. Raises FileNotFoundError without `root`."""
+    """Create the directories missing below `root` and sync their parents.
+
+    Raises FileNotFoundError without `root`, and MachineLacks.
+    """
+    check_system()
     if directory.exists():
         return
     missing = [each for each in (directory, *directory.parents) if each.is_relative_to(root) and not each.exists()]
@@ -29,7 +41,7 @@ def write_file(path: Path, data: bytes | pa.Buffer, *, sync: bool) -> None:
     """Write a whole file or none. Raises OSError."""
     beside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with os.fdopen(open_new(beside), "wb") as file:
             file.write(data)
             file.flush()
             if sync:
@@ -44,17 +56,8 @@ def write_file(path: Path, data: bytes | pa.Buffer, *, sync: bool) -> None:
 
 def append_file(path: Path, data: bytes) -> None:
     """Append to an existing file, without a sync. Raises OSError."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as file:
+    with os.fdopen(open_to_append(path), "wb") as file:
         file.write(data)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the directory's entries durable."""
-    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def is_in_memory(url: str) -> bool:

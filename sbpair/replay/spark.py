@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 import tempfile
 import threading
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair import errors
 from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.model.python_path import is_working_directory_trusted
+from sbpair.operating_system.signals import handlers_kept
 from sbpair.replay.archive_layout import SEGMENTS
 from sbpair.replay.java import logged_stderr
 
@@ -106,7 +106,7 @@ def spark_session(
     with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
         options = _java_options(master, settings.get(JAVA_OPTIONS, ""), Path(directory), verbose=verbose)
         daemon = {"spark.python.daemon.module": DAEMON} if is_local_master(master) and package is None else {}
-        with _own_signals():
+        with handlers_kept():
             spark = _start(master, {**local_settings(master), **daemon, **settings, JAVA_OPTIONS: options}, directory)
         try:
             check_speculation(spark.conf.get("spark.speculation", "false"))
@@ -141,24 +141,6 @@ def count_task_slots(spark: Any) -> int:
     numbers = "SELECT spark_partition_id() AS number FROM range(100000)"
     [(highest,)] = spark.sql(f"SELECT max(number) FROM ({numbers})").collect()  # noqa: S608
     return int(highest) + 1
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep this process's signal handlers while the block starts Spark, whose own one would cancel jobs at once.
-
-    Java inherits that SIGHUP is ignored: when the terminal is lost, the driver stops in order.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unreachable
+from sbpair.operating_system import uptime
 from sbpair.replay.archive_layout import LEASE, STOP_FILE
 from sbpair.runs import session_lease
 from sbpair.runs.lease import hold_machine_leases
-from sbpair.runs.lease_location import check_queue, uptime
+from sbpair.runs.lease_location import check_queue
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair

@@ -8,7 +8,6 @@ lock the old file has. So the file is never deleted, not even at the end of a ru
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -22,6 +21,8 @@ from urllib.parse import quote, urlsplit
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks
 from sbpair.model.pair import AMQPS_PORT, is_loopback
+from sbpair.operating_system import file_lock
+from sbpair.operating_system.files import user_directory
 from sbpair.runs.database import make_directory, now_ms, unusable
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ class Lock:
     def __init__(self, path: Path, content: str = "") -> None:
         self._path = path
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            self._file = file_lock.open_lock_file(path, create=True)
         except OSError as error:
             raise unusable(path, error) from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_lock.lock(self._file)
             os.ftruncate(self._file, 0)
             os.write(self._file, content.encode())
             self._is = os.fstat(self._file)
@@ -76,14 +77,14 @@ class Lock:
 def is_locked(path: Path) -> bool:
     """Return whether a live process has locked a file."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        file = file_lock.open_lock_file(path, create=False)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise unusable(path, error) from error
     try:
         # Shared: two simultaneous checks do not mistake each other for the holder.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        file_lock.lock(file, shared=True)
     except BlockingIOError:
         return True
     finally:
@@ -156,10 +157,7 @@ def hold_machine_leases(
 
 def lease_directory(environ: Mapping[str, str]) -> Path:
     """Return this user's directory of leases. Raises RuntimeError for a user without a home."""
-    given = Path(environ.get("XDG_STATE_HOME", ""))
-    # By the XDG specification, relative paths are ignored.
-    state = given if given.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".local/state"
-    return state / "sbpair" / DIRECTORY
+    return user_directory("state", environ)[0] / DIRECTORY
 
 
 def lease_name(pair: Ends, source: str | None = None) -> str:

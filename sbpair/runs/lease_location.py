@@ -1,6 +1,6 @@
 """The terms of a lease across machines: its location, its holder, and how long a confirmation is valid.
 
-Pure: no I/O, and the only clock read is that of `uptime`.
+Pure: no I/O, and no clock is read.
 """
 
 from __future__ import annotations
@@ -86,11 +86,6 @@ class ClockReading(NamedTuple):
 
 
 LONG_AGO = ClockReading(float("-inf"), float("-inf"))
-
-
-def uptime() -> float:
-    """Return seconds since boot, including sleep."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def valid_seconds(lock_seconds: float) -> float:

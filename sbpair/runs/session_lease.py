@@ -33,7 +33,7 @@ from sbpair.errors import (
     UsageError,
 )
 from sbpair.model.backoff import Backoff
-from sbpair.runs import lease_location
+from sbpair.operating_system import uptime as seconds_since_boot
 from sbpair.runs.database import now_ms
 from sbpair.runs.lease_location import (
     CREATE,
@@ -70,7 +70,7 @@ async def hold_lease(
     source: str | None = None,
     stop: asyncio.Event | None = None,
     get_token: GetToken | None = None,
-    uptime: Callable[[], float] = lease_location.uptime,
+    uptime: Callable[[], float] = seconds_since_boot,
 ) -> AsyncIterator[SessionLease]:
     """Hold the lease of a pair, in a queue of its secondary namespace, until the end of the block.
 

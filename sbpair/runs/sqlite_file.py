@@ -16,6 +16,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
+from sbpair.operating_system import files
 
 BUSY_SECONDS = 2.0
 """How long a change waits for another process's; the event loop waits with it."""
@@ -197,18 +198,14 @@ def create_private(path: Path, *, durable: bool = False) -> None:
     SQLite gives the files it puts beside this one the same mode. `durable` syncs the directory entry.
     """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(files.open_new(path))
     except FileExistsError:
         # Not even opened: closing it would undo the locks that another connection of this process has on it.
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
         return
     if durable:
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        files.sync_directory(path.parent)
 
 
 def _describe(owner: Iterable[tuple[Any, ...]]) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import LeaseLost, MachineLacks, SbpairError, Unreachable, UsageError
 from sbpair.move.failure_latch import set_within
+from sbpair.operating_system import uptime
 from sbpair.replay.spark import check_speculation, is_local_master
-from sbpair.runs.lease_location import uptime
 from sbpair.spark.write_run import (
     BATCH_SCOPE,
     CLAIMS,

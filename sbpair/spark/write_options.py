@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from sbpair.backlog import check_path
 from sbpair.config import load
 from sbpair.config.namespaces import load_namespace
-from sbpair.config.setting import SIDES, Flags, base_directory
+from sbpair.config.setting import SIDES, Flags
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.connection_string import holds_secret
+from sbpair.operating_system.files import user_directory
 from sbpair.replay.run import NamespaceAccess
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def check_destination(place: str, destination: str) -> None:
 
 def default_ledger(environ: Mapping[str, str]) -> str:
     """Return the directory of ledgers on this machine, without creating it."""
-    return str(Path(str(base_directory("XDG_STATE_HOME", ".local/state", environ).value)) / "sbpair" / "spark")
+    return str(user_directory("state", environ)[0] / "spark")
 
 
 def _endpoint(given: Mapping[str, str], environ: Mapping[str, str]) -> Endpoint:

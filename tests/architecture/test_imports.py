@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -31,14 +32,15 @@ LEVELS: list[set[str]] = [
     {"amqp"},
     {"http_tunnel"},
     {"client_tls", "model"},
+    {"operating_system"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
 
 # These stand beside the levels, and say themselves whom they know.
 SPECIAL = {
-    "config": {"model", "errors"},
-    "__main__": {"cli", "model", "errors"},
+    "config": {"model", "operating_system", "errors"},
+    "__main__": {"cli", "model", "operating_system", "errors"},
     # The public modules only name what others define.
     "__init__": {
         *("aio", "config", "errors", "events", "failover", "management", "model", "replication", "status", "syphon"),
@@ -47,7 +49,7 @@ SPECIAL = {
     "aio": {"failover", "replication"},
     "events": {"failover", "model", "move", "relay", "replay", "replication"},
     # It must not share this project's opinions on backlogs, or one bug would hide in both.
-    "emulator": {"amqp", "errors"},
+    "emulator": {"amqp", "operating_system", "errors"},
     "testing": {"emulator", "errors"},
 }
 USERS_OF_CONFIG = {"cli", "relay", "spark", "__init__"}
@@ -63,6 +65,8 @@ DOORS = {
     "pandas": {"replay"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "colorama": {"operating_system"},
+    "platformdirs": {"operating_system"},
     "matplotlib": {"cli"},
     "jinja2": {"cli"},
     "opentelemetry": {"failover", "metrics"},
@@ -178,6 +182,19 @@ def test_there_is_no_cycle_of_modules() -> None:
 def test_a_foreign_package_is_imported_behind_its_door_alone(package: str) -> None:
     found = [each for each in all_imports() if each.imported.split(".")[0] == package]
     assert [each.where for each in found if part_of(each.importer) not in DOORS[package]] == []
+
+
+SYSTEM_MODULES = {"fcntl", "grp", "msvcrt", "pty", "pwd", "resource", "signal", "termios", "tty", "winreg"}
+SYSTEM_WORDS = re.compile(
+    r"\b(sys\.platform|os\.name|os\.(O_|fork|gete?[ug]id|kill|set[su]id)|SO_REUSEADDR|add_signal_handler"
+    r"|start_new_session|clock_gettime|XDG_\w+_HOME\", \")"
+)
+
+
+def test_only_one_package_knows_the_operating_system() -> None:
+    users = {part_of(each.importer) for each in all_imports() if each.imported in SYSTEM_MODULES}
+    users |= {part_of(module) for module, path in MODULES.items() if SYSTEM_WORDS.search(path.read_text())}
+    assert users == {"operating_system"}
 
 
 def test_modules_are_imported_by_name_in_two_places_only() -> None:

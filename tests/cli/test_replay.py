@@ -24,7 +24,7 @@ import pyarrow as pa
 import pytest
 
 from sbpair.__main__ import run
-from sbpair.cli.command_loop import SIGNALS
+from sbpair.operating_system.signals import SIGNALS
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import (
     DEDUPLICATED,

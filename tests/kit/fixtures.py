@@ -27,9 +27,9 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient as Ai
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair import __main__
-from sbpair.cli.command_loop import SIGNALS
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.failover import failover_send
+from sbpair.operating_system.signals import SIGNALS
 from sbpair.syphon import runner as syphon_runner
 from sbpair.syphon.worker import RunTimings
 from tests.integration.node import install

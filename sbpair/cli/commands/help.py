@@ -1,6 +1,5 @@
 """`sbpair help`: shows the help of a command and its document: a README.md in a folder, or an upper-case file."""
 
-import os
 import sys
 from collections.abc import Iterator
 from importlib.resources import files
@@ -11,6 +10,7 @@ from sbpair.cli.options.common import Output, argument
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
+from sbpair.operating_system.terminal import can_be_redrawn
 
 SCHEMA = "sbpair/help/1"
 FIRST = ("runbook", "architecture")
@@ -57,7 +57,7 @@ def command(
 
 
 def _print(screen: Screen, text: str) -> None:
-    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+    if sys.stdout is None or not can_be_redrawn(sys.stdout):
         screen.write(text.rstrip("\n"))
         return
     from rich.console import Console

@@ -17,6 +17,8 @@ from sbpair.cli.options.common import CONFIG, Output, argument, option
 from sbpair.cli.options.values import positive_seconds_of, selected_relay
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import ExitCode, InDoubt, MachineLacks, UsageError
+from sbpair.operating_system.files import open_bytes
+from sbpair.operating_system.terminal import end_of_input
 
 if TYPE_CHECKING:
     from sbpair.relay.relay_client import AsyncRelayResponse
@@ -100,13 +102,13 @@ def _body(data: str, screen: Screen) -> bytes | AsyncIterator[bytes]:
         if sys.stdin is None:
             raise UsageError("--data -: stdin is closed", hint="name a file: --data @FILE")
         if sys.stdin.isatty():
-            screen.say("type the body; Ctrl-D on a line of its own ends it")
+            screen.say(f"type the body; {end_of_input()} on a line of its own ends it")
         return _parts(sys.stdin.fileno(), "stdin")
     path = Path(data[1:])
     if path.is_dir():
         raise UsageError(f"--data: {path} is a directory", hint="name a file")
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_bytes(path)
         if os.fstat(descriptor).st_size > MAX_REPEATABLE or not path.is_file():
             return _parts(descriptor, str(path))
         with os.fdopen(descriptor, "rb") as file:

@@ -3,12 +3,10 @@
 import importlib.metadata
 import os
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sbpair.cli.command_loop import SIGNALS
 from sbpair.cli.commands import replay_archive, replay_plan
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
@@ -19,6 +17,7 @@ from sbpair.cli.render.receipt import proof_lines
 from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, UsageError
+from sbpair.operating_system.signals import interrupt_when_signalled
 
 if TYPE_CHECKING:
     from sbpair import config
@@ -321,9 +320,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 def _run(screen: Screen, act: Any) -> int:
     """Run a job with progress on stderr, then print its proof."""
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+    interrupt_when_signalled()
     progress = replay_progress(screen)
     try:
         with progress:

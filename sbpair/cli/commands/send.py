@@ -21,6 +21,7 @@ from sbpair.cli.options.values import entity_names, seconds_of
 from sbpair.cli.render.screen import Document, Screen, clean, some
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, MachineLacks, UsageError
+from sbpair.operating_system.terminal import end_of_input
 
 if TYPE_CHECKING:
     import asyncio
@@ -97,7 +98,7 @@ def command(
         if is_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
             line_reader.check_lines(descriptor, place, parse, skip)
         elif os.isatty(descriptor):
-            screen.say("type one message a line; Ctrl-D ends")
+            screen.say(f"type one message a line; {end_of_input()} ends")
 
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
             with SendProgress(screen, entity, typing=os.isatty(descriptor)) as shown:

@@ -4,15 +4,15 @@ Text from messages or from a service is stripped of control characters.
 """
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from sbpair.cli.next_command import not_confirmed, with_options
 from sbpair.cli.options.common import Display, LogFormat, Output
 from sbpair.errors import MachineLacks, SbpairError
+from sbpair.operating_system.terminal import can_be_redrawn, discard
 
 Document = Mapping[str, object]
 CLEAR, NO_WRAP, WRAP = "\x1b[H\x1b[2J", "\x1b[?7l", "\x1b[?7h"
@@ -37,12 +37,12 @@ class Screen:
     @property
     def animated(self) -> bool:
         """Whether stderr may be animated: a terminal, without --quiet or JSON logs."""
-        return not self.quiet and not self.eventful and _redrawable(sys.stderr)
+        return not self.quiet and not self.eventful and can_be_redrawn(sys.stderr)
 
     @property
     def redrawable(self) -> bool:
         """Whether the lines on stdout can be replaced by later ones."""
-        return sys.stdout is not None and _redrawable(sys.stdout)
+        return sys.stdout is not None and can_be_redrawn(sys.stdout)
 
     def result(
         self, schema: str, document: Document, table: Iterable[str], lines: Iterable[Document] | None = None
@@ -80,7 +80,7 @@ class Screen:
         except BrokenPipeError:
             raise
         except OSError as error:
-            _discard(sys.stdout)
+            discard(sys.stdout)
             raise MachineLacks(
                 f"the results cannot be written: {error.strerror}", hint="the command has run; free some space"
             ) from error
@@ -154,7 +154,7 @@ class Screen:
         except BrokenPipeError:
             raise
         except OSError:  # the terminal is gone: the command goes on, and stops in order
-            _discard(sys.stderr)
+            discard(sys.stderr)
 
 
 class Redrawing:
@@ -181,15 +181,6 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
         return list(lines)
     first = lines[: max(0, limit - 2)]
     return [*first, f"… {len(lines) - len(first) - 1} more lines", lines[-1]]
-
-
-def _redrawable(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
-def _discard(stream: TextIO) -> None:
-    """Redirect a stream: Python flushes it again at exit, and would report the error again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def rounded(number: float | None) -> float | None:

@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import quote
 
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
+from sbpair.operating_system.files import open_new
 
 APPLICATION_ID: Final = 0x73627065
 VERSION: Final = 1
@@ -89,7 +90,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     with errors(path):
         with suppress(FileExistsError):
             # It holds keys and messages. SQLite gives the files beside it the same mode.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(open_new(path))
         db = _connect(path, "rw")
         try:
             db.execute("PRAGMA locking_mode = EXCLUSIVE")

@@ -1,0 +1,70 @@
+"""The user's directories, and files that only this user can read.
+
+On Windows a mode has no effect: a file inherits the access control list of its directory.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+NAME = "sbpair"
+
+_XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
+_BINARY: int = getattr(os, "O_BINARY", 0)
+"""Without it, Windows changes line ends and stops at Ctrl-Z."""
+
+
+def user_directory(kind: Literal["config", "state"], environ: Mapping[str, str]) -> tuple[Path, str]:
+    """Return a directory of this package, and the XDG variable that it follows, else "".
+
+    Raises RuntimeError for a user without a home.
+    """
+    variable, fallback = _XDG[kind]
+    given = Path(environ.get(variable, ""))
+    # By the XDG specification, relative paths are ignored.
+    if given.is_absolute():
+        return given / NAME, variable
+    if sys.platform == "win32" or sys.platform == "darwin":
+        from platformdirs import user_config_path, user_state_path
+
+        return (user_config_path if kind == "config" else user_state_path)(NAME, appauthor=False), ""
+    return Path(environ.get("HOME") or Path.home()) / fallback / NAME, ""
+
+
+def open_new(path: Path) -> int:
+    """Create a file that only this user can read. Returns its descriptor. Raises FileExistsError, OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
+
+
+def open_bytes(path: Path) -> int:
+    """Open a file to read its bytes as they are. Returns its descriptor. Raises OSError."""
+    return os.open(path, os.O_RDONLY | _BINARY)
+
+
+def open_to_append(path: Path) -> int:
+    """Open an existing file to append to it. Returns its descriptor. Raises OSError."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | _BINARY)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the entries of a directory durable. No-op on Windows, which cannot sync a directory. Raises OSError."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_of_another_user(found: os.stat_result) -> bool:
+    """Return whether a file belongs to another user than root; False on Windows."""
+    return sys.platform != "win32" and found.st_uid not in (0, os.getuid())
+
+
+def is_writable_by_others(found: os.stat_result) -> bool:
+    """Return whether the mode lets other users than the owner write; False on Windows."""
+    return sys.platform != "win32" and bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))

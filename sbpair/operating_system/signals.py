@@ -1,0 +1,90 @@
+"""Signals that stop a command, and processes that do not get them.
+
+SIGINT and SIGTERM on every system. POSIX sends SIGHUP when the terminal is lost, and `nohup` ignores it. Windows sends
+SIGBREAK for Ctrl-Break.
+"""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+SIGNALS: tuple[signal.Signals, ...] = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
+)
+
+
+def call_when_signalled(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> list[signal.Signals]:
+    """Call back in the loop at each signal that is not ignored. Returns those signals."""
+    handled = _not_ignored()
+    for number in handled:
+        try:
+            loop.add_signal_handler(number, callback)
+        except NotImplementedError:  # the loops of Windows
+            signal.signal(number, _passing_on(loop, callback))
+    return handled
+
+
+def ignore_next(loop: asyncio.AbstractEventLoop, handled: Iterable[signal.Signals]) -> None:
+    """Ignore one signal of each kind from now on. By default, it would end the process before it prints its result."""
+
+    def ignore(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    for number in handled:
+        with suppress(NotImplementedError):
+            loop.remove_signal_handler(number)
+        signal.signal(number, ignore)
+
+
+def interrupt_when_signalled() -> None:
+    """Raise KeyboardInterrupt in the main thread at each signal that is not ignored."""
+    for number in _not_ignored():
+        signal.signal(number, signal.default_int_handler)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Restore this process's handlers after a block that starts Spark, whose own one would cancel jobs at once.
+
+    Java inherits that SIGHUP is ignored: when the terminal is lost, the driver stops in order.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hang_up = [number for number in SIGNALS if number.name == "SIGHUP"]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *hang_up)}
+    for number in hang_up:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def detached() -> dict[str, Any]:
+    """Return the arguments that start a process which gets no signal of this terminal."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}
+
+
+def _not_ignored() -> list[signal.Signals]:
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def _passing_on(
+    loop: asyncio.AbstractEventLoop, callback: Callable[[], None]
+) -> Callable[[int, FrameType | None], None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if loop.is_closed():
+            signal.default_int_handler(number, frame)
+        loop.call_soon_threadsafe(callback)
+
+    return handle
