@@ -22,6 +22,10 @@ _SOCKET_ERRORS = {
 """The words of POSIX: those of Windows depend on its language."""
 
 
+UNIX_SOCKETS: int = getattr(socket, "AF_UNIX", 0)
+"""The address family; 0 on Windows, whose Python has none."""
+
+
 def is_windows() -> bool:
     return sys.platform == "win32"
 

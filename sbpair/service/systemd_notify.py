@@ -9,6 +9,8 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
+from sbpair.operating_system import UNIX_SOCKETS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -37,7 +39,7 @@ class SystemdNotifier:
         text = "\n".join(f"{name}={' '.join(str(value).splitlines())}" for name, value in assignments.items())
         try:
             if self._socket is None:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket = socket.socket(UNIX_SOCKETS, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
             self._socket.sendto(text.encode(errors="replace"), self._address)
         except OSError as error:
@@ -58,7 +60,7 @@ def systemd_notifier(environ: Mapping[str, str], pid: int) -> SystemdNotifier | 
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         return None
-    if address[0] not in "/@" or not hasattr(socket, "AF_UNIX"):
+    if address[0] not in "/@" or not UNIX_SOCKETS:
         log.warning("NOTIFY_SOCKET is not the path of a socket, and is ignored")
         return None
     return SystemdNotifier(address, _watchdog_seconds(environ, pid))

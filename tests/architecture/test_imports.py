@@ -186,7 +186,7 @@ def test_a_foreign_package_is_imported_behind_its_door_alone(package: str) -> No
 
 SYSTEM_MODULES = {"fcntl", "grp", "msvcrt", "pty", "pwd", "resource", "signal", "termios", "tty", "winreg"}
 SYSTEM_WORDS = re.compile(
-    r"\b(sys\.platform|os\.name|os\.(O_|fork|gete?[ug]id|kill|set[su]id)|SO_REUSEADDR|add_signal_handler"
+    r"\b(sys\.platform|os\.name|os\.(O_|fork|gete?[ug]id|kill|set[su]id)|SO_REUSEADDR|AF_UNIX|add_signal_handler"
     r"|start_new_session|clock_gettime|XDG_\w+_HOME\", \")"
 )
 
