@@ -68,3 +68,10 @@ def is_of_another_user(found: os.stat_result) -> bool:
 def is_writable_by_others(found: os.stat_result) -> bool:
     """Return whether the mode lets other users than the owner write; False on Windows."""
     return sys.platform != "win32" and bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def is_link_of_another_user(path: Path) -> bool:
+    """Return whether the path is a link that another user made, as in /tmp. Linux follows none of these either."""
+    if sys.platform == "win32" or not path.is_symlink():
+        return False
+    return path.lstat().st_uid not in (os.geteuid(), path.parent.stat().st_uid)

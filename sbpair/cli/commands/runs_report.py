@@ -17,6 +17,7 @@ from sbpair.cli.options.reach import owner_of_runs
 from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
 from sbpair.errors import MachineLacks, SbpairError, UsageError
+from sbpair.operating_system.files import is_link_of_another_user
 
 if TYPE_CHECKING:
     from sbpair.cli.report.run_facts import RunReport
@@ -97,7 +98,7 @@ def _target(file: str) -> Iterator[Path]:
     """Yield a new file beside `file` that replaces it in the end. Raises MachineLacks before any work if it cannot."""
     path = Path(file).resolve()
     try:
-        if _is_planted(Path(file)):
+        if is_link_of_another_user(Path(file)):
             raise PermissionError(errno.EACCES, "it is a symbolic link of another user")
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -116,13 +117,6 @@ def _target(file: str) -> Iterator[Path]:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise MachineLacks(f"{file} cannot be written: {error.strerror}", hint="choose a writable path") from error
-
-
-def _is_planted(path: Path) -> bool:
-    """Return whether the path is a link that another user made, as in /tmp. Linux follows none of these either."""
-    if not path.is_symlink() or not hasattr(os, "geteuid"):
-        return False
-    return path.lstat().st_uid not in (os.geteuid(), path.parent.stat().st_uid)
 
 
 def _report(directory: Path, pair: "Ends", run_id: str) -> "RunReport":
