@@ -32,6 +32,7 @@ GROUPS = {
         "move": "Move messages from any queue or subscription to any queue or topic.",
         "redrive": "Move the dead letters of an entity back to where they came from.",
         "replay": "Move a large backlog with Spark: archive, send and prove it.",
+        "service": "Print definitions of services that start a syphon.",
         "runs": "Show and report earlier runs; pause, resume and cancel running ones.",
     },
     "Send and receive": {

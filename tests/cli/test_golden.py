@@ -25,6 +25,7 @@ GROUPS = {
     "partition": ["queue", "topic", "list"],
     "relay": ["listen", "send", "status", "provision"],
     "replay": ["run", "plan", "resume", "verify", "status", "stop", "gc", "package", "list"],
+    "service": ["print"],
     "runs": ["list", "show", "report", "pause", "resume", "cancel"],
 }
 HELPS = {

@@ -75,6 +75,14 @@ COST = document(
     dated=text("Date of the prices"),
     notes=array("Remarks and assumptions", text("One remark")),
 )
+SERVICE = document(
+    "sbpair/service/1",
+    "The definition of a service that starts a syphon. JSON Lines have the document.",
+    kind=choice("Kind of service", "systemd", "kubernetes", "containerapp", "compose"),
+    name=text("Name of the service"),
+    secrets=array("Secrets that it needs", text("Name of a variable", example="SBPAIR_PRIMARY_CONNECTION_STRING")),
+    text=text("The file"),
+)
 EXPORT = document(
     "sbpair/export/1",
     "Entities of one namespace as infrastructure code. JSON Lines have the document.",

@@ -1,0 +1,107 @@
+"""`sbpair service`: prints definitions of services that start a syphon, by `sbpair.service`."""
+
+import shlex
+from typing import Literal
+
+from sbpair import __version__
+from sbpair.cli.app import PROGRAM, load
+from sbpair.cli.move_run import MoveTerms
+from sbpair.cli.options.common import COUNT, OPTION_GROUPS, PairSelection, argument, option
+from sbpair.cli.options.values import selected_pair
+from sbpair.cli.render.screen import Screen, clean
+from sbpair.errors import UsageError
+
+Kind = Literal["systemd", "kubernetes", "containerapp", "compose"]
+NAME = "sbpair-syphon"
+DEFINED = ("once", "watch", "dry_run", "state", "count", "health_port", *OPTION_GROUPS[PairSelection])
+"""Options of the syphon that a definition has already."""
+
+
+def group() -> None:
+    """Print definitions of services that start a syphon.
+
+    Examples:
+      sbpair service print systemd
+      sbpair service print kubernetes --schedule "*/15 * * * *"
+
+    See also: sbpair help service
+    """
+
+
+def print_service(
+    *,
+    kind: Kind = argument("KIND", "systemd, kubernetes, containerapp or compose"),
+    name: str = option("--name NAME", "Name of the service", default=NAME),
+    image: str | None = option("--image IMAGE", "Image of containers [default: sbpair:VERSION]"),
+    program: str = option("--program PATH", "Program that systemd starts", default="/usr/local/bin/sbpair"),
+    schedule: str | None = option("--schedule CRON", "Start --once at these times in UTC, instead of --watch"),
+    more: str | None = option("--with OPTIONS", "Further options of sbpair syphon, in quotes"),
+    count: int | None = COUNT,
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Print a systemd unit, or a file for Kubernetes, Container Apps or Compose.
+
+    It describes the selected pair, names its secrets, and has none. Nothing is contacted.
+
+    Examples:
+      sbpair service print systemd --program "$(command -v sbpair)"
+      sbpair service print kubernetes --with "--lease sbpair-lease --rate 100"
+
+    Exit codes: 2 a wrong option, also of the syphon
+
+    See also: sbpair help service
+    """
+    if schedule == "":
+        raise UsageError("--schedule is empty", hint="leave it out to keep moving")
+    words = _words(more or "", "watch" if schedule is None else "once")
+    pair = selected_pair(connection, screen, count=count)
+    from sbpair.service.service_definition import ServiceDefinition, definition_text
+
+    image_name = f"sbpair:{__version__}" if image is None else image
+    own_name = "" if name == NAME else name
+    origin = _origin(kind, {"--name": own_name, "--image": image, "--schedule": schedule, "--with": more})
+    service = ServiceDefinition(pair, name, image_name, program, schedule or "", words, origin)
+    text = definition_text(kind, service)
+    document = {"kind": kind, "name": name, "secrets": list(service.secrets), "text": text}
+    screen.result("sbpair/service/1", document, text.splitlines())
+    if kind != "systemd":
+        _advise(screen, service.environment, words)
+    return 0
+
+
+def _words(text: str, mode: str) -> tuple[str, ...]:
+    """Split options of the syphon, and check them as the syphon does. Raises UsageError, or typer's own error."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--with: {str(error).lower()}", hint="quote a value inside the quotes, too") from None
+    context = load("syphon").make_context(f"{PROGRAM} syphon", list(words))
+    for name in DEFINED:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            hint = "leave it out: --count and the options of the pair go before --with"
+            raise UsageError(f"--with: --{name.replace('_', '-')} is already in the definition", hint=hint)
+    terms = MoveTerms(**{**{name: context.params[name] for name in OPTION_GROUPS[MoveTerms]}, mode: True})
+    terms.mode()
+    terms.check_limits()
+    terms.ramp_plan()
+    return words
+
+
+def _origin(kind: str, options: dict[str, str | None]) -> str:
+    """Return the command line without the options that select a pair, so that it is the same everywhere."""
+    given = [word for name, value in options.items() if value for word in (name, value)]
+    return f"{clean(shlex.join([PROGRAM, 'service', 'print', kind, *given]))} (version {__version__})"
+
+
+def _advise(screen: Screen, environment: dict[str, str], words: tuple[str, ...]) -> None:
+    """Print what a container lacks that this machine has."""
+    for name, value in environment.items():
+        if name.endswith("_CA_FILE"):
+            screen.warn(f"{name}: the container needs {value} at the same path")
+    if not any(each.split("=")[0] == "--lease" for each in words):
+        screen.say("without --with '--lease QUEUE', a mover on another machine is not kept away")
+
+
+SUBCOMMANDS = {"print": print_service}
