@@ -80,6 +80,7 @@ def test_findings_fail_the_step(pipeline: Pipeline) -> None:
 def test_an_accepted_exit_code_does_not_fail_the_step(pipeline: Pipeline) -> None:
     assert pipeline.run("no-such-command", INPUT_ACCEPT_EXIT_CODES="6, 2").returncode == 0
     assert pipeline.outputs == "exit-code=2\nrun=\n"
+    assert "$ sbpair no-such-command\nerror: No such command 'no-such-command'\nhint: " in pipeline.summary
 
 
 def test_an_unreachable_namespace_fails_the_step_with_its_code(pipeline: Pipeline) -> None:

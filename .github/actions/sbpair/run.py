@@ -77,28 +77,28 @@ def accepted_codes(text: str) -> set[int]:
 
 
 def run_command(words: list[str]) -> tuple[int, str]:
-    """Run the command; copy its streams to the log. Return its exit code and the beginning of its output."""
+    """Run the command; copy its streams to the log. Return its exit code, and its result with its error."""
     process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # noqa: S603
     for number in (signal.SIGINT, signal.SIGTERM):  # the agent signals this process alone
         signal.signal(number, lambda *_: process.send_signal(signal.SIGINT))
-    kept: list[str] = []
+    kept, said = list[str](), list[str]()
     assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018
-    other = threading.Thread(target=copy, args=(process.stderr, sys.stderr, None))
+    other = threading.Thread(target=copy, args=(process.stderr, sys.stderr, said))
     other.start()
     copy(process.stdout, sys.stdout, kept)
     other.join()
-    return process.wait(), "".join(kept)
+    return process.wait(), "".join([*kept, *(line for line in said if line.startswith(("error: ", "hint: ")))])
 
 
-def copy(source: object, target: TextIO, kept: list[str] | None) -> None:
-    """Copy lines without the marks of commands to the agent of Azure Pipelines; keep the first ones."""
+def copy(source: object, target: TextIO, kept: list[str]) -> None:
+    """Copy lines without the marks of commands to the agent of Azure Pipelines; keep the first ones, and the errors."""
     size = 0
     for line in source:  # type: ignore[attr-defined]
         text = line.decode("utf-8", "replace")
         target.write(text.replace("##vso[", "##-vso[").replace("##[", "##-["))
         target.flush()
         size += len(line)
-        if kept is not None and size <= MAX_OUTPUT:
+        if size <= MAX_OUTPUT or text.startswith(("error: ", "hint: ")):
             kept.append(text)
 
 
