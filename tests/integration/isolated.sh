@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs a command in a root file system of its own: FOLDER, with everything of this machine that FOLDER lacks. /tmp is its own,
-# but for the folders in KEEP.
+# but for the folders in KEEP. With WRITABLE, a folder that begins empty, the rest of FOLDER is read-only.
 # Usage: unshare --map-root-user --mount [--net] isolated.sh FOLDER COMMAND...
 set -eu
 
@@ -31,6 +31,10 @@ done
 cd "$root"
 pivot_root . .machine
 umount -l .machine
+if [ -n "${WRITABLE:-}" ]; then
+  mount -t tmpfs tmpfs "$WRITABLE"
+  mount -o remount,bind,ro /
+fi
 # In a network of its own, loopback has to be started.
 ip link set lo up 2>/dev/null || true
 exec "$@"

@@ -1,9 +1,10 @@
-"""The image's Containerfile, step by step, in a root file system and a network of their own. No image is built."""
+"""The images of the Containerfile, step by step, in root file systems and networks of their own. None is built."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -38,15 +39,23 @@ class Step(NamedTuple):
         return [word for word in shlex.split(text) if not word.startswith("--")]
 
 
-def steps() -> list[Step]:
-    """Read the Containerfile: one instruction on a line, or continued by a backslash."""
+def stages() -> dict[str, list[Step]]:
+    """Read the Containerfile: one instruction on a line, or continued by a backslash. Each stage begins with FROM."""
     lines = (FILES / "Containerfile").read_text().replace("\\\n", " ").splitlines()
-    return [Step(*line.split(None, 1)) for line in lines if line.strip() and not line.startswith("#")]
-
-
-def step(name: str) -> Step:
-    [found] = [each for each in steps() if each.name == name]
+    steps = [Step(*line.split(None, 1)) for line in lines if line.strip() and not line.startswith("#")]
+    found: dict[str, list[Step]] = {}
+    for each in steps:
+        if each.name == "FROM":
+            found[each.words[-1]] = []
+        list(found.values())[-1].append(each)
     return found
+
+
+def step(name: str, stage: str = "emulator") -> Step:
+    """Return the step of that name, of the stage or of the one that it is built on."""
+    first, *steps = stages()[stage]
+    found = [each for each in steps if each.name == name]
+    return found[0] if found else step(name, first.words[0])
 
 
 USER = step("USER").text.partition(":")[0]
@@ -71,50 +80,83 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "KEEP": KEPT, **more}
 
 
-def copy(root: Path, folder: str, words: list[str]) -> None:
+def copy(root: Path, folder: str, words: list[str], place: Path) -> None:
     *sources, target = words
     into = root / Path(folder, target).as_posix().lstrip("/")
     into.mkdir(parents=True, exist_ok=True)
-    for source in sources:
-        if (ROOT / source).is_dir():
-            shutil.copytree(ROOT / source, into, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for source in (place / each.lstrip("/") for each in sources):
+        if source.is_dir():
+            skipped = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, into, symlinks=True, dirs_exist_ok=True, ignore=skipped)
         else:
-            shutil.copy(ROOT / source, into)
+            shutil.copy(source, into)
 
 
-def build(root: Path, *, install: bool) -> None:
-    """Follow the steps up to the entry point. Without `install`, this machine's packages stand for those of pip."""
-    folder = "/"
-    for each in steps():
-        if each.name == "WORKDIR":
-            folder = each.text
-            (root / folder.lstrip("/")).mkdir(parents=True)
-        elif each.name == "COPY":
-            copy(root, folder, each.words)
-        elif each.name == "RUN" and install:
-            shell = f"cd {folder} && {each.text}"
-            done = subprocess.run(
-                isolated(root, "sh", "-c", shell, network=True), env=environment(), capture_output=True, check=False
-            )
-            assert done.returncode == 0, done.stderr.decode()
-        elif each.name == "RUN":
-            programs = root / folder.lstrip("/") / "venv/bin"
-            programs.mkdir(parents=True)
-            for name, words in {"sbpair": " -m sbpair", "python": ""}.items():
-                (programs / name).write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable}{words} "$@"\n')
-                (programs / name).chmod(0o755)
+def build(place: Path, *, install: bool) -> None:
+    """Follow the steps of each stage, in a folder of its name.
+
+    Without `install`, this machine's packages stand for those of pip.
+    """
+    for stage, (first, *steps) in stages().items():
+        root, base = place / stage, first.words[0]
+        if (place / base).is_dir():
+            shutil.copytree(place / base, root, symlinks=True)
+        folder = "/"
+        for each in steps:
+            if each.name == "WORKDIR":
+                folder = each.text
+                (root / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
+            elif each.name == "COPY":
+                origin = re.search(r"--from=(\S+)", each.text)
+                copy(root, folder, each.words, place / origin[1] if origin else ROOT)
+            elif each.name == "RUN":
+                (execute if install else imitate)(root, folder, each.text)
+
+
+def execute(root: Path, folder: str, commands: str) -> None:
+    words = ("sh", "-c", f"cd {folder} && {commands}")
+    done = subprocess.run(isolated(root, *words, network=True), env=environment(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def imitate(root: Path, folder: str, commands: str) -> None:
+    """Write programs that start this machine's, in place of an installation."""
+    assert "./source[metrics,otel]" in commands
+    programs = root / folder.lstrip("/") / "venv/bin"
+    programs.mkdir(parents=True)
+    (root / "opt/state").mkdir()
+    for name, words in {"sbpair": " -m sbpair", "python": ""}.items():
+        (programs / name).write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable}{words} "$@"\n')
+        (programs / name).chmod(0o755)
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("image")
-    build(root, install=False)
-    return root
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("images")
+    build(place, install=False)
+    return place
+
+
+@pytest.fixture(scope="module")
+def image(images: Path) -> Path:
+    return images / "emulator"
+
+
+def as_read_only(**variables: str) -> dict[str, str]:
+    """Return the environment of a container whose root file system is read-only, but for its volume."""
+    own = dict(each.split("=", 1) for each in step("ENV").text.split() if not each.startswith("PATH="))
+    return environment(**{**own, "WRITABLE": step("VOLUME").text, **variables})
+
+
+def command_line(root: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line's image to its end, as its user."""
+    entry = step("ENTRYPOINT", "sbpair").words
+    return run_program(*isolated(root, *entry, *words, network=False, user=USER), env=as_read_only(**variables))
 
 
 def entry_point(root: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the entry point to its end, as the image's user."""
-    env = environment(**VENDORS, **variables)
+    env = as_read_only(**VENDORS, **variables)
     return run_program(*isolated(root, *step("ENTRYPOINT").words, *words, network=False, user=USER), env=env)
 
 
@@ -123,7 +165,7 @@ def exchanged(root: Path, **variables: str) -> list[str]:
     user = ["unshare", "--user", f"--map-user={USER}", f"--map-group={USER}"]
     program = (sys.executable, str(ROOT / "tests/emulator/vendor_program.py"), *user, *step("ENTRYPOINT").words)
     check = json.dumps(step("HEALTHCHECK").words)
-    env = environment(**VENDORS, **variables, BESIDE=check)
+    env = as_read_only(**VENDORS, **variables, BESIDE=check)
     done = run_program(*isolated(root, *program, network=False), env=env)
     assert VENDORS["MSSQL_SA_PASSWORD"] not in done.stdout + done.stderr
     return done.stdout.splitlines() or [done.stderr]
@@ -162,8 +204,28 @@ def test_arguments_are_options_of_the_emulator(image: Path) -> None:
 
 
 def test_the_health_check_fails_where_nothing_runs(image: Path) -> None:
-    done = run_program(*isolated(image, *step("HEALTHCHECK").words, network=False, user=USER), env=environment())
+    done = run_program(*isolated(image, *step("HEALTHCHECK").words, network=False, user=USER), env=as_read_only())
     assert done.returncode == 1
+
+
+def test_the_command_line_keeps_its_state_in_the_volume_alone(images: Path) -> None:
+    key = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey=a2V5;UseDevelopmentEmulator=true"
+    sides = {"SBPAIR_PRIMARY_NAME": "contoso", "SBPAIR_SECONDARY_NAME": "contoso-dr"}
+    sides |= {"SBPAIR_PRIMARY_CONNECTION_STRING": key, "SBPAIR_SECONDARY_CONNECTION_STRING": key.replace(":1;", ":2;")}
+    done = command_line(images / "sbpair", "syphon", "--once", **sides)
+    assert (done.returncode, "error: " in done.stderr) == (6, True), done.stderr
+    without = command_line(images / "sbpair", "syphon", "--once", **sides, XDG_STATE_HOME="/opt")
+    assert without.returncode == 7, without.stderr
+
+
+def test_definitions_of_services_fit_the_image() -> None:
+    templates = ROOT / "sbpair/service/templates"
+    for name in ("kubernetes-pod.yaml", "containerapp-container.yaml", "compose.yaml"):
+        text = (templates / name).read_text()
+        assert step("VOLUME").text in text
+        assert {*re.findall(r"(?:runAsUser: |user: .)(\d+)", text)} <= {USER}
+    program = Path(step("ENTRYPOINT", "sbpair").words[0])
+    assert f'"{program.parent}/python"' in (templates / "compose.yaml").read_text()
 
 
 def test_the_images_file_is_valid_and_its_user_is_not_root() -> None:
@@ -173,7 +235,12 @@ def test_the_images_file_is_valid_and_its_user_is_not_root() -> None:
 
 
 @pytest.mark.slow
-def test_the_image_works_with_the_packages_that_pip_installs(tmp_path: Path) -> None:
+def test_the_images_work_with_the_packages_that_pip_installs(tmp_path: Path) -> None:
     build(tmp_path, install=True)
-    assert exchanged(tmp_path) == STEPS
-    assert not (tmp_path / "opt/sbpair/source").exists()
+    assert exchanged(tmp_path / "emulator") == STEPS
+    assert not (tmp_path / "sbpair/opt/sbpair/source").exists()
+    assert not (tmp_path / "sbpair/opt/sbpair/venv/bin/pip").exists()
+    sides = {"SBPAIR_PRIMARY_NAMESPACE": "contoso", "SBPAIR_SECONDARY_NAMESPACE": "contoso-dr"}
+    assert "Type=notify\n" in command_line(tmp_path / "sbpair", "service", "print", "systemd", **sides).stdout
+    done = command_line(tmp_path / "sbpair", "drill")
+    assert (done.returncode, "no message was lost, altered or duplicated" in done.stdout) == (0, True), done.stderr
