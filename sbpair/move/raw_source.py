@@ -127,6 +127,7 @@ class RawSource:
         self._keeps_payload = keeps_payload
         self._wire = wire
         self._receiver = receiver
+        self._lock_seconds = lock_seconds
         self._clock = ServiceClock(now, lock_seconds)
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder(queue, form)
@@ -148,8 +149,12 @@ class RawSource:
 
         `lock_seconds` is the lock duration of the queue; None if unknown.
         """
-        receiver = await wire.receiver(queue)
+        receiver = await cls._open_receiver(wire, queue)
         return cls(wire, receiver, queue, keeps_payload=keeps_payload, form=form, lock_seconds=lock_seconds)
+
+    @classmethod
+    async def _open_receiver(cls, wire: AmqpClient, queue: str) -> RawReceiver:
+        return await wire.receiver(queue)
 
     @property
     def clock_ahead_ms(self) -> int:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, cast
 
 from sbpair.errors import MessageLockLost, SbpairError, SessionLockLost, TimedOut, Unreachable
-from sbpair.move.message.form import BACKLOG, MessageForm
-from sbpair.move.raw_source import LOCK_SECONDS, RawReceivedMessage, RawSource
+from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.move.skipped import SkippedMessages
 
 if TYPE_CHECKING:
@@ -38,21 +37,8 @@ class SessionsSource(RawSource):
     """A source with sessions, before one is locked: it can be peeked, and gives the next session."""
 
     @classmethod
-    async def open(
-        cls,
-        wire: AmqpClient,
-        queue: str,
-        *,
-        keeps_payload: bool = False,
-        form: MessageForm = BACKLOG,
-        lock_seconds: float | None = LOCK_SECONDS,
-    ) -> Self:
-        nothing = cast("RawReceiver", None)
-        source = cls(wire, nothing, queue, keeps_payload=keeps_payload, form=form, lock_seconds=lock_seconds)
-        source._lock_seconds = lock_seconds
-        return source
-
-    _lock_seconds: float | None
+    async def _open_receiver(cls, wire: AmqpClient, queue: str) -> RawReceiver:  # noqa: ARG003
+        return cast("RawReceiver", None)
 
     async def next_session(self, seconds: float) -> SessionSource | None:
         """Lock the next session that has messages; None if none is free within `seconds`. Raises Unavailable."""

@@ -69,7 +69,19 @@ class RelayThread:
             runner.get_loop().run_forever()
 
 
-class RelaySocket:
+class _ClosedAfterBlock:
+    """A context manager that is closed after its block."""
+
+    close: Callable[..., None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.close()
+
+
+class RelaySocket(_ClosedAfterBlock):
     """A WebSocket for programs that block. Iterate over it for the messages until it is closed."""
 
     def __init__(self, socket: ClientWebSocketResponse, thread: RelayThread) -> None:
@@ -107,14 +119,8 @@ class RelaySocket:
     def close(self, code: int = 1000) -> None:
         self._thread.call(_closed(self._socket, code))
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_details: object) -> None:
-        self.close()
-
-
-class RelayResponse:
+class RelayResponse(_ClosedAfterBlock):
     """The answer of a listener. Read it whole, or iterate over it; then, or to abandon it, close it."""
 
     def __init__(self, response: AsyncRelayResponse, thread: RelayThread) -> None:
@@ -135,14 +141,8 @@ class RelayResponse:
     def close(self) -> None:
         self._thread.call(self._response.close())
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_details: object) -> None:
-        self.close()
-
-
-class RelayClient:
+class RelayClient(_ClosedAfterBlock):
     __doc__ = AsyncRelayClient.__doc__
 
     def __init__(
@@ -213,12 +213,6 @@ class RelayClient:
             self._thread.call(self._client.close())
             self._thread.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self.close()
-
 
 class BlockingRelayRequest:
     """An HTTP request for a handler. Iterate over it for the body, or `read` it whole."""
@@ -262,7 +256,7 @@ class BlockingRelayOffer:
         self._thread.call(self._offer.reject(status, reason))
 
 
-class RelayListener:
+class RelayListener(_ClosedAfterBlock):
     __doc__ = AsyncRelayListener.__doc__
 
     def __init__(
@@ -312,9 +306,6 @@ class RelayListener:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(self, *_details: object) -> None:
-        self.close()
 
     async def _handle(self, request: RelayRequest) -> RelayAnswer:
         assert self._handler is not None  # noqa: S101  # it was given

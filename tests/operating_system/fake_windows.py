@@ -1,7 +1,8 @@
 """A process on Linux without the modules, functions and signals that Windows lacks.
 
 `python -m tests.operating_system.fake_windows WORDS... [-- WORDS...]` runs one or more command lines, and prints the
-exit code of each to stderr. It finds calls that Windows does not have. It cannot show how Windows itself behaves.
+exit code of each to stderr; `--import PACKAGE` imports all modules of a package. It finds calls that Windows does not
+have. It cannot show how Windows itself behaves.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from importlib import import_module
 from itertools import groupby
+from pkgutil import walk_packages
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -98,6 +100,13 @@ def find_folders_by_environment() -> None:
         sys.modules["ctypes"] = real
 
 
+def import_all(package: str) -> int:
+    """Import every module of a package. Returns 0."""
+    for each in walk_packages(import_module(package).__path__, f"{package}."):
+        import_module(each.name)
+    return 0
+
+
 def main(words: list[str]) -> None:
     pretend()
     assert [name for name in sys.modules if name.startswith("sbpair.")] == []
@@ -105,7 +114,9 @@ def main(words: list[str]) -> None:
 
     for is_end, command in groupby(words, lambda word: word == "--"):
         if not is_end:
-            sys.stderr.write(f"exit code {run([*command])}\n")
+            words = [*command]
+            code = import_all(words[1]) if words[0] == "--import" else run(words)
+            sys.stderr.write(f"exit code {code}\n")
             sys.stderr.flush()
 
 
