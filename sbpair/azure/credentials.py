@@ -125,10 +125,14 @@ async def identity_credential() -> AsyncIterator[AsyncTokenCredential]:
 
 def identity_token(scope: str, who: str) -> str:
     """Return a token of the identity that runs this process. `who` names the service in errors."""
-    from azure.identity import DefaultAzureCredential
+    try:
+        # In Microsoft Fabric azure-identity finds no identity. This does, on drivers and on executors.
+        from fabric.analytics.environment.credentials import FabricAnalyticsTokenCredentials as Credential
+    except ImportError:
+        from azure.identity import DefaultAzureCredential as Credential
 
-    with translate_management_errors("sign in", who), DefaultAzureCredential() as credential:
-        return credential.get_token(scope).token
+    with translate_management_errors("sign in", who):
+        return str(Credential().get_token(scope).token)
 
 
 def token_getter(pair: Ends) -> AbstractAsyncContextManager[GetToken | None]:

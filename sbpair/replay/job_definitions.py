@@ -14,7 +14,7 @@ from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import Identity, Transport
 from sbpair.replay.package import build_package
-from sbpair.replay.platforms import databricks, dataproc, emr_serverless, kubernetes
+from sbpair.replay.platforms import databricks, dataproc, emr_serverless, fabric, kubernetes
 from sbpair.replay.platforms.job import MAIN, NAME, PACKAGE, REQUIREMENTS, Files, Job, Platform
 
 if TYPE_CHECKING:
@@ -34,30 +34,34 @@ if __name__ == "__main__":
     runpy.run_module("sbpair", run_name="__main__")
 '''
 
-REFUSED = {
-    "synapse": "Synapse reads secrets through the driver's Java only, and executors need them too",
-    "fabric": "Fabric opens no archive for the Python of its executors",
-}
+REFUSED = {"synapse": "Synapse reads secrets through the driver's Java only, and executors need them too"}
 """Platforms where tasks cannot have the secrets that they need, with the reason; PLATFORMS.md has more."""
+
+EXAMPLES = {"abfss": "abfss://container@account.dfs.core.windows.net/backlog"}
+_VAULT = re.compile(r"[A-Za-z][A-Za-z0-9-]{1,22}[A-Za-z0-9]")
 
 PLATFORMS = {
     "databricks": databricks.PLATFORM,
     "dataproc": dataproc.PLATFORM,
     "emr-serverless": emr_serverless.PLATFORM,
+    "fabric": fabric.PLATFORM,
     "kubernetes": kubernetes.PLATFORM,
 }
 
 
 def define_job(
-    directory: Path, platform: str, pair: Pair, archive: str, name: str = NAME
+    directory: Path, platform: str, pair: Pair, archive: str | None, name: str = NAME, vault: str | None = None
 ) -> tuple[list[str], tuple[str, ...]]:
     """Write the directory. Returns its files, and the secrets to store. Raises UsageError, MachineLacks."""
     found = _platform(platform)
+    if archive is None:
+        raise UsageError("--for needs --archive", hint=f"name where the job keeps messages, such as {_example(found)}")
     _check(found, directory, archive, name)
+    _check_vault(platform, found, vault)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         contents, _ = build_package(directory / PACKAGE)
-        job = _job(pair, archive.rstrip("/"), name, contents)
+        job = _job(found, pair, archive.rstrip("/"), name, contents, vault or "")
         texts: Files = {
             MAIN: MAIN_TEXT,
             REQUIREMENTS: "".join(f"{each}\n" for each in job.requirements),
@@ -95,14 +99,32 @@ def _check(platform: Platform, directory: Path, archive: str, name: str) -> None
     if not separator or scheme not in platform.schemes or not PurePosixPath(rest.partition("/")[2]).name:
         raise UsageError(
             f"--archive: {platform.title} does not reach {archive}",
-            hint=f"name a directory of a bucket, such as {platform.schemes[0]}://bucket/backlog",
+            hint=f"name a directory of a bucket, such as {_example(platform)}",
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} exists and is not an empty directory", hint="choose another, or remove it")
 
 
-def _job(pair: Pair, archive: str, name: str, contents: Contents) -> Job:
-    environment, secrets = {"XDG_STATE_HOME": "/tmp/sbpair"}, []  # noqa: S108  of the driver's own container
+def _example(platform: Platform) -> str:
+    scheme = platform.schemes[0]
+    return EXAMPLES.get(scheme, f"{scheme}://bucket/backlog")
+
+
+def _check_vault(name: str, platform: Platform, vault: str | None) -> None:
+    if vault is None and platform.needs_vault:
+        raise UsageError(f"--for {name} needs --vault", hint="name the Azure Key Vault that has the job's secrets")
+    if vault is not None and not platform.needs_vault:
+        raise UsageError(
+            f"--vault goes with --for fabric: {platform.title} keeps secrets itself", hint="leave --vault out"
+        )
+    if vault is not None and not _VAULT.fullmatch(vault):
+        raise UsageError(
+            f"--vault: {vault!r} is not the name of a Key Vault", hint="use its name, such as orders-kv, not its URL"
+        )
+
+
+def _job(platform: Platform, pair: Pair, archive: str, name: str, contents: Contents, vault: str) -> Job:
+    environment, secrets = {"XDG_STATE_HOME": "/tmp/sbpair"}, [*platform.secrets]  # noqa: S108  of the driver's own container
     for side, endpoint in (("PRIMARY", pair.primary), ("SECONDARY", pair.secondary)):
         environment[f"SBPAIR_{side}_NAME"] = endpoint.name
         if isinstance(endpoint.credential, Identity):
@@ -111,5 +133,6 @@ def _job(pair: Pair, archive: str, name: str, contents: Contents) -> Job:
             secrets.append(f"SBPAIR_{side}_CONNECTION_STRING")
         if endpoint.transport is not Transport.TCP:
             environment[f"SBPAIR_{side}_TRANSPORT"] = endpoint.transport.value
-    native = tuple(f"{each}=={version}" for each, version in contents.native.items())
-    return Job(name, archive, environment, tuple(secrets), (*NEEDED, *native), pair.backlog_queues)
+    native = [f"{each}=={version}" for each, version in contents.native.items()]
+    own = {re.split("[<>=]", each)[0]: each for each in (*NEEDED, *platform.requirements, *native)}
+    return Job(name, archive, environment, tuple(secrets), tuple(own.values()), pair.backlog_queues, vault)

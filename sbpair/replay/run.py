@@ -20,7 +20,7 @@ from sbpair.move.peek.locked import MAX_LOCK_SECONDS
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import RUN_FILE, VERSION
 from sbpair.replay.plan_preview import normalize_destinations
-from sbpair.replay.secret_references import read_secret
+from sbpair.replay.secret_references import named_secrets, read_secret
 from sbpair.replay.selection import EVERYTHING, Selection
 from sbpair.replay.spark import check_master, check_speculation, is_local_master, local_parallelism
 from sbpair.replay.spark_connect import check_remote, server_name
@@ -309,6 +309,7 @@ class TaskJob:
         return replace(self, run=replace(self.run, options=options))
 
     def open(self) -> Archive:
+        os.environ.update(named_secrets(os.environ))  # pyarrow may need a service principal to open it
         return Archive(self.archive, self.run.id)
 
     def pair(self) -> Pair:

@@ -22,15 +22,21 @@ from sbpair.errors import EntityMissing, MachineLacks, NotAuthorized, Unavailabl
 
 GOOGLE = re.compile(r"gsm://(?:projects/(?P<project>[a-z0-9:.-]{4,80})/secrets/)?(?P<secret>[A-Za-z0-9_-]{1,255})")
 KEY_VAULT = re.compile(
-    r"https://(?P<vault>[A-Za-z0-9-]{3,24})\.vault\.(azure\.net|azure\.cn|usgovcloudapi\.net)"
-    r"/secrets/(?P<secret>[A-Za-z0-9-]{1,127})"
+    r"https://[A-Za-z0-9-]{3,24}\.vault\.(azure\.net|azure\.cn|usgovcloudapi\.net)/secrets/[A-Za-z0-9-]{1,127}"
 )
+PRINCIPAL = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
+"""The variables of a service principal, which pyarrow and azure-identity read."""
+
 SECONDS = 5.0
 
 
-def with_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with the secrets that variables of sbpair name. Raises what `read_secret` raises."""
-    return {name: read_secret(text) if name.startswith("SBPAIR_") else text for name, text in environ.items()}
+def named_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets that variables of sbpair and of a service principal name, by variable; no other variable.
+
+    Raises what `read_secret` raises.
+    """
+    own = {name: text for name, text in environ.items() if name.startswith("SBPAIR_") or name in PRINCIPAL}
+    return {name: read_secret(text) for name, text in own.items() if _is_reference(text)}
 
 
 def read_secret(text: str) -> str:
@@ -39,14 +45,23 @@ def read_secret(text: str) -> str:
     `gsm://NAME` is a secret of the job's own Google project, `gsm://projects/PROJECT/secrets/NAME` one of another.
     `https://VAULT.vault.azure.net/secrets/NAME` is one of Azure Key Vault. The latest version is read, once.
     """
-    return _fetched(text) if GOOGLE.fullmatch(text) or KEY_VAULT.fullmatch(text) else text
+    return _fetched(text) if _is_reference(text) else text
+
+
+def _is_reference(text: str) -> bool:
+    return bool(GOOGLE.fullmatch(text) or KEY_VAULT.fullmatch(text))
 
 
 @cache
 def _fetched(reference: str) -> str:
-    if found := GOOGLE.fullmatch(reference):
-        return _from_google(reference, found["project"], found["secret"])
-    return _from_key_vault(reference)
+    try:
+        if found := GOOGLE.fullmatch(reference):
+            return _from_google(reference, found["project"], found["secret"])
+        return _from_key_vault(reference)
+    except (ValueError, KeyError, TypeError):
+        raise Unavailable(
+            f"{reference} cannot be read: the answer has no secret", hint="check that no proxy answers instead"
+        ) from None
 
 
 def _from_google(reference: str, project: str | None, secret: str) -> str:

@@ -21,7 +21,7 @@ from sbpair.model.pair import Ends
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import LEDGER, REPORT, VERSION
-from sbpair.replay.secret_references import with_secrets
+from sbpair.replay.secret_references import named_secrets
 from sbpair.runs.run_log import new_id
 from sbpair.spark.row_messages import MessageColumns, check_schema
 from sbpair.spark.write_options import BATCH_CHECKS, STREAM_CHECKS, RowCheck, WriteOptions, default_ledger
@@ -96,7 +96,7 @@ def start_job(
 
     Of a stream it is called for each batch again: there it connects to nothing, and its tasks check the rest.
     """
-    environ = with_secrets(environ)
+    environ = {**environ, **named_secrets(environ)}
     parsed = WriteOptions.parse(options, environ, STREAM_CHECKS if stream else checks)
     has_ids = check_schema(schema, parsed.destination)
     if parsed.run is not None and not (has_ids or stream):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from sbpair.replay.archive_layout import LEASE
 from sbpair.replay.run import DedupMode, ReplayOptions
 from sbpair.replay.selection import Selection
 from sbpair.replay.task_lease import end_detached_tasks, hold_leases
+from tests.kit.installed import install, outside
 from tests.replay.connect_server import connect_server
 from tests.replay.replays import OPTIONS, end, nothing_is_lost, python_workers, replay
 from tests.replay.segments import created
@@ -129,6 +132,29 @@ def test_a_run_selects_deduplicates_and_is_resumed(served: tuple[World, str], tm
     assert (result.proof.acknowledged, result.proof.balanced, place.left(), place.altered()) == (40, True, 0, [])
     assert sorted(place.ids()) == sorted(place.sent)
     assert "SPARK_CONNECT_MODE_ENABLED" not in os.environ
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "packages",
+    [("pyspark-client", "pandas<3"), ("pyspark[connect]==3.5.9", "numpy<2", "pandas<3", "pyarrow<22")],
+    ids=["pyspark-client", "3.5"],
+)
+def test_a_smaller_or_older_client_runs_a_replay(packages: tuple[str, ...], tmp_path: Path) -> None:
+    """The package pyspark-client has neither Spark nor py4j."""
+    python = install(tmp_path, *packages)
+    with world(queues=2) as place, connect_server(place.shell(tmp_path)) as (url, _):
+        place.strand_many(40)
+        words = ["replay", "run", "--archive", str(tmp_path / "archive"), "--shared-archive", "--count", "2"]
+        environment = outside({**place.shell(tmp_path), **NO_JAVA})
+        command = [python, "-m", "sbpair", *words, "--remote", url, "--output", "json"]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        receipt = json.loads(done.stdout)
+        assert (receipt["acknowledged"], receipt["balanced"]) == (40, True)
+        assert sorted(place.ids()) == sorted(place.sent)
+        assert (place.left(), place.altered()) == (0, [])
 
 
 @pytest.mark.java

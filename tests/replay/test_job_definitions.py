@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import base64
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,22 +16,45 @@ import pyspark.sql as pyspark_sql
 import pytest
 
 from sbpair.replay.job_definitions import PLATFORMS
+from sbpair.replay.secret_references import PRINCIPAL
 from tests.cli.test_replay import NAMESPACES, sbpair
+from tests.kit.installed import outside
 from tests.replay.secret_managers import secret_managers
-from tests.replay.test_submit import bare_python, outside
+from tests.replay.test_submit import bare_python
 from tests.replay.world import VARIABLES, world
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ARCHIVE = "s3://bucket/backlog"
-ARCHIVES = {**dict.fromkeys(PLATFORMS, ARCHIVE), "dataproc": "gs://bucket/backlog"}
+ABFSS = "abfss://container@account.dfs.core.windows.net/backlog"
+ARCHIVES = {**dict.fromkeys(PLATFORMS, ARCHIVE), "dataproc": "gs://bucket/backlog", "fabric": ABFSS}
 DEFINITIONS = {
     "databricks": "databricks.yml",
     "dataproc": "batch.json",
     "emr-serverless": "job-run.json",
+    "fabric": "item.json",
     "kubernetes": "job.json",
 }
+VAULT = {**dict.fromkeys(PLATFORMS, ()), "fabric": ("--vault", "orders-kv")}
+FABRIC_CREDENTIALS = """
+import json, os, urllib.request
+class FabricAnalyticsTokenCredentials:
+    def get_token(self, scope):
+        assert scope == "https://vault.azure.net/.default", scope
+        url = os.environ["IDENTITY_ENDPOINT"] + "?resource=https://vault.azure.net"
+        request = urllib.request.Request(url, headers={"X-IDENTITY-HEADER": os.environ["IDENTITY_HEADER"]})
+        self.token = json.loads(urllib.request.urlopen(request).read())["access_token"]
+        return self
+"""
+FABRIC_MODELS = """
+import json, sys
+from microsoft_fabric_api.generated.core.models import CreateItemRequest
+from microsoft_fabric_api.generated.sparkjobdefinition.models import RunSparkJobDefinitionRequest
+for model, document in zip((CreateItemRequest, RunSparkJobDefinitionRequest), json.load(sys.stdin)):
+    found = model.deserialize(document).serialize()
+    assert found == document, found
+"""
 READ = """
 from pyspark.sql import SparkSession
 import sys
@@ -48,11 +72,11 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("jobs")
     for platform in PLATFORMS:
         words = ("package", str(directory / platform), "--for", platform, "--archive", f"{ARCHIVES[platform]}/")
-        done = sbpair(*words, "-o", "json")
+        done = sbpair(*words, *VAULT[platform], "-o", "json")
         assert done.returncode == 0, done.stderr
         printed = json.loads(done.stdout)
         assert printed["files"] == sorted(each.name for each in (directory / platform).iterdir())
-        assert (printed["schema"], printed["secrets"]) == ("sbpair/replay-job/1", [*VARIABLES])
+        assert (printed["schema"], printed["secrets"][-2:]) == ("sbpair/replay-job/1", [*VARIABLES])
     return directory
 
 
@@ -62,20 +86,33 @@ def platform(request: pytest.FixtureRequest) -> str:
 
 
 def definition(jobs: Path, platform: str) -> dict[str, Any]:
-    return dict(json.loads((jobs / platform / DEFINITIONS[platform]).read_text()))
+    """Return the document, and in place of Fabric's encoded parts their content."""
+    document = dict(json.loads((jobs / platform / DEFINITIONS[platform]).read_text()))
+    for part in document["definition"]["parts"] if platform == "fabric" else ():
+        text = base64.b64decode(part.pop("payload")).decode()
+        part["content"] = json.loads(text) if part["path"].endswith(".json") else ast.literal_eval(constants(text))
+    return document
+
+
+def constants(text: str) -> str:
+    """Return the environment that Fabric's main program has."""
+    return text.partition("ENVIRONMENT = ")[2].partition("\nSETTINGS")[0]
 
 
 def texts(value: object) -> Iterator[str]:
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
-        yield from texts(each) if isinstance(each, dict | list) else [str(each)]
+        yield from texts(each) if isinstance(each, dict | list) else str(each).split()
 
 
 def test_a_job_names_its_secrets_and_has_none(jobs: Path, platform: str) -> None:
-    for path in (jobs / platform).iterdir():
-        if path.suffix != ".zip":
-            assert "c2VjcmV0" not in path.read_text()
-            assert "SharedAccessKey" not in path.read_text()
     document = definition(jobs, platform)
+    encoded = {"sbpair.zip", DEFINITIONS[platform]}
+    for text in (
+        json.dumps(document),
+        *(each.read_text() for each in (jobs / platform).iterdir() if each.name not in encoded),
+    ):
+        assert "c2VjcmV0" not in text
+        assert "SharedAccessKey" not in text
     for name in VARIABLES:
         assert name in json.dumps(document)
         assert name in (jobs / platform / "README.md").read_text()
@@ -83,9 +120,11 @@ def test_a_job_names_its_secrets_and_has_none(jobs: Path, platform: str) -> None
         "databricks": "{{{{secrets/sbpair-replay/{}}}}}",
         "dataproc": "gsm://{}",
         "emr-serverless": "EMR.secret@{}",
+        "fabric": "https://orders-kv.vault.azure.net/secrets/{}",
         "kubernetes": "{}",
     }
-    assert {reference[platform].format(name) for name in VARIABLES} <= set(texts(document))
+    names = [name.replace("_", "-") if platform == "fabric" else name for name in VARIABLES]
+    assert {reference[platform].format(name) for name in names} <= set(texts(document))
 
 
 def test_a_job_has_all_that_the_archive_and_the_pair_are(jobs: Path, platform: str) -> None:
@@ -124,7 +163,16 @@ def test_the_kubernetes_objects_are_valid_by_the_published_schema(jobs: Path) ->
     [
         (["--for", "hadoop", "--archive", ARCHIVE], "--for: 'hadoop' is not a platform"),
         (["--for", "synapse", "--archive", ARCHIVE], "Synapse reads secrets through the driver's Java only"),
+        (["--for", "synapse"], "Synapse reads secrets through the driver's Java only"),
         (["--for", "kubernetes"], "--for needs --archive"),
+        (["--for", "fabric"], "such as abfss://container@account.dfs.core.windows.net/backlog"),
+        (["--for", "fabric", "--archive", ABFSS], "--for fabric needs --vault"),
+        (
+            ["--for", "fabric", "--archive", ABFSS, "--vault", "https://kv"],
+            "'https://kv' is not the name of a Key Vault",
+        ),
+        (["--for", "dataproc", "--archive", "gs://b/x", "--vault", "kv"], "--vault goes with --for fabric"),
+        (["--vault", "kv"], "--vault goes with --for"),
         (["--archive", ARCHIVE], "--archive goes with --for"),
         (["--for", "kubernetes", "--archive", "/mnt/archive"], "Kubernetes does not reach /mnt/archive"),
         (["--for", "emr-serverless", "--archive", "gs://bucket/x"], "EMR Serverless does not reach gs://bucket/x"),
@@ -167,28 +215,44 @@ def test_a_pair_of_identities_needs_no_secret(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_dataproc_batch_is_valid_by_the_published_messages(jobs: Path, tmp_path: Path) -> None:
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path), "google-cloud-dataproc"]
-    subprocess.run(install, check=True, capture_output=True)
-    program = "import sys; from google.cloud.dataproc_v1.types import Batch; Batch.from_json(sys.stdin.read())"
     text = (jobs / "dataproc" / "batch.json").read_text()
-    for batch, message in ((text, ""), (text.replace("pythonFileUris", "pyFiles"), "no field named")):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            input=batch,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode == 0, message in done.stderr) == (not message, True), done.stderr
+    program = "import sys; from google.cloud.dataproc_v1.types import Batch; Batch.from_json(sys.stdin.read())"
+    check = checker(tmp_path, "google-cloud-dataproc", program)
+    assert check(text) == ""
+    assert "no field named" in check(text.replace("pythonFileUris", "pyFiles"))
 
 
-def submit(python: Path, package: Path, words: list[str], environment: dict[str, str]) -> str:
+@pytest.mark.slow
+def test_the_fabric_item_and_run_are_valid_by_the_published_models(jobs: Path, tmp_path: Path) -> None:
+    """A model keeps what it knows, and no more."""
+    check = checker(tmp_path, "microsoft-fabric-api", FABRIC_MODELS)
+    item, run = ((jobs / "fabric" / name).read_text() for name in ("item.json", "run.json"))
+    assert check(f"[{item}, {run}]") == ""
+    assert check(f"[{item}, {run.replace('environmentId', 'environment')}]")
+
+
+def checker(directory: Path, package: str, program: str) -> Callable[[str], str]:
+    """Install a package. Return a function that runs the program with a text, and returns its errors."""
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(directory), package]
+    subprocess.run(install, check=True, capture_output=True)
+
+    def check(text: str) -> str:
+        environment = outside({}) | {"PYTHONPATH": str(directory)}
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, input=text, env=environment, stderr=subprocess.PIPE, text=True, check=False
+        ).stderr
+
+    return check
+
+
+def submit(python: Path, words: list[str], environment: dict[str, str], package: Path | None = None) -> str:
     """Run a file by spark-submit with a Python that has Spark's packages alone. Return its output."""
     [pyspark] = python.parents[1].glob("lib/python3*/site-packages/pyspark")
     own = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "SPARK_HOME": str(pyspark)}
+    files = ["--py-files", str(package)] if package else []
     done = subprocess.run(
-        [str(pyspark / "bin" / "spark-submit"), "--master", "local[2,4]", "--py-files", str(package), *words],
+        [str(pyspark / "bin" / "spark-submit"), "--master", "local[2,4]", *files, *words],
         env={**outside(environment), **own},
         cwd=python.parent,
         capture_output=True,
@@ -214,7 +278,7 @@ def test_the_job_runs_by_spark_submit_where_nothing_else_is(jobs: Path, tmp_path
         place.strand_many(40)
         environment = place.shell(tmp_path)
         receipt = json.loads(
-            submit(python, package, [str(folder / "main.py"), *words, "--shared-archive"], environment)
+            submit(python, [str(folder / "main.py"), *words, "--shared-archive"], environment, package)
         )
         assert (receipt["acknowledged"], receipt["balanced"]) == (40, True)
         assert sorted(place.ids()) == sorted(place.sent)
@@ -222,7 +286,7 @@ def test_the_job_runs_by_spark_submit_where_nothing_else_is(jobs: Path, tmp_path
         if hasattr(pyspark_sql, "datasource"):  # Spark 3.5 has no Python data sources
             (tmp_path / "read.py").write_text(READ)
             where = (str(archive / receipt["run"]), place.destinations[0], str(tmp_path / "ledger"))
-            submit(python, package, [str(tmp_path / "read.py"), *where], environment)
+            submit(python, [str(tmp_path / "read.py"), *where], environment, package)
             assert len(place.ids()) == 80
 
 
@@ -244,7 +308,7 @@ def test_driver_and_workers_fetch_the_secrets_that_a_job_names(jobs: Path, tmp_p
         place.strand_many(40)
         environment = {**place.shell(tmp_path), **named, **managers.environment}
         main = [*conf, str(folder / "main.py"), *words, "--shared-archive"]
-        receipt = json.loads(submit(python, folder / "sbpair.zip", main, environment))
+        receipt = json.loads(submit(python, main, environment, folder / "sbpair.zip"))
         assert (receipt["acknowledged"], receipt["balanced"]) == (40, True)
         assert sorted(place.ids()) == sorted(place.sent)
         assert (place.left(), place.altered()) == (0, [])
@@ -254,3 +318,35 @@ def test_driver_and_workers_fetch_the_secrets_that_a_job_names(jobs: Path, tmp_p
         ]
     for path in (each for part in ("events", "archive") for each in (tmp_path / part).rglob("*") if each.is_file()):
         assert not any(key in path.read_bytes() for key in keys), path
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_the_fabric_job_reads_its_secrets_from_key_vault(jobs: Path, tmp_path: Path) -> None:
+    """Fabric's own package of tokens runs there alone: another one with its interface takes its place."""
+    [description, _] = definition(jobs, "fabric")["definition"]["parts"]
+    words = description["content"]["commandLineArguments"].split()
+    here = {ABFSS: str(tmp_path / "archive"), "10": "2"}
+    python, package = bare_python(tmp_path / "bare"), jobs / "fabric" / "sbpair.zip"
+    [site] = python.parents[1].glob("lib/python3*/site-packages")
+    module = site / "fabric" / "analytics" / "environment" / "credentials.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(FABRIC_CREDENTIALS)
+    main = tmp_path / "main.py"
+    main.write_text((jobs / "fabric" / "main.py").read_text().replace(f"{ABFSS}-job/sbpair.zip", str(package)))
+    with world(queues=2) as place:
+        principal = dict.fromkeys(PRINCIPAL, "x")
+        secrets = {name.replace("_", "-"): value for name, value in {**place.environment, **principal}.items()}
+        with place.running.entered(secret_managers(secrets)) as managers:
+            place.strand_many(40)
+            environment = {name: value for name, value in place.shell(tmp_path).items() if name not in VARIABLES}
+            environment = {**environment, **managers.environment}
+            output = submit(
+                python, [str(main), *(here.get(word, word) for word in words), "--shared-archive"], environment
+            )
+            receipt = json.loads(output)
+            assert (receipt["acknowledged"], receipt["balanced"]) == (40, True)
+            assert sorted(place.ids()) == sorted(place.sent)
+            assert (place.left(), place.altered()) == (0, [])
+            assert {request.partition("?")[0].rpartition("/")[2] for request in managers.requests} == secrets.keys()
+            assert len(managers.requests) > len(secrets), "workers fetch them too"

@@ -14,7 +14,7 @@ from sbpair import errors
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.replay import secret_references
 from sbpair.replay.run import NamespaceAccess
-from sbpair.replay.secret_references import read_secret, with_secrets
+from sbpair.replay.secret_references import named_secrets, read_secret
 from tests.kit.proxy import closed_port
 from tests.replay.secret_managers import PROJECT, TOKEN, SecretManagers, secret_managers
 
@@ -65,11 +65,16 @@ def test_no_other_host_gets_a_token(host: str) -> None:
     assert read_secret(f"https://{host}/secrets/primary") == f"https://{host}/secrets/primary"
 
 
-async def test_only_variables_of_sbpair_are_replaced() -> None:
-    environ = {NAME: f"gsm://{NAME}", "ELSEWHERE": f"gsm://{NAME}", "SBPAIR_PRIMARY_NAME": "contoso"}
+async def test_only_variables_of_sbpair_and_of_a_principal_are_replaced() -> None:
+    environ = {
+        NAME: f"gsm://{NAME}",
+        "ELSEWHERE": f"gsm://{NAME}",
+        "SBPAIR_PRIMARY_NAME": "contoso",
+        "AZURE_CLIENT_ID": "gsm://primary",
+    }
     async with reachable() as managers:
-        assert await asyncio.to_thread(with_secrets, environ) == {**environ, NAME: STRING}
-    assert len(managers.requests) == 1
+        assert await asyncio.to_thread(named_secrets, environ) == {NAME: STRING, "AZURE_CLIENT_ID": STRING}
+    assert len(managers.requests) == 2
 
 
 async def test_a_worker_reads_the_secret_that_its_variable_names() -> None:
@@ -89,6 +94,7 @@ async def test_a_worker_reads_the_secret_that_its_variable_names() -> None:
         (403, errors.NotAuthorized, r"may not be read \(status 403\)"),
         (404, errors.EntityMissing, "there is no secret"),
         (307, errors.Unavailable, "cannot be read: status 307"),
+        (200, errors.Unavailable, "cannot be read: the answer has no secret"),
         (503, errors.Unavailable, "cannot be read: status 503"),
     ],
 )

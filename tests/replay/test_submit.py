@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.installed import outside
 from tests.replay.cluster import standalone
 from tests.replay.world import World, world
 
@@ -38,10 +38,6 @@ def bare_python(directory: Path) -> Path:
     )
     assert b"No module named 'sbpair'" in done.stderr
     return python
-
-
-def outside(environment: dict[str, str]) -> dict[str, str]:
-    return {key: value for key, value in {**os.environ, **environment}.items() if key != "PYTHONPATH"}
 
 
 def sbpair(place: World, directory: Path, *words: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.kit.installed import install, outside
+
 OTHERS = ("pytest", "pytest-xdist", "pytest-asyncio", "anyio", "trio")
 SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 TESTS = """
@@ -50,27 +49,15 @@ async def test_anyio(service_bus, anyio_backend_name):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the package and the other plugins from the registry."""
-    folder = tmp_path_factory.mktemp("installed")
-    python = folder / "venv/bin/python"
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    for command in (
-        [sys.executable, "-m", "venv", str(folder / "venv")],
-        [str(python), "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)],
-        [str(python), "-m", "pip", "install", "--quiet", "--find-links", str(folder), "sbpair", *OTHERS],
-    ):
-        done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    return python
+    return install(tmp_path_factory.mktemp("installed"), *OTHERS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["-n", "2"], ["--asyncio-mode", "auto"]], ids=["alone", "xdist", "auto"])
 def test_an_installed_plugin_works_beside_others(python: Path, tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "test_sample.py").write_text(TESTS)
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [str(python), "-W", "error", "-m", "pytest", "-q", "--strict-markers", *SCOPE, *options]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=outside({}), cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "4 passed" in done.stdout, done.stdout + done.stderr
 
 
@@ -78,6 +65,5 @@ def test_an_installed_plugin_works_beside_others(python: Path, tmp_path: Path, o
 def test_the_wheel_registers_the_spark_data_source(python: Path) -> None:
     """Spark looks for top-level modules whose names begin with pyspark_."""
     program = "from importlib.util import find_spec; print(find_spec('pyspark_sbpair').origin)"
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = subprocess.run([str(python), "-c", program], env=environ, capture_output=True, text=True, check=True)
+    found = subprocess.run([str(python), "-c", program], env=outside({}), capture_output=True, text=True, check=True)
     assert "site-packages/pyspark_sbpair.py" in found.stdout

@@ -167,10 +167,11 @@ def package_command(
     *,
     file: Path | None = argument("[PATH]", "Zip, or with --for directory [default: sbpair.zip]", default=None),
     platform: str | None = option(
-        "--for PLATFORM", "Write a job for databricks, dataproc, emr-serverless or kubernetes"
+        "--for PLATFORM", "Write a job for databricks, dataproc, emr-serverless, fabric or kubernetes"
     ),
     archive: str | None = option("--archive URL", "URL of the job's archive; with --for"),
     name: str | None = option("--name NAME", "Name of the job; with --for [default: sbpair-replay]"),
+    vault: str | None = option("--vault NAME", "Azure Key Vault of the secrets; with --for fabric"),
     connection: PairSelection,
     screen: Screen,
 ) -> int:
@@ -186,8 +187,8 @@ def package_command(
       sbpair replay package job --for kubernetes --archive s3://bucket/backlog
     """
     if platform is not None:
-        return _write_job(screen, connection, file or Path(f"sbpair-{platform}"), platform, archive, name)
-    for given, value in {"--archive": archive, "--name": name}.items():
+        return _write_job(screen, connection, file or Path(f"sbpair-{platform}"), platform, archive, name, vault)
+    for given, value in {"--archive": archive, "--name": name, "--vault": vault}.items():
         if value is not None:
             raise UsageError(f"{given} goes with --for", hint=f"name a platform with --for, or leave {given} out")
     from sbpair.replay import package
@@ -203,16 +204,20 @@ def package_command(
 
 
 def _write_job(
-    screen: Screen, connection: PairSelection, directory: Path, platform: str, archive: str | None, name: str | None
+    screen: Screen,
+    connection: PairSelection,
+    directory: Path,
+    platform: str,
+    archive: str | None,
+    name: str | None,
+    vault: str | None,
 ) -> int:
     from sbpair.replay import job_definitions
     from sbpair.replay.platforms import job
 
-    if archive is None:
-        raise UsageError("--for needs --archive", hint="name where the job keeps messages, such as s3://bucket/backlog")
     pair = selected_profile(connection, screen).pair
     given = job.NAME if name is None else name
-    files, secrets = job_definitions.define_job(directory, platform, pair, archive, given)
+    files, secrets = job_definitions.define_job(directory, platform, pair, archive, given, vault)
     document = {"platform": platform, "directory": str(directory), "files": files, "secrets": list(secrets)}
     screen.result("sbpair/replay-job/1", document, [str(directory / each) for each in files])
     stored = f"store {' and '.join(secrets)} and " if secrets else ""
@@ -243,14 +248,14 @@ def _request(
 ) -> "ReplayRequest":
     from sbpair.replay import spark_connect
     from sbpair.replay.java import check_machine
-    from sbpair.replay.secret_references import with_secrets
+    from sbpair.replay.secret_references import named_secrets
 
     remote = _remote(cluster)
     if remote is None:
         check_machine(os.environ)
     else:
         spark_connect.check_client()
-    os.environ.update(with_secrets(os.environ))
+    os.environ.update(named_secrets(os.environ))
     found = selected_profile(connection, screen, count=count, state=safeguards.state)
     from sbpair.replay import package, spark
     from sbpair.replay.run import ReplayRequest

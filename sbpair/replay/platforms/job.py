@@ -23,7 +23,10 @@ Files = dict[str, str | dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A replay to define. `environment` is open; `secrets` are variables whose values the platform keeps."""
+    """A replay to define. `environment` is open; `secrets` are variables whose values the platform keeps.
+
+    `vault` is the Azure Key Vault with the secrets, on a platform that needs one.
+    """
 
     name: str
     archive: str
@@ -31,6 +34,7 @@ class Job:
     secrets: tuple[str, ...]
     requirements: tuple[str, ...]
     queues: int
+    vault: str = ""
 
     @property
     def code(self) -> str:
@@ -54,13 +58,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A platform: the names and archives that it accepts, and its files by name, as text or as a document."""
+    """A platform: the names and archives that it accepts, and the job's files by name.
+
+    `requirements` and `secrets` are those that its jobs need besides the others.
+    """
 
     title: str
     schemes: tuple[str, ...]
     name: str
     name_rule: str
     files: Callable[[Job], Files]
+    requirements: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    needs_vault: bool = False
 
 
 COMMON = """
