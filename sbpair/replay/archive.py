@@ -227,11 +227,16 @@ class Archive:
         return Footer(file_metadata(schema), int(rows), schema.remove_metadata())
 
     def check_footer(self, path: str, footer: Footer, schema: pa.Schema) -> int:
-        """Return the number of rows. Raises StateRefused for a file of another run, or with other columns."""
-        run = footer.metadata.get("sbpair.run")
+        """Return the number of rows. Raises StateRefused for another run, version or columns."""
+        run, version = (footer.metadata.get(f"sbpair.{name}") for name in ("run", "version"))
         if run != self.run:
             raise StateRefused(
                 f"{self.root}/{path} belongs to run {run}, not {self.run}", hint="move it back to the run it belongs to"
+            )
+        if version != str(VERSION):
+            raise StateRefused(
+                f"{self.root}/{path} has version {version}; expected {VERSION}",
+                hint="use the version of sbpair that wrote it",
             )
         if not footer.schema.equals(schema):
             raise self.wrong_columns(path)
@@ -256,6 +261,14 @@ class Archive:
 
     def pause_requested(self) -> bool:
         return self.stop_requested() and not self.stops_for_good()
+
+    def check_links(self) -> None:
+        """Raise StateRefused for a symbolic link below the run's directory: it may lead to files of others."""
+        if self.is_local and (link := local_files.find_link(Path(self.root))) is not None:
+            raise StateRefused(
+                f"{link} is a symbolic link, which sbpair does not follow within a run",
+                hint="put the file or directory itself there; the directory of the archive may be a link",
+            )
 
     def check_writable(self) -> None:
         """Raise MachineLacks if the archive cannot be written to."""

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,17 @@ def append_file(path: Path, data: bytes) -> None:
     """Append to an existing file, without a sync. Raises OSError."""
     with os.fdopen(open_to_append(path), "wb") as file:
         file.write(data)
+
+
+def find_link(directory: Path) -> Path | None:
+    """Return a symbolic link below a directory; None without one. Files may come and go meanwhile."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                return Path(entry.path)
+            if entry.is_dir(follow_symlinks=False) and (found := find_link(Path(entry.path))) is not None:
+                return found
+    return None
 
 
 def is_in_memory(url: str) -> bool:

@@ -114,13 +114,14 @@ def save_run(archive: Archive, run: ReplayRun) -> None:
 
 
 def load_run(archive: Archive, pair: Pair | None = None) -> ReplayRun:
-    """Read run.json. Raises UsageError if there is no such run, StateRefused for another pair or version."""
+    """Read run.json. Raises UsageError if there is no such run, StateRefused for another pair or version, or a link."""
     missing = UsageError(
         f"there is no run {archive.run} in {archive.url}",
         hint="check --archive, and list its runs with sbpair replay list",
     )
     if not _ID.fullmatch(archive.run):
         raise missing
+    archive.check_links()
     try:
         document = archive.read_json(RUN_FILE)
     except FileNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,11 @@ from sbpair.replay.archive_layout import (
     SEGMENT,
     SEGMENTS,
     SPARK_TYPES,
-    VERSION,
 )
 from sbpair.replay.run import load_run
 from sbpair.replay.verify import messages_removed
 from sbpair.spark.write_options import check_names
+from sbpair.spark.write_run import READERS
 
 if TYPE_CHECKING:
     from sbpair.move.message.route import Facts
@@ -96,16 +97,18 @@ class ArchiveFrame:
         files = [(state, path) for state in dict.fromkeys(states) for path in archive.files(state)]
         return cls(url, run, tuple(TYPES) if schema is None else _columns(schema), tuple(files))
 
+    def check_files(self) -> ArchiveFrame:
+        """Return the frame. Raises StateRefused for a file that is cut short, foreign or of another version."""
+        archive = Archive(self.url, self.run)
+        with ThreadPoolExecutor(READERS) as readers:
+            for _ in readers.map(lambda each: _check_file(archive, *each), self.files):
+                pass
+        return self
+
     def read(self, state: str, path: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file. Raises StateRefused for one that is broken, foreign or of another version."""
         archive = Archive(self.url, self.run)
-        footer, schema = archive.footer(path), SEGMENT if state == SEGMENTS else OUTCOME
-        if (version := footer.metadata.get("sbpair.version")) != str(VERSION):
-            raise StateRefused(
-                f"{archive.root}/{path} has version {version}; expected {VERSION}",
-                hint="use the version of sbpair that wrote it",
-            )
-        archive.check_footer(path, footer, schema)
+        schema = _check_file(archive, state, path)
         needed = sorted({name for each in self.columns for name in _needs(each, state)} & {*schema.names})
         with archive.parquet(path) as file:
             try:
@@ -116,6 +119,12 @@ class ArchiveFrame:
                     )
             except (pa.ArrowException, OSError) as error:
                 raise archive.broken(path, error) from error
+
+
+def _check_file(archive: Archive, state: str, path: str) -> pa.Schema:
+    schema = SEGMENT if state == SEGMENTS else OUTCOME
+    archive.check_footer(path, archive.footer(path), schema)
+    return schema
 
 
 def _check_run(archive: Archive, states: Sequence[str], *, unfinished: bool) -> None:

@@ -48,7 +48,7 @@ def _run_tasks(frame: Any, job: WriteJob, run: Callable[[WriteJob, Iterator[Any]
 
 def read(spark: Any, path: str, **options: str) -> Any:
     """Return the rows of an archived run as a DataFrame, with the options of the data source. Raises SbpairError."""
-    frame = ArchiveFrame.open({"path": path, **options})
+    frame = ArchiveFrame.open({"path": path, **options}).check_files()
     if not frame.files:
         return spark.createDataFrame([], DDL)
 

@@ -58,7 +58,7 @@ class DefaultSource(datasource.DataSource):
         from sbpair.spark.archive_frame import ArchiveFrame
 
         with hints_shown("the path"):
-            return ArchiveReader(ArchiveFrame.open(self.options, schema))
+            return ArchiveReader(ArchiveFrame.open(self.options, schema).check_files())
 
     def writer(self, schema: Any, overwrite: bool) -> RowWriter:
         return RowWriter(self._start(schema, overwrite=overwrite))

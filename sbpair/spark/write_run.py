@@ -139,6 +139,7 @@ def start_job(
 def _open_run(archive: Archive, endpoint: Endpoint) -> str:
     """Create a run's directory, and return its mark. Raises StateRefused for one of another namespace or version."""
     archive.create()
+    archive.check_links()
     expected = {"schema": RUN_SCHEMA, "version": VERSION, "run": archive.run, "namespace": endpoint.authority.lower()}
     try:
         found = archive.read_json(WRITE_FILE)

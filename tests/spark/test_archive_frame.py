@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import types
 
@@ -26,11 +28,9 @@ from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, RUN_FILE, SEGMENT
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
+from sbpair.replay.verify import prove_run
 from sbpair.spark.archive_frame import TYPES, ArchiveFrame
 from tests.spark.writes import BINARY, TEXT, schema_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = ReplayRun("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 1, 1_000, ReplayOptions())
@@ -62,7 +62,7 @@ def archive(tmp_path: Path) -> Archive:
 
 
 def frame(archive: Archive, schema: Any = None, **options: str) -> list[dict[str, Any]]:
-    found = ArchiveFrame.open({"path": archive.root, **options}, schema)
+    found = ArchiveFrame.open({"path": archive.root, **options}, schema).check_files()
     return [row for file in found.files for batch in found.read(*file) for row in batch.to_pylist()]
 
 
@@ -125,12 +125,56 @@ def test_a_newer_version_is_refused(archive: Archive) -> None:
     put(archive, message(data_body(b"x")))
     table = archive.read_table(archive.files("segments")[0])
     newer = table.replace_schema_metadata({"sbpair.run": "r1", "sbpair.version": "2", "sbpair.shards": "1"})
-    import pyarrow.parquet as pq
-
     pq.write_table(newer, f"{archive.root}/{archive.files('segments')[0]}")
     assert "one.parquet has version 2; expected 1" in refused(archive)
     archive.write_json(RUN_FILE, {**RUN.document(), "version": 2})
     assert "version 2; expected" in refused(archive)
+
+
+@pytest.mark.parametrize("change", ["newer", "foreign", "short", "empty", "text"])
+def test_a_wrong_file_is_refused_before_the_first_row(archive: Archive, change: str) -> None:
+    put(archive, message(data_body(b"x")))
+    whole = Path(archive.root, archive.files("segments")[0])
+    table, metadata = pq.read_table(whole), {"sbpair.run": "r1", "sbpair.version": "1", "sbpair.shards": "1"}
+    wrong = whole.with_name("zzz.parquet")
+    match change:
+        case "newer":
+            pq.write_table(table.replace_schema_metadata({**metadata, "sbpair.version": "2"}), wrong)
+        case "foreign":
+            pq.write_table(pa.table({"a": [1]}), wrong)
+        case _:
+            contents = {"short": whole.read_bytes()[:-9], "empty": b"", "text": b"no Parquet at all"}
+            wrong.write_bytes(contents[change])
+    expected = {"newer": "has version 2; expected 1", "foreign": "belongs to run None, not r1"}
+    found = ArchiveFrame.open({"path": archive.root})
+    with pytest.raises(StateRefused, match=rf"zzz\.parquet {expected.get(change, 'is broken')}"):
+        found.check_files()
+
+
+@pytest.mark.parametrize("linked", ["file", "directory", "elsewhere"])
+def test_a_symbolic_link_within_a_run_is_refused(archive: Archive, linked: str, tmp_path: Path) -> None:
+    put(archive, message(data_body(b"x")))
+    segment = Path(archive.root, archive.files("segments")[0])
+    match linked:
+        case "file":
+            segment.with_name("two.parquet").symlink_to(segment)
+        case "directory":
+            moved = tmp_path / "moved"
+            segment.parent.rename(moved)
+            segment.parent.symlink_to(moved)
+        case _:
+            Path(archive.root, "ledger").symlink_to("/nonexistent")
+    assert "is a symbolic link" in refused(archive)
+    with pytest.raises(StateRefused, match="is a symbolic link"):
+        prove_run(archive)
+    (tmp_path / "other").symlink_to(tmp_path)
+    assert "is a symbolic link" in refused(Archive(str(tmp_path / "other"), "r1"))
+
+
+def test_an_archive_may_be_reached_through_a_link(archive: Archive, tmp_path: Path) -> None:
+    put(archive, message(data_body(b"x")))
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert len(frame(Archive(str(tmp_path / "link"), "r1"))) == 1
 
 
 def test_a_run_without_all_of_its_messages_is_refused(archive: Archive) -> None:
