@@ -61,7 +61,6 @@ def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.Monke
         number = next(coming, None)
         if number is not None:
             await asyncio.to_thread(place.strand, 0, f"later-{number}", Aliases(place.destinations[0]))
-            await asyncio.sleep(0.01)
         return await take(self, limit, seconds=seconds)
 
     monkeypatch.setattr(RawSource, "receive", fed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,18 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.model.durations import TICKS_PER_SECOND
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import LEDGER, STOP_FILE
+from sbpair.replay.archive_layout import STOP_FILE
+from sbpair.replay.progress import PhaseProgress
 from sbpair.replay.run import ReplayOptions
-from sbpair.replay.task_lease import POLL_SECONDS, TaskLease, hold_leases
+from sbpair.replay.task_lease import POLL_SECONDS, LeaseKeeper, TaskLease, hold_leases
+from sbpair.runs.lease_location import uptime
 from tests.replay.segments import created
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from sbpair.replay.progress import Event
     from tests.replay.world import World
 
 BEACON = "lease/one.json"
@@ -39,11 +41,23 @@ def leases(place: World) -> str:
     return LEASES
 
 
-def until(holds: Callable[[], Any]) -> None:
-    limit = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+@pytest.fixture
+def heartbeats(monkeypatch: pytest.MonkeyPatch) -> threading.Condition:
+    """Notify after each heartbeat, or report of a loss, that a driver writes."""
+    written, write = threading.Condition(), LeaseKeeper._write
+
+    def noted(self: LeaseKeeper, *values: Any) -> None:
+        write(self, *values)
+        with written:
+            written.notify_all()
+
+    monkeypatch.setattr(LeaseKeeper, "_write", noted)
+    return written
+
+
+def wait_for(heartbeats: threading.Condition, holds: Callable[[], Any]) -> None:
+    with heartbeats:
+        assert heartbeats.wait_for(holds, PATIENCE_SECONDS)
 
 
 class Clock:
@@ -141,16 +155,20 @@ def test_a_queue_unsuitable_for_a_lease_is_refused(place: World, tmp_path: Path)
             )
 
 
-def test_tasks_may_use_the_drivers_lease_until_it_is_lost(place: World, leases: str, tmp_path: Path) -> None:
-    archive = created(tmp_path / "archive")
+def test_tasks_may_use_the_drivers_lease_until_it_is_lost(
+    place: World, leases: str, tmp_path: Path, heartbeats: threading.Condition
+) -> None:
+    archive, ahead_seconds = created(tmp_path / "archive"), 0.0
     with hold_leases(place.pair, "r1", archive, queue=leases) as held:
-        task_lease = TaskLease(archive, held.heartbeat)
-        until(lambda: is_sure(task_lease))
+        task_lease = TaskLease(archive, held.heartbeat, lambda: uptime() + ahead_seconds)
+        wait_for(heartbeats, lambda: is_sure(task_lease))
         lose(place)
-        until(lambda: held.lost is not None)
+        wait_for(heartbeats, lambda: archive.read_json(str(held.heartbeat))["lost"])
+        ahead_seconds = POLL_SECONDS  # the task reads again
         with pytest.raises(errors.LeaseLost):
-            until(lambda: is_sure(task_lease) and False)
-        assert archive.exists(STOP_FILE)
+            task_lease.check()
+        assert held.is_lost()
+    assert archive.exists(STOP_FILE)
 
 
 def lose(place: World) -> None:
@@ -176,16 +194,21 @@ def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(
     place.strand_many(120)
     request = place.request(tmp_path, lease_queue=leases)
     ended: list[BaseException] = []
+    accepted = threading.Event()
+
+    def note(event: Event) -> None:
+        if isinstance(event, PhaseProgress) and event.phase == "send" and event.messages:
+            accepted.set()
 
     def replay() -> None:
         try:
-            driver.start_run(request, ReplayOptions(empty_seconds=0.1, rate=20.0), place.queues, 4, lambda _event: None)
+            driver.start_run(request, ReplayOptions(empty_seconds=0.1, rate=20.0), place.queues, 4, note)
         except errors.SbpairError as error:
             ended.append(error)
 
     thread = threading.Thread(target=replay)
     thread.start()
-    until(lambda: [*tmp_path.glob(f"archive/*/{LEDGER}/**/*.parquet")])
+    assert accepted.wait(PATIENCE_SECONDS)
     lose(place)
     thread.join(PATIENCE_SECONDS)
 
