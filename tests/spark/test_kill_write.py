@@ -17,6 +17,7 @@ from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import LEDGER
 from tests.kit.running import Running
 from tests.replay.cluster import HASTY, standalone
+from tests.replay.connect_server import connect_server
 from tests.replay.replays import PATIENCE_SECONDS, end, is_connected, offspring, python_workers
 from tests.replay.world import World
 from tests.spark.sessions import environment
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
 ROWS, BYTES, PARTITIONS = 24_000, 300, 4
+ATTEMPTS = 20
 EXPECTED = {f"m{n}": (b"body %d " % n).ljust(BYTES, b"x") for n in range(ROWS)}
 
 
@@ -61,8 +63,9 @@ class Write:
                 self.process.wait(0.02)
                 pytest.fail(self.output())
 
-    def senders(self) -> list[int]:
-        workers = python_workers(self.process.pid)
+    def senders(self, spark: int | None = None) -> list[int]:
+        """Return the workers below this process, or below that of Spark, that are connected to the namespace."""
+        workers = python_workers(spark or self.process.pid)
         return [pid for pid in workers if is_connected(pid, self._port)]
 
     def kill(self) -> None:
@@ -155,9 +158,60 @@ def test_a_killed_batch_of_a_stream_is_tried_again_with_the_rest(place: World, t
 
 def test_a_spark_connect_client_writes_the_same(place: World, tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason="Spark Connect needs pip install 'pyspark[connect]'")
-    with writing(place, tmp_path, remote=True) as write:
+    with writing(place, tmp_path, remote="local[2]") as write:
         assert write.ends()
         assert all_is_there(place, write.receipt()) == 0
+
+
+def written_once_it_may(place: World, directory: Path, url: str) -> dict[str, Any]:
+    """Write until no task of an earlier job is alive, and return the receipt."""
+    for _ in range(ATTEMPTS):
+        with writing(place, directory, remote=url) as write:
+            text, _ = write.process.communicate(timeout=PATIENCE_SECONDS)
+        if write.process.returncode == 0:
+            return write.receipt()
+        assert "run r1 is still going" in text, text[-4_000:]
+    pytest.fail("the tasks of the earlier job did not end")
+
+
+@pytest.mark.parametrize("function", [False, True], ids=["format", "function"])
+def test_a_worker_of_a_connect_server_may_be_killed(function: bool, place: World, tmp_path: Path) -> None:
+    with (
+        connect_server(environment(place.running, tmp_path)) as (url, pid),
+        writing(place, tmp_path, remote=url, function=function) as write,
+    ):
+        write.until_sending()
+        write.until(lambda: write.senders(pid))
+        os.kill(write.senders(pid)[0], signal.SIGKILL)
+        assert write.ends()
+        receipt = write.receipt()
+    assert (receipt["rows"], receipt["acknowledged"]) == (ROWS, ROWS)
+    all_is_there(place, receipt)
+
+
+def test_a_client_of_a_connect_server_may_be_killed(place: World, tmp_path: Path) -> None:
+    """The server's tasks run on, and the next job is refused until they have ended."""
+    with connect_server(environment(place.running, tmp_path)) as (url, _):
+        with writing(place, tmp_path, remote=url) as write:
+            write.until_sending()
+            end(write.process.pid)
+        receipt = written_once_it_may(place, tmp_path, url)
+    assert receipt["rows"] == ROWS == receipt["acknowledged_before"] + receipt["acknowledged"]
+    assert receipt["acknowledged_before"] > 0
+    assert all_is_there(place, receipt) == 0, "no task was killed"
+
+
+def test_a_killed_connect_server_is_replaced_and_sends_the_rest(place: World, tmp_path: Path) -> None:
+    environ = environment(place.running, tmp_path)
+    with connect_server(environ) as (url, pid), writing(place, tmp_path, remote=url) as write:
+        write.until_sending()
+        end(pid)
+    assert len(set(place.ids())) < ROWS, "the kill came too late to prove anything"
+    with connect_server(environ) as (url, _):
+        receipt = written_once_it_may(place, tmp_path, url)
+    assert receipt["rows"] == ROWS == receipt["acknowledged_before"] + receipt["acknowledged"]
+    assert receipt["acknowledged_before"] > 0
+    all_is_there(place, receipt)
 
 
 def test_on_a_cluster_an_executor_may_die_and_a_ledger_is_needed(place: World, tmp_path: Path) -> None:

@@ -8,15 +8,19 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from sbpair.spark import write
 from tests.spark.sessions import SETTINGS
 
 
 def main(document: str) -> None:
-    """Write rows as a batch, through Spark Connect if `remote`, or as one batch of a `stream`, without ids."""
+    """Write rows as a batch, through Spark Connect at `remote`, or as one batch of a `stream`, without ids.
+
+    With `function`, by `sbpair.spark.write`.
+    """
     given = json.loads(document)
     chosen = {**SETTINGS, "spark.sql.warehouse.dir": given["directory"], **given.get("settings", {})}
     if given.get("remote"):
-        spark = SparkSession.builder.remote("local[2]").getOrCreate()
+        spark = SparkSession.builder.remote(given["remote"]).getOrCreate()
     else:
         spark = SparkSession.builder.master(given.get("master", "local[2,4]")).config(map=chosen).getOrCreate()
         spark.sparkContext.setLogLevel("OFF")
@@ -29,6 +33,8 @@ def main(document: str) -> None:
         stream = spark.readStream.schema("body binary").parquet(source).writeStream.format("sbpair")
         stream = stream.options(**given["options"]).option("checkpointLocation", checkpoint)
         stream.trigger(availableNow=True).start().awaitTermination()
+    elif given.get("function"):
+        write(rows, **given["options"])
     else:
         rows.write.format("sbpair").mode("append").options(**given["options"]).save()
     spark.stop()
