@@ -8,6 +8,7 @@ Lines of held messages are the exception: they may be appended to, and are read 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +29,8 @@ from sbpair.runs.run_log import match_id
 
 GLOB_CHARACTERS = set("*?[]{}\\")  # Spark reads a path with one of these as a pattern
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
+_NOT_OPENED = re.compile(r"(dbfs|s3a|s3n|(?!file)[a-z][a-z0-9+.-]+(?=:/(?!/))):/", re.IGNORECASE)
+"""Schemes of Spark and Databricks, and URLs with one slash: as paths, they would be directories of this machine."""
 
 
 class Footer(NamedTuple):
@@ -115,18 +118,6 @@ class Archive:
             found = self._fs.get_file_info(selector)
         start = len(self.root.lstrip("/")) + 1
         return {info.path.lstrip("/")[start:]: int(info.size or 0) for info in found if info.type == fs.FileType.File}
-
-    def check_inside(self, paths: Iterable[str]) -> None:
-        """Raise StateRefused if a symbolic link on the way to a file leads out of the run's directory."""
-        if not self.is_local:
-            return
-        root = Path(self.root).resolve()
-        for directory in {Path(self.root, path).parent for path in paths}:
-            if not directory.resolve().is_relative_to(root):
-                raise StateRefused(
-                    f"{directory} is outside the archive, by a symbolic link; nothing was removed",
-                    hint="remove the link, or move the files into the archive",
-                )
 
     def delete(self, under: str, only: Iterable[str] | None = None) -> None:
         """Remove files below a directory ("" for all), or `only` these, and the directory once it is empty."""
@@ -338,6 +329,13 @@ def _open_filesystem(url: str) -> tuple[fs.FileSystem, str]:
         raise UsageError(
             f"--archive {url} has one of the characters {' '.join(sorted(GLOB_CHARACTERS))}",
             hint="name another path: Spark reads it as a pattern",
+        )
+    if scheme := _NOT_OPENED.match(url):
+        name = scheme[1].lower()
+        better = {"dbfs": "/dbfs/…, where Databricks mounts it", "s3a": "s3://…", "s3n": "s3://…"}.get(name)
+        raise UsageError(
+            f"--archive {url} has the scheme {scheme[1]}:, which pyarrow does not open",
+            hint=f"name it as {better}" if better else hint,
         )
     if "://" not in url:
         return fs.LocalFileSystem(), str(Path(url.removeprefix("file:")).absolute())

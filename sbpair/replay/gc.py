@@ -54,7 +54,6 @@ def plan_gc(archive: Archive, *, unsent: bool) -> GarbageCollection:
     for path in (path for place in NOT_SENT for path in archive.files(place) if not unsent):
         with suppress(StateRefused):  # a loss of power has cut it short, which the proof has accepted
             kept += archive.row_count(path)
-    archive.check_inside(path for paths in sizes.values() for path in paths)
     places = {place: tuple(paths) for place, paths in sizes.items()}
     return GarbageCollection(places, sum(sum(paths.values()) for paths in sizes.values()), kept)
 

@@ -317,7 +317,7 @@ def test_no_file_is_removed_through_a_link_out_of_the_archive(proved: Archive, t
     link = Path(proved.root, place, "link") if place == "ledger" else Path(proved.root, place)
     link.symlink_to(elsewhere)
     code, _, err = gc(proved, "--yes")
-    assert (code, "is outside the archive, by a symbolic link" in err) == (4, True)
+    assert (code, "is a symbolic link" in err) == (4, True)
     assert (elsewhere / "precious").exists()
     assert len(proved.files("segments")) == 1
 

@@ -453,6 +453,28 @@ def test_an_unusable_archive_url_is_refused(url: str) -> None:
         Archive(url, "r1")
 
 
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    {
+        "dbfs:/mnt/x": "/dbfs/",
+        "dbfs:///x": "/dbfs/",
+        "s3a://b/x": "s3://",
+        "S3A://b/x": "s3://",
+        "s3:/b/x": "s3://",
+    }.items(),
+)
+def test_a_url_of_spark_is_refused_with_its_other_name(url: str, hint: str) -> None:
+    """Without a second slash, it would be a directory of this machine."""
+    with pytest.raises(errors.UsageError, match=f"--archive {url} has the scheme") as refused:
+        Archive(url, "r1")
+    assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize("url", ["file:/a", "file:///a", "/a:/b", "a/b:/c", "x"])
+def test_a_directory_is_no_url_of_spark(url: str) -> None:
+    assert Archive(url, "r1").is_local
+
+
 @pytest.mark.parametrize("selection", [EVERYTHING, Selection(("orders", "sales/invoices"), "size > 3 -- \"'\\")])
 def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selection) -> None:
     run = replace(RUN, options=ReplayOptions(selection=selection))
