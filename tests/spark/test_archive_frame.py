@@ -62,7 +62,7 @@ def archive(tmp_path: Path) -> Archive:
 
 
 def frame(archive: Archive, schema: Any = None, **options: str) -> list[dict[str, Any]]:
-    found = ArchiveFrame.open({"path": archive.root, **options}, schema).check_files()
+    found = ArchiveFrame.open({"path": f"{archive.url}/{archive.run}", **options}, schema).check_files()
     return [row for file in found.files for batch in found.read(*file) for row in batch.to_pylist()]
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +23,7 @@ from tests.spark.sessions import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
@@ -39,7 +39,7 @@ class Write:
         options = {"destination": "orders", "ledger": str(directory / "ledger"), "run": "r1"}
         document = {"directory": str(directory), "rows": ROWS, "bytes": BYTES, "partitions": PARTITIONS}
         document |= {"options": options, **changes}
-        self.archive = Archive(str(directory / "ledger"), "r1")
+        self.archive = Archive(document["options"].get("ledger", str(directory / "ledger")), "r1")
         self._port = place.port("contoso")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.write_process", json.dumps(document)],
@@ -84,8 +84,8 @@ class Write:
         return self.process.returncode == 0
 
     def receipt(self, name: str = "receipt") -> dict[str, Any]:
-        [path] = Path(self.archive.root, "report").glob(f"**/{name}.json")
-        return dict(json.loads(path.read_text()))
+        [path] = [each for each in self.archive.sizes("report") if each.endswith(f"/{name}.json")]
+        return self.archive.read_json(path)
 
 
 @contextmanager
@@ -97,10 +97,16 @@ def writing(place: World, directory: Path, **changes: Any) -> Iterator[Write]:
         write.kill()
 
 
-@pytest.fixture
-def place() -> Iterator[World]:
+@contextmanager
+def sends_to_orders() -> Iterator[World]:
     with Running() as running:
         yield World(running, ["orders"], 1)
+
+
+@pytest.fixture
+def place() -> Iterator[World]:
+    with sends_to_orders() as made:
+        yield made
 
 
 def all_is_there(place: World, receipt: dict[str, Any]) -> int:
