@@ -10,6 +10,8 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from sbpair.errors import RelayRejected, UsageError
+from sbpair.model.pair import SasKey
+from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from sbpair.relay.reverse_proxy import ProxiedRequest, ReverseProxy, checked_target
 from tests.kit.async_tests import InLoop
 from tests.relay.relay_pairs import RelayPairBench, open_pair
@@ -201,3 +203,24 @@ def test_a_wrong_target_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["http://localhost:8080/", "https://[::1]:8443/api/", "http://10.0.0.4"])
 def test_a_target_is_an_address(text: str) -> None:
     assert checked_target(text) == text.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "@127.0.0.1:1/",
+        ":80@127.0.0.1/",
+        ".example/",
+        "/../admin",
+        "/%2e%2E/admin",
+        "/a\\..\\b",
+        "/a b",
+        "/\r\nX: 1",
+        "/ä",
+    ],
+)
+def test_a_request_leaves_neither_the_endpoint_nor_the_target(rest: str) -> None:
+    places = (RelayEndpoint(host, "service", SasKey("a", "Yg==")) for host in ("contoso.example", "fabrikam.example"))
+    proxy = ReverseProxy(RelayPair(*places), "http://127.0.0.1:8080")
+    assert proxy._suffix("primary", f"/service{rest}") is None
+    assert proxy._suffix("primary", "/service//127.0.0.1:1/?x") == "//127.0.0.1:1/?x"  # after the target's host: a path
