@@ -41,6 +41,7 @@ class PackageHook(BuildHookInterface):
         if commit is not None:
             noted = folder / BUILD_FILE
             noted.write_text(json.dumps({"commit": commit.id, "date": commit.date}) + "\n")
+        if noted.exists():
             build_data["force_include"][str(noted)] = f"sbpair/{BUILD_FILE}"
         if self.target_name == "wheel":
             date = json.loads(noted.read_text())["date"] if noted.exists() else ""

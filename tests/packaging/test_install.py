@@ -1,0 +1,41 @@
+"""The wheel in an empty environment, as a user installs it: the README's commands, the files, what it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from sbpair import __version__
+from sbpair.cli.completion import SCRIPTS
+from sbpair.model.installation import commit_of
+from tests.packaging.builds import ROOT, build
+from tests.packaging.first_minute import environment, first_minute
+
+
+def test_the_first_minute_of_the_readme_works_from_the_wheel(tmp_path: Path) -> None:
+    """One test, since a second one would install everything again."""
+
+    def sbpair(*words: str) -> str:
+        command = [str(tmp_path / ".venv/bin/sbpair"), *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=True
+        ).stdout
+
+    outputs = {
+        step.command.partition(" ")[2]: step.output for step in first_minute(build(ROOT, tmp_path).wheel, tmp_path)
+    }
+    assert "orders" in outputs["audit"]
+    assert [int(line.split()[0]) for line in outputs["receive orders"].splitlines()[1:]] == list(range(1, 11))
+
+    document = json.loads(sbpair("--version", "--output", "json"))
+    commit = commit_of(ROOT)
+    assert (document["version"], document["commit"], document["compiled"]) == (__version__, commit and commit.id, False)
+    assert {"aiohttp", "azure-servicebus", "typer"} <= document["dependencies"].keys()
+    assert None not in document["dependencies"].values()
+
+    share = tmp_path / ".venv/share"
+    assert sbpair("man", "syphon") == (share / "man/man1/sbpair-syphon.1").read_text()
+    scripts = {shell: (ROOT / "completions" / name).read_text() for shell, name in SCRIPTS.items()}
+    assert {shell: sbpair("completions", shell) for shell in SCRIPTS} == scripts
+    assert (share / "bash-completion/completions/sbpair").read_text() == scripts["bash"]
