@@ -19,7 +19,7 @@ DEVELOPMENT = "dev"
 """The extra with the tools for changing sbpair itself."""
 
 GIT_SECONDS = 5.0
-_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)\s*(?P<versions>[^;\s]*)(?:.*extra == .(?P<extra>[\w-]+))?")
+_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)[^;]*(?P<condition>;.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A package that sbpair, or one of its extras, requires, and its installed version; None if it has none."""
+    """A package that sbpair requires on every system, or else for an extra or on some, and its installed version."""
 
     name: str
-    versions: str
-    extra: str | None
+    everywhere: bool
     installed: str | None
 
 
@@ -77,8 +76,12 @@ def requirements() -> list[Requirement]:
         declared = importlib.metadata.requires("sbpair") or []
     except importlib.metadata.PackageNotFoundError:
         return []
-    found = [match for each in declared if (match := _REQUIREMENT.match(each)) and match["extra"] != DEVELOPMENT]
-    return [Requirement(each["name"], each["versions"], each["extra"], _version(each["name"])) for each in found]
+    found = [match.groups("") for each in declared if (match := _REQUIREMENT.match(each))]
+    return [
+        Requirement(name, not condition, _version(name))
+        for name, condition in found
+        if DEVELOPMENT not in re.findall(r"extra == .([\w-]+)", condition)
+    ]
 
 
 def _version(name: str) -> str | None:

@@ -13,14 +13,14 @@ def command(*, screen: Screen) -> int:
     """Print the versions of sbpair, Python and required packages.
 
     The commit is that of the build, or of the checkout; -dirty after it means changed files. A package that is not
-    installed has no version; those of extras are shown only if they are installed.
+    installed has no version; those of extras, and of other systems, are shown only if they are installed.
 
     Examples:
       sbpair version
       sbpair version -o json
     """
     commit, compiled = built_from(), is_compiled()
-    needed = {each.name: each.installed for each in requirements() if each.extra is None or each.installed}
+    needed = {each.name: each.installed for each in requirements() if each.everywhere or each.installed}
     document = {
         "version": __version__,
         "commit": commit and commit.id,
