@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.connection_string import holds_secret
-from sbpair.model.pair import Identity, Transport
+from sbpair.model.pair_variables import pair_variables
 from sbpair.replay.package import build_package
 from sbpair.replay.platforms import databricks, dataproc, emr_serverless, fabric, kubernetes
 from sbpair.replay.platforms.job import MAIN, NAME, PACKAGE, REQUIREMENTS, Files, Job, Platform
@@ -124,15 +124,10 @@ def _check_vault(name: str, platform: Platform, vault: str | None) -> None:
 
 
 def _job(platform: Platform, pair: Pair, archive: str, name: str, contents: Contents, vault: str) -> Job:
-    environment, secrets = {"XDG_STATE_HOME": "/tmp/sbpair"}, [*platform.secrets]  # noqa: S108  of the driver's own container
-    for side, endpoint in (("PRIMARY", pair.primary), ("SECONDARY", pair.secondary)):
-        environment[f"SBPAIR_{side}_NAME"] = endpoint.name
-        if isinstance(endpoint.credential, Identity):
-            environment[f"SBPAIR_{side}_NAMESPACE"] = endpoint.authority
-        else:
-            secrets.append(f"SBPAIR_{side}_CONNECTION_STRING")
-        if endpoint.transport is not Transport.TCP:
-            environment[f"SBPAIR_{side}_TRANSPORT"] = endpoint.transport.value
+    environment, secrets = pair_variables(pair)
+    environment["XDG_STATE_HOME"] = "/tmp/sbpair"  # noqa: S108  of the driver's own container
     native = [f"{each}=={version}" for each, version in contents.native.items()]
     own = {re.split("[<>=]", each)[0]: each for each in (*NEEDED, *platform.requirements, *native)}
-    return Job(name, archive, environment, tuple(secrets), tuple(own.values()), pair.backlog_queues, vault)
+    return Job(
+        name, archive, environment, (*platform.secrets, *secrets), tuple(own.values()), pair.backlog_queues, vault
+    )

@@ -15,22 +15,24 @@ from string import Template
 from typing import TYPE_CHECKING, Final
 
 from sbpair.errors import UsageError
-from sbpair.model.pair import Identity, Transport, authority_of
+from sbpair.model.pair import Identity
+from sbpair.model.pair_variables import pair_variables
 
 if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.model.pair import Pair
 
 STATE: Final = "/var/lib"
 """The parent of `sbpair`, in which a service keeps its state."""
 
 HEALTH_PORT: Final = 8081
-MAX_NAME = 40
+MAX_NAME = 32
 PROGRAM: Final = "/usr/local/bin/sbpair"
 
 _NAME = re.compile(rf"[a-z]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _CRON_FIELD = re.compile(r"[0-9A-Za-z*/,-]+")
-CRON_FIELDS = 5
+CRON_LIMITS = (59, 23, 31, 12, 7)
+"""The largest number of minute, hour, day, month and weekday."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,14 @@ class ServiceDefinition:
     origin: str
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not _NAME.fullmatch(self.name) or "--" in self.name:
             hint = f"use small letters, digits and -, at most {MAX_NAME}, such as sbpair-syphon"
             raise UsageError(f"--name: {self.name!r} is not a name for a service", hint=hint)
         if not _IMAGE.fullmatch(self.image):
             raise UsageError(
                 f"--image: {self.image!r} is not an image", hint="write registry.example.com/sbpair:1.0 or sbpair:1.0"
             )
-        fields = self.schedule.split(" ")
-        if self.schedule and not (len(fields) == CRON_FIELDS and all(map(_CRON_FIELD.fullmatch, fields))):
+        if self.schedule and not _is_cron(self.schedule):
             hint = "write minute, hour, day, month and weekday, such as '*/15 * * * *'"
             raise UsageError(f"--schedule: {self.schedule!r} is not a cron expression", hint=hint)
         if not self.program.startswith("/") or not self.program.isprintable():
@@ -66,36 +67,17 @@ class ServiceDefinition:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that describe the pair, without secrets."""
-        found = {"XDG_STATE_HOME": STATE}
-        for side, end in _sides(self.pair):
-            found[f"{side}_NAME"] = end.name
-            if isinstance(end.credential, Identity):
-                found[f"{side}_NAMESPACE"] = end.authority
-            if authority_of(end.host, end.port) not in (end.authority, f"{end.authority}:{end.port}"):
-                found[f"{side}_ENDPOINT"] = authority_of(end.host, end.port)
-            if end.transport is not Transport.TCP:
-                found[f"{side}_TRANSPORT"] = end.transport.value
-            if end.ca_file is not None:
-                found[f"{side}_CA_FILE"] = end.ca_file
-            if end.proxy is not None and end.proxy.user is None:
-                found[f"{side}_PROXY"] = end.proxy.url
-        return found
+        return {"XDG_STATE_HOME": STATE, **pair_variables(self.pair)[0]}
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """The variables whose values the service gets from elsewhere."""
-        found = []
-        for side, end in _sides(self.pair):
-            if not isinstance(end.credential, Identity):
-                found.append(f"{side}_CONNECTION_STRING")
-            if end.proxy is not None and end.proxy.user is not None:
-                found.append(f"{side}_PROXY")
-        return tuple(found)
+        return pair_variables(self.pair)[1]
 
     @property
     def needs_identity(self) -> bool:
         """Whether the service signs in as an identity."""
-        return any(isinstance(end.credential, Identity) for _, end in _sides(self.pair))
+        return any(isinstance(end.credential, Identity) for end in (self.pair.primary, self.pair.secondary))
 
     def arguments(self, *own: str) -> list[str]:
         """Return the words of the command, without the program."""
@@ -103,8 +85,12 @@ class ServiceDefinition:
         return ["syphon", mode, "--count", str(self.pair.backlog_queues), *own, *self.words]
 
 
-def _sides(pair: Pair) -> tuple[tuple[str, Endpoint], tuple[str, Endpoint]]:
-    return ("SBPAIR_PRIMARY", pair.primary), ("SBPAIR_SECONDARY", pair.secondary)
+def _is_cron(text: str) -> bool:
+    fields = text.split(" ")
+    return len(fields) == len(CRON_LIMITS) and all(
+        _CRON_FIELD.fullmatch(field) and all(int(number) <= limit for number in re.findall(r"\d+", field))
+        for field, limit in zip(fields, CRON_LIMITS, strict=True)
+    )
 
 
 def definition_text(kind: str, service: ServiceDefinition) -> str:

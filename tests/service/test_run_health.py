@@ -21,6 +21,7 @@ from sbpair.syphon.worker import DEFAULT_TIMINGS
 from tests.kit.waiting import until
 from tests.syphon.test_pause import ask, moving
 from tests.syphon.test_syphon import HASTY, World, world
+from tests.syphon.test_syphon_lease import LEASES, sessions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,6 +158,19 @@ async def test_only_waits_with_a_limit_make_a_worker_stuck(tmp_path: Path) -> No
         await w.told_of(events.QueueFailed)
         await until(lambda: live.stuck_queues() == [])
     assert live.stuck_queues() == []
+
+
+async def test_a_lease_is_unconfirmed_once_its_connection_is_lost() -> None:
+    live = LiveRun()
+    async with world() as w:
+        sessions(w)
+        async with w.watching(lease_queue=LEASES, live=live):
+            await w.told_of(events.QueueOpened)
+            assert live.has_lease() is True
+            w.secondary.take_down()
+            await until(lambda: not live.has_lease())
+            w.secondary.bring_up()
+            await until(live.has_lease)
 
 
 def test_an_unconfirmed_lease_is_alive_and_not_ready() -> None:
