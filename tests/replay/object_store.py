@@ -5,10 +5,11 @@ Unlike a disk it has no directories and no rename, and an object is whole or abs
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
@@ -41,6 +42,11 @@ class Store(ThreadingHTTPServer):
         if self.copies is not None and not key.endswith("/"):
             (self.copies / key).parent.mkdir(parents=True, exist_ok=True)
             (self.copies / key).write_bytes(data)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report an error, unless a client was killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

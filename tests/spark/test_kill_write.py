@@ -68,10 +68,18 @@ class Write:
         workers = python_workers(spark or self.process.pid)
         return [pid for pid in workers if is_connected(pid, self._port)]
 
+    def kill_sender(self, spark: int | None = None) -> None:
+        """Kill a worker that is connected to the namespace, as soon as there is one."""
+        found: list[int] = []
+        self.until(lambda: found.extend(self.senders(spark)) or found)
+        os.kill(found[0], signal.SIGKILL)
+
     def kill(self) -> None:
         for pid in [*offspring(self.process.pid), self.process.pid]:
             end(pid)
         self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def output(self) -> str:
         assert self.process.stdout is not None
@@ -131,8 +139,7 @@ def all_is_there(place: World, receipt: dict[str, Any]) -> int:
 def test_a_killed_worker_is_replaced_and_sends_the_rest(place: World, tmp_path: Path) -> None:
     with writing(place, tmp_path) as write:
         write.until_sending()
-        write.until(write.senders)
-        os.kill(write.senders()[0], signal.SIGKILL)
+        write.kill_sender()
         assert write.ends()
         receipt = write.receipt()
         assert (receipt["rows"], receipt["acknowledged"]) == (ROWS, ROWS)
@@ -187,8 +194,7 @@ def test_a_worker_of_a_connect_server_may_be_killed(function: bool, place: World
         writing(place, tmp_path, remote=url, function=function) as write,
     ):
         write.until_sending()
-        write.until(lambda: write.senders(pid))
-        os.kill(write.senders(pid)[0], signal.SIGKILL)
+        write.kill_sender(pid)
         assert write.ends()
         receipt = write.receipt()
     assert (receipt["rows"], receipt["acknowledged"]) == (ROWS, ROWS)

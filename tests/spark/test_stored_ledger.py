@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,9 +60,8 @@ def test_workers_of_a_spark_without_a_connector_share_a_stored_ledger(store: Sto
         with writing(place, tmp_path, options=options) as killed:
             killed.until_sending()
         with writing(place, tmp_path, options=options) as again:
-            again.until_sending()
-            again.until(again.senders)
-            os.kill(again.senders()[0], signal.SIGKILL)
+            again.until_sending(1)
+            again.kill_sender()
             assert again.ends()
             receipt = again.receipt()
         assert receipt["rows"] == ROWS == receipt["acknowledged_before"] + receipt["acknowledged"]
