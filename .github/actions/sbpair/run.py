@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -26,6 +28,7 @@ SELECTIONS = ("--pair", "--config", "--primary", "--secondary", "--namespace", "
 
 RUN_LINE = re.compile(r"^run (\d{6}-\d{6}-\w{4}) ")
 MAX_OUTPUT = 64 * 1024
+MAX_LAST_LINES, MAX_LINE = 20, 1000
 MAX_REPORT = 512 * 1024
 """GitHub takes a summary of 1 MiB from a step."""
 
@@ -81,25 +84,31 @@ def run_command(words: list[str]) -> tuple[int, str]:
     process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # noqa: S603
     for number in (signal.SIGINT, signal.SIGTERM):  # the agent signals this process alone
         signal.signal(number, lambda *_: process.send_signal(signal.SIGINT))
-    kept, said = list[str](), list[str]()
+    first, last = list[str](), deque[str](maxlen=MAX_LAST_LINES)
     assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018
-    other = threading.Thread(target=copy, args=(process.stderr, sys.stderr, said))
+    other = threading.Thread(target=copy, args=(process.stderr, sys.stderr, last.append))
     other.start()
-    copy(process.stdout, sys.stdout, kept)
+    room = MAX_OUTPUT
+
+    def keep(text: str) -> None:
+        nonlocal room
+        room -= len(text)
+        if room >= 0:
+            first.append(text)
+
+    copy(process.stdout, sys.stdout, keep)
     other.join()
-    return process.wait(), "".join([*kept, *(line for line in said if line.startswith(("error: ", "hint: ")))])
+    problem = (line[:MAX_LINE] for line in last if line.startswith(("error: ", "hint: ")))
+    return process.wait(), "".join([*first, *problem])
 
 
-def copy(source: object, target: TextIO, kept: list[str]) -> None:
-    """Copy lines without the marks of commands to the agent of Azure Pipelines; keep the first ones, and the errors."""
-    size = 0
+def copy(source: object, target: TextIO, keep: Callable[[str], object]) -> None:
+    """Copy lines without the marks of commands to the agent of Azure Pipelines. `keep` gets them as they are."""
     for line in source:  # type: ignore[attr-defined]
         text = line.decode("utf-8", "replace")
         target.write(text.replace("##vso[", "##-vso[").replace("##[", "##-["))
         target.flush()
-        size += len(line)
-        if size <= MAX_OUTPUT or text.startswith(("error: ", "hint: ")):
-            kept.append(text)
+        keep(text)
 
 
 def summary_of(words: list[str], code: int, output: str) -> str:
