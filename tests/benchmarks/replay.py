@@ -3,8 +3,9 @@
 python -m tests.benchmarks.replay [--messages SMALL LARGE] [--mode archive direct] [--output json] [OPTION OF REPLAY …]
 
 Each namespace is emulated by a process of its own, whose CPU is reported separately: it shares the machine.
-A cost is a slope between two sizes. `largest` is the last run of the largest size; its rate starts with the first phase
-after Spark's start, which is reported separately. CPU of every process, user and system, is read as each phase begins.
+A cost is a slope between two sizes; `slopes` has it by kind of process, without Java's start and warm-up.
+`largest` is the last run of the largest size; its rate starts with the first phase after Spark's start, which is
+reported separately. CPU of every process, user and system, is read as each phase begins.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,14 +29,14 @@ from typing import Any
 
 from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.benchmarks.engines import measure, relayed
-from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, summary
+from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, spread, summary
 from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator, peak_mb, user_instructions
 from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
 
 MODES = ("archive", "direct")
 STARTING = ("begin", "check", "spark")
 SAMPLE_SECONDS = 0.2
-DRIVER, JVM, WORKERS = "driver", "jvm", "workers"
+DRIVER, JVM, WORKERS, EMULATORS = "driver", "jvm", "workers", "emulators"
 PLAIN_SHARE = 8
 """The plain loop moves that many times fewer messages: it is slow, and as slow with many."""
 
@@ -103,8 +104,8 @@ def namespaces() -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
         yield (first, second), {**primary, **secondary}
 
 
-def replayed(mode: str, words: list[str], details: dict[str, Any], count: int) -> Run:
-    """Replay once, and put the figures of the run in `details`. Raises RuntimeError if a message is wrong."""
+def replayed(mode: str, words: list[str], details: list[dict[str, Any]], count: int) -> Run:
+    """Replay once, and append the figures of the run to `details`. Raises RuntimeError if a message is wrong."""
     stranded = Stranded(count, int(time.time() * 1000))
     with namespaces() as (pids, ready), TemporaryDirectory() as directory:
         sides = [endpoint_from_connection_string(each["connection_string"]) for each in ready.values()]
@@ -117,7 +118,8 @@ def replayed(mode: str, words: list[str], details: dict[str, Any], count: int) -
             [*run, *chosen, "--log-format", "json", "--output", "json", *words], environment, pids
         )
         asyncio.run(stranded.check(*sides))
-    found = details[mode] = figures(count, marks, tree)
+    found = figures(count, marks, tree)
+    details.append(found)
     cpu_s = sum(marks[-1].spent.values())
     return Run(count, cpu_s, found["msg_per_s"], found["worker_peak_mb"], sum(instructions) or None)
 
@@ -195,13 +197,31 @@ def phases(marks: list[Mark]) -> dict[str, dict[str, Any]]:
     }
 
 
+def slopes(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the cost of a thousand more messages after the start. `runs` are a small and a large one of each round."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for small, large in zip(runs[::2], runs[1::2], strict=True):
+        more = (large["messages"] - small["messages"]) / 1000
+        cpu_s = {kind: (large["cpu_s"][kind] - small["cpu_s"][kind]) / more for kind in large["cpu_s"]}
+        own = sum(cpu_s.values())
+        seconds = (large["seconds"] - small["seconds"]) / more
+        cpu_s[EMULATORS] = (large["cpu_s_emulators"] - small["cpu_s_emulators"]) / more
+        for kind, value in cpu_s.items():
+            found[f"{kind}_cpu_s_per_1k"].append(value)
+        found["seconds_per_1k"].append(seconds)
+        if own > 0 and seconds > 0:
+            found["jvm_share"].append(cpu_s[JVM] / own)
+            found["msg_per_s"].append(1000 / seconds)
+    return {name: spread(values, 5) for name, values in found.items()}
+
+
 def rounded(spent: Counter[str]) -> dict[str, float]:
     return {kind: round(spent[kind], 2) for kind in (DRIVER, JVM, WORKERS)}
 
 
 def document(sizes: list[int], modes: list[str], number: int, words: list[str], *, plain: bool) -> dict[str, Any]:
-    details: dict[str, Any] = {}
-    ways: dict[str, Callable[[int], Run]] = {mode: partial(replayed, mode, words, details) for mode in modes}
+    details: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
+    ways: dict[str, Callable[[int], Run]] = {mode: partial(replayed, mode, words, details[mode]) for mode in modes}
     ways["relay"] = partial(relayed, "streams")
     if plain:
         ways["sdk_loop"] = lambda count: measure("sdk_loop", count // PLAIN_SHARE)
@@ -209,7 +229,10 @@ def document(sizes: list[int], modes: list[str], number: int, words: list[str], 
     rounds = {way: [turn[way] for turn in turns] for way in ways}
     others = [way for way in ways if way not in modes]
     return {
-        "modes": {mode: summary(rounds[mode]) | {"largest": details[mode]} for mode in modes},
+        "modes": {
+            mode: summary(rounds[mode]) | {"slopes": slopes(details[mode]), "largest": details[mode][-1]}
+            for mode in modes
+        },
         **{way: summary(rounds[way]) for way in others},
         "ratios": {f"{mode}_to_{way}": ratio(rounds[mode], rounds[way]) for mode in modes for way in others},
     }

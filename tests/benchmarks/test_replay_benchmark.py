@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from tests.benchmarks.kit import benchmark
-from tests.benchmarks.replay import DRIVER, JVM, WORKERS, Mark, Tree, figures, offspring
+from tests.benchmarks.replay import DRIVER, JVM, WORKERS, Mark, Tree, figures, offspring, slopes
 
 
 def spent(driver: float, jvm: float, workers: float) -> Counter[str]:
@@ -35,6 +36,17 @@ def test_a_rate_excludes_the_start_which_is_reported_separately() -> None:
     assert sum(each["seconds"] for each in found["phases"].values()) == 14.0
 
 
+def test_a_slope_excludes_what_a_run_costs_at_any_size() -> None:
+    def run(messages: int, jvm: float, emulators: float) -> dict[str, Any]:
+        cpu_s = {DRIVER: 1.0, JVM: jvm, WORKERS: messages / 50}
+        return {"messages": messages, "seconds": 2 + messages / 100, "cpu_s": cpu_s, "cpu_s_emulators": emulators}
+
+    found = slopes([run(100, 7, 1), run(300, 8, 2), run(100, 7, 1), run(300, 8, 2)])
+    medians = {name: each["median"] for name, each in found.items()}
+    per_1k = {f"{kind}_cpu_s_per_1k": value for kind, value in ((DRIVER, 0), (JVM, 5), (WORKERS, 20), ("emulators", 5))}
+    assert medians == {**per_1k, "seconds_per_1k": 10, "msg_per_s": 100, "jvm_share": 0.2}
+
+
 def test_each_descendant_of_a_process_is_found() -> None:
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -55,4 +67,5 @@ def test_the_benchmark_measures_a_mode_the_loop_and_a_relay(mode: str, phases: s
     found = benchmark("replay", "--messages", "200", "400", "--rounds", "1", "--mode", mode)
     assert set(found["modes"]) == {mode}
     assert set(found["modes"][mode]["largest"]["phases"]) >= phases
+    assert found["modes"][mode]["slopes"]["seconds_per_1k"]
     assert set(found["ratios"]) == {f"{mode}_to_relay", f"{mode}_to_sdk_loop"}
