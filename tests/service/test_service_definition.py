@@ -165,7 +165,7 @@ def mistakes(value: Any, kind: Any, names: dict[str, Any], where: str = "") -> t
         unknown = sorted(value.keys() - hints.keys())
         yield from (f"{where}: missing {name}" for name in missing)
         yield from (f"{where}: unknown {name}" for name in unknown)
-        for name in value.keys() & hints.keys():
+        for name in sorted(value.keys() & hints.keys()):
             yield from mistakes(value[name], hints[name], names, f"{where}.{name}")
     elif origin is list:
         for number, each in enumerate(value):
