@@ -158,6 +158,20 @@ def test_a_killed_driver_is_run_again_and_sends_the_rest(place: World, tmp_path:
     all_is_there(place, receipt)
 
 
+@pytest.mark.parametrize(("function", "begun"), [(False, "claims"), (True, "report/events")], ids=["task", "full"])
+def test_a_write_killed_while_it_checks_rows_is_run_again(
+    function: bool, begun: str, place: World, tmp_path: Path
+) -> None:
+    with writing(place, tmp_path, function=function) as write:
+        write.until(lambda: write.archive.sizes(begun))
+    assert write.archive.files(LEDGER) == [], "the kill came too late to prove anything"
+    with writing(place, tmp_path, function=function) as write:
+        assert write.ends()
+        receipt = write.receipt()
+    assert (receipt["rows"], receipt["acknowledged"], receipt["acknowledged_before"]) == (ROWS, ROWS, 0)
+    all_is_there(place, receipt)
+
+
 def test_a_killed_batch_of_a_stream_is_tried_again_with_the_rest(place: World, tmp_path: Path) -> None:
     with writing(place, tmp_path, stream=True) as write:
         write.until_sending()
