@@ -306,7 +306,8 @@ def test_driver_and_workers_fetch_the_secrets_that_a_job_names(jobs: Path, tmp_p
     python = bare_python(tmp_path / "bare")
     with world(queues=2) as place, place.running.entered(secret_managers(dict(place.environment))) as managers:
         place.strand_many(40)
-        environment = {**place.shell(tmp_path), **named, **managers.environment}
+        state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+        environment = {**place.shell(tmp_path), **named, **state, **managers.environment}
         main = [*conf, str(folder / "main.py"), *words, "--shared-archive"]
         receipt = json.loads(submit(python, main, environment, folder / "sbpair.zip"))
         assert (receipt["acknowledged"], receipt["balanced"]) == (40, True)
@@ -333,7 +334,8 @@ def test_the_fabric_job_reads_its_secrets_from_key_vault(jobs: Path, tmp_path: P
     module.parent.mkdir(parents=True)
     module.write_text(FABRIC_CREDENTIALS)
     main = tmp_path / "main.py"
-    main.write_text((jobs / "fabric" / "main.py").read_text().replace(f"{ABFSS}-job/sbpair.zip", str(package)))
+    text = (jobs / "fabric" / "main.py").read_text().replace(f"{ABFSS}-job/sbpair.zip", str(package))
+    main.write_text(text.replace("/tmp/sbpair", str(tmp_path / "state")))  # noqa: S108  not the one of a container
     with world(queues=2) as place:
         principal = dict.fromkeys(PRINCIPAL, "x")
         secrets = {name.replace("_", "-"): value for name, value in {**place.environment, **principal}.items()}
