@@ -19,7 +19,7 @@ TESTS = [
     "tests/failover",
     "tests/metrics",
     "tests/relay",
-    "tests/cli/test_watch.py",
+    "tests/cli/test_man.py",
 ]
 NEWER = "test_a_collector_that_is_away_is_one_warning"
 """The test of a text that earlier versions of OpenTelemetry do not log."""
