@@ -20,6 +20,7 @@ TESTS = [
     "tests/metrics",
     "tests/relay",
     "tests/cli/test_man.py",
+    "tests/cli/test_watch.py",
 ]
 NEWER = "test_a_collector_that_is_away_is_one_warning"
 """The test of a text that earlier versions of OpenTelemetry do not log."""
