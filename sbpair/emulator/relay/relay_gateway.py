@@ -75,7 +75,7 @@ class RelayGateway:
             cut_off(request)
             return web.Response(status=503)
         except (ConnectionError, asyncio.IncompleteReadError, web.RequestPayloadError):
-            # The sender's connection is lost, so nobody gets the answer.
+            # The sender's connection is lost: this answer reaches no client.
             return web.Response(status=400)
         except Exception as bug:  # noqa: BLE001  # a bug fails its request only
             log_bug(logger, "relay request", bug)
