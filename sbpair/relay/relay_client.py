@@ -26,6 +26,7 @@ from sbpair.relay.relay_connections import (
     LOST,
     MAX_MESSAGE_BYTES,
     SentMark,
+    close_session,
     failure_of,
     handshake_reason,
     http_options,
@@ -188,7 +189,7 @@ class AsyncRelayClient:
         for answer in list(self._answers):
             await answer.close()
         if self._session is not None:
-            await self._session.close()
+            await close_session(self._session)
         for each in self._tokens.values():
             await each.close()
 

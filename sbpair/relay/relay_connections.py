@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from websockets.asyncio.client import ClientConnection, connect
@@ -34,6 +36,7 @@ from sbpair.model.reachability import CONNECT_SECONDS, DOCTOR_HINT, cause_of, ke
 from sbpair.relay.relay_clock import RelayClock, TimeLimit
 
 if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
     from collections.abc import Mapping
     from types import SimpleNamespace
 
@@ -50,6 +53,9 @@ CONTROL_CLOSE_SECONDS: Final = 10.0
 FLUSH_SECONDS: Final = 60.0
 """Time for the end of an answer whose sender pauses: the service allows as much."""
 
+TLS_CLOSE_SECONDS: Final = 1.0
+"""Time for the end of TLS on connections that have been closed."""
+
 MAX_TEXT: Final = 300
 
 LOST: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
@@ -61,6 +67,13 @@ _quiet.setLevel(logging.CRITICAL)
 
 handshake_reason: ContextVar[list[str]] = ContextVar("handshake_reason")
 """Collects the reason phrase of a handshake, which the error of aiohttp lacks."""
+
+_transports: WeakKeyDictionary[aiohttp.ClientSession, WeakKeyDictionary[asyncio.Transport, TransportSocket]]
+_transports = WeakKeyDictionary()
+"""The connections with TLS of each session, with their sockets.
+
+A session forgets those that it closed, but their sockets stay open until the peer has ended its TLS as well.
+"""
 
 
 class SentMark:
@@ -117,6 +130,22 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
+async def close_session(session: aiohttp.ClientSession) -> None:
+    """Close a session, and return when all its connections have ended, so that the event loop may end too."""
+    await session.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(TLS_CLOSE_SECONDS):
+            while _still_open(session):  # noqa: ASYNC110 - asyncio has no event for it
+                await asyncio.sleep(0.005)
+    for transport in _still_open(session):
+        transport.abort()
+    await asyncio.sleep(0)  # the event loop closes aborted sockets in its next turn
+
+
+def _still_open(session: aiohttp.ClientSession) -> list[asyncio.Transport]:
+    return [transport for transport, socket in _transports.get(session, {}).items() if socket.fileno() != -1]
+
+
 async def _on_headers_sent(_session: object, context: SimpleNamespace, _params: object) -> None:
     mark = context.trace_request_ctx
     if isinstance(mark, SentMark):
@@ -127,7 +156,11 @@ async def _on_redirect(_session: object, _context: object, _params: object) -> N
     raise aiohttp.ClientError("redirected")
 
 
-async def _on_end(_session: object, _context: object, params: aiohttp.TraceRequestEndParams) -> None:
+async def _on_end(session: aiohttp.ClientSession, _context: object, params: aiohttp.TraceRequestEndParams) -> None:
+    connection = params.response.connection
+    transport = None if connection is None else connection.transport
+    if transport is not None and transport.get_extra_info("ssl_object") is not None:
+        _transports.setdefault(session, WeakKeyDictionary())[transport] = transport.get_extra_info("socket")
     reasons = handshake_reason.get(None)
     if reasons is not None:
         reasons.append(params.response.reason or "")

@@ -17,7 +17,7 @@ from sbpair.relay.events import OnRelayEvent, RelayAnswerLost, RelayReporter, Re
 from sbpair.relay.handled_request import HandledRequest, RelayHandler, RelayRequest
 from sbpair.relay.listener_side import ControlChannel, ListenerSide, ListenerTasks
 from sbpair.relay.relay_clock import RelayClock, SystemRelayClock, TimeLimit
-from sbpair.relay.relay_connections import MAX_MESSAGE_BYTES, open_session
+from sbpair.relay.relay_connections import MAX_MESSAGE_BYTES, close_session, open_session
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side
 from sbpair.relay.socket_offer import RelayOffer
 
@@ -130,7 +130,7 @@ class AsyncRelayListener:
                 task.cancel()
             await asyncio.gather(*self._work, return_exceptions=True)
             if self._session is not None:
-                await self._session.close()
+                await close_session(self._session)
 
     async def _end_runs(self) -> None:
         """End the control channels, and connections that are not open in time."""

@@ -21,7 +21,14 @@ from yarl import URL
 from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unreachable, UsageError
 from sbpair.relay.control_messages import HOP_BY_HOP, Body, RelayAnswer, is_header
-from sbpair.relay.relay_connections import LOST, MAX_MESSAGE_BYTES, handshake_reason, one_line, open_session
+from sbpair.relay.relay_connections import (
+    LOST,
+    MAX_MESSAGE_BYTES,
+    close_session,
+    handshake_reason,
+    one_line,
+    open_session,
+)
 from sbpair.relay.relay_endpoint import climbs
 from sbpair.relay.relay_tokens import TOKEN_HEADER
 
@@ -105,7 +112,7 @@ class ReverseProxy:
 
     async def __aexit__(self, *_details: object) -> None:
         if self._session is not None:
-            await self._session.close()
+            await close_session(self._session)
             self._session = None
 
     async def handle(self, request: RelayRequest) -> RelayAnswer:

@@ -10,10 +10,12 @@ from aiohttp import WSMsgType
 
 from sbpair.errors import BothFailed, NotAuthenticated, RelayRejected, UsageError
 from sbpair.model.pair import SasKey
-from sbpair.relay.relay_endpoint import RelayPair
+from sbpair.relay import relay_connections
+from sbpair.relay.relay_connections import TLS_CLOSE_SECONDS
+from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from tests.kit.async_tests import InLoop
 from tests.kit.waiting import until
-from tests.relay.relay_pairs import RelayPairBench, echo_socket, endpoint_of, open_pair
+from tests.relay.relay_pairs import PATHS, RelayPairBench, echo_socket, endpoint_of, open_pair
 
 if TYPE_CHECKING:
     from sbpair.relay.socket_offer import RelayOffer
@@ -45,6 +47,30 @@ async def test_messages_pass_both_ways_and_a_close_ends_both(bench: RelayPairBen
     assert (offers[0].side, offers[0].target) == ("primary", "/service-east/a%20b?x=1")
     assert offers[0].headers["X-A"] == "1"
     assert "sig=" not in str(dict(offers[0].headers))
+
+
+@pytest.mark.parametrize("seconds", [TLS_CLOSE_SECONDS, 0.0], ids=["in time", "too slowly"])
+async def test_a_closed_client_has_no_socket_that_waits_for_the_end_of_tls(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(relay_connections, "TLS_CLOSE_SECONDS", seconds)
+    async with open_pair(tls=True) as bench:
+        ready = bench.emulator.ready
+        secured = RelayPair(
+            *(
+                RelayEndpoint.from_connection_string(each.tls_connection_string, path, ca_file=ready.ca_file)
+                for each, path in zip(ready.namespaces, PATHS.values(), strict=True)
+            )
+        )
+        listener = await bench.listen(on_websocket=echo_socket)
+        client = await bench.client(secured)
+        socket = await client.connect()
+        used = socket.get_extra_info("socket")
+        await socket.close()
+        assert used.fileno() != -1
+        await client.close()
+        assert used.fileno() == -1
+        await listener.close()
 
 
 async def test_the_listener_chooses_the_protocol(bench: RelayPairBench) -> None:
