@@ -1,11 +1,11 @@
 """The gain of a second worker for a replay: a standalone cluster on this machine, and the limit of each phase.
 
-python -m tests.benchmarks.replay_scaling [--messages N] [--workers 1 2] [--answer-ms 0 100]
+python -m tests.benchmarks.replay_scaling [--messages SMALL LARGE] [--workers 1 2] [--answer-ms 0 100]
 
 Each worker has one core, and the work is split alike for any number of them. Each namespace is emulated by a process of
 its own, with one thread. All share this machine: where its CPU is used up, two workers cannot be twice as fast.
---answer-ms repeats the run with namespaces that answer later: then a worker waits. Java's warm-up is in the figures:
-with fewer messages than by default, a second one gains nothing.
+--answer-ms repeats the run with namespaces that answer later: then a worker waits. `speedup` is that of the largest
+size, Java's warm-up and each phase's first and last waits included; `slopes` is that of the messages between the sizes.
 A rate is messages over the time of a phase; CPU is user and system of every process, by kind, within the phase.
 """
 
@@ -48,7 +48,7 @@ USED_UP = 0.85
 """Share of its limit from which a process holds up the rest."""
 MIN_SHARE = 0.1
 """Share of the time from which a process is named."""
-MAX_SECONDS = 240.0
+MAX_SECONDS = 480.0
 """A longer run hangs."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -221,26 +221,40 @@ def bound(seconds: float, cost: Counter[str], cores: dict[str, float], answer_ms
     return f"no core: {busy} of the time busy; the rest is waits for {waits}other processes and the disk"
 
 
-def document(count: int, workers: list[int], answers_ms: list[int]) -> dict[str, Any]:
+def document(sizes: list[int], workers: list[int], answers_ms: list[int]) -> dict[str, Any]:
     found: dict[str, Any] = {"cores": os.cpu_count(), "answer_ms": {}}
     for answer_ms in answers_ms:
-        runs: dict[str, Any] = {}
-        for number in workers:
-            runs[str(number)] = measured(count, number, max(workers), answer_ms)
-            log(f"{number} workers, answers after {answer_ms} ms: {runs[str(number)]}")
-        found["answer_ms"][str(answer_ms)] = {"workers": runs, "speedup": speedup(runs)}
+        runs: list[dict[str, Any]] = []
+        for count in sizes:
+            runs.append({str(number): measured(count, number, max(workers), answer_ms) for number in workers})
+            log(f"{count} messages, answers after {answer_ms} ms: {json.dumps(runs[-1])}")
+        found["answer_ms"][str(answer_ms)] = {"largest": runs[-1], **speedups(runs[0], runs[-1])}
     return found
 
 
-def speedup(runs: dict[str, Any]) -> dict[str, float]:
-    """Return how many times as fast the last run is as the first, by phase."""
-    first, *_, last = (*runs.values(), *runs.values())
-    return {phase: round(first[phase]["seconds"] / last[phase]["seconds"], 2) for phase in PHASES}
+def speedups(small: dict[str, Any], large: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return how many times as fast the most workers are as the fewest, by phase, and None for no time."""
+    fewest, *_, most = (*large, *large)
+    seconds = {name: {phase: large[name][phase]["seconds"] for phase in PHASES} for name in (fewest, most)}
+    more = {
+        name: {phase: of[phase] - small[name][phase]["seconds"] for phase in PHASES} for name, of in seconds.items()
+    }
+    return {
+        "speedup": ratios(seconds[fewest], seconds[most]),
+        **({} if small is large else {"slopes": ratios(more[fewest], more[most])}),
+    }
+
+
+def ratios(fewest: dict[str, float], most: dict[str, float]) -> dict[str, float | None]:
+    """Return the ratio of the seconds, by phase and for all of them."""
+    pairs = {phase: (fewest[phase], most[phase]) for phase in PHASES}
+    pairs["all"] = sum(fewest.values()), sum(most.values())
+    return {phase: round(one / other, 2) if min(one, other) > 0 else None for phase, (one, other) in pairs.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--messages", type=int, nargs="+", default=[50_000, 200_000])
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--answer-ms", nargs="+", type=int, default=[0])
     parser.add_argument("--output", choices=("table", "json"), default="table")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from tests.benchmarks.kit import benchmark
 from tests.benchmarks.replay import Mark
-from tests.benchmarks.replay_scaling import MACHINE, PHASES, bound, figures, spans, speedup
+from tests.benchmarks.replay_scaling import MACHINE, PHASES, bound, figures, spans, speedups
 
 EMULATED, PYTHON, JAVA = "emulator of contoso", "Python of executor 0", "executors' Java"
 TWO = {"there": 2, "used": 1.0, "used_by_emulators": 0.25, "used_by_others": 0.0}
@@ -60,21 +61,30 @@ def test_a_phase_is_bound_by_what_is_used_up(
     assert said in bound(10.0, Counter(cost), {**TWO, **cores}, answer_ms)
 
 
-def test_the_speedup_compares_the_last_run_with_the_first() -> None:
-    runs = {workers: {name: {"seconds": seconds} for name in PHASES} for workers, seconds in (("1", 9.0), ("2", 6.0))}
-    assert speedup(runs) == dict.fromkeys(PHASES, 1.5)
-    assert speedup({"1": runs["1"]}) == dict.fromkeys(PHASES, 1.0)
+def took(*seconds: float) -> dict[str, Any]:
+    return {name: {"seconds": each} for name, each in zip(PHASES, seconds, strict=True)}
+
+
+def test_the_speedup_compares_the_most_workers_with_the_fewest() -> None:
+    large = {"1": took(12, 4, 14), "2": took(8, 4, 8)}
+    alone = {"drain": 1.5, "plan": 1.0, "send": 1.75, "all": 1.5}
+    assert speedups(large, large) == {"speedup": alone}
+    small = {"1": took(4, 4, 6), "2": took(4, 4, 4)}
+    assert speedups(small, large) == {
+        "speedup": alone,
+        "slopes": {"drain": 2.0, "plan": None, "send": 2.0, "all": 2.0},
+    }
 
 
 @pytest.mark.java
 @pytest.mark.slow
 def test_the_benchmark_measures_a_cluster_near_and_far() -> None:
-    found = benchmark("replay_scaling", "--messages", "400", "--workers", "1", "--answer-ms", "0", "10")
-    assert (found["messages"], found["cores"]) == (400, os.cpu_count())
+    found = benchmark("replay_scaling", "--messages", "200", "400", "--workers", "1", "--answer-ms", "0", "10")
+    assert (found["messages"], found["cores"]) == ([200, 400], os.cpu_count())
     assert set(found["answer_ms"]) == {"0", "10"}
     for each in found["answer_ms"].values():
-        assert each["speedup"] == dict.fromkeys(PHASES, 1.0)
-        phases = each["workers"]["1"]
+        assert each["speedup"] == dict.fromkeys((*PHASES, "all"), 1.0)
+        phases = each["largest"]["1"]
         assert set(phases) == set(PHASES)
         assert all(found["cores"]["used"] > 0 and found["bound_by"] for found in phases.values())
         assert phases["send"]["cpu_s"]["emulator of contoso"] > 0
