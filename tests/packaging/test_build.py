@@ -104,11 +104,17 @@ def test_the_bill_of_materials_follows_its_published_schema(wheel: dict[str, byt
 
 def test_the_bill_of_materials_has_each_declared_dependency(wheel: dict[str, bytes]) -> None:
     bill = json.loads(wheel[f"{INFO}/sboms/sbpair.cdx.json"])
-    values = {part["name"]: part["properties"][0]["value"] for part in bill["components"]}
-    stated = {part["name"]: (part["scope"], str(Requirement(values[part["name"]]))) for part in bill["components"]}
+    stated = {
+        (part["scope"], part["name"], str(Requirement(stated["value"])))
+        for part in bill["components"]
+        for stated in part["properties"]
+    }
     extras = [need for name, needs in PROJECT["optional-dependencies"].items() if name != "dev" for need in needs]
-    declared = {Requirement(need).name: ("optional", str(Requirement(need))) for need in extras}
-    declared |= {Requirement(need).name: ("required", str(Requirement(need))) for need in PROJECT["dependencies"]}
+    declared = {
+        (scope, need.name, str(need))
+        for scope, needs in (("optional", extras), ("required", PROJECT["dependencies"]))
+        for need in map(Requirement, needs)
+    }
     assert stated == declared
     assert bill["metadata"]["component"]["version"] == __version__
     assert not {"serialNumber", "timestamp"} & (bill.keys() | bill["metadata"].keys())
