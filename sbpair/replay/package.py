@@ -66,8 +66,9 @@ def check_package(path: str) -> None:
 def _collect() -> tuple[Contents, dict[str, Path]]:
     root = Path(sbpair.__file__).parent
     files = {f"{NAME}/{path.relative_to(root).as_posix()}": path for path in root.rglob("*") if _belongs(path)}
-    # As in a wheel: Spark finds the data source by this top-level module.
-    files["pyspark_sbpair.py"] = root / "spark" / "pyspark_sbpair.py"
+    # Spark finds the data source by this top-level module. A wheel has it beside sbpair, a checkout in it.
+    in_checkout = root / "spark" / "pyspark_sbpair.py"
+    files["pyspark_sbpair.py"] = in_checkout if in_checkout.exists() else root.parent / "pyspark_sbpair.py"
     contents = Contents({NAME: sbpair.__version__}, {})
     for name, found in sorted(_dependencies().items()):
         listed = [(str(path), Path(str(found.locate_file(path)))) for path in found.files or []]

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import MachineLacks, Unsafe, UsageError
-from sbpair.replay.java import check_packages, is_installed
+from sbpair.replay.java import is_installed
 from sbpair.replay.spark import SETTINGS, add_package, check_speculation, hide_tracebacks, spark_errors, spark_message
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def server_name(url: str) -> str:
 
 
 def check_client() -> None:
-    """Raise MachineLacks unless the packages of a client are installed."""
-    check_packages("pyarrow", "pandas")
+    """Raise MachineLacks unless the packages of a client are installed, beside pyarrow and pandas."""
     if not (is_installed("pyspark") or is_installed("pyspark-client")) or not is_installed("grpcio"):
         raise MachineLacks("the client of Spark Connect is not installed", hint="pip install 'pyspark[connect]'")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import zipfile
 from pathlib import Path
 
 from sbpair import __version__
@@ -16,11 +17,16 @@ from tests.packaging.first_minute import environment, first_minute
 def test_the_first_minute_of_the_readme_works_from_the_wheel(tmp_path: Path) -> None:
     """One test, since a second one would install everything again."""
 
-    def sbpair(*words: str) -> str:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [str(tmp_path / ".venv/bin/sbpair"), *words]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=True
-        ).stdout
+            command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False
+        )
+
+    def sbpair(*words: str) -> str:
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     outputs = {
         step.command.partition(" ")[2]: step.output for step in first_minute(build(ROOT, tmp_path).wheel, tmp_path)
@@ -39,3 +45,13 @@ def test_the_first_minute_of_the_readme_works_from_the_wheel(tmp_path: Path) -> 
     scripts = {shell: (ROOT / "completions" / name).read_text() for shell, name in SCRIPTS.items()}
     assert {shell: sbpair("completions", shell) for shell in SCRIPTS} == scripts
     assert (share / "bash-completion/completions/sbpair").read_text() == scripts["bash"]
+
+    sbpair("replay", "package", "sbpair.zip")
+    with zipfile.ZipFile(tmp_path / "sbpair.zip") as package:
+        assert {"sbpair/__init__.py", "pyspark_sbpair.py"} <= {*package.namelist()}
+
+    # Without the extra "spark", and perhaps without Java.
+    for words in (["run"], ["resume", "261122"]):
+        assert run("replay", *words, "--archive", "archive").returncode == 7
+    done = run("replay", "run", "--archive", "archive", "--remote", "sc://127.0.0.1:1")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (7, "hint: pip install 'sbpair[spark]'")

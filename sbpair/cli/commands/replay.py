@@ -246,15 +246,12 @@ def _request(
     safeguards: ReplaySafeguards,
     count: int | None = None,
 ) -> "ReplayRequest":
-    from sbpair.replay import spark_connect
     from sbpair.replay.java import check_machine
     from sbpair.replay.secret_references import named_secrets
 
     remote = _remote(cluster)
     if remote is None:
         check_machine(os.environ)
-    else:
-        spark_connect.check_client()
     os.environ.update(named_secrets(os.environ))
     found = selected_profile(connection, screen, count=count, state=safeguards.state)
     from sbpair.replay import package, spark
@@ -285,10 +282,13 @@ def _request(
 
 
 def _remote(cluster: Cluster) -> str | None:
-    """Return the URL of a Spark Connect server, if one is given. Raises UsageError."""
+    """Return the URL of a Spark Connect server, if one is given. Raises UsageError, MachineLacks without its client."""
     remote = cluster.remote or os.environ.get("SPARK_REMOTE") or None
     if remote is None:
         return None
+    from sbpair.replay.java import check_packages
+
+    check_packages("pyarrow", "pandas")  # modules of a replay import pyarrow
     from sbpair.replay import spark_connect
 
     source = "--remote" if cluster.remote else "SPARK_REMOTE"
@@ -299,6 +299,7 @@ def _remote(cluster: Cluster) -> str | None:
             f"--print-submit and {source} exclude each other", hint="a server runs already: name a --master"
         )
     spark_connect.check_remote(remote, shown=cluster.remote is not None)
+    spark_connect.check_client()
     return remote
 
 
