@@ -52,7 +52,7 @@ def translate_data_errors(doing: str) -> Iterator[None]:
 
 def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
     """Return the SbpairError for one of the SDK's."""
-    inner, condition, text = error.inner_exception, condition_of(error), _text_of(error)
+    inner, condition, text = error.inner_exception, condition_of(error), text_of(error)
     message = f"{doing}: {text}"
     if (found := _connection_error(error, doing)) is not None:
         return found
@@ -128,7 +128,8 @@ def condition_of(error: AzureError) -> str:
     return condition.decode(errors="replace") if isinstance(condition, bytes) else str(condition or "")
 
 
-def _text_of(error: AzureError) -> str:
+def text_of(error: AzureError) -> str:
+    """Return the service's text as one line without secrets."""
     text = getattr(error.inner_exception, "status_description", None)
     return redacted(text.decode(errors="replace") if isinstance(text, bytes) else text or error)
 

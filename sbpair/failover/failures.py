@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBus
 
 from sbpair import errors
 from sbpair.amqp.conditions import redacted
-from sbpair.azure.data_errors import connection_problem, from_sdk_error
+from sbpair.azure.data_errors import connection_problem, from_sdk_error, text_of
 from sbpair.errors import SbpairError, UsageError
 
 FailoverOn: TypeAlias = Literal["default", "article"] | Callable[[Exception], bool]
@@ -46,6 +46,9 @@ def is_transient(error: Exception) -> bool:
 
 def describe_error(error: Exception) -> str:
     """Return an error as one line, for the reason of an event."""
+    if isinstance(error, AzureError) and isinstance(from_sdk_error(error, "sending"), errors.EntityMissing):
+        # The SDK raises an authentication error where the token's answer is that the entity is missing.
+        return f"{sdk.MessagingEntityNotFoundError.__name__}: {text_of(error)}"
     return f"{type(error).__name__}: {connection_problem(error) or redacted(error)}"
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from sbpair.amqp_client.stream import open_stream
 from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.azure.data_plane import check_proxy, open_sender
-from sbpair.errors import ExitCode, InDoubt, NetworkRefused, SbpairError, Silent, Unavailable, UsageError
+from sbpair.errors import EntityMissing, ExitCode, InDoubt, NetworkRefused, SbpairError, Silent, Unavailable, UsageError
 from sbpair.failover.clients import AsyncPairedClient
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 SendEvent: TypeAlias = Delivered | SenderEvent
 OnEvent = Callable[[SendEvent], object]
+
+PROVISION_HINT = "create the backlog queues with sbpair provision"
 
 DRAIN_SECONDS = 3.0
 """How long to wait for an outbox that delivers nothing."""
@@ -261,6 +263,9 @@ class _LineSender:
                 if await self._unless(self.hurry, self._send_content(content)) is None:
                     error = self.unreachable or Unavailable("the wait for an answer was abandoned")
         except SbpairError as caught:
+            queue = self.sender.backlog_queue
+            if isinstance(caught, EntityMissing) and queue is not None and queue in caught.message:
+                caught.hint = PROVISION_HINT
             error, refused = caught, is_answer(caught.__cause__) or not caught.retriable
         answered = refused or not self.sender.unanswered
         if isinstance(error, NetworkRefused) or (answered and not refused and not self.hurry.is_set()):

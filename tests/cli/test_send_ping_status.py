@@ -80,6 +80,20 @@ async def test_lines_are_sent_and_accounted_for(tmp_path: Path) -> None:
         assert sum(queue.counts().active for queue in terminal.backlog) == 1
 
 
+async def test_without_backlog_queues_the_hint_is_to_create_them(tmp_path: Path) -> None:
+    async with open_terminal(tmp_path) as terminal:
+        for path in TWO:
+            terminal.emulator.namespaces["contoso-dr"].delete_queue(path)
+        code, _, err = await terminal.run("send", "orders", "--to-backlog", text="a\n")
+        assert code == 2
+        assert "hint: create the backlog queues with sbpair provision\n" in err
+        assert "out of the rotation: MessagingEntityNotFoundError: The messaging entity" in err
+        # Any other queue is for the user to check.
+        code, _, err = await terminal.run("send", "nowhere", text="a\n")
+        assert code == 2
+        assert "hint: check the name, and that it exists in this namespace\n" in err
+
+
 async def test_a_file_with_a_wrong_line_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     async with open_terminal(tmp_path) as terminal:
         path = tmp_path / "m.jsonl"
