@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import signal
 import sys
 from contextlib import asynccontextmanager
@@ -21,6 +23,7 @@ from sbpair.model.pair import Pair
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -121,6 +124,22 @@ async def test_an_interrupt_prints_the_receipt_and_the_command_to_continue(tmp_p
         assert process.returncode == 130
         assert b"primary       2" in out
         assert command.untimed(err.decode()).splitlines()[-1] == "continue with sbpair send orders --skip 2"
+
+
+async def test_typed_lines_are_not_skipped_by_the_command_to_continue(tmp_path: Path) -> None:
+    async with open_terminal(tmp_path) as terminal:
+        ours, theirs = pty.openpty()
+        process = await command.start("send", "orders", env=terminal.environ, python=(), stdin=theirs)
+        os.close(theirs)
+        try:
+            os.write(ours, b"a\n")
+            await until(lambda: terminal.orders.counts().active == 1)
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
+        finally:
+            os.close(ours)
+        assert process.returncode == 130
+        assert command.untimed(err.decode()).splitlines()[-1] == "continue with sbpair send orders"
 
 
 async def test_a_ping_reports_the_health_of_each_entity(tmp_path: Path) -> None:

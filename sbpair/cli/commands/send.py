@@ -95,13 +95,14 @@ def command(
     place = "stdin" if file == STDIN else file
 
     with _open(file) as descriptor:
+        typed = os.isatty(descriptor)
         if is_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
             line_reader.check_lines(descriptor, place, parse, skip)
-        elif os.isatty(descriptor):
+        elif typed:
             screen.say(f"type one message a line; {end_of_input()} ends")
 
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
-            with SendProgress(screen, entity, typing=os.isatty(descriptor)) as shown:
+            with SendProgress(screen, entity, typing=typed) as shown:
                 reader = line_reader.LineReader(descriptor, place, parse, skip)
                 if pair is None:
                     return await send_lines.send_lines_to(
@@ -132,7 +133,7 @@ def command(
             warnings.simplefilter("ignore")
             result = run_gracefully(send)
     screen.result("sbpair/send/1", _document(result, entity), _table(result, paired=is_paired))
-    _print_next_command(screen, result, named, file)
+    _print_next_command(screen, result, named, file, typed=typed)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
 
 
@@ -176,13 +177,14 @@ def _table(result: "SendResult", *, paired: bool) -> Iterator[str]:
         yield clean(f"possible duplicates: {len(result.doubtful)} ({some(result.doubtful)})")
 
 
-def _print_next_command(screen: Screen, result: "SendResult", entity: str, file: str) -> None:
+def _print_next_command(screen: Screen, result: "SendResult", entity: str, file: str, *, typed: bool) -> None:
+    """Print the error, and the command that sends the rest. It skips accepted lines, unless they were typed."""
     if result.error is not None and not result.stopped:
         where = "" if result.line is None else f"line {result.line}: "
         screen.error(f"{where}{result.error.message}", with_options(result.error.hint))
     if result.error is not None or result.stopped:
         what = [] if file == STDIN else [file]
-        skipped = ["--skip", result.next_line - 1] if result.next_line > 1 else []
+        skipped = ["--skip", result.next_line - 1] if result.next_line > 1 and not typed else []
         screen.say(f"continue with {next_command('send', entity, *what, *skipped)}")
 
 
