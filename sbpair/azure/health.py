@@ -52,7 +52,7 @@ async def check_health(endpoint: Endpoint, *, seconds: float, now: Callable[[], 
             raise unreachable(side, http.netloc, seconds) from None
         except OSError as error:
             raised = unreachable(side, http.netloc, error)
-            if raised.hint == REACH_HINT:
+            if raised.hint == REACH_HINT and endpoint.tls:
                 raised.hint = f"let HTTPS out to {http.netloc}, or set HTTPS_PROXY to your proxy{DOCTOR_HINT}"
             raise raised from error
     return _health(answer.status, answer.headers.get("date"), before, after)

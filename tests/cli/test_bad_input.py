@@ -301,6 +301,14 @@ def test_a_namespace_behind_a_closed_port_is_unreachable(tmp_path: Path, closed_
     assert (done.returncode, done.stdout) == (6, "")
 
 
+def test_without_tls_no_hint_is_about_https(here: Here, closed_port: int) -> None:
+    sides = {"SBPAIR_PRIMARY_CONNECTION_STRING": emulated(closed_port), SECONDARY: emulated(1)}
+    code, _, err = here("status", **sides, SBPAIR_PRIMARY_NAME="contoso", SBPAIR_SECONDARY_NAME="contoso-dr")
+    hints = {line for line in err.splitlines() if line.startswith("hint: ")}
+    assert hints == {"hint: check the address, the network and the firewall; sbpair doctor tests each step"}
+    assert code == 6
+
+
 def test_a_port_in_use_is_a_lack_of_this_machine(tmp_path: Path, taken_port: int) -> None:
     ready = tmp_path / "ready.json"
     done = sbpair(tmp_path, "emulator", "--namespace", f"contoso={taken_port}", "--ready-file", str(ready))
