@@ -236,3 +236,14 @@ def test_the_command_prints_a_file_or_a_document(here: Here, monkeypatch: pytest
     code, out, err = here("service", "print", "kubernetes")
     assert (code, "SBPAIR_PRIMARY_CA_FILE: the container needs /etc/ssl/own.pem" in err) == (0, True)
     assert "without --with '--lease QUEUE', a mover on another machine is not kept away" in err
+
+
+@pytest.mark.parametrize("program", ["/home/me/.local/bin/sbpair", "/opt/sbpair/bin/sbpair"])
+def test_a_unit_warns_of_files_that_it_cannot_see(here: Here, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SBPAIR_SECONDARY_CA_FILE", "/root/own.pem")
+    code, out, err = here("service", "print", "systemd", "--program", program)
+    assert (code, f"ExecStart={program} " in out) == (0, True)
+    assert "SBPAIR_SECONDARY_CA_FILE: the unit cannot see /root/own.pem" in err
+    assert (f"--program: the unit cannot see {program}" in err) is not program.startswith("/opt/")

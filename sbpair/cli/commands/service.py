@@ -13,6 +13,8 @@ from sbpair.errors import UsageError
 
 Kind = Literal["systemd", "kubernetes", "containerapp", "compose"]
 NAME = "sbpair-syphon"
+CA_FILE = "_CA_FILE"
+HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108  the directories of a unit's settings
 DEFINED = ("once", "watch", "dry_run", "state", "count", "health_port", *OPTION_GROUPS[PairSelection])
 """Options of the syphon that a definition has already."""
 
@@ -45,7 +47,7 @@ def print_service(
     It describes the selected pair, names its secrets, and has none. Nothing is contacted.
 
     Examples:
-      sbpair service print systemd --program "$(command -v sbpair)"
+      sbpair service print systemd --program /opt/sbpair/bin/sbpair
       sbpair service print kubernetes --with "--lease sbpair-lease --rate 100"
 
     Exit codes: 2 a wrong option, also of the syphon
@@ -65,7 +67,9 @@ def print_service(
     text = definition_text(kind, service)
     document = {"kind": kind, "name": name, "secrets": list(service.secrets), "text": text}
     screen.result("sbpair/service/1", document, text.splitlines())
-    if kind != "systemd":
+    if kind == "systemd":
+        _warn_of_hidden(screen, program, service.environment)
+    else:
         _advise(screen, service.environment, words)
     return 0
 
@@ -95,10 +99,18 @@ def _origin(kind: str, options: dict[str, str | None]) -> str:
     return f"{clean(shlex.join([PROGRAM, 'service', 'print', kind, *given]))} (version {__version__})"
 
 
+def _warn_of_hidden(screen: Screen, program: str, environment: dict[str, str]) -> None:
+    """Warn of files that ProtectHome and PrivateTmp hide from a unit."""
+    files = {name: value for name, value in environment.items() if name.endswith(CA_FILE)}
+    for name, path in {"--program": program, **files}.items():
+        if path.startswith(HIDDEN):
+            screen.warn(f"{name}: the unit cannot see {path}, in a home or temporary directory: put it below /opt")
+
+
 def _advise(screen: Screen, environment: dict[str, str], words: tuple[str, ...]) -> None:
     """Print what a container lacks that this machine has."""
     for name, value in environment.items():
-        if name.endswith("_CA_FILE"):
+        if name.endswith(CA_FILE):
             screen.warn(f"{name}: the container needs {value} at the same path")
     if not any(each.split("=")[0] == "--lease" for each in words):
         screen.say("without --with '--lease QUEUE', a mover on another machine is not kept away")
