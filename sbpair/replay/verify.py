@@ -250,13 +250,18 @@ def messages_removed(archive: Archive) -> StateRefused:
 def check_segments(archive: Archive) -> int:
     """Return the number of messages in all segments. Raises StateRefused for a broken, foreign or missing one."""
     rows = sum(archive.check_footer(path, archive.footer(path), SEGMENT) for path in archive.files(SEGMENTS))
+    check_segment_rows(archive, rows)
+    return rows
+
+
+def check_segment_rows(archive: Archive, rows: int) -> None:
+    """Raise StateRefused if all segments together have fewer rows than were drained."""
     drained = _drained(archive).messages
     if rows < drained and not archive.exists(archive_layout.REMOVED_FILE):
         raise StateRefused(
             f"{archive.root}/{SEGMENTS} holds {rows} messages, and {drained} were drained into it",
             hint="restore the missing files from a copy: their messages left the backlog",
         )
-    return rows
 
 
 def remaining_at_drain(archive: Archive) -> Mapping[str, int]:

@@ -28,7 +28,7 @@ from sbpair.replay.archive_layout import (
     SPARK_TYPES,
 )
 from sbpair.replay.run import load_run
-from sbpair.replay.verify import messages_removed
+from sbpair.replay.verify import check_segment_rows, messages_removed
 from sbpair.spark.write_options import check_names
 from sbpair.spark.write_run import READERS
 
@@ -76,6 +76,7 @@ class ArchiveFrame:
 
     url: str
     run: str
+    states: tuple[str, ...]
     columns: tuple[str, ...]
     files: tuple[tuple[str, str], ...]
 
@@ -89,27 +90,38 @@ class ArchiveFrame:
             raise UsageError(
                 "path: expected ARCHIVE/RUN", hint="load the directory of a run: .load('/mnt/archive/RUN')"
             )
-        states = [each.strip() for each in given.get("states", SEGMENTS).split(",")]
+        states = tuple(each.strip() for each in given.get("states", SEGMENTS).split(","))
         if wrong := [each for each in states if each not in STATES]:
             raise UsageError(f"option states: {wrong[0]!r} is unknown", hint=f"use some of {', '.join(STATES)}")
+        if (unfinished := given.get("unfinished", "false").lower()) not in ("true", "false"):
+            raise UsageError(
+                f"option unfinished: expected true or false, got {given['unfinished']!r}", hint="leave it out for false"
+            )
         archive = Archive(url, run)
-        _check_run(archive, states, unfinished=given.get("unfinished", "false").lower() == "true")
+        _check_run(archive, states, unfinished=unfinished == "true")
         files = [(state, path) for state in dict.fromkeys(states) for path in archive.files(state)]
-        return cls(url, run, tuple(TYPES) if schema is None else _columns(schema), tuple(files))
+        return cls(url, run, states, tuple(TYPES) if schema is None else _columns(schema), tuple(files))
 
     def check_files(self) -> ArchiveFrame:
-        """Return the frame. Raises StateRefused for a file that is cut short, foreign or of another version."""
+        """Return the frame. Raises StateRefused for a file that is missing, broken, foreign or of another version."""
         archive = Archive(self.url, self.run)
         with ThreadPoolExecutor(READERS) as readers:
-            for _ in readers.map(lambda each: _check_file(archive, *each), self.files):
-                pass
+            rows = [*readers.map(lambda each: _check_file(archive, *each), self.files)]
+        if SEGMENTS in self.states:
+            segments = sum(count for (state, _), count in zip(self.files, rows, strict=True) if state == SEGMENTS)
+            check_segment_rows(archive, segments)
         return self
 
     def read(self, state: str, path: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file. Raises StateRefused for one that is broken, foreign or of another version."""
         archive = Archive(self.url, self.run)
-        schema = _check_file(archive, state, path)
-        needed = sorted({name for each in self.columns for name in _needs(each, state)} & {*schema.names})
+        try:
+            _check_file(archive, state, path)
+        except StateRefused:
+            if archive.exists(REMOVED_FILE) and not archive.exists(path):
+                raise messages_removed(archive) from None
+            raise
+        needed = sorted({name for each in self.columns for name in _needs(each, state)} & {*_schema(state).names})
         with archive.parquet(path) as file:
             try:
                 for batch in file.iter_batches(ROWS_PER_BATCH, columns=needed or ["queue"], use_threads=False):
@@ -121,10 +133,12 @@ class ArchiveFrame:
                 raise archive.broken(path, error) from error
 
 
-def _check_file(archive: Archive, state: str, path: str) -> pa.Schema:
-    schema = SEGMENT if state == SEGMENTS else OUTCOME
-    archive.check_footer(path, archive.footer(path), schema)
-    return schema
+def _schema(state: str) -> pa.Schema:
+    return SEGMENT if state == SEGMENTS else OUTCOME
+
+
+def _check_file(archive: Archive, state: str, path: str) -> int:
+    return archive.check_footer(path, archive.footer(path), _schema(state))
 
 
 def _check_run(archive: Archive, states: Sequence[str], *, unfinished: bool) -> None:
@@ -147,14 +161,21 @@ def _columns(schema: Any) -> tuple[str, ...]:
         if kind != TYPES.get(field.name):
             expected = f"expected {TYPES[field.name]}" if field.name in TYPES else "unknown"
             raise UsageError(f"column {field.name}: {expected}, got {kind}", hint=f"columns are {', '.join(TYPES)}")
-    return tuple(schema.fieldNames())
+        if not field.nullable:
+            raise UsageError(f"column {field.name}: NOT NULL, and it may be null", hint="leave out NOT NULL")
+    names = tuple(schema.fieldNames())
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"column {twice[0]}: given twice", hint="name it once in the schema")
+    if not names:
+        raise UsageError("the schema has no column", hint="name one, or leave the schema out")
+    return names
 
 
 def _needs(column: str, state: str) -> tuple[str, ...]:
     """Return the file's columns that a column is made from."""
     stored = {"enqueued_at": "enqueued_at_ms", "scheduled_at": "scheduled_at_ms", "time_to_live": "ttl_ticks"}
     name = stored.get(column, column)
-    if name in (SEGMENT if state == SEGMENTS else OUTCOME).names or column in ("state", "reason"):
+    if name in _schema(state).names or column in ("state", "reason"):
         return (name,)
     return ("message", "queue")
 
@@ -205,8 +226,10 @@ def _split(queue: str, message: bytes | None) -> tuple[Sections | None, Facts | 
 
 
 def _scaled(values: Any, scale: Callable[[int], int]) -> list[int | None]:
+    """Return scaled values; None for one that Spark's type cannot hold."""
     plain = values.to_pylist() if isinstance(values, pa.Array) else values
-    return [None if each is None else scale(each) for each in plain]
+    scaled = (None if each is None else scale(each) for each in plain)
+    return [each if each is None or -(1 << 63) <= each < 1 << 63 else None for each in scaled]
 
 
 def _texts(pairs: Map) -> list[tuple[str, str | None]]:

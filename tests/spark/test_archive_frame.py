@@ -25,7 +25,15 @@ from sbpair.amqp.types import Long, Map, Symbol
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import SbpairError, StateRefused, UsageError
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, RUN_FILE, SEGMENT
+from sbpair.replay.archive_layout import (
+    DRAINED_FILE,
+    EXPIRED,
+    QUARANTINE,
+    RECEIPT_FILE,
+    REMOVED_FILE,
+    RUN_FILE,
+    SEGMENT,
+)
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
 from sbpair.replay.verify import prove_run
@@ -187,12 +195,55 @@ def test_a_run_without_all_of_its_messages_is_refused(archive: Archive) -> None:
         frame(archive, unfinished="true")
 
 
+def test_a_run_without_one_of_its_segments_is_refused(archive: Archive) -> None:
+    put(archive, message(data_body(b"x")))
+    archive.write_json(DRAINED_FILE, {"messages": 1})
+    opened = ArchiveFrame.open({"path": archive.root})
+    assert len(frame(archive)) == 1
+    [segment] = archive.files("segments")
+    archive.remove(segment)
+    assert "segments holds 0 messages, and 1 were drained into it" in refused(archive)
+    assert frame(archive, states="quarantine") == []
+    archive.write_json(REMOVED_FILE, {})
+    with pytest.raises(StateRefused, match="were removed by sbpair replay gc"):
+        [*opened.read(*opened.files[0])]
+
+
+def test_times_that_spark_cannot_hold_are_null(archive: Archive) -> None:
+    put(archive, message(data_body(b"x")))
+    [segment] = archive.files("segments")
+    table = archive.read_table(segment)
+    for name in ("scheduled_at_ms", "ttl_ticks"):
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, table.schema.field(at), pa.array([2**63 - 1], pa.int64()))
+    archive.write_table(segment, table.replace_schema_metadata(None), 1)
+    [row] = frame(archive, schema_of({"scheduled_at": types.TimestampType(), "scheduled_at_ms": types.LongType()}))
+    assert row == {"scheduled_at": None, "scheduled_at_ms": 2**63 - 1}
+    [lives] = frame(archive, schema_of({"time_to_live": types.DayTimeIntervalType()}))
+    assert lives["time_to_live"].days == 10_675_199
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (types.StructType([types.StructField("body", BINARY)] * 2), "column body: given twice"),
+        (types.StructType([types.StructField("body", BINARY, nullable=False)]), "column body: NOT NULL"),
+        (types.StructType([]), "the schema has no column"),
+    ],
+)
+def test_a_schema_that_no_row_can_have_is_refused(archive: Archive, schema: Any, expected: str) -> None:
+    put(archive, message(data_body(b"x")))
+    with pytest.raises(UsageError, match=expected):
+        frame(archive, schema)
+
+
 def test_wrong_options_and_other_runs_are_refused(archive: Archive) -> None:
     assert "path: expected ARCHIVE/RUN" in refused(archive, path="r1")
     assert f"there is no run r1 in {archive.url}" in refused(archive)
     put(archive)
     assert "option states: 'ledger' is unknown" in refused(archive, states="segments,ledger")
     assert "option destination is unknown" in refused(archive, destination="orders")
+    assert "option unfinished: expected true or false, got 'yes'" in refused(archive, unfinished="yes")
     direct = replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT))
     archive.write_json(RUN_FILE, direct.document())
     assert "run r1 is direct: it archived no messages" in refused(archive)
