@@ -44,8 +44,6 @@ class Waiting(Awaited):
         self.changed, self.max_phase_seconds = asyncio.Event(), 0.01
 
 
-# It frees what earlier tests of the same process left, and fails for none of that.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_an_outage_that_does_not_come_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(*_given: object) -> None:
         await Waiting().until("the secondary to be active", lambda: False)
