@@ -175,7 +175,10 @@ def _kubernetes(service: ServiceDefinition) -> str:
     remarks = []
     if service.secrets:
         literals = "".join(f" --from-file={each}={each}.txt" for each in service.secrets)
-        remarks.append(f"#   kubectl create secret generic {name}{literals}")
+        remarks += [
+            "#   Each NAME.txt has the value of that variable: write it with mode 0600, and delete it afterwards.",
+            f"#   kubectl create secret generic {name}{literals}",
+        ]
     if service.needs_identity:
         remarks.append("#   CLIENT_ID below is that of a workload identity with the roles of the two namespaces.")
     annotations = ["  annotations:", '    azure.workload.identity/client-id: "CLIENT_ID"']

@@ -138,6 +138,11 @@ def test_a_job_has_all_that_the_archive_and_the_pair_are(jobs: Path, platform: s
     readme = (jobs / platform / "README.md").read_text()
     assert len(re.findall("# submit|# watch|# end at once|start-job-run", readme)) >= 3
     assert f"sbpair replay stop RUN --archive {ARCHIVES[platform]}" in readme
+    assert ("CONNECTION_STRING.txt" in readme) == ("Each `NAME.txt` below has the value" in readme)
+    assert ("must be deleted before it is submitted again" in readme) == (platform == "kubernetes")
+    assert ("databricks bundle deploy                   # again after each change" in readme) == (
+        platform == "databricks"
+    )
 
 
 def test_the_emr_job_is_valid_by_the_service_model(jobs: Path) -> None:

@@ -52,7 +52,7 @@ def _files(job: Job) -> Files:
 
 ```sh
 {scope}{put}databricks bundle validate
-databricks bundle deploy
+databricks bundle deploy                   # again after each change
 databricks bundle run {key} --no-wait # submit
 databricks jobs list-runs --active-only    # watch
 databricks jobs cancel-run RUN_ID          # end at once; sbpair replay stop ends it in order

@@ -47,7 +47,7 @@ subnetwork in place of `default`. It needs Private Google Access, and a Cloud NA
 is the service account of the job, by default that of Compute Engine: it must read the image and the secrets, and read
 and write the archive's bucket.
 
-```sh
+{job.secret_files()}```sh
 docker build --tag IMAGE . && docker push IMAGE
 {create}gcloud storage cp {MAIN} {PACKAGE} {job.code}/
 API=https://dataproc.googleapis.com/v1 JOB={job.name}-$(date +%s)

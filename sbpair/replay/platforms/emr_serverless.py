@@ -44,9 +44,9 @@ environment/bin/pip install -r {REQUIREMENTS} venv-pack
 environment/bin/venv-pack -p environment -o environment.tar.gz
 ```
 
-The job's role must read the secrets and the archive's bucket, and write there:
+The job's role must read the secrets and the archive's bucket, and write there.
 
-```sh
+{job.secret_files()}```sh
 {create}for file in {MAIN} {PACKAGE} environment.tar.gz; do aws s3 cp "$file" {job.code}/; done
 aws emr-serverless start-job-run --application-id "$APPLICATION" --execution-role-arn "$ROLE" --cli-input-json file://job-run.json
 aws emr-serverless get-job-run --application-id "$APPLICATION" --job-run-id "$JOB"       # watch

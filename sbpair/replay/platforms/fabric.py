@@ -74,7 +74,7 @@ User in the vault and Storage Blob Data Contributor for the archive, which Spark
 the archive as a service principal, which needs the second role, too: its tenant, id and secret are in the vault.
 Executors must reach Service Bus.
 
-```sh
+{job.secret_files()}```sh
 {store}az storage fs file upload --auth-mode login --account-name ACCOUNT --file-system CONTAINER \\
   --source {PACKAGE} --path PATH-job/{PACKAGE}    # to {job.code}/{PACKAGE}
 API={FABRIC} ITEMS={FABRIC}/v1/workspaces/$WORKSPACE/items

@@ -51,6 +51,10 @@ class Job:
         """Return Spark's settings, which are also in force where Spark starts before the job does."""
         return {**SETTINGS, "spark.redaction.regex": REDACTED}
 
+    def secret_files(self) -> str:
+        """Return a paragraph about the files that commands read secrets from, "" without secrets."""
+        return VALUE_FILES if self.secrets else ""
+
     def commands(self) -> str:
         """Return the commands that are the same everywhere."""
         return COMMON.format(archive=self.archive, requirements=REQUIREMENTS)
@@ -73,6 +77,9 @@ class Platform:
     needs_vault: bool = False
 
 
+VALUE_FILES = """Each `NAME.txt` below has the value of that variable: write it with mode 0600, and delete it later.
+
+"""
 COMMON = """
 The job archives the backlog, sends it and proves the result. From any machine that reads the archive:
 

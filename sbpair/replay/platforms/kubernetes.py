@@ -72,12 +72,14 @@ ENTRYPOINT ["/opt/entrypoint.sh"]
 Push the image where the cluster pulls from, and put that name in place of `{image}` in `job.json`. An archive on S3
 also needs `spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION` there, with the version of Spark's Hadoop.
 
-```sh
+{job.secret_files()}```sh
 docker build --tag {image} .
 {create}kubectl apply --filename job.json         # submit
 kubectl logs --follow job/{job.name}         # watch
 kubectl delete job {job.name}                # end at once; sbpair replay stop ends it in order
 ```
+
+A job of that name must be deleted before it is submitted again.
 {job.commands()}"""
     manifest = {"apiVersion": "v1", "kind": "List", "items": objects}
     return {"job.json": manifest, "Dockerfile": dockerfile, COMMANDS: text}
