@@ -185,9 +185,11 @@ class Archive:
         if rest or not lines:
             raise self.broken(path, "its last line is cut short")
 
-    def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
-        """Read a Parquet file. Raises StateRefused if it is broken or cut short."""
+    def read_table(self, path: str, columns: list[str] | None = None, schema: pa.Schema | None = None) -> pa.Table:
+        """Read a Parquet file. Raises StateRefused if it is broken, and with `schema` as `check_footer` does."""
         with self.parquet(path) as file:
+            if schema is not None:
+                self.check_footer(path, _footer(file), schema)
             try:
                 # Files are small and many: a thread for each would cost as much as the reading.
                 table = file.read(columns=columns, use_threads=False)
@@ -214,8 +216,7 @@ class Archive:
     def footer(self, path: str) -> Footer:
         """Read a file's footer. Raises StateRefused if it is broken or cut short."""
         with self.parquet(path) as file:
-            schema, rows = file.schema_arrow, file.metadata.num_rows
-        return Footer(file_metadata(schema), int(rows), schema.remove_metadata())
+            return _footer(file)
 
     def check_footer(self, path: str, footer: Footer, schema: pa.Schema) -> int:
         """Return the number of rows. Raises StateRefused for another run, version or columns."""
@@ -309,6 +310,11 @@ def run_ids(url: str) -> list[str]:
         found = whole._fs.get_file_info(fs.FileSelector(whole.root.rstrip("/"), allow_not_found=True))
     names = sorted((info.base_name for info in found if info.type == fs.FileType.Directory), reverse=True)
     return [name for name in names if whole.exists(f"{name}/{RUN_FILE}")]
+
+
+def _footer(file: pq.ParquetFile) -> Footer:
+    schema = file.schema_arrow
+    return Footer(file_metadata(schema), int(file.metadata.num_rows), schema.remove_metadata())
 
 
 def file_metadata(schema: pa.Schema) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbpair.errors import StateRefused
-from sbpair.replay.archive_layout import LEDGER
+from sbpair.replay.archive_layout import LEDGER, OUTCOME
 from sbpair.spark.write_run import READERS
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sbpair.spark.row_messages import RowMessage
     from sbpair.spark.task_claim import TaskPlace
     from sbpair.spark.write_run import WriteJob
+
+NAMES = ["sequence_number", "enqueued_at_ms"]
+"""The columns of the ledger that identify a row and its content."""
 
 
 class AcknowledgedRows:
@@ -74,7 +77,7 @@ class AcknowledgedRows:
 
 def _fill(known: dict[int, list[int]], archive: Archive, paths: list[str]) -> None:
     for path in paths:
-        table = archive.read_table(path, ["sequence_number", "enqueued_at_ms"])
+        table = archive.read_table(path, NAMES, OUTCOME)
         for number, content in zip(*(column.to_pylist() for column in table.columns), strict=True):
             known[number].append(content)
 
@@ -100,12 +103,12 @@ class _SortedKeys:
 
 @lru_cache(1)  # a worker runs many tasks of one job
 def _sorted_keys(job: WriteJob, paths: tuple[str, ...]) -> _SortedKeys:
-    archive, names = job.open(), ["sequence_number", "enqueued_at_ms"]
+    archive = job.open()
     if not paths:
         return _SortedKeys.empty()
     with ThreadPoolExecutor(READERS) as readers:
-        table = pa.concat_tables(readers.map(lambda path: archive.read_table(path, names), paths))
-    table = table.take(pc.sort_indices(table, [(names[0], "ascending")])).combine_chunks()
+        table = pa.concat_tables(readers.map(lambda path: archive.read_table(path, NAMES, OUTCOME), paths))
+    table = table.take(pc.sort_indices(table, [(NAMES[0], "ascending")])).combine_chunks()
     return _SortedKeys(
-        *(memoryview(table.column(name).chunk(0).buffers()[1]).cast("q")[: len(table)] for name in names)
+        *(memoryview(table.column(name).chunk(0).buffers()[1]).cast("q")[: len(table)] for name in NAMES)
     )

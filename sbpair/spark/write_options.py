@@ -43,6 +43,7 @@ STREAM_CHECKS = (RowCheck.TASK, RowCheck.ROW)
 FRAME_CHECKS = (RowCheck.FULL, *BATCH_CHECKS)
 """The values of option check, its default first: of a write, of a stream, and of `sbpair.spark.write`."""
 
+_OF_COMMANDS = re.compile(r"--(pair|config)\b")
 _RUN = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 
 
@@ -129,7 +130,12 @@ def _endpoint(given: Mapping[str, str], environ: Mapping[str, str]) -> Endpoint:
     if side not in SIDES:
         raise UsageError(f"option side: expected primary or secondary, got {side!r}", hint="leave it out for primary")
     flags = Flags(pair=given.get("pair"), config=None if config is None else Path(config))
-    if name is not None:
-        return load_namespace(name, flags, environ).endpoint
-    pair = load(flags, environ).pair
+    try:
+        if name is not None:
+            return load_namespace(name, flags, environ).endpoint
+        pair = load(flags, environ).pair
+    except UsageError as error:
+        error.message, error.hint = (_OF_COMMANDS.sub(r"option \1", text) for text in (error.message, error.hint))
+        error.args = (error.message,)
+        raise
     return pair.primary if side == SIDES[0] else pair.secondary

@@ -20,7 +20,7 @@ from sbpair.errors import EntityMissing, LeaseHeld, SbpairError, StateRefused, U
 from sbpair.model.pair import Ends
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import LEDGER, REPORT, VERSION
+from sbpair.replay.archive_layout import LEDGER, REPORT, RUN_FILE, VERSION
 from sbpair.replay.secret_references import named_secrets
 from sbpair.runs.run_log import new_id
 from sbpair.spark.row_messages import MessageColumns, check_schema
@@ -118,16 +118,18 @@ def start_job(
         if not only:
             wait_silent(archive, CLAIMS, still_going(run))
     mark = "" if only else _open_run(archive, endpoint)
+    number = 0 if only else 1 + read_owner(archive).number
     job = WriteJob(
         run=run,
         job=uuid.uuid4().hex[:12],
-        number=0 if only else 1 + read_owner(archive).number,
+        number=number,
         mark=mark,
         ledger=ledger,
         access=parsed.access,
         columns=MessageColumns(parsed.destination, has_ids),
         keep_refused=parsed.keep_refused,
-        resumed=not only and (stream or bool(archive.sizes(LEDGER))),
+        # A job that owned the run may write its ledger later than now.
+        resumed=not only and (stream or number > 1 or bool(archive.sizes(LEDGER))),
         shared=only or parsed.ledger is not None,
         check=parsed.check,
     )
@@ -137,7 +139,15 @@ def start_job(
 
 
 def _open_run(archive: Archive, endpoint: Endpoint) -> str:
-    """Create a run's directory, and return its mark. Raises StateRefused for one of another namespace or version."""
+    """Create a run's directory, and return its mark.
+
+    Raises StateRefused for one of another namespace or version, and for that of a replay.
+    """
+    if archive.exists(RUN_FILE):
+        raise StateRefused(
+            f"{archive.root} is a run of sbpair replay, whose ledger has other messages",
+            hint="choose another run, or another directory for option ledger",
+        )
     archive.create()
     archive.check_links()
     expected = {"schema": RUN_SCHEMA, "version": VERSION, "run": archive.run, "namespace": endpoint.authority.lower()}

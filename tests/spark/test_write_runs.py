@@ -10,16 +10,18 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, ServiceRefused, StateRefused, UsageError
-from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE
+from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE, RUN_FILE
 from sbpair.replay.send_task import ShardSource
 from sbpair.spark import task_claim
 from sbpair.spark.row_messages import check_schema
 from sbpair.spark.task_claim import TaskClaim, TaskPlace
 from sbpair.spark.write_receipt import commit_job
-from sbpair.spark.write_run import WRITE_FILE, start_job, wait_silent
+from sbpair.spark.write_run import OWNER_FILE, WRITE_FILE, RunOwner, start_job, wait_silent
 from sbpair.spark.write_task import RowReader, _write, write_partition
 from tests.replay.world import VARIABLES
 from tests.spark.writes import BINARY, ROWS, TEXT, environment_of, numbered, schema_of, start, write
@@ -123,6 +125,40 @@ def test_an_id_with_another_content_is_refused(place: World, tmp_path: Path) -> 
     with pytest.raises(StateRefused, match="id 'm1' was sent by run r1 with another content"):
         write(start(place, tmp_path), changed)
     assert place.ids() == ["m1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("sbpair.run", "r2", "belongs to run r2, not r1"), ("sbpair.version", "2", "has version 2; expected 1")],
+)
+def test_a_ledger_of_another_run_or_version_is_refused(
+    name: str, value: str, message: str, place: World, tmp_path: Path
+) -> None:
+    write(start(place, tmp_path), numbered([1]))
+    job = start(place, tmp_path)
+    for path in (tmp_path / "ledger").rglob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.replace_schema_metadata({**table.schema.metadata, name.encode(): value.encode()}), path)
+    with pytest.raises(StateRefused, match=message):
+        write(job, numbered([1, 2]))
+    assert place.ids() == ["m1"]
+
+
+def test_a_run_that_an_earlier_job_owned_is_resumed(place: World, tmp_path: Path) -> None:
+    """The earlier job may write the first file of its ledger after the later one has looked for it."""
+    job = start(place, tmp_path)
+    assert not job.resumed
+    job.open().write_json(OWNER_FILE, RunOwner(job.job, job.number)._asdict())
+    assert start(place, tmp_path).resumed
+
+
+def test_the_archive_of_a_replay_is_refused_as_a_ledger(place: World, tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path / "ledger"), "r1")
+    archive.create()
+    archive.write_json(RUN_FILE, {})
+    with pytest.raises(StateRefused, match="r1 is a run of sbpair replay"):
+        start(place, tmp_path)
+    assert [*archive.sizes("")] == [RUN_FILE]
 
 
 def test_a_retry_whose_rows_have_changed_is_refused(place: World, tmp_path: Path) -> None:
@@ -243,6 +279,8 @@ BAD_OPTIONS: dict[str, dict[str, str]] = {
     "option side: expected primary or secondary, got 'left'": {"side": "left"},
     "options namespace and pair exclude each other": {"namespace": "n", "pair": "p"},
     "namespace 'nowhere' does not exist": {"namespace": "nowhere"},
+    "option pair: pair 'nowhere' does not exist": {"pair": "nowhere"},
+    "option config: /nowhere.toml does not exist": {"config": "/nowhere.toml"},
     "option destination: there is no queue or topic 'nowhere' in contoso": {"destination": "nowhere"},
     "option destination: 'a b' is not a valid path": {"destination": "a b"},
 }
