@@ -104,7 +104,8 @@ class Archive:
             return bytes(stream.read())
 
     def exists(self, path: str) -> bool:
-        return bool(self._fs.get_file_info(f"{self.root}/{path}").type != fs.FileType.NotFound)
+        with self._reporting():
+            return bool(self._fs.get_file_info(f"{self.root}/{path}").type != fs.FileType.NotFound)
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
@@ -141,7 +142,7 @@ class Archive:
         """Read a JSON object. Raises FileNotFoundError; StateRefused for anything else."""
         try:
             document = json.loads(self.read(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.broken(path, error) from error
         if not isinstance(document, dict):
             raise self.broken(path, "expected a JSON object")
@@ -180,7 +181,7 @@ class Archive:
         try:
             *lines, rest = self.read(path).split(b"\n")
             yield from map(json.loads, lines)
-        except (ValueError, OSError, MachineLacks) as error:
+        except (ValueError, RecursionError, OSError, MachineLacks) as error:
             raise self.broken(path, error) from error
         if rest or not lines:
             raise self.broken(path, "its last line is cut short")
@@ -255,12 +256,20 @@ class Archive:
         return self.stop_requested() and not self.stops_for_good()
 
     def check_links(self) -> None:
-        """Raise StateRefused for a symbolic link below the run's directory: it may lead to files of others."""
-        if self.is_local and (link := local_files.find_link(Path(self.root))) is not None:
+        """Raise StateRefused for a symbolic link below the run's directory: it may lead to files of others.
+
+        Also for a pipe or a device, whose reading might never end.
+        """
+        if not self.is_local or (found := local_files.find_irregular(Path(self.root))) is None:
+            return
+        if found.is_symlink():
             raise StateRefused(
-                f"{link} is a symbolic link, which sbpair does not follow within a run",
+                f"{found} is a symbolic link, which sbpair does not follow within a run",
                 hint="put the file or directory itself there; the directory of the archive may be a link",
             )
+        raise StateRefused(
+            f"{found} is neither a file nor a directory", hint="remove it: sbpair puts only files into a run"
+        )
 
     def check_writable(self) -> None:
         """Raise MachineLacks if the archive cannot be written to."""

@@ -286,9 +286,11 @@ def load_accepted(archive: Archive, queue: str) -> set[tuple[Any, ...]]:
     """Return the keys of a queue that the syphon's journal had as accepted, without the namespace."""
     try:
         keys = archive.read_json(ACCEPTED_FILE)["keys"]
+        return {tuple(key[1:]) for key in keys if key[1] == queue.lower()}
     except FileNotFoundError:
         return set()
-    return {tuple(key[1:]) for key in keys if key[1] == queue.lower()}
+    except (KeyError, IndexError, TypeError) as error:
+        raise archive.broken(ACCEPTED_FILE, "it does not have the keys of messages") from error
 
 
 def save_accepted(archive: Archive, keys: list[Key]) -> None:

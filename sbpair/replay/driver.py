@@ -25,7 +25,7 @@ from sbpair.replay.progress import OnEvent, ReplayPhase
 from sbpair.replay.recorded_progress import ReplayTimeline, run_settings
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, TaskJob, load_run, save_run
 from sbpair.replay.selection import check_selection
-from sbpair.replay.spark import PLATFORM, count_task_slots, spark_session, stopping
+from sbpair.replay.spark import PLATFORM, count_task_slots, resumable, spark_session, stopping
 from sbpair.replay.spark_connect import connect_session, server_name
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.verify import check_segments, messages_removed, verify
@@ -183,14 +183,15 @@ def _run(
         slots = request.local_tasks or count_task_slots(spark)
         job = replace(job, senders=min(run.shards, slots))
         phases = Phases(spark, job, archive, request.pair, held, on_event, pauses, request.wait_for_locks)
-        if run.direct:
-            released = phases.move()
-        else:
-            released = phases.drain()
-            phases.send()
-        on_event(ReplayPhase("verify", "counting the messages in the archive"))
-        with nullcontext() if request.master == PLATFORM else stopping(spark):
-            return _prove(archive, run, began, released)
+        with resumable(archive):
+            if run.direct:
+                released = phases.move()
+            else:
+                released = phases.drain()
+                phases.send()
+            on_event(ReplayPhase("verify", "counting the messages in the archive"))
+            with nullcontext() if request.master == PLATFORM else stopping(spark):
+                return _prove(archive, run, began, released)
 
 
 def _spark(request: ReplayRequest, settings: dict[str, str], on_event: OnEvent) -> AbstractContextManager[Any]:

@@ -61,14 +61,18 @@ def append_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def find_link(directory: Path) -> Path | None:
-    """Return a symbolic link below a directory; None without one. Files may come and go meanwhile."""
+def find_irregular(directory: Path) -> Path | None:
+    """Return a symbolic link, a pipe or a device below a directory; None without one.
+
+    Files may come and go meanwhile.
+    """
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if entry.is_symlink():
+            if entry.is_dir(follow_symlinks=False):
+                if (found := find_irregular(Path(entry.path))) is not None:
+                    return found
+            elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                 return Path(entry.path)
-            if entry.is_dir(follow_symlinks=False) and (found := find_link(Path(entry.path))) is not None:
-                return found
     return None
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -157,17 +158,23 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> ReplayRun:
             "ttl": TimeToLive(stored["ttl"]),
             "selection": Selection(normalize_destinations(selected["destinations"]), where),
             "mode": ReplayMode(stored["mode"]),
-            "rate": None if stored["rate"] is None else float(stored["rate"]),
+            "rate": None if stored["rate"] is None else _positive(stored["rate"]),
             **{name: type(getattr(ReplayOptions(), name))(stored[name]) for name in NUMERIC_OPTIONS},
         }
         options = ReplayOptions(**{**stored, **known})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
-        shards, started_ms = int(document["shards"]), int(document["started_ms"])
+        shards, started_ms = int(_positive(document["shards"])), int(document["started_ms"])
         return ReplayRun(str(document["id"]), pair, _names(document["queues"]), shards, started_ms, options)
     except (KeyError, TypeError, ValueError, AttributeError, NameInvalid) as error:
         raise StateRefused(
             f"{archive.root}/{RUN_FILE} cannot be read", hint="restore it from a copy: a run needs it"
         ) from error
+
+
+def _positive(value: Any) -> float:
+    if 0 < (number := float(value)) < inf:
+        return number
+    raise ValueError("expected a number greater than 0")
 
 
 def _names(value: object) -> tuple[str, ...]:

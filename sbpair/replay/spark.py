@@ -109,7 +109,11 @@ def spark_session(
         with handlers_kept():
             spark = _start(master, {**local_settings(master), **daemon, **settings, JAVA_OPTIONS: options}, directory)
         try:
-            check_speculation(spark.conf.get("spark.speculation", "false"))
+            try:
+                speculation = spark.conf.get("spark.speculation", "false")
+            except spark_errors() as error:  # Spark has not read its SQL settings before
+                raise _not_started(master, error) from error
+            check_speculation(speculation)
             if package is not None:
                 add_package(spark, package)
             yield spark
@@ -174,10 +178,14 @@ def _start(master: str, settings: Mapping[str, str], directory: str) -> Any:
         _start_java(conf)
         return SparkSession.builder.config(conf=conf).getOrCreate()
     except (PySparkException, Py4JError, OSError, RuntimeError) as error:
-        raise MachineLacks(
-            f"Spark does not start on {master}: {spark_message(error)}",
-            hint="check --master and --conf, or run again with -v to see what Java says",
-        ) from error
+        raise _not_started(master, error) from error
+
+
+def _not_started(master: str, error: Exception) -> MachineLacks:
+    return MachineLacks(
+        f"Spark does not start on {master}: {spark_message(error)}",
+        hint="check --master and --conf, or run again with -v to see what Java says",
+    )
 
 
 def _start_java(conf: Any) -> None:
@@ -236,12 +244,26 @@ def _java_options(master: str, chosen: str, directory: Path, *, verbose: bool) -
     return " ".join([*options, chosen]).strip()
 
 
+def resume_command(archive: Archive) -> str:
+    return f"sbpair replay resume {archive.run}"
+
+
+@contextmanager
+def resumable(archive: Archive) -> Iterator[None]:
+    """Raise MachineLacks of the block, such as a full disk, with the command that continues the run."""
+    try:
+        yield
+    except MachineLacks as error:
+        hint = f"nothing is lost: correct that, then run {resume_command(archive)}"
+        raise MachineLacks(error.message, hint=hint) from error
+
+
 def translate_failure(error: BaseException, archive: Archive) -> BaseException:
     """Return the sbpair error that a task raised. Spark sends its traceback as text, so its name identifies it."""
     text = str(error)
     if (path := unreadable_segment(text)) is not None:
         return archive.broken(path, "Spark cannot read it")
-    resume = f"sbpair replay resume {archive.run}"
+    resume = resume_command(archive)
     for line in reversed(text.splitlines()):
         name, _, message = line.strip().removeprefix("sbpair.errors.").partition(": ")
         kind = getattr(errors, name, None)
@@ -249,5 +271,5 @@ def translate_failure(error: BaseException, archive: Archive) -> BaseException:
             return kind(message or name, hint=f"nothing is lost: correct that, then run {resume}")
     if isinstance(error, (KeyboardInterrupt, SbpairError)):
         return error
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    first = spark_message(error) if isinstance(error, Exception) else type(error).__name__
     return Unavailable(f"Spark failed: {first}", hint=f"nothing is lost: continue with {resume}")

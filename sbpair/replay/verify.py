@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -96,7 +97,10 @@ def verify(archive: Archive, run: ReplayRun, max_slice: int = MAX_SLICE, max_nam
     """
     if archive.exists(archive_layout.REMOVED_FILE):
         raise messages_removed(archive)
-    return _Verification(archive, run, max_slice, max_named).run()
+    proof = _Verification(archive, run, max_slice, max_named).run()
+    if not run.direct:  # whose ledger is not synced
+        _check_acknowledged(archive, proof)
+    return proof
 
 
 def prove_run(archive: Archive) -> tuple[ReplayRun, Proof]:
@@ -261,6 +265,18 @@ def check_segment_rows(archive: Archive, rows: int) -> None:
         raise StateRefused(
             f"{archive.root}/{SEGMENTS} holds {rows} messages, and {drained} were drained into it",
             hint="restore the missing files from a copy: their messages left the backlog",
+        )
+
+
+def _check_acknowledged(archive: Archive, proof: Proof) -> None:
+    """Raise StateRefused if the ledger has fewer messages than the receipt: a resume would send the others again."""
+    counted = 0
+    with suppress(FileNotFoundError, StateRefused):
+        counted = archive.read_json(archive_layout.RECEIPT_FILE).get("acknowledged", 0)
+    if isinstance(counted, int) and proof.acknowledged < counted:
+        raise StateRefused(
+            f"{archive.root}/{LEDGER} has {proof.acknowledged} messages, and the receipt {counted}",
+            hint="restore the missing files from a copy: without them a resume sends those messages again",
         )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, replace
+from math import inf, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ from sbpair.cli.render.receipt import proof_lines
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey
 from sbpair.replay import driver, gc
 from sbpair.replay import run as runs
-from sbpair.replay.archive import Archive
+from sbpair.replay.archive import Archive, find_archive
 from sbpair.replay.archive_layout import (
+    ACCEPTED_FILE,
     DEDUPLICATED,
     DOUBTFUL,
     DRAINED_FILE,
@@ -34,6 +36,7 @@ from sbpair.replay.archive_layout import (
     REMOVED_FILE,
     SEGMENTS,
 )
+from sbpair.replay.drain_task import load_accepted
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.local_files import filesystem_type
 from sbpair.replay.run import NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun
@@ -497,6 +500,10 @@ def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selec
         ({"options": {**OPTIONS, "segment_bytes": None}}, "cannot be read"),
         ({"queues": QUEUE}, "cannot be read"),
         ({"shards": "many"}, "cannot be read"),
+        ({"shards": 0}, "cannot be read"),
+        ({"shards": -3}, "cannot be read"),
+        ({"shards": inf}, "cannot be read"),
+        ({"options": {**OPTIONS, "rate": nan}}, "cannot be read"),
         ({"pair": 3}, "cannot be read"),
     ],
 )
@@ -506,11 +513,45 @@ def test_a_run_of_another_kind_is_refused(archive: Archive, change: dict[str, An
         runs.load_run(archive)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", "\0"])
+@pytest.mark.parametrize("content", ["", "[]", "{", "\0", "[" * 100_000])
 def test_a_run_file_without_a_json_object_is_refused(archive: Archive, content: str) -> None:
     Path(archive.root, "run.json").write_text(content)
     with pytest.raises(errors.StateRefused, match=r"run\.json is broken"):
         runs.load_run(archive)
+
+
+@pytest.mark.parametrize("path", ["run.json", "segments/zzz.parquet"])
+def test_a_pipe_within_a_run_is_refused(path: str, archive: Archive) -> None:
+    archive.remove(path)
+    Path(archive.root, path).parent.mkdir(exist_ok=True)
+    os.mkfifo(Path(archive.root, path))
+    with pytest.raises(errors.StateRefused, match=rf"{path} is neither a file nor a directory"):
+        runs.load_run(archive)
+
+
+@pytest.mark.parametrize("keys", [None, [3], [["contoso"]]])
+def test_an_unreadable_list_of_accepted_messages_is_refused(keys: Any, archive: Archive) -> None:
+    archive.write_json(ACCEPTED_FILE, {"keys": keys})
+    with pytest.raises(errors.StateRefused, match=r"accepted-before\.json is broken"):
+        load_accepted(archive, QUEUE)
+
+
+def test_a_ledger_that_has_lost_files_is_refused(archive: Archive) -> None:
+    put(archive, "one", key(0), key(1))
+    end(archive, LEDGER, key(0))
+    end(archive, LEDGER, key(1))
+    archive.write_json(RECEIPT_FILE, {"acknowledged": 2})
+    assert proof_of(archive).acknowledged == 2
+    archive.remove(archive.files(LEDGER)[0])
+    with pytest.raises(errors.StateRefused, match="ledger has 1 messages, and the receipt 2"):
+        proof_of(archive)
+    archive.write(RECEIPT_FILE, b"{")
+    assert proof_of(archive).unsent == 1
+
+
+def test_a_run_with_a_very_long_id_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(errors.MachineLacks, match="File name too long"):
+        find_archive(str(tmp_path), "r" * 5_000)
 
 
 def test_an_unknown_run_is_reported(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.replay import pyspark_daemon, selection, spark
+from sbpair.replay.archive import Archive
 from tests.replay.replays import offspring, pointed, read
 from tests.replay.world import HASTY
 
@@ -64,6 +65,21 @@ def test_the_users_java_options_come_last(tmp_path: Path) -> None:
 )
 def test_a_java_error_is_reduced_to_its_reason(text: str, reason: str) -> None:
     assert spark.spark_message(RuntimeError(text)) == reason
+
+
+def test_a_failure_of_spark_has_its_reason_and_the_command_to_continue(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path), "r1")
+    text = "An error occurred while calling o86.collect.\n: java.io.IOException: No space left on device\n\tat x.y(z:7)"
+    found = spark.translate_failure(RuntimeError(text), archive)
+    assert isinstance(found, errors.Unavailable)
+    assert (found.message, found.hint) == (
+        "Spark failed: No space left on device",
+        "nothing is lost: continue with sbpair replay resume r1",
+    )
+    (tmp_path / "r1").write_text("in the way")
+    with pytest.raises(errors.MachineLacks, match="Not a directory") as full, spark.resumable(archive):
+        archive.write("report/drained.json", b"{}")
+    assert full.value.hint == "nothing is lost: correct that, then run sbpair replay resume r1"
 
 
 @pytest.mark.parametrize(
@@ -153,6 +169,9 @@ def test_a_bad_master_is_reported_and_default_speculation_is_overruled(
     for master in ("local[x]", "nonsense"):
         with pytest.raises(errors.MachineLacks, match="Could not parse Master URL"), spark.spark_session(master, HASTY):
             pass
+    wrong = {**HASTY, "spark.sql.shuffle.partitions": "0"}
+    with pytest.raises(errors.MachineLacks, match="must be positive"), spark.spark_session("local[1]", wrong):
+        pass
     with spark.spark_session("local[1]", HASTY) as session:
         conf = session.sparkContext.getConf()
         assert (conf.get("spark.speculation"), conf.get("spark.speculation.quantile")) == ("false", "0.5")

@@ -7,7 +7,7 @@ from sbpair.cli.options.common import flag
 from sbpair.cli.render.receipt import proof_lines
 from sbpair.cli.render.screen import Screen, plural, size
 from sbpair.cli.render.table import columns
-from sbpair.errors import StateRefused, Unsafe, UsageError
+from sbpair.errors import MachineLacks, StateRefused, Unsafe, UsageError
 
 SCHEMA = "sbpair/replay/1"
 
@@ -74,7 +74,7 @@ def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
     for each in run_ids(archive):
         try:
             found = progress.run_summary(Archive(archive, each))
-        except StateRefused as error:
+        except (StateRefused, MachineLacks) as error:
             screen.error(error.message, error.hint)
         else:
             runs.append({"started": utc(found.pop("started_ms") / 1000), **found})
