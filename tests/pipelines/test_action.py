@@ -68,6 +68,10 @@ def test_a_move_puts_its_receipt_and_its_report_into_the_summary(pair: Running, 
     assert "✅ sbpair ended with exit code 0\n\n<pre>\n$ sbpair syphon --once --count 2\n" in pipeline.summary
     assert "\n# `sbpair syphon --once`: done\n" in pipeline.summary
     assert re.fullmatch(r"exit-code=0\nrun=\d{6}-\d{6}-\w{4}\n", pipeline.outputs)
+    pipeline.output_file.unlink()
+    assert pipeline.run("syphon --once --count 2 --output json").returncode == 0
+    assert re.fullmatch(r"exit-code=0\nrun=\d{6}-\d{6}-\w{4}\n", pipeline.outputs)
+    assert pipeline.summary.count("\n# `sbpair syphon --once`: done\n") == 2
 
 
 def test_findings_fail_the_step(pipeline: Pipeline) -> None:

@@ -26,7 +26,9 @@ PROGRAM = [sys.executable, "-P", "-m", "sbpair"]
 SELECTIONS = ("--pair", "--config", "--primary", "--secondary", "--namespace", "--state")
 """The options of a command that the report of its run needs, too."""
 
-RUN_LINE = re.compile(r"^run (\d{6}-\d{6}-\w{4}) ")
+RUN_LINE = re.compile(r'^(?:run |  "run": ")(\d{6}-\d{6}-\w{4})[ "]')
+"""Of a receipt, as text or with --output json."""
+
 MAX_OUTPUT = 64 * 1024
 MAX_LAST_LINES, MAX_LINE = 20, 1000
 MAX_REPORT = 512 * 1024
