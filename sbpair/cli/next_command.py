@@ -71,8 +71,8 @@ def _repeated(path: list[str], words: Collection[str], without: Collection[str])
         without = {*without, "destination", "where"}
     if ("replay" in path) != ("replay" in context.command_path.split()):  # filters of another language
         without = {*without, "where"}
-    if path[-1] != context.command.name:  # a confirmation is for one command
-        without = {*without, "yes"}
+    if path[-1] != context.command.name:  # a confirmation and a rehearsal are for one command
+        without = {*without, "yes", "dry_run"}
     if path == ["doctor"]:  # it tests the pair, and its own --queue and --timeout are other ones
         without = {*without, "queue", "destination", "timeout"}
     for param in target.params:

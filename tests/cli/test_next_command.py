@@ -118,6 +118,17 @@ async def test_a_hint_carries_the_options_too(tmp_path: Path) -> None:
         assert (code, untimed(err)) == (0, "no runs yet: /nowhere has no state\n")
 
 
+async def test_a_rehearsal_of_one_command_proposes_the_other_one_for_good(tmp_path: Path) -> None:
+    async with shell(tmp_path) as sh:
+        for path in [each.path for each in sh.secondary.queues()]:
+            sh.secondary.delete_queue(path)
+        code, err = await sh.run(f"sbpair syphon --dry-run -n 3 {PAIR}".format(home=tmp_path))
+        assert code == 2
+        [printed] = PRINTED.findall(err)
+        assert (await sh.run(printed))[0] == 0
+        assert sh.queues() == 3
+
+
 def printed_by(line: str, act: Callable[..., str], *arguments: Any, **options: Any) -> str:
     """Return a command as it is printed during the command of a line."""
     words = shlex.split(line)
