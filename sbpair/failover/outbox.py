@@ -225,12 +225,17 @@ def _locked(path: Path) -> Lock:
             f"the outbox {path} is in use by another client",
             hint="give each client an outbox file of its own, or stop the other client",
         ) from None
+    except MachineLacks as error:
+        raise _unusable(path, error.__cause__) from error
 
 
 def _create_file(path: Path) -> None:
     try:
         create_private(path, durable=True)
     except OSError as error:
-        raise MachineLacks(
-            f"{path} cannot be used for an outbox: {error.strerror}", hint="name a file that can be written"
-        ) from error
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: BaseException | None) -> MachineLacks:
+    why = getattr(error, "strerror", error)
+    return MachineLacks(f"{path} cannot be used for an outbox: {why}", hint="name a file that can be written")

@@ -173,6 +173,13 @@ def test_limits_below_one_are_refused(path: Path, bounds: Any) -> None:
     assert not path.exists()
 
 
+def test_a_lock_file_that_cannot_be_opened_is_no_matter_of_the_state(path: Path) -> None:
+    path.with_name(f"{path.name}-lock").mkdir()
+    with pytest.raises(MachineLacks, match="cannot be used for an outbox: Is a directory") as raised:
+        Outbox(path, a_pair())
+    assert raised.value.hint == "name a file that can be written"
+
+
 def test_only_the_owner_can_read_the_file(path: Path, opened: Callable[..., Outbox]) -> None:
     box = opened()
     box.put("orders", [b"a"])
