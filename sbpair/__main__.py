@@ -23,6 +23,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line. Print an error to stderr, and return the exit code."""
+    _open_stderr()
     _never_fail_to_encode()
     try:
         refuse_secrets(arguments)
@@ -94,6 +95,15 @@ def _asks_for_json(arguments: Sequence[str]) -> bool:
 
 def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else " " for each in text)
+
+
+def _open_stderr() -> None:
+    """Discard what a command writes to a stderr that is closed. Otherwise a later file would be its stderr."""
+    if sys.stderr is None:
+        import os
+        from pathlib import Path
+
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  open until the process ends
 
 
 def _never_fail_to_encode() -> None:

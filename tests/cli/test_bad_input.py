@@ -383,6 +383,16 @@ def test_results_that_cannot_be_written_are_a_lack_of_this_machine(redirection: 
 
 
 @pytest.mark.parametrize(
+    ("words", "code", "result"), [("status", 6, "the backlog is unknown"), ("audit --bogus", 2, "")]
+)
+def test_a_closed_stderr_changes_neither_result_nor_exit_code(words: str, code: int, result: str) -> None:
+    names = {"SBPAIR_PRIMARY_NAME": "contoso", "SBPAIR_SECONDARY_NAME": "contoso-dr"}
+    env = {**os.environ, **names, "SBPAIR_PRIMARY_CONNECTION_STRING": emulated(1), SECONDARY: emulated(2)}
+    done = command.run_program("sh", "-c", f"{sys.executable} -m sbpair {words} 2>&-", env=env)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (code, [result] if result else [])
+
+
+@pytest.mark.parametrize(
     ("relay", "text"),
     [
         ("other=hyco", "--relay names no namespace 'other'"),
