@@ -102,8 +102,11 @@ def test_runs_of_a_namespace_are_listed_shown_and_reported(world: World) -> None
 
 
 def test_the_name_of_a_side_is_explained(world: World) -> None:
-    for words in (["peek", "contoso-dr:orders"], ["peek", "orders", "--namespace", "contoso-dr"]):
-        assert world.run(*words)[2][-1] == "hint: contoso-dr is the secondary of the pair: write secondary:ENTITY"
+    start, end = "hint: contoso-dr is the secondary of the pair: ", "write secondary:ENTITY for its entities"
+    assert world.run("peek", "contoso-dr:orders")[2][-1] == start + end
+    for words in (["peek", "orders"], ["runs", "list"]):
+        found = world.run(*words, "--namespace", "contoso-dr")[2][-1]
+        assert found == f"{start}leave --namespace out, and {end}"
     assert "is the secondary" not in world.run("peek", "contoso-dr:orders", pair=False)[2][-1]
 
 

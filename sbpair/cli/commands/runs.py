@@ -31,8 +31,8 @@ def group() -> None:
 
     Examples:
       sbpair runs list
-      sbpair runs show 20261122
-      sbpair runs pause 20261122
+      sbpair runs show 261122
+      sbpair runs pause 261122
 
     See also: sbpair help runs
     """

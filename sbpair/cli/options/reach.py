@@ -114,7 +114,8 @@ class Reach:
                 self._namespaces[name] = load_namespace(name, self.flags, self.environ, may_be_host=may_be_host)
             except UsageError as error:
                 if side := self._side_of(name):
-                    error.hint = f"{name} is the {side} of the pair: write {side}:ENTITY"
+                    leave_out = "leave --namespace out, and " if may_be_host else ""
+                    error.hint = f"{name} is the {side} of the pair: {leave_out}write {side}:ENTITY for its entities"
                 raise
         return self._namespaces[name]
 
