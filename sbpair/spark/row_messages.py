@@ -79,7 +79,8 @@ def _may_be_properties(data_type: Any) -> bool:
         case "MapType":
             return {type(data_type.keyType).__name__} <= TEXT and type(data_type.valueType).__name__ in PROPERTY
         case "StructType":
-            return {type(field.dataType).__name__ for field in data_type.fields} <= PROPERTY
+            names, kinds = data_type.fieldNames(), {type(field.dataType).__name__ for field in data_type.fields}
+            return len(names) == len({*names}) and kinds <= PROPERTY
     return True
 
 

@@ -93,6 +93,7 @@ def test_schedule_destination_and_map_of_properties_arrive(place: World, tmp_pat
 
 
 STRUCT = types.StructType([types.StructField("d", types.DateType())])
+TWICE = types.StructType([types.StructField("a", TEXT), types.StructField("a", TEXT)])
 BAD_SCHEMAS = {
     "column body: missing": {"id": TEXT},
     "column Body: unknown; did you mean body?": {"Body": BINARY},
@@ -105,6 +106,7 @@ BAD_SCHEMAS = {
     "column time_to_live: expected a day-time interval": {"body": BINARY, "time_to_live": types.DoubleType()},
     "column properties: expected a map from string": {"body": BINARY, "properties": types.MapType(BINARY, TEXT)},
     "column properties: expected a map from string, or a struct": {"body": BINARY, "properties": STRUCT},
+    "column properties: expected a map from string, or a struct, of": {"body": BINARY, "properties": TWICE},
 }
 
 
