@@ -115,12 +115,7 @@ class ArchiveFrame:
     def read(self, state: str, path: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file. Raises StateRefused for one that is broken, foreign or of another version."""
         archive = Archive(self.url, self.run)
-        try:
-            _check_file(archive, state, path)
-        except StateRefused:
-            if archive.exists(REMOVED_FILE) and not archive.exists(path):
-                raise messages_removed(archive) from None
-            raise
+        _check_file(archive, state, path)
         needed = sorted({name for each in self.columns for name in _needs(each, state)} & {*_schema(state).names})
         with archive.parquet(path) as file:
             try:
@@ -138,7 +133,12 @@ def _schema(state: str) -> pa.Schema:
 
 
 def _check_file(archive: Archive, state: str, path: str) -> int:
-    return archive.check_footer(path, archive.footer(path), _schema(state))
+    try:
+        return archive.check_footer(path, archive.footer(path), _schema(state))
+    except StateRefused:
+        if archive.exists(REMOVED_FILE) and not archive.exists(path):
+            raise messages_removed(archive) from None
+        raise
 
 
 def _check_run(archive: Archive, states: Sequence[str], *, unfinished: bool) -> None:
