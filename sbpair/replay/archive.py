@@ -24,7 +24,18 @@ from pyarrow import fs
 from sbpair.errors import MachineLacks, StateRefused, UsageError
 from sbpair.operating_system.files import sync_directory
 from sbpair.replay import local_files
-from sbpair.replay.archive_layout import DISTINCT, LINES, PARQUET, PAUSE, REPORT, RUN_FILE, STOP_FILE, VERSION
+from sbpair.replay.archive_layout import (
+    DISTINCT,
+    LINES,
+    NOT_SENT,
+    PARQUET,
+    PAUSE,
+    REPORT,
+    RUN_FILE,
+    SEGMENTS,
+    STOP_FILE,
+    VERSION,
+)
 from sbpair.runs.run_log import match_id
 
 GLOB_CHARACTERS = set("*?[]{}\\")  # Spark reads a path with one of these as a pattern
@@ -280,9 +291,10 @@ class Archive:
     def broken(self, path: str, why: str | Exception) -> StateRefused:
         """Return the error for a broken file, with the first line of the reason."""
         first_line = str(why).partition("\n")[0]
+        only_copy = "its messages left the backlog, and " if path.startswith((SEGMENTS, *NOT_SENT)) else ""
         return StateRefused(
             f"{self.root}/{path} is broken: {first_line}",
-            hint="restore it from a copy: its messages left the backlog, and a run sends nothing without it",
+            hint=f"restore it from a copy: {only_copy}a run sends nothing without it",
         )
 
     def wrong_columns(self, path: str) -> StateRefused:
