@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -198,3 +199,6 @@ def test_functions_for_older_sparks_do_the_same(spark: Any, place: World, tmp_pa
         receipt = write(frame, ledger=str(tmp_path / "ledger"), run="r1")
         assert (receipt["rows"], receipt["acknowledged_before"], receipt["balanced"]) == (20, known, True)
     assert sorted(place.ids()) == sorted(f"m{n}" for n in range(20))
+    with ThreadPoolExecutor(1) as threads:  # there Spark finds no data source in Python
+        receipt = threads.submit(write, frame, ledger=str(tmp_path / "ledger"), run="r1").result()
+    assert receipt["acknowledged_before"] == 20
