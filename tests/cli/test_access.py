@@ -110,6 +110,7 @@ def test_a_primary_that_does_not_accept_the_key_names_its_variable(
     assert (code, out) == (5, "")
     assert_refused(err)
     assert "the key in SBPAIR_PRIMARY_CONNECTION_STRING: " in err.splitlines()[-1]
+    assert err.endswith("or this machine's clock may be wrong; sbpair doctor tests each step\n")
 
 
 PLACE = ["--subscription", "00000000-0000-0000-0000-000000000000", "--resource-group", "messaging"]
