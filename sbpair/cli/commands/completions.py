@@ -16,7 +16,7 @@ def command(
     """Print the script that completes commands and names in a shell.
 
     The wheel installs the scripts of bash, zsh and fish in share/. If the shell does not look there, store the output
-    where it looks, or evaluate it when the shell starts.
+    where it looks, in a directory that exists, or evaluate it when the shell starts.
 
     Examples:
       sbpair completions bash > ~/.local/share/bash-completion/completions/sbpair
