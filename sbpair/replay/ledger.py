@@ -176,8 +176,8 @@ def read_held(archive: Archive, path: str) -> Iterator[Key]:
 
 def _is_key(value: object) -> bool:
     match value:
-        case [str(), int(), int(), str() | None]:
-            return True
+        case [str(), int(number), int(enqueued_at), str() | None]:
+            return all(-(1 << 63) <= each < 1 << 63 for each in (number, enqueued_at))
     return False
 
 

@@ -186,7 +186,7 @@ def read_owner(archive: Archive) -> RunOwner:
         return RunOwner(str(found["job"]), int(found["number"]))
     except FileNotFoundError:
         return RunOwner()
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise archive.broken(OWNER_FILE, error) from error
 
 

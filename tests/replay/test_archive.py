@@ -402,12 +402,13 @@ def test_a_corrupted_file_is_refused_by_name(archive: Archive, kind: str) -> Non
     assert path in refused.value.message
 
 
-def test_a_truncated_list_of_held_messages_is_reported(archive: Archive) -> None:
+@pytest.mark.parametrize("content", [b"", b'[["q",99999999999999999999,1,null]]\n', b"[" * 100_000 + b"\n"])
+def test_an_unreadable_list_of_held_messages_is_reported(content: bytes, archive: Archive) -> None:
     put(archive, "one", key(0))
     Ledger(archive, RUN.shards, "dead").record_held([Entry(key(0), "orders")])
     end(archive, LEDGER, key(0), attempt="next")
     [path] = archive.files(HELD)
-    Path(archive.root, path).write_bytes(b"")
+    Path(archive.root, path).write_bytes(content)
     proof = proof_of(archive)
     assert (proof.unreadable, proof.doubtful, proof.balanced) == ([path], [], True)
 
