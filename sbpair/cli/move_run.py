@@ -177,6 +177,7 @@ def move_messages(
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
         with move_progress(screen, ends, interval, spec) as shown:
+            shown.is_stopping = stop.is_set
             on_event = metrics.observing(shown) if metrics else shown
             moving = runner.run(
                 ends,

@@ -101,6 +101,7 @@ CASES: dict[str, tuple[BoardView | PhaseView, int, int]] = {
     "uncounted": (UNCOUNTED, 80, 24),
     "many": (MANY, 80, 24),
     "start": (START, 80, 24),
+    "stopping": (replace(SOME, is_stopping=True), 80, 24),
 }
 
 

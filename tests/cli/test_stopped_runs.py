@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -95,6 +96,25 @@ async def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
         [run] = await pair.runs()
         assert (run["outcome"], run["exit_code"], run["error"]) == ("stopped", 0, "")
         assert (await pair.shown(run["id"]))["receipt"]["sent"] == 3
+
+
+async def test_a_stopping_run_shows_that_the_next_interrupt_stops_it_at_once(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(3)
+        terminal, end = pty.openpty()
+        pair.emulator.faults.swallow_acks("contoso", "orders")
+        process = await pair.start("syphon", "--once", stderr=end, TERM="xterm")
+        os.close(end)
+        await until(lambda: pair.arrived == 3)
+        process.send_signal(signal.SIGINT)
+        shown = b""
+        while b" - Ctrl-C stops at once" not in shown:
+            shown += await asyncio.to_thread(os.read, terminal, 65_536)
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+        os.close(terminal)
+        assert process.returncode == 130
+        assert b"stopping " in shown
 
 
 async def test_a_run_under_nohup_ignores_a_hangup(tmp_path: Path) -> None:

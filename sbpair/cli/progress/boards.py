@@ -101,6 +101,7 @@ class BoardView:
     destinations: tuple[DestinationRow, ...]
     seconds: float
     notices: tuple[str, ...] = ()
+    is_stopping: bool = False
 
     @property
     def total(self) -> QueueRow:

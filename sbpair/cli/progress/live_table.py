@@ -94,7 +94,8 @@ def draw_board(view: BoardView, width: int, lines: int) -> RenderableType:
             parts += [Text(), _destinations(shown, width, wide=wide)]
     parts += [Text(each, "yellow") for each in notices]
     # The terminal echoes Ctrl-C behind this line, so it is short.
-    parts.append(Text(f"running {spoken(view.seconds)} - Ctrl-C to stop", "dim"))
+    state, effect = ("stopping", "stops at once") if view.is_stopping else ("running", "to stop")
+    parts.append(Text(f"{state} {spoken(view.seconds)} - Ctrl-C {effect}", "dim"))
     return Group(*parts)
 
 

@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -31,6 +31,7 @@ class MoveProgress(Progress):
     """Prints events that need attention: all that --quiet leaves.
 
     `sample_seconds` is the time between counts of a queue; None for none. `interval` is the time between reports.
+    `is_stopping` returns whether the run finishes its sends.
     """
 
     def __init__(self, screen: Screen, spec: "MoveSpec", interval: float) -> None:
@@ -39,6 +40,7 @@ class MoveProgress(Progress):
         self._screen, self._spec, self._interval = screen, spec, interval
         names = dict.fromkeys((spec.ends.secondary.name, spec.ends.primary.name))
         self._board = Board(time.monotonic(), f"connecting to {' and '.join(names)}")
+        self.is_stopping: Callable[[], bool] = bool
         self._print = EventPrinter(screen)
         self._lock = threading.Lock()
         self._due = time.monotonic() + interval
@@ -78,7 +80,8 @@ class MoveProgress(Progress):
 
     def _view(self) -> BoardView:
         with self._lock:
-            return self._board.view(time.monotonic(), wall_clock_ms())
+            view = self._board.view(time.monotonic(), wall_clock_ms())
+        return replace(view, is_stopping=self.is_stopping())
 
 
 class TextMoveProgress(MoveProgress):
