@@ -119,7 +119,7 @@ def spark_session(
             yield spark
         finally:
             if master != PLATFORM:  # the end of the job stops it, and some platforms need it until then
-                spark.stop()
+                _stop(spark)
 
 
 def hide_tracebacks() -> None:
@@ -147,10 +147,16 @@ def count_task_slots(spark: Any) -> int:
     return int(highest) + 1
 
 
+def _stop(spark: Any) -> None:
+    """Stop Spark. No-op if Java was killed: what else failed then says why."""
+    with suppress(ConnectionError, *spark_errors()):
+        spark.stop()
+
+
 @contextmanager
 def stopping(spark: Any) -> Iterator[None]:
     """Stop Spark, which takes a second, while the block runs. A second stop has no effect."""
-    thread = threading.Thread(target=spark.stop, name="stop spark")
+    thread = threading.Thread(target=_stop, args=(spark,), name="stop spark")
     thread.start()
     try:
         yield
@@ -244,15 +250,23 @@ def _java_options(master: str, chosen: str, directory: Path, *, verbose: bool) -
     return " ".join([*options, chosen]).strip()
 
 
+_NO_JAVA = "does not exist in the JVM"
+"""Py4J's words for a class that it asks Java for, once Java has ended."""
+
+
 def resume_command(archive: Archive) -> str:
     return f"sbpair replay resume {archive.run}"
 
 
 @contextmanager
 def resumable(archive: Archive) -> Iterator[None]:
-    """Raise MachineLacks of the block, such as a full disk, with the command that continues the run."""
+    """Raise errors of Spark and MachineLacks, such as a full disk, with the command that continues the run."""
     try:
         yield
+    except ConnectionError as error:
+        raise translate_failure(error, archive) from error
+    except spark_errors() as error:
+        raise translate_failure(error, archive) from error
     except MachineLacks as error:
         hint = f"nothing is lost: correct that, then run {resume_command(archive)}"
         raise MachineLacks(error.message, hint=hint) from error
@@ -271,5 +285,7 @@ def translate_failure(error: BaseException, archive: Archive) -> BaseException:
             return kind(message or name, hint=f"nothing is lost: correct that, then run {resume}")
     if isinstance(error, (KeyboardInterrupt, SbpairError)):
         return error
+    if isinstance(error, ConnectionError) or "Py4JNetworkError" in repr(error) or _NO_JAVA in text:
+        return Unavailable("Spark's Java was killed, or crashed", hint=f"nothing is lost: continue with {resume}")
     first = spark_message(error) if isinstance(error, Exception) else type(error).__name__
     return Unavailable(f"Spark failed: {first}", hint=f"nothing is lost: continue with {resume}")

@@ -14,7 +14,7 @@ import pytest
 
 from sbpair.replay.archive_layout import LEDGER
 from tests.kit import command
-from tests.replay.replays import PATIENCE_SECONDS, end, nothing_is_lost, offspring
+from tests.replay.replays import PATIENCE_SECONDS, end, is_java, nothing_is_lost, offspring
 from tests.replay.world import HASTY, World, world
 
 if TYPE_CHECKING:
@@ -163,6 +163,30 @@ def test_a_second_interrupt_ends_with_the_command_that_continues(tmp_path: Path)
         )
         [listed] = shell.runs("list")
         assert (listed["id"], listed["outcome"]) == (run, "stopped")
+
+
+def test_a_killed_java_ends_with_the_command_that_continues(tmp_path: Path) -> None:
+    with world(lock_seconds=15) as place:
+        place.strand_many(MESSAGES)
+        shell = Shell(place, tmp_path)
+        first = shell.start("run", "--rate", "100", *SPARK)
+        try:
+            wait_for(lambda: shell.chunks() >= 1, first)
+            [java] = filter(is_java, offspring(first.pid))
+            end(java)
+            _, err = first.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            for pid in (*offspring(first.pid), first.pid):
+                end(pid)
+        [run] = [path.name for path in shell.archive.iterdir()]
+        assert first.returncode == 6, err
+        assert "error: Spark's Java was killed, or crashed" in err
+        hint = err.splitlines()[-1]
+        assert hint.startswith("hint: nothing is lost: continue with sbpair replay resume"), err
+        assert run in hint
+        code, receipt, err = shell.say("resume", run, *SPARK)
+        assert code == 0, err
+        nothing_is_lost(place, receipt)
 
 
 def wait_for(happens: Any, process: subprocess.Popen[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from sbpair import errors
 from sbpair.replay import pyspark_daemon, selection, spark
@@ -76,6 +77,9 @@ def test_a_failure_of_spark_has_its_reason_and_the_command_to_continue(tmp_path:
         "Spark failed: No space left on device",
         "nothing is lost: continue with sbpair replay resume r1",
     )
+    for ended in (Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111, "refused")):
+        with pytest.raises(errors.Unavailable, match="Java was killed, or crashed"), spark.resumable(archive):
+            raise ended
     (tmp_path / "r1").write_text("in the way")
     with pytest.raises(errors.MachineLacks, match="Not a directory") as full, spark.resumable(archive):
         archive.write("report/drained.json", b"{}")
