@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -174,6 +175,7 @@ def invoke(arguments: Sequence[str]) -> int:
     # PowerShell leaves the variable behind, empty.
     if os.environ.get(COMPLETION_VARIABLE):
         return _complete(command)
+    _refuse_empty(arguments)
     if arguments[:1] == ["--version"] and arguments[1:2] and arguments[1].startswith("-"):
         arguments = ["version", *arguments[1:]]
     try:
@@ -184,6 +186,13 @@ def invoke(arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         raise _usage(error, _path(arguments)) from error
     return result if isinstance(result, int) else 0
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an empty value, as an unset variable of a shell gives: it would mean another place."""
+    for name, kind in {"--state": "directory", "--directory": "directory", "--pair": "pair"}.items():
+        if f"{name}=" in arguments or (name, "") in pairwise(arguments):
+            raise UsageError(f"{name} is empty", hint=f"name a {kind}, or leave {name} out")
 
 
 # Typer checks values with a library whose messages are for programmers.
