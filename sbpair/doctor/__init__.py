@@ -65,7 +65,8 @@ async def diagnose(
             connections[side] = group.create_task(
                 check_connectivity(side, endpoint, seconds, emit), name=f"connectivity of {side}"
             )
-            checking = check_access(side, endpoint, _paths(side, subject), seconds, emit, connections[side])
+            paths, named = _paths(side, subject), side in subject.paths
+            checking = check_access(side, endpoint, paths, seconds, emit, connections[side], named=named)
             access[side] = group.create_task(checking, name=f"access to {side}")
     checks = here.result()
     for side in subject.endpoints:

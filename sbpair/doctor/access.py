@@ -66,11 +66,14 @@ async def check_access(
     seconds: float,
     emit: Emit,
     connection: Awaitable[list[Check]],
+    *,
+    named: bool = False,
 ) -> tuple[list[Check], str]:
     """Run every check of access and management. Returns them and the tier, "" where unknown.
 
-    `paths` are the entities to open links to, in this order; without Manage no other is known. `connection` yields the
-    concurrent connectivity checks: their failures are not repeated for each claim.
+    `paths` are the entities to open links to, in this order; without Manage no other is known. No other is tried
+    either if the user `named` them. `connection` yields the concurrent connectivity checks: their failures are not
+    repeated for each claim.
     """
     async with asyncio.TaskGroup() as group:
         health = group.create_task(_management(side, endpoint, seconds, emit), name=f"health of {side}")
@@ -78,7 +81,7 @@ async def check_access(
         links = group.create_task(_links(endpoint, paths, seconds), name=f"links of {side}")
     checks, probed, found = health.result(), probe.result(), links.result()
     none_exists = all(isinstance(each, errors.EntityMissing) for each in found.values())
-    if isinstance(probed, NamespaceProbe) and probed.queue and none_exists:
+    if isinstance(probed, NamespaceProbe) and probed.queue and none_exists and not named:
         found = await _links(endpoint, (probed.queue,), seconds)
     found["Manage"] = None if isinstance(probed, NamespaceProbe) else probed
     passed = {check.name for check in (*checks, *await connection) if check.outcome is Outcome.OK}

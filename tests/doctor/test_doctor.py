@@ -108,6 +108,13 @@ async def test_nothing_is_sent_received_or_changed() -> None:
         assert seen() == before
 
 
+async def test_no_other_queue_is_tried_than_a_named_one() -> None:
+    async with provisioned() as emulator:
+        checks = await look(emulator, paths={"secondary": "nowhere"})
+        assert unknown(checks) == {"secondary.send", "secondary.listen"}
+        assert checks["primary.send"].outcome is Outcome.OK
+
+
 async def test_claims_without_queues_are_unknown_with_a_hint() -> None:
     async with Emulator(STANDARD) as emulator:
         checks = await look(emulator)
