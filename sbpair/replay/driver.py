@@ -28,7 +28,7 @@ from sbpair.replay.selection import check_selection
 from sbpair.replay.spark import PLATFORM, count_task_slots, resumable, spark_session, stopping
 from sbpair.replay.spark_connect import connect_session, server_name
 from sbpair.replay.task_lease import HeldLease, hold_leases
-from sbpair.replay.verify import check_segments, messages_removed, verify
+from sbpair.replay.verify import check_acknowledged, check_segments, messages_removed, verify
 from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, identity, state_if_any
 from sbpair.runs.journal import accepted_keys
@@ -167,6 +167,8 @@ def _run(
     on_event(ReplayPhase("check", f"run {run.id}: checking the archive", run.id))
     check_segments(archive)
     before = verify(archive, run)
+    if not run.direct:  # whose ledger is not synced
+        check_acknowledged(archive, before)
     if archive.exists(DRAINED_FILE) and (before.balanced or run.direct) and not before.remaining_in_queues:
         on_event(ReplayPhase("verify", "everything was sent before; nothing remains to do"))
         return _prove(archive, run, began)

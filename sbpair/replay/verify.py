@@ -97,10 +97,7 @@ def verify(archive: Archive, run: ReplayRun, max_slice: int = MAX_SLICE, max_nam
     """
     if archive.exists(archive_layout.REMOVED_FILE):
         raise messages_removed(archive)
-    proof = _Verification(archive, run, max_slice, max_named).run()
-    if not run.direct:  # whose ledger is not synced
-        _check_acknowledged(archive, proof)
-    return proof
+    return _Verification(archive, run, max_slice, max_named).run()
 
 
 def prove_run(archive: Archive) -> tuple[ReplayRun, Proof]:
@@ -268,7 +265,7 @@ def check_segment_rows(archive: Archive, rows: int) -> None:
         )
 
 
-def _check_acknowledged(archive: Archive, proof: Proof) -> None:
+def check_acknowledged(archive: Archive, proof: Proof) -> None:
     """Raise StateRefused if the ledger has fewer messages than the receipt: a resume would send the others again."""
     counted = 0
     with suppress(FileNotFoundError, StateRefused):
