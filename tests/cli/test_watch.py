@@ -78,7 +78,7 @@ async def test_progress_comes_at_intervals_and_names_a_limit(tmp_path: Path) -> 
         words = ("syphon", "--once", "--rate", "10", "--progress-interval", "1s", "--output", "json")
         code, out, err = await pair.run(*words)
         lines = untimed(err).splitlines()
-        assert lines[0] == "moving 1 backlog queue to contoso"
+        assert "moving 1 backlog queue to contoso" in lines[:2]  # a slow machine says first that it connects
         assert len(lines) >= 3
         limited = re.compile(r"\d+ sent, ~?\d+ left, .* a second.*; limited to 10 messages/s by --rate")
         assert any(map(limited.fullmatch, lines))
