@@ -74,6 +74,7 @@ def bytecodes(run: Callable[[], None]) -> int:
         return counting
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 counts none unless a frame has it by now
     sys.settrace(tracing)
     try:
         run()
