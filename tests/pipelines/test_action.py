@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -119,6 +120,21 @@ def test_no_module_of_the_working_directory_is_imported(pipeline: Pipeline, tmp_
     for name in ("sbpair", "typer", "signal"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('caught')")
     assert pipeline.run("version").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("run 261122-101500-ab12 done after 3 s", True),
+        ("run 261122-101500-ab12", True),
+        ('  "run": "261122-101500-ab12",', True),
+        ("run 261122-101500-ab12x", False),
+        ("a run 261122-101500-ab12", False),
+    ],
+)
+def test_the_receipts_of_moves_and_replays_name_their_run(line: str, named: bool) -> None:
+    found = runpy.run_path(str(ACTION / "run.py"))["RUN_LINE"].match(line)
+    assert (found and found[1]) == ("261122-101500-ab12" if named else None)
 
 
 def test_texts_of_a_namespace_command_no_agent_and_format_no_summary(pipeline: Pipeline) -> None:

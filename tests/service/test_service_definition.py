@@ -191,6 +191,8 @@ def mistakes(value: Any, kind: Any, names: dict[str, Any], where: str = "") -> t
         (f"systemd --name {'x' * 33}", "is not a name for a service"),
         ("compose --image sbpair:1;x", "--image: 'sbpair:1;x' is not an image"),
         ("systemd --program sbpair", "--program: 'sbpair' is not an absolute path"),
+        ("systemd --image sbpair:1", "--image is for containers only"),
+        ("compose --program /opt/sbpair/bin/sbpair", "--program is for systemd only"),
         ("systemd --schedule '* * * * *'", "--schedule goes with kubernetes and containerapp only"),
         ("kubernetes --schedule hourly", "--schedule: 'hourly' is not a cron expression"),
         ("kubernetes --schedule '* * * * * *'", "is not a cron expression"),

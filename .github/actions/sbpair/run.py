@@ -26,7 +26,7 @@ PROGRAM = [sys.executable, "-P", "-m", "sbpair"]
 SELECTIONS = ("--pair", "--config", "--primary", "--secondary", "--namespace", "--state")
 """The options of a command that the report of its run needs, too."""
 
-RUN_LINE = re.compile(r'^(?:run |  "run": ")(\d{6}-\d{6}-\w{4})[ "]')
+RUN_LINE = re.compile(r'^(?:run |  "run": ")(\d{6}-\d{6}-\w{4})(?:[ "]|$)')
 """Of a receipt, as text or with --output json."""
 
 MAX_OUTPUT = 64 * 1024

@@ -13,6 +13,7 @@ from sbpair.errors import UsageError
 
 Kind = Literal["systemd", "kubernetes", "containerapp", "compose"]
 NAME = "sbpair-syphon"
+INSTALLED = "/usr/local/bin/sbpair"
 CA_FILE = "_CA_FILE"
 HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108  the directories of a unit's settings
 DEFINED = ("once", "watch", "dry_run", "state", "count", "health_port", *OPTION_GROUPS[PairSelection])
@@ -35,7 +36,7 @@ def print_service(
     kind: Kind = argument("KIND", "systemd, kubernetes, containerapp or compose"),
     name: str = option("--name NAME", "Name of the service", default=NAME),
     image: str | None = option("--image IMAGE", "Image of containers [default: sbpair:VERSION]"),
-    program: str = option("--program PATH", "Program that systemd starts", default="/usr/local/bin/sbpair"),
+    program: str | None = option("--program PATH", f"Program that systemd starts [default: {INSTALLED}]"),
     schedule: str | None = option("--schedule CRON", "Start --once at these times in UTC, instead of --watch"),
     more: str | None = option("--with OPTIONS", "Further options of sbpair syphon, in quotes"),
     count: int | None = COUNT,
@@ -56,6 +57,11 @@ def print_service(
     """
     if schedule == "":
         raise UsageError("--schedule is empty", hint="leave it out to keep moving")
+    if kind == "systemd" and image is not None:
+        raise UsageError("--image is for containers only", hint="leave it out: systemd starts --program")
+    if kind != "systemd" and program is not None:
+        raise UsageError("--program is for systemd only", hint="leave it out: a container starts its own")
+    program = program or INSTALLED
     words = _words(more or "", "watch" if schedule is None else "once")
     pair = selected_pair(connection, screen, count=count)
     from sbpair.service.service_definition import ServiceDefinition, definition_text
