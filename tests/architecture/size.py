@@ -1,0 +1,84 @@
+"""The size of the code base: `python -m tests.architecture.size [CHECKOUT]`.
+
+Prints lines, modules, classes, functions and circles of the product, and lines and modules of the tests. Lines are
+those of Python files, with blank ones, comments and docstrings. A circle is a set of modules that all import each
+other, by imports for annotations too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def main(checkout: Path) -> None:
+    product = _trees(checkout / "sbpair")
+    nodes = [node for tree in product.values() for node in ast.walk(tree)]
+    circles = _circles({name: set(_imports(tree)) & product.keys() for name, tree in product.items()})
+    rows = {
+        "product lines": _lines(checkout / "sbpair"),
+        "product modules": len(product),
+        "modules of at most 60 lines": sum(_length(path) <= 60 for path in (checkout / "sbpair").rglob("*.py")),
+        "classes": sum(isinstance(node, ast.ClassDef) for node in nodes),
+        "functions": sum(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in nodes),
+        "circles of imports": len(circles),
+        "modules in circles": sum(map(len, circles)),
+        "test lines": _lines(checkout / "tests"),
+        "test modules": len(list((checkout / "tests").rglob("*.py"))),
+    }
+    for name, value in rows.items():
+        print(f"{name:<28}{value:>8}")  # noqa: T201  # the result of this command
+
+
+def _length(path: Path) -> int:
+    return len(path.read_bytes().splitlines())
+
+
+def _lines(folder: Path) -> int:
+    return sum(map(_length, folder.rglob("*.py")))
+
+
+def _trees(package: Path) -> dict[str, ast.Module]:
+    """Parse the modules of a package; by name, as `sbpair.move.mover`."""
+    return {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
+            path.read_bytes()
+        )
+        for path in package.rglob("*.py")
+    }
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # The package of a submodule is imported first, which is no dependence on what it holds.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield node.module
+
+
+def _circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the strongly connected sets of at least two modules."""
+    reached = {name: _reached(graph, name) for name in graph}
+    circles: list[set[str]] = []
+    for name in graph:
+        circle = {other for other in reached[name] if name in reached[other]} | {name}
+        if len(circle) > 1 and circle not in circles:
+            circles.append(circle)
+    return circles
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        waiting += (new := graph[waiting.pop()] - found)
+        found |= new
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2])
