@@ -10,7 +10,6 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs, quote, urlsplit
-from xml.etree import ElementTree as ET
 
 from sbpair.azure.arm_json import with_chosen_size
 from sbpair.azure.atom_decode import (
@@ -32,6 +31,7 @@ from sbpair.azure.management_errors import (
     translate_management_errors,
 )
 from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit
+from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
@@ -260,8 +260,7 @@ class AtomNamespace:
     # `what` completes "cannot …" in the message of an error.
 
     async def _get(self, what: str, *path: str, query: str = "enrich=false") -> Element:
-        # Expat limits the expansion of entities.
-        return ET.fromstring(await self._request("GET", what, path, f"{query}&"))  # noqa: S314
+        return parse_xml(await self._request("GET", what, path, f"{query}&"))
 
     async def _delete(self, what: str, *path: str) -> None:
         await self._request("DELETE", what, path)
@@ -284,7 +283,7 @@ class AtomNamespace:
         """Return `what`. Raise Unreachable if the block cannot read the service's XML."""
         try:
             yield what
-        except (ET.ParseError, ValueError, LookupError) as error:
+        except (ValueError, LookupError) as error:
             raise not_a_service_bus(what, self._namespace) from error
 
     async def _with_chosen_size(self, entity: Sized) -> Sized:

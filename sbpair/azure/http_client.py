@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import h11
 
 from sbpair.azure.management_route import http_route
+from sbpair.bounded_xml import MAX_BYTES
 from sbpair.client_tls import client_context
 from sbpair.http_tunnel import open_connection
 from sbpair.model.proxy import proxy_for
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
 MAX_HEAD_BYTES = 64 * 1024
-MAX_BODY_BYTES = 64 * 1024 * 1024
-"""A page of a hundred descriptions has a third of a megabyte."""
+MAX_BODY_BYTES = MAX_BYTES
 
 _TOO_LARGE = f"the response is larger than {MAX_BODY_BYTES} bytes"
 _PORTS = {"http": 80, "https": 443}

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
-from xml.etree.ElementTree import ParseError, fromstring
 
 from sbpair.azure.http_client import HttpClient, HttpResponse, NotHttp
+from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, SbpairError, Unreachable
 from sbpair.model.reachability import DOCTOR_HINT, unreachable
 from sbpair.relay.relay_clock import SystemRelayClock
@@ -90,14 +90,14 @@ def _described(relay: RelayEndpoint, response: HttpResponse) -> tuple[int, bool 
             error.hint = MANAGE_HINT
         raise error
     try:
-        root = fromstring(response.body)  # noqa: S314  # of the service, and expat expands no external entities
+        root = parse_xml(response.body)
         found = root.find("{*}content/{*}HybridConnectionDescription")
         if found is None:
             # The service answers a feed for a path that does not exist.
             raise missing
         count = int(found.findtext("{*}ListenerCount") or 0)
         return count, _BOOLEANS.get((found.findtext("{*}RequiresClientAuthorization") or "").lower())
-    except (ParseError, ValueError):
+    except ValueError:
         raise Unreachable(
             f"{relay}: the answer is not a description", hint=f"check the namespace's address{DOCTOR_HINT}"
         ) from None

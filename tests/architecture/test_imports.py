@@ -31,7 +31,7 @@ LEVELS: list[set[str]] = [
     {"backlog"},
     {"amqp"},
     {"http_tunnel"},
-    {"client_tls", "model"},
+    {"client_tls", "model", "bounded_xml"},
     {"operating_system"},
     {"errors"},
 ]
@@ -49,7 +49,7 @@ SPECIAL = {
     "aio": {"failover", "replication"},
     "events": {"failover", "model", "move", "relay", "replay", "replication"},
     # It must not share this project's opinions on backlogs, or one bug would hide in both.
-    "emulator": {"amqp", "operating_system", "errors"},
+    "emulator": {"amqp", "bounded_xml", "operating_system", "errors"},
     "testing": {"emulator", "errors"},
 }
 USERS_OF_CONFIG = {"cli", "relay", "spark", "__init__"}

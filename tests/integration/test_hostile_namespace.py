@@ -73,8 +73,23 @@ def expanding(_port: int) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
-@pytest.mark.parametrize("answer", [redirect, expanding])
-async def test_management_follows_no_redirect_and_expands_no_entities(answer: Callable[[int], bytes]) -> None:
+def nested(_port: int) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n" + b"<abc" + b"><abc" * 799_998 + b">" * 6
+
+
+def wide(_port: int) -> bytes:
+    body = b"<a>" + b"<a/>" * 1_000_000 + b"</a>"
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+def large(_port: int) -> bytes:
+    """A body of 12 MB whose length is not declared."""
+    part = b"<a>" * 100_000
+    return b"HTTP/1.1 200 OK\r\n\r\n" + part * 40
+
+
+@pytest.mark.parametrize("answer", [redirect, expanding, nested, wide, large])
+async def test_management_follows_no_redirect_and_its_trees_are_bounded(answer: Callable[[int], bytes]) -> None:
     async with Hostile(answer).running() as hostile, open_atom(hostile.endpoint) as queues:
         tracemalloc.start()
         try:
@@ -86,6 +101,7 @@ async def test_management_follows_no_redirect_and_expands_no_entities(answer: Ca
     assert hostile.elsewhere == []
     assert "SharedAccessSignature" in hostile.heads[0]
     assert "Signature" not in caught.value.message + caught.value.hint
+    assert caught.value.exit_code == (3 if answer is redirect else 6)
     assert peak < 64 * 1024 * 1024
 
 

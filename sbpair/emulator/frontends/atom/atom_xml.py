@@ -1,7 +1,6 @@
 """Atom entries and feeds in the service's form, from and to text. Independent of HTTP.
 
-Reading rejects every DOCTYPE, so that no entity can expand, and checks the order of a description's elements as the
-service does.
+Reading checks the order of a description's elements as the service does.
 """
 
 from __future__ import annotations
@@ -9,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING, Final
-from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
+from xml.etree.ElementTree import Element
 
+from sbpair.bounded_xml import parse_xml
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.description_schema import DescriptionSchema, format_value
@@ -31,22 +31,6 @@ INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
 _RULE_TYPE: Final = "SharedAccessAuthorizationRule"
 
 
-class _NoDoctype(TreeBuilder):
-    def doctype(self, *_: object) -> None:
-        raise ArgumentInvalid("A document type declaration is not allowed in a request body.")
-
-
-def parse_xml(data: bytes) -> Element:
-    parser = XMLParser(target=_NoDoctype())  # noqa: S314  # its target rejects what could expand
-    try:
-        parser.feed(data)
-        root = parser.close()
-    except (ParseError, ValueError, LookupError) as error:
-        raise ArgumentInvalid(f"The request body is not well-formed XML: {error}.") from error
-    assert isinstance(root, Element)  # noqa: S101  # what a TreeBuilder's close returns
-    return root
-
-
 def read_elements(description: Element, now_ms: int) -> tuple[list[str], dict[str, str], list[AuthorizationRule]]:
     """Return the names of all elements in their order, the texts of those given, and the authorization rules."""
     names, values = [], {}
@@ -65,7 +49,10 @@ def read_elements(description: Element, now_ms: int) -> tuple[list[str], dict[st
 
 def description_in(data: bytes) -> Element:
     """Return the one description that an Atom entry holds, of whatever kind. Raises ArgumentInvalid."""
-    entry = parse_xml(data)
+    try:
+        entry = parse_xml(data)
+    except ValueError as error:
+        raise ArgumentInvalid(f"The request body is refused: {error}.") from error
     content = entry.find(f"{{{ATOM}}}content") if entry.tag == f"{{{ATOM}}}entry" else None
     if content is None or len(content) != 1:
         raise ArgumentInvalid("The request body is not an Atom entry whose content is one entity description.")
