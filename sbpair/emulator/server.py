@@ -8,12 +8,14 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, closing
+from contextlib import AbstractContextManager, AsyncExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from urllib.parse import urlsplit
 
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.clock import Clock, SystemClock, Timers, milliseconds
@@ -269,6 +271,30 @@ class Emulator:
                 port = Port(namespace, each, self._amqp or AmqpConnection, http, tls)
                 await port.start()
                 stack.push_async_callback(port.stop)
+
+    def is_addressed_by(self, authority: str) -> bool:
+        """Return whether the host of a `host:port` is a name of this emulator.
+
+        Names are those of loopback, of its namespaces, and its own host. Where other machines can reach it, all IP
+        addresses and names without a dot are, as in a network of containers: a web page cannot have such a name.
+        """
+        name = ""
+        try:
+            name = (urlsplit(f"//{authority}").hostname or "").rstrip(".")
+            ip = ip_address(name)
+        except ValueError:
+            own = {"localhost", self._host.lower()} - {""}
+            own.update(f"{each.lower()}.servicebus.windows.net" for each in self.namespaces)
+            return name in own or name.endswith(".localhost") or (self._is_exposed and bool(name) and "." not in name)
+        return ip.is_loopback or self._is_exposed
+
+    @property
+    def _is_exposed(self) -> bool:
+        if self._host in EVERY_ADDRESS:
+            return True
+        with suppress(ValueError):
+            return not ip_address(self._host).is_loopback
+        return self._host.lower() != "localhost"
 
     def _http_server(self, namespace: Namespace) -> web.Server:
         from sbpair.emulator.frontends.http.http_frontend import http_server

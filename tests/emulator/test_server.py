@@ -115,7 +115,7 @@ async def test_first_bytes_may_come_one_by_one(emulator: Emulator) -> None:
             await asyncio.sleep(0)
         assert await reader.readexactly(5) == b"AMQP\x00"
     async with connected(emulator) as (reader, writer):
-        for byte in b"GET /$control/state HTTP/1.1\r\nHost: here\r\n\r\n":
+        for byte in b"GET /$control/state HTTP/1.1\r\nHost: localhost\r\n\r\n":
             writer.write(bytes([byte]))
             await writer.drain()
             await asyncio.sleep(0)
@@ -199,7 +199,7 @@ async def test_stopping_ends_every_connection() -> None:
             writer.write(b"AMQP")
             await amqp.readexactly(4)
             http, writer = await stack.enter_async_context(connected(emulator))
-            writer.write(b"GET /$control/state HTTP/1.1\r\nHost: here\r\n\r\n")
+            writer.write(b"GET /$control/state HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await http.readuntil(b"]}]}")
         async with asyncio.timeout(10):
             assert [await eof(each) for each in (silent, amqp, http)] == [True, True, True]
@@ -325,6 +325,33 @@ async def test_a_web_page_cannot_use_the_control_api(emulator: Emulator) -> None
         for path in ("clock", "faults"):
             async with session.post(f"{control(emulator)}/{path}", data=b'{"advance_ms": 60000}') as answer:
                 assert (answer.status, "Origin" in (await answer.json())["error"]["message"]) == (403, True)
+
+
+NAMES = ("localhost", "LOCALHOST:5672", "127.0.0.1", "127.0.0.2:1", "[::1]:5672", "a.localhost")
+OWN = ("contoso.servicebus.windows.net", "contoso.servicebus.windows.net.:5671")
+REACHABLE = ("10.0.0.7:5300", "[fd00::7]", "servicebus:5300")
+STRANGE = (
+    "",
+    "page.example",
+    "localhost.page.example:5672",
+    "page.example:127.0.0.1",
+    "[::1",
+    "127.0.0.1.page.example",
+)
+
+
+@pytest.mark.parametrize(
+    ("host", "accepted", "refused"),
+    [("127.0.0.1", (*NAMES, *OWN), (*REACHABLE, *STRANGE)), ("0.0.0.0", (*NAMES, *OWN, *REACHABLE), STRANGE)],  # noqa: S104
+)
+async def test_the_control_api_is_used_by_the_emulators_names_alone(host, accepted, refused) -> None:
+    """A page of a host name that is made to lead to this machine sends no Origin with a GET, and its own name."""
+    statuses = {}
+    async with Emulator([("contoso", 0)], host=host) as emulator, ClientSession() as session:
+        for name in (*accepted, *refused):
+            async with session.get(f"{control(emulator)}/state", headers={"Host": name}) as answer:
+                statuses[name] = answer.status
+    assert statuses == dict.fromkeys(accepted, 200) | dict.fromkeys(refused, 403)
 
 
 async def test_a_missing_body_times_out() -> None:

@@ -146,9 +146,8 @@ async def answer(frontend: AtomFrontend | ArmFrontend, namespace: Namespace, req
 async def answer_control(emulator: Emulator, namespace: Namespace, request: web.BaseRequest) -> web.Response:
     """Answer a request to the control API."""
     parts = split_target(request)[0].strip("/").split("/")[1:]
-    if hdrs.ORIGIN in request.headers:  # browsers name it, and any page could change the emulator of its reader
-        refusal = {"where": "", "message": "The control API is not for web pages: the request has an Origin."}
-        return web.json_response({"error": refusal}, status=403)
+    if reason := refusal_of(emulator, request):
+        return web.json_response({"error": {"where": "", "message": reason}}, status=403)
     try:
         match request.method, parts:
             case "POST", ["faults"]:
@@ -167,6 +166,18 @@ async def answer_control(emulator: Emulator, namespace: Namespace, request: web.
     except ServiceError as error:
         where = error.where if isinstance(error, BadField) else ""
         return web.json_response({"error": {"where": where, "message": error.message}}, status=error.status)
+
+
+def refusal_of(emulator: Emulator, request: web.BaseRequest) -> str:
+    """Return why a request may come from a web page, which could change the emulator of its reader; "" if it cannot.
+
+    Browsers name the page's origin. A page of a host name that now leads to this machine has the same origin.
+    """
+    if hdrs.ORIGIN in request.headers:
+        return "The control API is not for web pages: the request has an Origin."
+    if not emulator.is_addressed_by(request.headers.get(hdrs.HOST, "")):
+        return "The control API is not for other hosts: the Host of the request is not a name of the emulator."
+    return ""
 
 
 def hybrid_connections_state(namespace: Namespace) -> dict[str, object]:
