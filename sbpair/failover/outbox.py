@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, UsageError
 from sbpair.runs.database import identity, now_ms
 from sbpair.runs.lease import Lock
-from sbpair.runs.sqlite_file import FileFormat, SqliteFile, connect, create_private
+from sbpair.runs.sqlite_file import SQLITE_ERRORS, FileFormat, SqliteFile, connect, create_private
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -201,7 +200,7 @@ def outbox_depths(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
                 return {}
             rows = db.execute("SELECT entity, count(*), min(at_ms) FROM messages GROUP BY entity ORDER BY entity")
             return {entity: OutboxDepth(count, oldest_ms) for entity, count, oldest_ms in rows}
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         raise FORMAT.translate(file, error) from error
 
 

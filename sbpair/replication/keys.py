@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -201,7 +200,7 @@ class KeyStore(SqliteFile):
         super()._prepare(owner)
         self._size = self._db.execute("SELECT count(*) FROM seen").fetchone()[0]
 
-    def _translate(self, error: sqlite3.Error) -> SbpairError:
+    def _translate(self, error: Exception) -> SbpairError:
         if result_code(error) in LOCKED:
             return LeaseHeld(
                 f"another receiver is using {self.path}",

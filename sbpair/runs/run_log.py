@@ -193,6 +193,11 @@ def match_id(ids: Iterable[str], start: str) -> str | None:
 
 
 def _run(state: RunDatabase, row: Row) -> RunRecord:
+    with state.decoding():
+        return _decoded(state, row)
+
+
+def _decoded(state: RunDatabase, row: Row) -> RunRecord:
     run_id, command, started, ended, outcome, exit_code, error, receipt, settings = row
     if outcome == RunOutcome.RUNNING:
         outcome = _live_state(state, run_id) if is_locked(_running_file(state, run_id)) else RunOutcome.CRASHED

@@ -29,6 +29,9 @@ BROKEN: Final = {
     sqlite3.SQLITE_CONSTRAINT,
     sqlite3.SQLITE_MISMATCH,
 }
+SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
+"""The errors of SQLite's calls. It quotes a broken file in their text, which then need not be UTF-8."""
+
 LOCKED: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
@@ -65,7 +68,7 @@ class FileFormat:
     def broken(self, path: Path, reason: str) -> StateRefused:
         return StateRefused(f"{path} is broken: {reason.splitlines()[0]}", hint=self.if_broken)
 
-    def translate(self, path: Path, error: sqlite3.Error) -> SbpairError:
+    def translate(self, path: Path, error: Exception) -> SbpairError:
         """Return StateRefused for a broken file, MachineLacks for anything else that SQLite reports."""
         if result_code(error) in BROKEN:
             return self.broken(path, str(error))
@@ -120,8 +123,16 @@ class SqliteFile:
     def errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise self._translate(error) from error
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Raise StateRefused where a row of the file holds a value that sbpair does not write."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise self._format.broken(self.path, f"a row cannot be read: {error}") from error
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -138,7 +149,7 @@ class SqliteFile:
                         db.execute("ROLLBACK")
                 raise
 
-    def _translate(self, error: sqlite3.Error) -> SbpairError:
+    def _translate(self, error: Exception) -> SbpairError:
         return self._format.translate(self.path, error)
 
     def _prepare(self, owner: list[tuple[str, ...]]) -> None:
@@ -188,7 +199,7 @@ def connect(
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_seconds, check_same_thread=not any_thread)
 
 
-def result_code(error: sqlite3.Error) -> int:
+def result_code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 

@@ -99,4 +99,5 @@ class TimelineWriter:
 def timeline_of(state: RunDatabase, run: str) -> list[Sample]:
     """Return the samples of a run, the earliest first."""
     rows = state.read("SELECT at_ms, figures FROM samples WHERE run = ? ORDER BY at_ms", (run,))
-    return [Sample(at_ms, Figures(**json.loads(figures))) for at_ms, figures in rows]
+    with state.decoding():
+        return [Sample(at_ms, Figures(**json.loads(figures))) for at_ms, figures in rows]

@@ -147,13 +147,13 @@ def errors(path: Path) -> Iterator[None]:
     """Raise what SQLite and the operating system report as errors that name the file."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes a broken file in its errors
         raise translate(path, error) from error
     except OSError as error:
         raise MachineLacks(f"{path} cannot be opened: {error.strerror}", hint=_ELSEWHERE) from error
 
 
-def translate(path: Path, error: sqlite3.Error) -> SbpairError:
+def translate(path: Path, error: Exception) -> SbpairError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in _IN_USE:
         return MachineLacks(f"{path} is in use by another process", hint=f"stop that emulator, or {_ELSEWHERE}")
