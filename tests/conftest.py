@@ -31,4 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that a test starts inherit it: none keeps its runs where those of whoever runs the tests are."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    state = str(tmp_path_factory.mktemp("state"))
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    # Each test is a machine of its own to the movers in its process; those in other processes have other ports.
+    monkeypatch.setattr("sbpair.runs.lease.MACHINE", state)

@@ -5,9 +5,13 @@ POSIX locks the file by flock. Windows locks one byte beyond the content, becaus
 
 import errno
 import os
+import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
+from hashlib import sha256
 from pathlib import Path
 
 LOCKED_BYTE = 0x4000_0000
@@ -32,6 +36,40 @@ def lock(descriptor: int, *, shared: bool = False) -> None:
     import fcntl
 
     fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+
+def take_name(name: str) -> socket.socket | None:
+    """Take a name of this user and machine, which no other process can have until the socket is closed.
+
+    It depends on no directory and no variable; processes in another network namespace have names of their own. Returns
+    None where the system has no such names. Raises BlockingIOError if it is taken, OSError if names are forbidden.
+    """
+    if sys.platform != "linux":
+        return None
+    taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        taken.bind(_abstract(name))
+        taken.listen(8)
+    except OSError as error:
+        taken.close()
+        if error.errno == errno.EADDRINUSE:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+        raise
+    return taken
+
+
+def holder_of_name(name: str) -> int | None:
+    """Return the process that has taken a name; None if the system does not report it."""
+    with suppress(OSError), closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as asking:
+        asking.setblocking(False)
+        asking.connect(_abstract(name))
+        process, _user, _group = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(process)
+    return None
+
+
+def _abstract(name: str) -> bytes:
+    return f"\0sbpair-{os.getuid()}-{sha256(name.encode()).hexdigest()}".encode()
 
 
 def _at_locked_byte(descriptor: int, lock_byte: Callable[[], None]) -> None:

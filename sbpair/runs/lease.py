@@ -35,6 +35,8 @@ FILE_NAME = "lease"
 DIRECTORY = ".leases"
 """Beside the state directories of pairs, whose names begin with a letter or a digit."""
 
+_HELD_HINT = "wait for it or stop it; with --no-lease both run, and ordering between them is lost"
+
 
 class Lock:
     """A file locked by this process until it ends. Raises BlockingIOError if another process holds the lock."""
@@ -114,7 +116,7 @@ class Lease(Lock):
         except BlockingIOError:
             raise LeaseHeld(
                 f"{_holder(self._path)} is moving messages of {moved}",
-                hint="wait for it or stop it; with --no-lease both run, and ordering between them is lost",
+                hint=_HELD_HINT,
             ) from None
 
     def check(self) -> None:
@@ -125,6 +127,38 @@ class Lease(Lock):
             )
 
 
+MACHINE = "this machine"
+"""Part of the names that processes of a machine take; another machine has another one."""
+
+
+class MachineName:
+    """A name that keeps the user's other processes away until `release`, whatever their environment says.
+
+    Raises LeaseHeld, and OSError where names are forbidden.
+    """
+
+    def __init__(self, name: str, moved: str) -> None:
+        full = f"{MACHINE}/{name}"
+        try:
+            self._taken = file_lock.take_name(full)
+        except BlockingIOError:
+            holder = file_lock.holder_of_name(full)
+            raise LeaseHeld(
+                f"{'another process' if holder is None else f'process {holder}'} is moving messages of {moved}",
+                hint=_HELD_HINT,
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        if self._taken is not None:
+            self._taken.close()
+
+
 @contextmanager
 def hold_machine_leases(
     pair: Ends, directory: Path | None, run: str, source: str | None = None
@@ -133,20 +167,25 @@ def hold_machine_leases(
 
     With a `source`, hold only the leases of that entity of the secondary.
 
-    If the first cannot be written, a warning says so: two movers would lose no message, only the order between theirs,
-    and a machine with a read-only home can still move messages. Raises LeaseHeld, and MachineLacks for `directory`.
+    The namespaces' lease is a file, which names its holder, and a name of the machine, which every process of the user
+    meets. If one of them cannot be had, a warning says so: two movers would lose no message, only the order between
+    theirs, and a machine with a read-only home can still move messages. Raises LeaseHeld, and MachineLacks for
+    `directory`.
     """
-    moved = source or "this pair"
+    moved, name = source or "this pair", lease_name(pair, source)
     with ExitStack() as stack:
         leases = []
         try:
-            name = lease_name(pair, source)
             leases.append(stack.enter_context(Lease(lease_directory(os.environ), run, name, moved=moved)))
         except (MachineLacks, RuntimeError) as error:
             log.warning("movers with another --state are not kept off this pair: %s", error)
+        try:
+            stack.enter_context(MachineName(name, moved))
+        except OSError as error:
+            log.warning("movers with another home are not kept off this pair: %s", error.strerror)
         if directory is not None:
-            name = FILE_NAME if source is None else f"{FILE_NAME}-{name_digest(lease_name(pair, source))}"
-            leases.append(stack.enter_context(Lease(directory, run, name, moved=moved)))
+            file = FILE_NAME if source is None else f"{FILE_NAME}-{name_digest(name)}"
+            leases.append(stack.enter_context(Lease(directory, run, file, moved=moved)))
 
         def check() -> None:
             for lease in leases:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sbpair.errors import LeaseHeld, LeaseLost
+from sbpair.runs import lease
 from sbpair.runs.lease import hold_machine_leases, lease_directory, lease_name
 from tests.runs.states import PAIR
 
@@ -80,3 +83,33 @@ def test_an_unwritable_home_is_warned_about_and_the_state_is_still_locked(
         assert "movers with another --state are not kept off this pair" in caplog.text
         with pytest.raises(LeaseHeld), hold_machine_leases(PAIR, tmp_path, "r2"):
             pass
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from sbpair.runs import lease
+from tests.runs.states import PAIR
+
+lease.MACHINE = sys.argv[1]
+with lease.hold_machine_leases(PAIR, Path(sys.argv[2]), "r1"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_mover_with_another_home_is_refused_until_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", HOLD, lease.MACHINE, str(tmp_path / "a")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        with (
+            pytest.raises(LeaseHeld, match=rf"^process {first.pid} is moving messages of this pair$"),
+            hold_machine_leases(PAIR, tmp_path / "b", "r2"),
+        ):
+            pass
+        first.kill()
+    with hold_machine_leases(PAIR, tmp_path / "b", "r2") as check:
+        check()

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from sbpair.runs import database
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import ACCEPTED, DELETE, INSERT, UPDATE, _decode_keys
-from sbpair.runs.lease import Lock
+from sbpair.runs.lease import Lock, MachineName
 from tests.faults.simulation.loop import PROCESS, Process
 
 Message = tuple[str, str, int, int, str | None]
@@ -34,7 +34,7 @@ class Disk:
         self._accepted: defaultdict[Path, dict[int, list[Message]]] = defaultdict(dict)
         self._known: dict[RunDatabase, set[Message]] = {}
         self._sent: defaultdict[Process, set[tuple[str, int]]] = defaultdict(set)
-        self._open: defaultdict[Process, dict[RunDatabase | Lock, None]] = defaultdict(dict)
+        self._open: defaultdict[Process, dict[RunDatabase | Lock | MachineName, None]] = defaultdict(dict)
 
     def has_written(self, process: Process, queue: str, number: int) -> bool:
         """Whether a process has written down that it is about to send a message."""
@@ -44,6 +44,8 @@ class Disk:
         for each in self._open.pop(process, {}):
             if isinstance(each, RunDatabase):
                 each._db.close()
+            elif isinstance(each, MachineName):
+                each.release()
             else:
                 with Path(os.devnull).open() as nothing:
                     os.dup2(nothing.fileno(), each._file)
@@ -57,8 +59,9 @@ class Disk:
             undo.enter_context(patch.object(RunDatabase, "__init__", self._opening(RunDatabase.__init__)))
             undo.enter_context(patch.object(RunDatabase, "write", self._writing(RunDatabase.write)))
             undo.enter_context(patch.object(RunDatabase, "close", self._closing(RunDatabase.close)))
-            undo.enter_context(patch.object(Lock, "__init__", self._opening(Lock.__init__)))
-            undo.enter_context(patch.object(Lock, "release", self._closing(Lock.release)))
+            for kind in (Lock, MachineName):
+                undo.enter_context(patch.object(kind, "__init__", self._opening(kind.__init__)))
+                undo.enter_context(patch.object(kind, "release", self._closing(kind.release)))
             yield
 
     def _opening(self, really: Callable[..., None]) -> Callable[..., None]:

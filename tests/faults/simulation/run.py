@@ -359,6 +359,7 @@ def simulated(the_plan: Plan) -> Verdict:
         simulation = Simulation(the_plan, loop, Path(directory))
         with (
             patch.dict(os.environ, XDG_STATE_HOME=directory),
+            patch("sbpair.runs.lease.MACHINE", directory),
             made_virtual(seed, loop, simulation.tool_time, simulation.control),
             simulation.disk.watching(),
         ):
