@@ -45,6 +45,7 @@ class RunOutcome(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     DONE = "done"
+    PARTIAL = "partial"
     STOPPED = "stopped"
     FAILED = "failed"
     CRASHED = "crashed"
@@ -201,6 +202,8 @@ def _decoded(state: RunDatabase, row: Row) -> RunRecord:
     run_id, command, started, ended, outcome, exit_code, error, receipt, settings = row
     if outcome == RunOutcome.RUNNING:
         outcome = _live_state(state, run_id) if is_locked(_running_file(state, run_id)) else RunOutcome.CRASHED
+    elif outcome == RunOutcome.DONE and exit_code == ExitCode.PARTIAL_OR_FINDINGS:
+        outcome = RunOutcome.PARTIAL  # the file has no such outcome: earlier versions could not read it
     doubts = doubts_of(state, run_id, ended=outcome not in LIVE)
     read, known = (None if each is None else json.loads(each) for each in (receipt, settings))
     end = (RunOutcome(outcome), exit_code, error)

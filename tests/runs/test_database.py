@@ -356,7 +356,7 @@ def test_ids_sort_by_start_and_contain_the_time() -> None:
     ("ending", "outcome"),
     [
         ({"exit_code": 0}, "done"),
-        ({"exit_code": 3}, "done"),
+        ({"exit_code": 3}, "partial"),
         ({"exit_code": 0, "stopped": True}, "stopped"),
         ({"exit_code": 6, "error": "it is away"}, "failed"),
     ],

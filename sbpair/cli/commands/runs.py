@@ -43,7 +43,8 @@ def list_runs(
 ) -> int:
     """List the syphons, moves and replays of a pair, or the moves of a namespace, the latest first.
 
-    OUTCOME is running, paused, done, stopped, failed or crashed; IN DOUBT counts messages sent without an answer.
+    OUTCOME is running, paused, done, partial (exit code 3), stopped, failed or crashed; IN DOUBT counts messages sent
+    without an answer.
 
     Examples:
       sbpair runs list

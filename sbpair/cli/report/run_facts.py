@@ -11,7 +11,6 @@ from sbpair.cli.render.receipt import PROOF_BUCKETS
 from sbpair.cli.render.screen import grouped, size, spoken
 from sbpair.cli.report.sections import Section, Table, ends_in_words, sections_of, short
 from sbpair.cli.report.series import COUNTED, Plot, plots_of, timeline_rows
-from sbpair.errors import ExitCode
 from sbpair.move.receipt import BUCKETS
 from sbpair.runs.run_log import LIVE, RunOutcome
 
@@ -68,7 +67,7 @@ def report_of(
         _between(run),
         run.id,
         run.outcome.value,
-        {RunOutcome.DONE: "warn" if run.exit_code else "good", **dict.fromkeys(LIVE, "note")}.get(run.outcome, "bad"),
+        {RunOutcome.DONE: "good", RunOutcome.PARTIAL: "warn", **dict.fromkeys(LIVE, "note")}.get(run.outcome, "bad"),
         _when(run, end_ms),
         tuple(_alerts(run, samples)),
         tuple(_tiles(run, receipt, samples, end_ms)),
@@ -109,7 +108,7 @@ def _alerts(run: RunRecord, samples: Sequence[Sample]) -> Iterable[tuple[str, st
         yield "bad", "This run ended without recording its end. Its figures are the last ones it wrote."
     if run.error:
         yield "bad", f"It failed: {short(run.error)}"
-    if run.outcome == RunOutcome.DONE and run.exit_code == ExitCode.PARTIAL_OR_FINDINGS:
+    if run.outcome == RunOutcome.PARTIAL:
         yield "warn", "Some messages need attention: the exit code was 3."
     if run.outcome == RunOutcome.STOPPED:
         yield "warn", "This run was stopped before it had finished."

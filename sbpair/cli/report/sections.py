@@ -203,7 +203,7 @@ def _stayed(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
     place = f"in the {ends_in_words(run)[0]}"
     if skipped and run.outcome == RunOutcome.RUNNING:
         notes.append(f"Skipped messages stay {place}, locked until this run ends.")
-    elif skipped and run.outcome in (RunOutcome.DONE, RunOutcome.STOPPED, RunOutcome.PAUSED):
+    elif skipped and run.outcome in (RunOutcome.DONE, RunOutcome.PARTIAL, RunOutcome.STOPPED, RunOutcome.PAUSED):
         notes.append(f"Skipped messages are {place}, unlocked, with the delivery counts that they had.")
     elif skipped:
         notes.append(

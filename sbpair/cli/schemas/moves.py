@@ -297,7 +297,7 @@ _PROOF = fields(
     stopped=optional(flag("Whether the run was stopped")),
 )
 _OUTCOME = choice(
-    "How it ended, or the state of a live run", "running", "paused", "done", "stopped", "failed", "crashed"
+    "How it ended, or the state of a live run", "running", "paused", "done", "partial", "stopped", "failed", "crashed"
 )
 _RUN = fields(
     id=text("Id of the run"),
