@@ -10,15 +10,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.amqp_client.client import connect
+from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.health import check_health
-from sbpair.errors import AccessError, EntityMissing, ExitCode, SbpairError, UsageError
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    ExitCode,
+    NotAuthenticated,
+    NotAuthorized,
+    SbpairError,
+    ServiceRefused,
+    UsageError,
+)
 from sbpair.failover.pinger import PingResult, health_exit_code, health_of, ping_all
 from sbpair.management import auditing
 from sbpair.management.audit_findings import AuditFinding, BacklogTotal, QueueStatus, queue_status, total_of
@@ -39,9 +50,15 @@ MAX_PEEK = 250
 """One page of each queue: the first message is the oldest, except for scheduled ones."""
 
 
+_NOTHING = "sbpair-checks-its-credential"
+
+
 @dataclass(frozen=True, slots=True)
 class SideStatus:
-    """One namespace: the seconds until its management side answered without a token, or `error`."""
+    """One namespace: the seconds until its management side answered without a token, or `error`.
+
+    An AccessError is that of its credential, which the namespace or the issuer of tokens refused.
+    """
 
     endpoint: Endpoint
     seconds: float
@@ -158,9 +175,33 @@ async def _read_side(endpoint: Endpoint, seconds: float, clock: Callable[[], flo
     started = clock()
     try:
         await check_health(endpoint, seconds=seconds)
+        answered = clock() - started
+        await _authenticate(endpoint, seconds)
     except SbpairError as error:
         return SideStatus(endpoint, clock() - started, error)
-    return SideStatus(endpoint, clock() - started)
+    return SideStatus(endpoint, answered)
+
+
+async def _authenticate(endpoint: Endpoint, seconds: float) -> None:
+    """Raise the error of a credential that is accepted neither by management nor for a link."""
+    try:
+        with suppress(NotAuthorized, ServiceRefused):
+            async with open_atom(endpoint, call_seconds=seconds) as namespace:
+                await namespace.tier_name()
+    except NotAuthenticated as refusal:
+        # Management also answers so to a good credential without Manage. Nothing has this name: a link to it is
+        # missing, or refused before that.
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                token_getter_for(endpoint.credential, endpoint.name) as get_token,
+                connect(endpoint, get_token=get_token) as client,
+            ):
+                await _open_link(client, endpoint, _NOTHING, seconds)
+        except (EntityMissing, NotAuthorized):
+            return
+        except TimeoutError:
+            raise refusal from None
 
 
 async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:

@@ -19,6 +19,7 @@ from sbpair.cli.app import invoke
 from sbpair.cli.options.common import Display
 from sbpair.cli.progress.line_progress import PeekProgress
 from sbpair.cli.render.screen import Screen
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.errors import UsageError
 from sbpair.model.queues import SecondSample
 from sbpair.move.peek.peeker import Peeked
@@ -263,3 +264,18 @@ async def test_a_terminal_has_the_table_in_its_width() -> None:
                 os.close(terminal)
             assert max(map(len, seen.splitlines())) <= columns
             assert seen.startswith("backlog queues contoso/x-servicebus-transfer/…\r\n")
+
+
+async def test_a_refused_credential_is_not_up_and_one_without_manage_is() -> None:
+    async with world() as w:
+        variable = "SBPAIR_PRIMARY_CONNECTION_STRING"
+        given = w.environ[variable]
+        w.environ[variable] = given.replace("SharedAccessKey=SAS_KEY_VALUE", "SharedAccessKey=d3Jvbmc=")
+        code, out, err = await w.run("status", "-o", "json")
+        found = json.loads(out)
+        assert (code, found["primary"]["health"], found["secondary"]["health"]) == (5, "refused", "up"), err
+        assert found["primary"]["hint"]
+        w.primary.keys = (*w.primary.keys, AuthorizationRule("listen", "key", "key", frozenset({AccessRight.LISTEN})))
+        w.environ[variable] = given.replace("RootManageSharedAccessKey", "listen").replace("SAS_KEY_VALUE", "key")
+        found = await w.document("status")
+        assert found["primary"]["health"] == "up"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sbpair.cli.logs import utc
 from sbpair.cli.render.screen import Document, clean, grouped, rounded, spoken
 from sbpair.cli.render.table import YELLOW, coloured, columns
+from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError
@@ -103,7 +104,9 @@ def _entity(entity: "DestinationStatus") -> Document:
 
 
 def _health(side: "SideStatus") -> str:
-    return "up" if side.answers else "down"
+    if side.error is None:
+        return "up"
+    return "refused" if side.error.exit_code == ExitCode.ACCESS else "down"
 
 
 def answered(seconds: float, error: "SbpairError | None") -> Document:

@@ -196,7 +196,12 @@ ANSWER = fields(
     reason=text("Why it is not up; empty if it is"),
     hint=text("What to do about it; may be empty"),
 )
-_SIDE = record("One namespace", namespace=text("Its name"), health=choice("Whether it answers", "up", "down"), **ANSWER)
+_SIDE = record(
+    "One namespace",
+    namespace=text("Its name"),
+    health=choice("Whether it answers, and accepts the credential", "up", "refused", "down"),
+    **ANSWER,
+)
 STATUS = document(
     "sbpair/status/1",
     "The health of a pair and the size of its backlog. --watch prints one line for each reading.",
