@@ -120,7 +120,7 @@ def test_code_in_markdown_holds_no_bare_mark(text: str) -> None:
 def test_a_run_without_a_timeline_has_no_plots(tmp_path: Path, samples: int) -> None:
     made = report(tmp_path, samples=samples)
     assert "svg" not in Page(render_html(made)).tags
-    assert "# `sbpair syphon --once`: done" in render_markdown(made)
+    assert "# `sbpair syphon --once`: partial" in render_markdown(made)
 
 
 def test_an_empty_run_says_that_nothing_was_sent(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_files_are_replaced_and_named_in_json(tmp_path: Path) -> None:
     assert (tmp_path / "r.html").read_text().startswith("<!DOCTYPE html>")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.md", "state"]
     done = run(tmp_path / "state", made.run, "--markdown", "-")
-    assert done.stdout.startswith("# `sbpair syphon --once`: done\n")
+    assert done.stdout.startswith("# `sbpair syphon --once`: partial\n")
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,7 @@ async def test_a_client_that_reads_nothing_is_not_read_from(echo: Emulator, stag
             held, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert written < 50_000_000
+        assert written < 100_000_000  # how much the system takes before it waits differs
         assert held < 8 * MAX_OUTPUT
         raw.writer.transport.resume_reading()
         # Reading goes on, so nothing that was sent is lost.
