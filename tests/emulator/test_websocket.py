@@ -121,6 +121,9 @@ class Echo(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)
 
+    def pause_writing(self) -> None:
+        self.transport.pause_reading()
+
     def resume_writing(self) -> None:
         self.transport.resume_reading()
 
