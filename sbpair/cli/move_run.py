@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sbpair.cli.render.forecast import ForecastWording
     from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.model.pair import Ends
-    from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.filter import MessageFilter
     from sbpair.move.live_run import LiveRun
     from sbpair.move.receipt import NamedMessage
     from sbpair.service.supervision import Supervision

@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 from sbpair.config.setting import SIDES, Secret, Setting
 from sbpair.errors import UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
-from sbpair.model.durations import TICKS_PER_SECOND, ticks
+from sbpair.model.durations import ticks
 from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, Transport, first_label, is_address, is_loopback
 from sbpair.model.proxy import Proxy, parse_proxy
+from sbpair.timespan import TICKS_PER_SECOND
 
 PUBLIC_SUFFIX = ".servicebus.windows.net"
 CLOUD_SUFFIXES = (PUBLIC_SUFFIX, ".servicebus.usgovcloudapi.net", ".servicebus.chinacloudapi.cn")

@@ -15,13 +15,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from sbpair.emulator import timespan
+from sbpair import timespan
 from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.clock import ManualClock
+from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description_schema import SUBSCRIPTION
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.rules import rule as rules
-from sbpair.emulator.entities.rules.typed import TypedValue, read_typed
+from sbpair.emulator.entities.rules import TypedValue, read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.http.management_parts import (
     FORWARDS,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from sbpair import backlog
 from sbpair.errors import Unsafe, UsageError
 from sbpair.model import tiers
-from sbpair.model.durations import TICKS_PER_SECOND, TIMESPAN_MAX_DAYS, ticks
+from sbpair.model.durations import TIMESPAN_MAX_DAYS, ticks
 from sbpair.model.entities import DEFAULT_RULE, DURATIONS, NAMES, Described, Rule, Subscription, Topic, property_name
 from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.report import Outcome
+from sbpair.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.model.pair import Endpoint, Ends
     from sbpair.model.queues import Retrying
-    from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.filter import MessageFilter
     from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage
     from sbpair.replication.keys import KeyRule, Received
 

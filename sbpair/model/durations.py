@@ -6,11 +6,11 @@ import re
 from decimal import Decimal
 
 from sbpair.errors import UsageError
+from sbpair.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_SECOND, show
 
 # The service refuses anything above this, and Python's timedelta, with its six decimals, rounds it up.
 TIMESPAN_MAX = "P10675199DT2H48M5.4775807S"
 TIMESPAN_MAX_DAYS = 10_675_199
-TICKS_PER_SECOND = 10_000_000
 
 
 def ticks(duration: str) -> int:
@@ -31,15 +31,7 @@ def ticks(duration: str) -> int:
 
 def iso_duration(count: int) -> str:
     """Return ticks as ISO 8601 text, limited to TimeSpan.MaxValue."""
-    days, rest = divmod(count, 86_400 * TICKS_PER_SECOND)
-    if days >= TIMESPAN_MAX_DAYS:
-        return TIMESPAN_MAX
-    minutes, rest = divmod(rest, 60 * TICKS_PER_SECOND)
-    hours, minutes = divmod(minutes, 60)
-    whole, fraction = divmod(rest, TICKS_PER_SECOND)
-    seconds = f"{whole}.{fraction:07d}".rstrip("0").rstrip(".") if fraction else f"{whole or ''}"
-    time = "".join(f"{value}{unit}" for value, unit in ((hours, "H"), (minutes, "M"), (seconds, "S")) if value)
-    return f"P{f'{days}D' if days else ''}{f'T{time}' if time else ''}" if days or time else "PT0S"
+    return show(count if count < TIMESPAN_MAX_DAYS * TICKS_PER_DAY else MAX_TICKS)
 
 
 _UNIT_SECONDS = {

@@ -17,7 +17,7 @@ from sbpair.model.cost import Operations
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sbpair.move.filter.compiler import FilterCounts, MessageFilter
+    from sbpair.move.filter import FilterCounts, MessageFilter
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt", "skipped")
 

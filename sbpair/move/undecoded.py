@@ -12,8 +12,9 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from sbpair.amqp.message import Sections, skip
-from sbpair.move.filter.message_fields import FilteredMessage, find_value
+from sbpair.move.filter import FilteredMessage
 from sbpair.move.interface import KeptMessage
+from sbpair.rules.view import find_value
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery

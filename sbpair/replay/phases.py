@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import EntityMissing, MachineLacks, SbpairError, Unsafe
-from sbpair.model.durations import TICKS_PER_SECOND, ticks
+from sbpair.model.durations import ticks
 from sbpair.move.events import MessagesLocked
 from sbpair.move.message import dead_letters
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
@@ -34,6 +34,7 @@ from sbpair.replay.shard_plan import ShardPlan, build_plan
 from sbpair.replay.spark import spark_errors, spark_message, translate_failure
 from sbpair.replay.spark_task import retry, task_queues
 from sbpair.replay.verify import check_segments, remaining_at_drain
+from sbpair.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair

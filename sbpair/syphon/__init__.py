@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sbpair import lazy_names
 
 if TYPE_CHECKING:
-    from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.filter import MessageFilter
     from sbpair.move.message.route import TimeToLive
     from sbpair.syphon.limits import MoveLimits
     from sbpair.syphon.preview import make_forecast
@@ -22,7 +22,7 @@ __all__ = ["MessageFilter", "MoveLimits", "RampPlan", "SyphonResult", "TimeToLiv
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "sbpair.move.filter.compiler": "MessageFilter",
+        "sbpair.move.filter": "MessageFilter",
         "sbpair.move.message.route": "TimeToLive",
         "sbpair.syphon.limits": "MoveLimits",
         "sbpair.syphon.preview": "make_forecast",

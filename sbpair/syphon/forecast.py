@@ -19,7 +19,7 @@ from sbpair.move.receipt import NamedMessage
 
 if TYPE_CHECKING:
     from sbpair.azure.interfaces import DestinationEntity
-    from sbpair.move.filter.compiler import FilterCounts
+    from sbpair.move.filter import FilterCounts
     from sbpair.move.message.route import Route
     from sbpair.syphon.limits import EffectiveLimits, PairTiers
 

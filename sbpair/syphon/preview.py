@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Ends
     from sbpair.model.queues import Retrying
     from sbpair.move.events import QueuesFound
-    from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.filter import MessageFilter
     from sbpair.move.message.route import Route
     from sbpair.move.peek.peeker import Peeked, PeekedMessage
 

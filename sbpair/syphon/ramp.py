@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sbpair.amqp_client.client import connect
 from sbpair.errors import EntityMissing, ProtocolError, RampStopped, SbpairError, Unavailable, UsageError
 from sbpair.move.events import RampProgress
-from sbpair.move.filter.grammar import marked
+from sbpair.move.filter import marked
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Send, route
 from sbpair.move.receipt import MAX_LISTED, NamedMessage, RampRecord, RampState, RampStep

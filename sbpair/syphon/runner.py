@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError
-from sbpair.model.durations import TICKS_PER_SECOND, ticks
+from sbpair.model.durations import ticks
 from sbpair.move import backlog_queues
 from sbpair.move.context import MoveContext, SendCost
 from sbpair.move.live_run import LiveRun
@@ -33,12 +33,13 @@ from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.obey import obeying
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
 from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, LockSeconds, QueueWorker, RunPlan, RunTimings
+from sbpair.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
     from sbpair.model.pair import Ends
     from sbpair.move.events import QueuesFound, SyphonEvent
-    from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.filter import MessageFilter
     from sbpair.move.rate_limit import Limit, RateLimiter
     from sbpair.move.receipt import Receipt
     from sbpair.runs.journal import Journal

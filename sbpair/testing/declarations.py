@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sbpair.emulator import timespan
+from sbpair import timespan
 from sbpair.emulator.config_file import VENDOR_DEFAULTS, load_config
 from sbpair.emulator.declared_entities import Defaults, Members, declare, inner
 from sbpair.errors import UsageError

@@ -28,18 +28,18 @@ LEVELS: list[set[str]] = [
     {"move"},
     {"runs"},
     {"amqp_client", "azure"},
-    {"backlog"},
+    {"backlog", "rules"},
     {"amqp"},
     {"http_tunnel"},
     {"client_tls", "model", "bounded_xml"},
-    {"operating_system"},
+    {"operating_system", "timespan"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
 
 # These stand beside the levels, and say themselves whom they know.
 SPECIAL = {
-    "config": {"model", "operating_system", "errors"},
+    "config": {"model", "operating_system", "errors", "timespan"},
     "__main__": {"cli", "model", "operating_system", "errors"},
     # The public modules only name what others define.
     "__init__": {
@@ -49,8 +49,8 @@ SPECIAL = {
     "aio": {"failover", "replication"},
     "events": {"failover", "model", "move", "relay", "replay", "replication"},
     # It must not share this project's opinions on backlogs, or one bug would hide in both.
-    "emulator": {"amqp", "bounded_xml", "operating_system", "errors"},
-    "testing": {"emulator", "errors"},
+    "emulator": {"amqp", "bounded_xml", "operating_system", "errors", "rules", "timespan"},
+    "testing": {"emulator", "errors", "timespan"},
 }
 USERS_OF_CONFIG = {"cli", "relay", "spark", "__init__"}
 
@@ -59,7 +59,7 @@ DOORS = {
     "aiohttp": {"azure", "emulator", "relay"},
     "cryptography": {"emulator"},
     "websockets": {"amqp_client", "emulator", "relay"},
-    "lark": {"emulator", "move"},
+    "lark": {"rules"},
     "pyspark": {"replay", "spark"},
     "pyarrow": {"replay", "spark"},
     "pandas": {"replay"},

@@ -16,7 +16,7 @@ from sbpair.azure.destinations import open_destinations
 from sbpair.azure.interfaces import DestinationEntity
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
+from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
 from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend, AtomRequest
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from sbpair import timespan
 from sbpair.amqp.message import Sections
-from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace

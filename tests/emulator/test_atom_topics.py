@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlAction, SqlRuleFilter, SubscriptionRule
-from sbpair.emulator.entities.rules.typed import read_typed
+from sbpair.emulator.entities.rules import CorrelationRuleFilter, SqlAction, SqlRuleFilter, SubscriptionRule, read_typed
 from sbpair.emulator.frontends.atom import atom_xml
 from sbpair.emulator.frontends.atom.atom_frontend import read_topic_path
 from sbpair.emulator.frontends.atom.atom_rules import read_rule, rule_xml

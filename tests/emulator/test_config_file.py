@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.emulator import timespan
+from sbpair import timespan
 from sbpair.emulator.clock import NEVER, ManualClock
 from sbpair.emulator.config_file import ConfigFileInvalid, load_config, parse_config
 from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.rules.rule import CorrelationRuleFilter, SqlRuleFilter, TrueRuleFilter
+from sbpair.emulator.entities.rules import CorrelationRuleFilter, SqlRuleFilter, TrueRuleFilter
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
 

@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
+from sbpair import timespan
 from sbpair.amqp.message import Sections
-from sbpair.emulator import timespan
 from sbpair.emulator.clock import NEVER, ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace

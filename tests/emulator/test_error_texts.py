@@ -12,7 +12,7 @@ from sbpair.amqp.types import Int, Long, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.emulator.atom_client import open_manager, sub_code
 from tests.kit.sas import sign
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, ULong
-from sbpair.emulator.entities.rules.rule import (
+from sbpair.emulator.entities.rules import (
     SqlAction,
     SqlRuleFilter,
+    StoredView,
     SubscriptionRule,
     TrueRuleFilter,
     select_copies,
 )
-from sbpair.emulator.entities.rules.view import MessageView
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import ArgumentInvalid
 
@@ -99,7 +99,7 @@ def survive(text: str, *, action: bool) -> None:
         return
     finally:
         assert time.monotonic() - before < MAX_SECONDS
-    selected = select_copies([rule], MessageView(held()))
+    selected = select_copies([rule], StoredView(held()))
     assert time.monotonic() - before < MAX_SECONDS
     assert selected.failure is None or selected.failure.description
 

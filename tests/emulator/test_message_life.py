@@ -25,7 +25,7 @@ from sbpair.emulator.service_errors import (
     OperationTimedOut,
     ServiceUnavailable,
 )
-from sbpair.emulator.timespan import parse
+from sbpair.timespan import parse
 
 MINUTE = 60_000
 

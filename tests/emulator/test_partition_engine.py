@@ -7,7 +7,7 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.partitions import PartitionedMessages, partition_of
-from sbpair.emulator.entities.rules.rule import SubscriptionRule
+from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.faults.active import BadField

@@ -18,9 +18,9 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.http.management_parts import read_body
 from sbpair.emulator.port import ProtocolSniffer, bind_port
 from sbpair.emulator.service_errors import ArgumentInvalid
-from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 from sbpair.testing import Emulator
+from sbpair.timespan import TICKS_PER_MS
 from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign
 

@@ -29,20 +29,21 @@ from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.partitions import PartitionedReadyQueue
-from sbpair.emulator.entities.rules.rule import (
+from sbpair.emulator.entities.rules import (
     CorrelationRuleFilter,
     FalseRuleFilter,
     SqlAction,
     SqlRuleFilter,
     SubscriptionRule,
+    from_amqp,
+    read_typed,
 )
-from sbpair.emulator.entities.rules.typed import from_amqp, read_typed
 from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.service_errors import ServiceError
-from sbpair.emulator.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.emulator.storage_worlds import World, state_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from azure.servicebus.aio import ServiceBusClient
 from sbpair.azure.atom import open_atom
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
-from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
+from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import QueueSpec
 from sbpair.testing import Emulator, EmulatorOptions

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from sbpair.emulator.entities.description import SubscriptionDescription
-from sbpair.emulator.entities.rules.rule import SubscriptionRule
+from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.faults.fault_points import CreditBudget, FaultPoints
 from sbpair.emulator.service_errors import EntityFull, RequestThrottled, ServerBusy
 

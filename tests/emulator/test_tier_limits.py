@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sbpair import timespan
 from sbpair.amqp.message import Sections
-from sbpair.emulator import timespan
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, QueueDescription
 from sbpair.emulator.entities.description_schema import QUEUE, format_value, from_elements

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.emulator import timespan
-from sbpair.emulator.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_SECOND
+from sbpair import timespan
+from sbpair.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_SECOND
 
 
 @given(st.integers(-MAX_TICKS - 1, MAX_TICKS))

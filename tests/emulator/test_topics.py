@@ -13,7 +13,7 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.description_schema import SUBSCRIPTION, TOPIC, from_elements
-from sbpair.emulator.entities.rules.rule import (
+from sbpair.emulator.entities.rules import (
     CorrelationRuleFilter,
     FalseRuleFilter,
     SqlAction,
@@ -34,7 +34,7 @@ from sbpair.emulator.service_errors import (
     ServiceError,
     Unauthorized,
 )
-from sbpair.emulator.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.kit.sas import sign
 
 if TYPE_CHECKING:

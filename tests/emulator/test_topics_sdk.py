@@ -265,11 +265,11 @@ def test_a_rule_is_changed_and_removed(admin: Any, topic: str) -> None:
     [
         (
             {"filter": SqlRuleFilter("a = ")},
-            "SubCode=40000. There was an error parsing the SQL expression. [Token line=1, column=4",
+            "SubCode=40000. There was an error parsing the SQL expression. [Token line=1, column=3",
         ),
         ({"filter": SqlRuleFilter("sys.Nothing = 1")}, "'Nothing' does not exist or is not allowed"),
         ({"filter": SqlRuleFilter("a = @b")}, "@b"),
-        ({"action": SqlRuleAction("a = 1")}, "expecting REMOVE, or SET"),
+        ({"action": SqlRuleAction("a = 1")}, "expected REMOVE or SET"),
         ({"filter": CorrelationRuleFilter()}, "at least one"),
     ],
 )

@@ -27,7 +27,7 @@ from sbpair.emulator.service_errors import (
     SessionLockExpired,
     TransactionRolledBack,
 )
-from sbpair.emulator.timespan import parse
+from sbpair.timespan import parse
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.subqueue import SubQueue

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
-from sbpair.emulator.timespan import TICKS_PER_SECOND
 from sbpair.testing import EmulatorOptions
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.conformance import samples
 from tests.conformance.bench import Service
 

@@ -11,7 +11,7 @@ from sbpair import errors
 from sbpair.azure.atom import open_atom
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, TopicDescription
-from sbpair.emulator.entities.rules.rule import SubscriptionRule as EmulatedRule
+from sbpair.emulator.entities.rules import SubscriptionRule as EmulatedRule
 from sbpair.management import comparison
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code

@@ -22,9 +22,7 @@ from sbpair.amqp.types import Decimal128, Described, Float, Int, Long, Map, Symb
 from sbpair.amqp_client.client import connect
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.move.filter.compiler import MessageFilter
-from sbpair.move.filter.grammar import MAX_TEXT, FilterInvalid
-from sbpair.move.filter.message_fields import FilteredMessage
+from sbpair.move.filter import MAX_TEXT, FilteredMessage, FilterInvalid, MessageFilter
 from sbpair.move.message.decode import Decoder
 from sbpair.testing import EmulatedNamespace, EmulatorThread
 from tests.move import filter_trees as trees

@@ -14,7 +14,7 @@ from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Int
 from sbpair.backlog import Aliases
-from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.filter import MessageFilter
 from sbpair.move.raw_source import RawSource
 from sbpair.move.undecoded import UndecodedMessages
 from tests.move.test_fast_decode import ALIASES as SOME_ALIASES

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.model.durations import TICKS_PER_SECOND
 from sbpair.operating_system import uptime
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
@@ -20,6 +19,7 @@ from sbpair.replay.archive_layout import STOP_FILE
 from sbpair.replay.progress import PhaseProgress
 from sbpair.replay.run import ReplayOptions
 from sbpair.replay.task_lease import POLL_SECONDS, LeaseKeeper, TaskLease, hold_leases
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.replay.segments import created
 
 if TYPE_CHECKING:

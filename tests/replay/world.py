@@ -14,11 +14,11 @@ from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import INT32_MAX, QueueDescription
 from sbpair.emulator.entities.stored_message import LOCKED, DeadLetterReason, StoredMessage
-from sbpair.emulator.timespan import TICKS_PER_SECOND
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.replay.run import ReplayRequest
 from sbpair.testing import Fault
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.kit.running import NAMESPACE, OTHER, Running
 
 if TYPE_CHECKING:

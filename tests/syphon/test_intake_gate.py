@@ -14,7 +14,7 @@ from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.model.backoff import Backoff
 from sbpair.move import events
 from sbpair.move.context import MoveTimings
-from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.filter import MessageFilter
 from sbpair.syphon.intake_gate import IntakeGate
 from tests.kit.stranded import put
 from tests.kit.waiting import until

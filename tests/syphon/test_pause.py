@@ -11,7 +11,7 @@ import pytest
 
 from sbpair import runs
 from sbpair.move import events
-from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.filter import MessageFilter
 from sbpair.move.receipt import RampState
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunOutcome, all_runs

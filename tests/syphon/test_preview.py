@@ -17,7 +17,7 @@ from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.rules.rule import SqlRuleFilter, SubscriptionRule
+from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
 from sbpair.move.events import QueuesFound
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek import destination_lookup

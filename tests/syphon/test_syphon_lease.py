@@ -26,9 +26,9 @@ from sbpair.errors import (
     SessionLockLost,
     UsageError,
 )
-from sbpair.model.durations import TICKS_PER_SECOND
 from sbpair.move import events
 from sbpair.runs import session_lease
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.amqp_client.test_client import scripted
 from tests.faults.test_kill_syphon import syphon as start
 from tests.kit.waiting import until

@@ -12,7 +12,7 @@ from azure.servicebus.exceptions import SessionCannotBeLockedError
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Int
-from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit import moves
 from tests.kit.stranded import put

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from sbpair.cli.options.reach import Reach
     from sbpair.move.entity_address import EntityAddress
-    from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.filter import MessageFilter
 
 USAGE = "[--once | --watch | --dry-run] [OPTIONS]"
 MAX_PEEK = 1_000

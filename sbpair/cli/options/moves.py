@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sbpair.cli.render.screen import Screen
     from sbpair.model.pair import Pair
-    from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.filter import MessageFilter
     from sbpair.replay.archive import Archive
     from sbpair.syphon.limits import MoveLimits
     from sbpair.syphon.ramp import RampPlan
@@ -53,7 +53,7 @@ def filter_of(screen: "Screen", text: str | None, reasons: "Collection[str]" = (
     """Return the filter of --where and of dead-letter reasons, and warn of doubts about it. Raises FilterInvalid."""
     if text is None and not reasons:
         return None
-    from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.filter import MessageFilter
 
     found = MessageFilter("" if text is None else text or " ", reasons=reasons)
     for remark in found.remarks:

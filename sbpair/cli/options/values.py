@@ -12,8 +12,9 @@ from sbpair.cli.options.common import PairSelection, option, option_group
 from sbpair.cli.render.screen import Screen, clean
 from sbpair.config.setting import Environment, Flags, Origin, Setting
 from sbpair.errors import UsageError
-from sbpair.model.durations import TICKS_PER_SECOND, ticks
+from sbpair.model.durations import ticks
 from sbpair.model.pair import Pair, ResourceGroup
+from sbpair.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.management.audit_findings import AuditFinding

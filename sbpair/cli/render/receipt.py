@@ -8,7 +8,7 @@ from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
-    from sbpair.move.filter.compiler import MessageFilter
+    from sbpair.move.filter import MessageFilter
 
 ROWS_SHOWN = 40
 TEXT_SHOWN = 300

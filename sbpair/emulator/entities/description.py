@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.service_errors import MANAGEMENT_HELP, ArgumentInvalid
-from sbpair.emulator.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_MINUTE, TICKS_PER_MS, TICKS_PER_SECOND
+from sbpair.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_MINUTE, TICKS_PER_MS, TICKS_PER_SECOND
 
 MEGABYTE: Final = 1024 * 1024
 PARTITIONS: Final = 16

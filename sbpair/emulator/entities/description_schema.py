@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from sbpair.emulator import timespan
+from sbpair import timespan
 from sbpair.emulator.entities.description import (
     STANDARD,
     D,

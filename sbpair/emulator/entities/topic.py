@@ -14,14 +14,14 @@ from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription, check_subscription_name
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
 from sbpair.emulator.entities.queue import QueueEntity, found
-from sbpair.emulator.entities.rules.rule import (
+from sbpair.emulator.entities.rules import (
     CorrelationRuleFilter,
     RuleFailure,
+    StoredView,
     SubscriptionRule,
     select_copies,
     selects_all,
 )
-from sbpair.emulator.entities.rules.view import MessageView
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import EntityExists, EntityFull, NotAllowed
 
@@ -124,7 +124,7 @@ class SubscriptionEntity(QueueEntity):
 
     # Messages from the topic
 
-    def deliver(self, views: Iterable[MessageView]) -> None:
+    def deliver(self, views: Iterable[StoredView]) -> None:
         """Enqueue the messages that the rules select."""
         if self._selects_all:
             self._enqueue([view.message.for_subscription() for view in views])
@@ -217,7 +217,7 @@ class TopicEntity(QueueEntity):
         for message in messages:
             if ttl_ms < NEVER and (message.ttl_ms is None or message.ttl_ms > ttl_ms):
                 message.ttl_ms = ttl_ms
-        views = [MessageView(message) for message in messages]
+        views = [StoredView(message) for message in messages]
         for subscription in self._subscriptions.values():
             subscription.deliver(views)
 

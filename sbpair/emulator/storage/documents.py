@@ -16,9 +16,9 @@ from zlib import crc32
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
-from sbpair.emulator.entities.rules import rule as rules
-from sbpair.emulator.entities.rules.typed import read_typed
+from sbpair.emulator.entities.rules import read_typed
 from sbpair.emulator.entities.stored_message import (
     ACTIVE,
     DEFERRED,

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from sbpair.backlog import queue_path
 from sbpair.errors import SbpairError
-from sbpair.move.filter.compiler import MessageFilter
+from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.form import BACKLOG_DEAD_LETTERS, kept_for
 from sbpair.move.message.route import TimeToLive

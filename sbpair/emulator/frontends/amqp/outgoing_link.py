@@ -19,8 +19,8 @@ from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, amqp_error, id_ranges
 from sbpair.emulator.frontends.amqp.request_links import text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, OperationTimedOut, ServiceError
-from sbpair.emulator.timespan import TICKS_PER_MS
 from sbpair.errors import ProtocolError
+from sbpair.timespan import TICKS_PER_MS
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import SendingLink, Sent

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.types import Described, Int, Map, Timestamp, ULong, Value
-from sbpair.emulator.entities.rules import rule as rules
-from sbpair.emulator.entities.rules.typed import from_amqp
+from sbpair.emulator.entities import rules
+from sbpair.emulator.entities.rules import from_amqp
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.amqp.request_links import Reply, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed

@@ -30,7 +30,7 @@ from sbpair.emulator.frontends.arm.arm_request import (
 from sbpair.emulator.frontends.arm.arm_resources import Entities, Keys, Resources, Rules
 from sbpair.emulator.frontends.http.management_parts import queues_of, read_body, subscriptions_of, topics_of
 from sbpair.emulator.service_errors import ServiceError, ServiceUnavailable, Unauthenticated
-from sbpair.emulator.timespan import instant
+from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbpair.emulator.frontends.arm.arm_request import RELAY_PROVIDER, ArmError, Json, not_found
 from sbpair.emulator.frontends.arm.arm_resources import Keys, Resources, resource_json
 from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnectionDescription
-from sbpair.emulator.timespan import instant
+from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AuthorizationRule

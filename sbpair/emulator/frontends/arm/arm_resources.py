@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import check_authorization_rules
 from sbpair.emulator.entities.description_schema import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
-from sbpair.emulator.entities.rules import rule as rules
-from sbpair.emulator.entities.rules.typed import read_typed
+from sbpair.emulator.entities.rules import read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.arm.arm_request import PROVIDER, ArmError, Json, object_in
 from sbpair.emulator.frontends.http.management_parts import (

@@ -20,7 +20,7 @@ from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.description import check_path
 from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION
 from sbpair.emulator.entities.queue import entity_not_found
-from sbpair.emulator.entities.rules.rule import SubscriptionRule
+from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.atom import atom_xml as xml
 from sbpair.emulator.frontends.atom.atom_rules import RULE, read_rule, rule_xml
@@ -43,7 +43,7 @@ from sbpair.emulator.service_errors import (
     ServiceError,
     Unauthenticated,
 )
-from sbpair.emulator.timespan import instant
+from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace

@@ -6,11 +6,11 @@ from html import escape
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from sbpair.emulator.entities.rules import rule as rules
-from sbpair.emulator.entities.rules.typed import TypedValue, read_typed
+from sbpair.emulator.entities import rules
+from sbpair.emulator.entities.rules import TypedValue, read_typed
 from sbpair.emulator.frontends.atom.atom_xml import INSTANCE, SERVICE_BUS, element, kind_of, local_name
 from sbpair.emulator.service_errors import ArgumentInvalid
-from sbpair.emulator.timespan import instant
+from sbpair.timespan import instant
 
 RULE: Final = "RuleDescription"
 COMPATIBILITY_LEVEL: Final = "20"

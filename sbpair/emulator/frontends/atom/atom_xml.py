@@ -17,7 +17,7 @@ from sbpair.emulator.entities.description_schema import DescriptionSchema, forma
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.frontends.http.management_parts import new_key, read_rights, reported_counts, reported_times
 from sbpair.emulator.service_errors import ArgumentInvalid
-from sbpair.emulator.timespan import instant
+from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace

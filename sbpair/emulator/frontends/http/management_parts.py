@@ -24,7 +24,7 @@ from sbpair.emulator.entities.description_schema import (
     from_elements,
 )
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, ForwardTargetMissing, ServiceError
-from sbpair.emulator.timespan import instant
+from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -13,11 +13,10 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Final, NamedTuple
 
+from sbpair import timespan
 from sbpair.amqp import types
 from sbpair.amqp.types import Described, Float, Long, Symbol, Timestamp, Value, type_of
-from sbpair.emulator import timespan
-from sbpair.emulator.entities.rules.values import Instant, TimeSpanValue, amqp_value, rule_value
-from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.rules.values import Instant, TimeSpanValue, amqp_value, rule_value
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,26 +31,26 @@ class TypedValue(NamedTuple):
 
 
 def read_typed(kind: str, text: str) -> TypedValue:
-    """Parse the text of a type. Raises ArgumentInvalid for an unknown type or an invalid text."""
+    """Parse the text of a type. Raises ValueError for an unknown type or an invalid text."""
     reader = _READERS.get(kind)
     if reader is None:
-        raise ArgumentInvalid(f"The type '{kind[:40]}' of a value is none of {', '.join(sorted(_READERS))}.")
+        raise ValueError(f"The type '{kind[:40]}' of a value is none of {', '.join(sorted(_READERS))}.")
     try:
         read = reader(text if kind == "string" else text.strip())
     except (ValueError, KeyError, OverflowError, InvalidOperation) as error:
-        raise ArgumentInvalid(f"The value '{text[:100]}' is not of the type {kind}.") from error
+        raise ValueError(f"The value '{text[:100]}' is not of the type {kind}.") from error
     if isinstance(read, Decimal):
         return TypedValue(kind, text, amqp_value(read), read)
     return TypedValue(kind, text, read, rule_value(read))
 
 
 def from_amqp(original: Value) -> TypedValue:
-    """Convert an AMQP value. Raises ArgumentInvalid for a type that no property of a filter can have."""
+    """Convert an AMQP value. Raises ValueError for a type that no property of a filter can have."""
     kind = _KINDS.get(type_of(original))
     value = rule_value(original)
     kind = kind or {TimeSpanValue: "duration", Instant: "dateTime"}.get(type(value))
     if kind is None:
-        raise ArgumentInvalid(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
+        raise ValueError(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
     return TypedValue(kind, _xml_text(value), original, value)
 
 

@@ -1,23 +1,27 @@
-"""The values of filters and actions, and the operators on them. Pure.
+"""The values that rules calculate with, and the operators on them. Pure.
 
 A value of a message is converted once to an int, a double, a decimal, a text, a bool or a time. Binary values and GUIDs
-can only be compared for equality. None is unknown, and so is NULL. A mismatch of types raises EvaluationFailed:
-nothing is converted from or to text for a comparison.
+can only be compared for equality. None is unknown, and so is NULL. A mismatch of types raises EvaluationFailed. The
+functions whose names end with `leniently` first convert text, or a number of seconds, beside a time or a duration.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import re
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal, localcontext
+from functools import lru_cache
 from typing import Final
 
 from sbpair.amqp import types
 from sbpair.amqp.types import Described, Float, Long, Symbol, Timestamp, ULong, Value, type_of
-from sbpair.emulator.timespan import TICKS_PER_MS
-from sbpair.errors import SbpairError
+from sbpair.errors import SbpairError, UsageError
+from sbpair.model.durations import ticks
+from sbpair.timespan import TICKS_PER_MS, TICKS_PER_SECOND
 
 TIMESPAN: Final = "com.microsoft:timespan"
 DATETIME_OFFSET: Final = "com.microsoft:datetime-offset"
@@ -30,9 +34,7 @@ Truth = bool | None
 
 
 class EvaluationFailed(SbpairError):
-    """A filter or an action could not be calculated for a message. `reason` is that of a dead letter."""
-
-    reason = "FilterException"
+    """A filter or an action could not be calculated for a message."""
 
 
 class Ticks(int):
@@ -124,25 +126,77 @@ def as_type_of(existing: Value, value: Value) -> Value:
 
 # Kinds
 
-_NAMES: Final[dict[type, str]] = {
-    bool: "Boolean", int: "Int64", float: "Double", Decimal: "Decimal", str: "String", uuid.UUID: "Guid",
-    bytes: "Byte[]", TimeSpanValue: "TimeSpan", Instant: "DateTime",
+NUMBER: Final = "a number"
+SPAN: Final = "a duration"
+TIME: Final = "a time"
+TEXT: Final = "text"
+_TYPES: Final[dict[type, tuple[str, str]]] = {
+    bool: ("true or false", "Boolean"), int: (NUMBER, "Int64"), float: (NUMBER, "Double"), Decimal: (NUMBER, "Decimal"),
+    str: (TEXT, "String"), uuid.UUID: ("a GUID", "Guid"), bytes: ("bytes", "Byte[]"), TimeSpanValue: (SPAN, "TimeSpan"),
+    Instant: (TIME, "DateTime"),
 }  # fmt: skip
-_NUMBERS: Final = frozenset({int, float, Decimal})
+_ORDERED: Final = frozenset({NUMBER, TEXT, SPAN, TIME})
+EQUALITY: Final = frozenset({"=", "<>", "!="})
 
 
 def type_name(value: Value) -> str:
     """Return the name that .NET has for the type of a value, for error texts."""
-    return _NAMES.get(type(value), type_of(value).__name__)
+    return _TYPES.get(type(value), ("", type_of(value).__name__))[1]
 
 
-def _kind(value: Value) -> str:
-    # Values of one kind can be compared with each other.
-    return "number" if type(value) in _NUMBERS else _NAMES.get(type(value), "")
+def kind_of(value: Value) -> str:
+    """Return the kind of a value, with its article: values of one kind can be compared. "" for one of no kind."""
+    return _TYPES.get(type(value), ("", ""))[0]
 
 
-_ORDERED: Final = frozenset({"number", "String", "TimeSpan", "DateTime"})
-_COMPARE: Final[dict[str, Callable[[Value, Value], bool]]] = {
+# Text and numbers as times and durations
+
+TIME_HINT: Final = "write a time as '2026-11-22' or '2026-11-22T10:00:00Z'"
+SPAN_HINT: Final = "write a duration as '90s', '5m', '1h30m' or 'PT1M', or a number of seconds"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@lru_cache(1024)
+def to_instant(text: str) -> Instant | None:
+    """Return the time that a text is, in UTC without a zone; None if it is none."""
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return Instant((at - _EPOCH) // timedelta(microseconds=1) * 10 + EPOCH_TICKS)
+
+
+@lru_cache(1024)
+def to_span(text: str) -> TimeSpanValue | None:
+    """Return the duration that a text is; None if it is none."""
+    try:
+        return TimeSpanValue(ticks(text))
+    except UsageError:
+        return None
+
+
+def seconds(number: Value) -> TimeSpanValue:
+    """Return a duration of so many seconds."""
+    try:
+        return TimeSpanValue(_fitting(int(number * TICKS_PER_SECOND)))
+    except (ValueError, ArithmeticError):
+        raise EvaluationFailed(f"{number} is not a number of seconds") from None
+
+
+def _converted(kind: type, value: Value) -> Value:
+    """Return a text or a number as a TimeSpanValue or an Instant; another value unchanged."""
+    made: Value = None
+    if isinstance(value, str):
+        made = to_span(value) if kind is TimeSpanValue else to_instant(value)
+    elif kind is TimeSpanValue and kind_of(value) == NUMBER:
+        made = seconds(value)
+    return value if made is None else made
+
+
+# Comparison
+
+COMPARE: Final[dict[str, Callable[[Value, Value], bool]]] = {
     "=": operator.eq, "<>": operator.ne, "!=": operator.ne,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -152,20 +206,32 @@ def compare(symbol: str, left: Value, right: Value) -> Truth:
     """Return unknown where one side is. Raises EvaluationFailed for two values that cannot be compared."""
     if left is None or right is None:
         return None
-    kind = _kind(left)
-    if not kind or kind != _kind(right) or (symbol not in ("=", "<>", "!=") and kind not in _ORDERED):
+    kind = kind_of(left)
+    if not kind or kind != kind_of(right) or (symbol not in EQUALITY and kind not in _ORDERED):
         raise cannot_apply(symbol, left, right)
+    types_of_both = {type(left), type(right)}
+    if types_of_both == {Decimal, float}:
+        # As they are written: 0.1 is a tenth.
+        left, right = (Decimal(repr(each)) if type(each) is float else each for each in (left, right))
     try:
-        return bool(_COMPARE[symbol](left, right))
+        return bool(COMPARE[symbol](left, right))
     except ArithmeticError:
         # A decimal and a double that is not a number.
         return False
 
 
+def compare_leniently(symbol: str, left: Value, right: Value) -> Truth:
+    for kind in (TimeSpanValue, Instant):
+        if type(left) is not type(right) and kind in (type(left), type(right)):
+            left, right = _converted(kind, left), _converted(kind, right)
+            break
+    return compare(symbol, left, right)
+
+
 def equal(left: Value, right: Value) -> bool:
     """Compare for a correlation filter: of one kind, and the same value. Never fails."""
-    kind = _kind(left)
-    return bool(kind) and kind == _kind(right) and bool(left == right)
+    kind = kind_of(left)
+    return bool(kind) and kind == kind_of(right) and bool(left == right)
 
 
 def cannot_apply(symbol: str, left: Value, right: Value) -> EvaluationFailed:
@@ -181,11 +247,11 @@ def calculate(symbol: str, left: Value, right: Value) -> Value:
     """Apply `+ - * / %`: text is joined, integers divide to integers, and durations are added to times."""
     if left is None or right is None:
         return None
-    if symbol == "+" and (isinstance(left, str) or isinstance(right, str)):
-        return _text(left) + _text(right)
     if isinstance(left, Ticks) or isinstance(right, Ticks):
         return _with_ticks(symbol, left, right)
-    if _kind(left) != "number" or _kind(right) != "number":
+    if symbol == "+" and (isinstance(left, str) or isinstance(right, str)):
+        return _text(left) + _text(right)
+    if kind_of(left) != NUMBER or kind_of(right) != NUMBER:
         raise cannot_apply(symbol, left, right)
     if isinstance(left, Decimal) or isinstance(right, Decimal):
         return _with_decimals(symbol, Decimal(left), Decimal(right))
@@ -194,11 +260,25 @@ def calculate(symbol: str, left: Value, right: Value) -> Value:
     return _with_doubles(symbol, float(left), float(right))
 
 
+def calculate_leniently(symbol: str, left: Value, right: Value) -> Value:
+    """Apply an operator. A number or a text beside a time or a duration is a duration, which has multiples."""
+    if not isinstance(left, Ticks) or right is None:
+        return calculate(symbol, left, right)
+    if type(left) is TimeSpanValue and symbol in ("*", "/") and kind_of(right) == NUMBER:
+        try:
+            return TimeSpanValue(_fitting(int(_OPERATORS[symbol](int(left), float(right)))))
+        except (ArithmeticError, ValueError):
+            raise EvaluationFailed(f"a duration {symbol} {right} has no result") from None
+    if symbol in ("+", "-") and not isinstance(right, Ticks):
+        right = _converted(TimeSpanValue, right)
+    return calculate(symbol, left, right)
+
+
 def signed(sign: str, value: Value) -> Value:
     """Apply a sign: `+` or `-`."""
     if value is None:
         return None
-    if not isinstance(value, TimeSpanValue) and _kind(value) != "number":
+    if not isinstance(value, TimeSpanValue) and kind_of(value) != NUMBER:
         raise EvaluationFailed(f"Operator '{sign}' cannot be applied to operand of type '{type_name(value)}'.")
     if sign == "+":
         return value
@@ -206,7 +286,7 @@ def signed(sign: str, value: Value) -> Value:
 
 
 def _text(value: Value) -> str:
-    if isinstance(value, (int, float, Decimal, uuid.UUID, str)) and not isinstance(value, Ticks):
+    if isinstance(value, (int, float, Decimal, uuid.UUID, str)) and not isinstance(value, bool):
         return str(value)
     raise EvaluationFailed(f"A value of type '{type_name(value)}' cannot be joined to text.")
 
@@ -264,3 +344,26 @@ def _with_decimals(symbol: str, one: Decimal, other: Decimal) -> Decimal:
     except ArithmeticError as error:
         raise EvaluationFailed("Attempted to divide by zero, or the result is no decimal.") from error
     return result
+
+
+# LIKE
+
+
+@lru_cache(256)
+def pattern(text: str, escape: str = "") -> re.Pattern[str]:
+    """Return the expression for a pattern: `%` is any text, `_` any character. Time is bounded by text x pattern."""
+    pieces, characters = [""], iter(text)
+    for each in characters:
+        if escape and each == escape:
+            escaped = next(characters, "")
+            if not escaped:
+                raise EvaluationFailed("A pattern ends with its escape character.")
+            pieces[-1] += re.escape(escaped)
+        elif each == "%":
+            pieces.append("")
+        else:
+            pieces[-1] += "." if each == "_" else re.escape(each)
+    first, *others = pieces
+    # The first place of each piece leaves most text for the next ones: no piece is tried at a second place.
+    middle = "".join(f"(?>.*?{piece})" for piece in others[:-1] if piece)
+    return re.compile(first + middle + (f".*{others[-1]}" if others else ""), re.DOTALL)

@@ -1,0 +1,236 @@
+"""Filters of `--where`: Service Bus's SQL grammar over received and peeked messages, with names of sbpair's own. Pure.
+
+The aliases of a stranded message count as the properties that they stand for: session, time to live and schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sbpair.backlog import TICKS_PER_MS
+from sbpair.errors import UsageError
+from sbpair.move.message import dead_letters, envelope
+from sbpair.move.message.decode import GenericMessage
+from sbpair.move.message.route import MAX_TTL_HEADER_MS
+from sbpair.rules.compiler import Compiler, Dialect, Part
+from sbpair.rules.grammar import SqlMistake
+from sbpair.rules.values import NUMBER, SPAN, TEXT, TIME, EvaluationFailed, Instant, TimeSpanValue, instant
+from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView, SystemProperty, element, find_value
+
+if TYPE_CHECKING:
+    from sbpair.amqp.message import Sections
+    from sbpair.amqp.types import Value
+    from sbpair.move.message.decode import Content
+    from sbpair.move.message.route import Facts
+
+MAX_TEXT: Final = 100_000
+"""Characters of a filter: a list of a thousand message ids fits."""
+
+HINT: Final = "for example: --where \"sys.Label = 'red' AND age < '1h'\""
+_SHOWN_BEFORE, _SHOWN = 50, 72
+_STATES: Final = {envelope.ACTIVE: "active", envelope.DEFERRED: "deferred", envelope.SCHEDULED: "scheduled"}
+
+
+class FilterInvalid(UsageError):
+    """A mistake in a filter. `column` counts from 1; `excerpt` are the text and a mark below the column."""
+
+    def __init__(self, mistake: str, text: str, at: int, *, hint: str = "") -> None:
+        super().__init__(f"--where: {mistake} (column {at + 1})", hint=hint or HINT)
+        self.column = at + 1
+        self.excerpt = marked(text, at)
+
+
+def marked(text: str, at: int) -> tuple[str, str]:
+    """Return a text, cut if it is long, and a mark below the character at an index."""
+    line = "".join(each if each.isprintable() else " " for each in text)
+    start = max(0, at - _SHOWN_BEFORE)
+    shown = ("…" if start else "") + line[start : start + _SHOWN] + ("…" if len(line) > start + _SHOWN else "")
+    return f"  {shown}", " " * (2 + bool(start) + at - start) + "^"
+
+
+class FilteredMessage(MessageView):
+    """A message for a filter. `content` is None for bytes that are not a message. `now_ms` is the service's time."""
+
+    __slots__ = ("_sections", "content", "facts", "now_ms")
+
+    def __init__(self, facts: Facts, content: Content | None, now_ms: int) -> None:
+        self.facts = facts
+        self.content = content
+        self.now_ms = now_ms
+        self._sections: Sections | None = None
+
+    @property
+    def sections(self) -> Sections:
+        if self._sections is None:
+            if self.content is None:
+                raise EvaluationFailed(f"it is not a message: {self.facts.flaw}")
+            self._sections = self.content.split()
+        return self._sections
+
+    @property
+    def sequence_number(self) -> int:
+        return self.facts.sequence_number
+
+    @property
+    def enqueued_at(self) -> int:
+        return self.facts.enqueued_at
+
+    @property
+    def size(self) -> int:
+        return self.facts.size
+
+    @property
+    def delivery_count(self) -> int:
+        return element(self.sections.header, 4) or 0
+
+    @property
+    def time_to_live(self) -> TimeSpanValue | None:
+        if self.facts.ttl_ticks is not None:
+            return TimeSpanValue(self.facts.ttl_ticks)
+        ttl = element(self.sections.header, 2)
+        return None if ttl is None or ttl == MAX_TTL_HEADER_MS else TimeSpanValue(ttl * TICKS_PER_MS)
+
+    @property
+    def scheduled_at(self) -> Instant | None:
+        at = self.facts.scheduled_at
+        found: Instant | None = self.annotation("x-opt-scheduled-enqueue-time") if at is None else instant(at)
+        return found
+
+    @property
+    def message_id(self) -> str | None:
+        return self.facts.message_id
+
+    @property
+    def session_id(self) -> Value:
+        return self.facts.session_id or self.field(10)
+
+    def find_user(self, name: str) -> tuple[bool, Value]:
+        if self.content is None:
+            return False, None
+        return find_value(self.content.application_properties, name)[:2]
+
+
+def _age(message: FilteredMessage) -> TimeSpanValue | None:
+    enqueued_at = message.enqueued_at
+    return TimeSpanValue(max(0, message.now_ms - enqueued_at) * TICKS_PER_MS) if enqueued_at > 0 else None
+
+
+def _state(message: FilteredMessage) -> str:
+    return _STATES.get(envelope.message_state(message.sections), "active")
+
+
+_OWN: Final[dict[str, tuple[str, Callable[[Any], Value]]]] = {
+    "age": (SPAN, _age),
+    "enqueued": (TIME, lambda message: instant(message.enqueued_at)),
+    "path": (TEXT, lambda message: message.facts.path or None),
+    "reason": (TEXT, lambda message: message.user(dead_letters.REASON.lower())),
+    "size": (NUMBER, lambda message: message.size),
+}
+"""Names of sbpair's own, without a scope. Of a user property with such a name, the scope is `user`."""
+
+_DIALECT: Final = Dialect(
+    system=SYSTEM_PROPERTIES | {"state": SystemProperty("State", TEXT, _state)},
+    own={name: SystemProperty(name, *own) for name, own in _OWN.items()},
+    checks=True,
+)
+
+
+def _compiled(text: str) -> Part:
+    """Compile a filter. Raises FilterInvalid."""
+    if len(text) > MAX_TEXT:
+        raise FilterInvalid(f"the filter has {len(text)} characters; the limit is {MAX_TEXT}", text, 0)
+    if not text.strip():
+        raise FilterInvalid("expected a condition, got an empty text", text, 0)
+    try:
+        part: Part = Compiler(_DIALECT).compile("filter", text)
+    except SqlMistake as found:
+        raise FilterInvalid(found.mistake, text, found.at, hint=found.hint) from None
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class FilterCounts:
+    """The messages of a run that a filter was calculated for: `chosen` and `skipped` ones.
+
+    Those among the skipped ones are `failed` for which it could not be calculated.
+    """
+
+    text: str
+    chosen: int
+    skipped: int
+    failed: int
+    first_failure: str
+    remarks: tuple[str, ...]
+
+
+@dataclass
+class MessageFilter:
+    """A compiled filter. `remarks` are doubts about its text, for the user, and `doubts` those if nothing matches.
+
+    `chosen` counts messages that match.
+
+    `failures` counts messages for which it could not be calculated, and which were not chosen; `first_failure` is why.
+    With `reasons`, a message also needs one of these as its dead-letter reason, in any case; "" is that of dead letters
+    without one. Without a text, nothing else.
+    """
+
+    text: str
+    chosen: int = 0
+    failures: int = 0
+    first_failure: str = ""
+    remarks: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    reasons: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        """Compile the text. Raises FilterInvalid."""
+        if self.text or not self.reasons:
+            part = _compiled(self.text)
+            self._run, self.remarks, self.doubts = part.run, part.remarks, part.doubts
+        else:
+            self._run = lambda _message: True
+        self._reasons = frozenset(map(str.lower, self.reasons))
+
+    def choose(self, messages: Sequence[Any], now_ms: int) -> list[bool]:
+        """Return which received messages the filter is true for, at a time of the service in ms since 1970."""
+        views = getattr(messages, "views", None)  # of undecoded ones
+        if views is not None:
+            return list(map(self.matches, views(now_ms)))
+        return [self.matches(FilteredMessage(each.facts, each.content, now_ms)) for each in messages]
+
+    def matches_peeked(self, facts: Facts, sections: Sections, now_ms: int) -> bool:
+        """Return whether the filter is true for a peeked message; one without sections is not a message."""
+        content = GenericMessage(sections) if len(sections) else None
+        return self.matches(FilteredMessage(facts, content, now_ms))
+
+    def counts(self, skipped: int) -> FilterCounts:
+        return FilterCounts(self._full_text(), self.chosen, skipped, self.failures, self.first_failure, self.remarks)
+
+    def _full_text(self) -> str:
+        quoted = ", ".join("'{}'".format(each.replace("'", "''")) for each in sorted(self.reasons))
+        reasons = f"reason IN ({quoted})" if quoted else ""
+        return f"{reasons} AND ({self.text})" if reasons and self.text else self.text or reasons
+
+    def matches(self, message: FilteredMessage) -> bool:
+        """Return whether the filter is true for a message."""
+        if self._reasons and _reason(message).lower() not in self._reasons:
+            return False
+        try:
+            is_chosen = self._run(message) is True
+        except EvaluationFailed as error:
+            self.failures += 1
+            self.first_failure = self.first_failure or f"message {message.sequence_number}: {error.message}"
+            return False
+        self.chosen += is_chosen
+        return is_chosen
+
+
+def _reason(message: FilteredMessage) -> str:
+    """Return the dead-letter reason; "" without one, as of a message that cannot be read."""
+    try:
+        found = _OWN["reason"][1](message)
+    except EvaluationFailed:
+        return ""
+    return found if isinstance(found, str) else ""
