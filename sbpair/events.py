@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sbpair.move.events import RunPausing as RunPausing
     from sbpair.move.events import RunResumed as RunResumed
     from sbpair.move.events import SyphonEvent as SyphonEvent
+    from sbpair.move.events import TopicsUnchecked as TopicsUnchecked
     from sbpair.move.peek.peeker import Peeked as Peeked
     from sbpair.relay.events import RelayAnswerLost as RelayAnswerLost
     from sbpair.relay.events import RelayBothFailed as RelayBothFailed
@@ -82,7 +83,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.move.events": (
             "DeadLettered, DestinationBackingOff, DestinationProgress, DestinationRecovered, LimitChanged, "
             "MessagesLocked, QueueBlocked, QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, "
-            "QueuesFound, RampProgress, RunCancelled, RunPaused, RunPausing, RunResumed, SyphonEvent"
+            "QueuesFound, RampProgress, RunCancelled, RunPaused, RunPausing, RunResumed, SyphonEvent, TopicsUnchecked"
         ),
         "sbpair.move.peek.peeker": "Peeked",
         "sbpair.relay.events": (

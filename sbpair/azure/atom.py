@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sbpair.azure.atom_writer import AtomWriter
     from sbpair.model.entities import AnyEntity
     from sbpair.model.pair import Endpoint
+    from sbpair.rules.filters import Filter
 
 API_VERSION = "2021-05"
 PAGE_SIZE = 100
@@ -192,6 +193,14 @@ class AtomNamespace:
         with self._reading(f"list the rules of {topic}/{subscription}") as what:
             listed = self._listed(what, Rule.kind, topic, "subscriptions", subscription, "rules")
             return [read(Rule(topic, subscription, name), each) async for name, each in listed]
+
+    async def matchers(self, topic: str, subscription: str) -> list[Filter | None]:
+        """Return the filters of a subscription's rules, to evaluate them; None for one that cannot be evaluated."""
+        from sbpair.azure.rule_matchers import matcher_of
+
+        with self._reading(f"list the rules of {topic}/{subscription}") as what:
+            listed = self._listed(what, Rule.kind, topic, "subscriptions", subscription, "rules")
+            return [matcher_of(each) async for _, each in listed]
 
     async def read(self, like: Kind) -> Kind:
         found = await self.read_effective(like)

@@ -40,7 +40,7 @@ _COUNTS = (
     "TransferMessageCount",
     "TransferDeadLetterMessageCount",
 )
-_TYPE = "{http://www.w3.org/2001/XMLSchema-instance}type"
+TYPE = "{http://www.w3.org/2001/XMLSchema-instance}type"
 _FORWARDS = frozenset({"forward_to", "forward_dead_lettered_messages_to"})
 _BOOLEANS = {"true": True, "false": False}
 
@@ -120,7 +120,7 @@ def epoch_seconds(text: str | None) -> float | None:
 
 
 def _filter(selected: Element) -> SqlFilter | CorrelationFilter:
-    if not selected.get(_TYPE, "").endswith("CorrelationFilter"):
+    if not selected.get(TYPE, "").endswith("CorrelationFilter"):
         return SqlFilter(selected.findtext("{*}SqlExpression") or "")
     found = texts(selected)
     system = {name: found.get(pascal(name), "") for name in CORRELATION_KEYS}

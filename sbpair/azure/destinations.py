@@ -15,6 +15,7 @@ from sbpair.azure.interfaces import DestinationEntity
 from sbpair.azure.management_route import CALL_SECONDS
 from sbpair.errors import NameTaken
 from sbpair.model.entities import Queue, Topic
+from sbpair.rules.filters import SubscriptionFilters, TopicFilters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
 MAX_SUBSCRIPTIONS = 100
-"""The filters of so many subscriptions of a topic are counted; each further one is assumed to have one."""
+"""The filters of so many subscriptions of a topic are read; each further one is assumed to have one."""
 
 
 @asynccontextmanager
@@ -53,11 +54,11 @@ class DestinationCache:
                 self._tier = await self._namespace.tier_name()
         return self._tier
 
-    async def get(self, path: str) -> DestinationEntity:
-        """Read a queue or a topic. Raises EntityMissing where neither exists."""
+    async def get(self, path: str, *, again: bool = False) -> DestinationEntity:
+        """Read a queue or a topic, `again` as it is now. Raises EntityMissing where neither exists."""
         name = path.lower()
         async with self._locks[name]:
-            if name not in self._found:
+            if again or name not in self._found:
                 self._found[name] = await self._read(path)
         return self._found[name]
 
@@ -66,15 +67,21 @@ class DestinationCache:
             queue = await self._namespace.read_effective(Queue(path))
         except NameTaken:
             topic = await self._namespace.read_effective(Topic(path))
-            return _described(topic, is_topic=True, filters=await self._count_filters(path))
+            filters = await self._filters(path)
+            return _described(topic, is_topic=True, filters=filters.count, topic=filters)
         return _described(queue, requires_session=queue.requires_session)
 
-    async def _count_filters(self, topic: str) -> int:
+    async def _filters(self, topic: str) -> TopicFilters:
         subscriptions = await self._namespace.subscriptions(topic)
-        count = max(0, len(subscriptions) - self._max_subscriptions)
-        for each in subscriptions[: self._max_subscriptions]:
-            count += len(await self._namespace.rules(topic, each.name))
-        return count
+        read = [
+            SubscriptionFilters(
+                each.name,
+                tuple(await self._namespace.matchers(topic, each.name)),
+                each.dead_lettering_on_filter_evaluation_exceptions,
+            )
+            for each in subscriptions[: self._max_subscriptions]
+        ]
+        return TopicFilters(tuple(read), len(subscriptions) - len(read))
 
 
 def _described(entity: Queue | Topic, **own: Any) -> DestinationEntity:

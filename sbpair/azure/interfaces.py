@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sbpair.model.entities import AnyEntity, Queue, Topic
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sbpair.model.entities import Described, Rule
     from sbpair.model.queues import QueueState
     from sbpair.model.tiers import Capacity
+    from sbpair.rules.filters import TopicFilters
 
 
 Kind = TypeVar("Kind", bound=AnyEntity)
@@ -64,8 +65,8 @@ class NamespaceProbe:
 class DestinationEntity:
     """A queue or a topic that messages may be sent to. None is unknown.
 
-    `filters` counts those of all of a topic's subscriptions: each evaluates every message. `message_bytes` is the
-    maximum size of a message.
+    `filters` counts those of all of a topic's subscriptions, which `topic` has: each evaluates every message.
+    `message_bytes` is the maximum size of a message.
     """
 
     path: str
@@ -74,3 +75,4 @@ class DestinationEntity:
     filters: int | None = 0
     message_bytes: int | None = None
     detects_duplicates: bool | None = None
+    topic: TopicFilters | None = field(default=None, compare=False)

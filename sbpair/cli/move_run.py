@@ -16,7 +16,14 @@ from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import STATE, flag, option, option_group
 from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_of
-from sbpair.cli.render.receipt import backing_off_lines, breakdown, filter_lines, stayed_lines, warn_of_failures
+from sbpair.cli.render.receipt import (
+    backing_off_lines,
+    breakdown,
+    discard_lines,
+    filter_lines,
+    stayed_lines,
+    warn_of_failures,
+)
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode, SkipLimitReached, UsageError
@@ -62,6 +69,8 @@ class MoveTerms:
     no_wait_for_locks: bool = moves.NO_WAIT_FOR_LOCKS
     where: str | None = moves.WHERE
     max_skipped: int | None = moves.MAX_SKIPPED
+    max_discard: int | None = moves.MAX_DISCARD
+    allow_discard: bool = moves.ALLOW_DISCARD
     ramp: str | None = moves.RAMP
     canary: int | None = moves.CANARY
     observe: str | None = moves.OBSERVE
@@ -133,8 +142,14 @@ class MoveTerms:
         self.check_limits()
         self.ramp_plan(limit)
 
+    @property
+    def discard_limit(self) -> int | None:
+        """How many messages may be sent that no subscription of their topic takes; None for all."""
+        return moves.discard_limit(self.max_discard, allow=self.allow_discard)
+
     def check_limits(self) -> "tuple[float, MoveLimits]":
         """Return the seconds between lines of progress, and the limits. Raises UsageError."""
+        moves.discard_limit(self.max_discard, allow=self.allow_discard)
         interval = seconds_of("--progress-interval", self.progress_interval, minimum=1, limit=86_400)
         return interval, moves.limits_of(self.rate, self.share, self.ttl)
 
@@ -196,6 +211,7 @@ def move_messages(
                 wait_for_locks=not terms.no_wait_for_locks,
                 where=where,
                 max_skipped=terms.max_skipped or DEFAULT_MAX_SKIPPED,
+                max_discard=terms.discard_limit,
                 ramp=ramp,
                 spec=spec,
                 **more,
@@ -311,13 +327,14 @@ def preview_move(
     if result.where is not None and result.where.skipped > max_skipped:
         note = f"a run ends once {max_skipped} messages are skipped: raise --max-skipped to {result.where.skipped}"
         result = replace(result, notes=(*result.notes, note))
+    result = replace(result, notes=(*result.notes, *forecast.discard_notes(result, terms.discard_limit)))
     ramp = terms.ramp_plan()
     found = forecast.document(result, words) | forecast.ramp_document(result, ramp)
     screen.result(words.schema, found, chain(forecast.table(result, words), forecast.ramp_lines(result, ramp)))
     for note in result.notes:
         screen.warn(note)
     warn_of_failures(screen, where)
-    return result.exit_code
+    return max(result.exit_code, result.discard_code(terms.discard_limit))
 
 
 def _warn(screen: Screen, result: "runner.SyphonResult", words: MoveWording) -> None:
@@ -373,6 +390,7 @@ def _table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iter
     yield from _named("came back", receipt.ramp.came_back if receipt.ramp else ())
     yield from stayed_lines(document)
     yield from backing_off_lines(document)
+    yield from discard_lines(document)
     yield from _named("possible duplicates", receipt.doubtful)
     if not receipt.balanced:
         yield "the counts do not add up: please report this"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.live_run import Traced
     from sbpair.move.rate_limit import RateLimiter
+    from sbpair.move.topic_guard import TopicGuard
 
 DEFAULT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
 
@@ -74,6 +75,7 @@ class MoveContext:
     `chosen` returns which received messages to move, at a time of the service in ms since 1970; None moves all. At most
     `max_skipped` others are kept locked at once.
     `traced` wraps the destination of each worker, to record its sends; None records nothing.
+    `topics` keeps messages from topics that would discard them; None sends them all.
     `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the backlog refused to dead-letter a message,
     and the last reason.
     """
@@ -98,4 +100,5 @@ class MoveContext:
     duplicate_window_ms: int = 0
     traced: Traced | None = None
     missing: MissingDestinations = field(default_factory=MissingDestinations)
+    topics: TopicGuard | None = None
     dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

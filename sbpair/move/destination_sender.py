@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sbpair.move.interface import Batch, Destination, DestinationLink, ReceivedMessage, RoutedMessage, SendOutcome
     from sbpair.move.message.route import Facts, Route
     from sbpair.move.settlement import Settlement
+    from sbpair.rules.filters import TopicFilters
 
 
 class BatchSend:
@@ -110,7 +111,7 @@ class DestinationSender:
             if self._context.send_cost is not None and self._cost is None:
                 self._cost = await self._context.send_cost(self.destination)
             if link is not None:
-                await self._send_over(link)
+                await self._send_over(link, await self._filters())
         except (Unavailable, ProtocolError) as error:
             await self._back_off(error)
         except (ServiceRefused, EntityMissing) as error:
@@ -125,8 +126,15 @@ class DestinationSender:
         link = await self._latch.unless_aborted(self._primary.ready(self.destination))
         return None if self._latch.stopping.is_set() else link
 
-    async def _send_over(self, link: DestinationLink) -> None:
-        batches = self._form_batches(link)
+    async def _filters(self) -> TopicFilters | None:
+        """Return the filters of a topic that may discard messages; None for any other destination."""
+        topics = self._context.topics
+        if topics is None:
+            return None
+        return await topics.filters(self.destination, again=self.backoff_reason is not None)
+
+    async def _send_over(self, link: DestinationLink, filters: TopicFilters | None) -> None:
+        batches, held = self._form_batches(link, filters)
         recorded = False
         try:
             if batches and await self._within_rate(batches):
@@ -137,11 +145,17 @@ class DestinationSender:
                 self.queue.put_back(routed for batch in batches for routed in batch.routed)
         if recorded:
             await self._send_batches(link, batches)
+        if held is not None:
+            raise held
 
     # Form batches.
 
-    def _form_batches(self, link: DestinationLink) -> list[BatchSend]:
+    def _form_batches(
+        self, link: DestinationLink, filters: TopicFilters | None
+    ) -> tuple[list[BatchSend], Unavailable | None]:
+        """Return batches to send now, and why messages behind them may not be sent."""
         batches: list[BatchSend] = []
+        held: Unavailable | None = None
         left_over: list[RoutedMessage] = []
         now = self._loop.time()
         for group in self.queue.next_round(self._max_messages(), link.credit):
@@ -153,13 +167,17 @@ class DestinationSender:
                 continue
             if self._context.ttl is not TimeToLive.ORIGINAL:
                 routed = [each for each in map(self._routed_again, routed) if each is not None]
+            if filters is not None and self._context.topics is not None:
+                count, held = (0, held) if held else self._context.topics.admit(filters, routed, self._context.now_ms())
+                left_over += routed[count:]
+                routed = routed[:count]
             if routed:
                 batch = link.encode(routed)
                 batches.append(BatchSend(routed[: batch.count], batch))
                 left_over += routed[batch.count :]
         if left_over:
             self.queue.put_back(left_over)
-        return batches
+        return batches, held
 
     def _return_lost(self, group: list[RoutedMessage], now: float) -> None:
         """Return messages whose lock has expired: they are delivered again, here or to another receiver."""
@@ -243,6 +261,8 @@ class DestinationSender:
                 self._settlement.doubt(batch, "the send was cancelled")
                 self.queue.put_back(batch.routed)
         for batch in accepted:
+            if self._context.topics is not None:
+                self._context.topics.accepted(self.destination, batch.keys)
             if len(batch.routed) == 1:
                 self.queue.sent_alone(batch.routed[0], accepted=True)
         self._settlement.record_accepted(self.destination, accepted)

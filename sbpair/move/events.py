@@ -126,6 +126,13 @@ class DestinationRecovered:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicsUnchecked:
+    """The rules of topics cannot be read: messages that no subscription takes are sent all the same."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLettered:
     queue: str
     sequence_number: int
@@ -193,6 +200,7 @@ SyphonEvent: TypeAlias = (
     | QueueFailed
     | DestinationBackingOff
     | DestinationRecovered
+    | TopicsUnchecked
     | DeadLettered
     | LimitChanged
     | RampProgress

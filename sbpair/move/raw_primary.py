@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.amqp_client.raw_links import PendingSettlement
     from sbpair.errors import SbpairError
+    from sbpair.model.message_key import Key
     from sbpair.model.pair import Endpoint
     from sbpair.move.interface import Batch, RoutedMessage, SendOutcome
     from sbpair.move.message.decode import Content
-    from sbpair.move.message.route import Send
+    from sbpair.move.message.route import Facts, Send
 
 MAX_SENDERS = 200
 """How many links to the primary a worker keeps open."""
@@ -41,6 +42,8 @@ _NOT_CONNECTED = Unreachable("not connected to the namespace of the destination"
 class Sendable(Protocol):
     """A received message with content. Undecodable payloads have none, and are never sent."""
 
+    facts: Facts
+    key: Key
     content: Content
 
 

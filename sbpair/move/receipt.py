@@ -109,6 +109,9 @@ class Receipt:
     `backing_off` names destinations that took no more when the run ended, those with most messages first.
     `backing_off_total` counts them all.
 
+    `discarded` counts sent messages that no subscription of their topic took, and `not_evaluated` those for which that
+    could not be calculated. `topics_unchecked` is why the rules of topics were not read; "" if they were.
+
     `operations` are those requested and not refused: one without an answer may be billed too. Messages count by their
     size in the backlog.
     """
@@ -132,6 +135,9 @@ class Receipt:
     stayed: tuple[NamedMessage, ...] = ()
     backing_off: tuple[BackingOff, ...] = ()
     backing_off_total: int = 0
+    discarded: dict[str, int] = field(default_factory=dict)
+    not_evaluated: dict[str, int] = field(default_factory=dict)
+    topics_unchecked: str = ""
     where: FilterCounts | None = None
     operations: Operations = field(default_factory=Operations)
     ramp: RampRecord | None = None
@@ -177,6 +183,9 @@ class Tally:
 
     def __init__(self, where: MessageFilter | None = None) -> None:
         self.ramp: RampRecord | None = None
+        self.discarded: Counter[str] = Counter()
+        self.not_evaluated: Counter[str] = Counter()
+        self.topics_unchecked = ""
         self._where = where
         self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._destinations: Counter[str] = Counter()
@@ -282,6 +291,9 @@ class Tally:
             stayed=tuple(self._stayed),
             backing_off=tuple(backing_off[:MAX_BACKING_OFF]),
             backing_off_total=len(backing_off),
+            discarded=dict(sorted(self.discarded.items())),
+            not_evaluated=dict(sorted(self.not_evaluated.items())),
+            topics_unchecked=self.topics_unchecked,
             where=None if self._where is None else self._where.counts(total["skipped"] - self._stayed_total),
             operations=Operations(**self._spent),
             ramp=self.ramp,

@@ -1,4 +1,7 @@
-"""The filters of a subscription's rules: each tells of a message's view whether it is selected. Pure."""
+"""The filters of rules, and those of all subscriptions of a topic: which messages they select. Pure.
+
+A topic discards a message that no subscription selects, and reports no error.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from sbpair.errors import SbpairError
 from sbpair.rules.compiler import Compiler, Dialect
 from sbpair.rules.grammar import SqlMistake
 from sbpair.rules.typed import TypedValue
-from sbpair.rules.values import Truth, equal
+from sbpair.rules.values import EvaluationFailed, Truth, equal
 from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView
 
 if TYPE_CHECKING:
@@ -119,3 +122,56 @@ def _invalid(text: str, mistake: SqlMistake) -> RuleInvalid:
         line=line,
         column=column,
     )
+
+
+# A topic
+
+
+class Unknowable(Exception):
+    """A filter needs what only the namespace of the topic decides, such as the sequence number."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionFilters:
+    """The filters of a subscription; None stands for one that cannot be evaluated here.
+
+    `keeps_failures` is whether a message is dead-lettered in it for which a filter fails.
+    """
+
+    name: str
+    filters: tuple[Filter | None, ...]
+    keeps_failures: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFilters:
+    """The filters of a topic's subscriptions. The rules of `unread` further ones are not known."""
+
+    subscriptions: tuple[SubscriptionFilters, ...]
+    unread: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many filters evaluate each message; each unread subscription is assumed to have one."""
+        return sum(len(each.filters) for each in self.subscriptions) + self.unread
+
+    @property
+    def take_all(self) -> bool:
+        return any(isinstance(one, TrueRuleFilter) for each in self.subscriptions for one in each.filters)
+
+    def take(self, view: MessageView) -> Truth:
+        """Return whether a subscription takes a message; None if that is not known."""
+        answer: Truth = None if self.unread else False
+        for each in self.subscriptions:
+            for one in each.filters:
+                try:
+                    if one is None:
+                        answer = None
+                    elif one.matches(view) is True:
+                        return True
+                except Unknowable:
+                    answer = None
+                except EvaluationFailed:
+                    if each.keeps_failures:
+                        return True
+        return answer

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sbpair.azure.interfaces import DestinationEntity
     from sbpair.move.filter import FilterCounts
     from sbpair.move.message.route import Route
+    from sbpair.rules.values import Truth
     from sbpair.syphon.limits import EffectiveLimits, PairTiers
 
 OUTCOMES = ("sent", "dead_lettered", "expired", "skipped", "deferred", "scheduled")
@@ -31,13 +32,17 @@ EXAMPLES = 3
 EMPTY_WAITS = 1  # receives that return nothing, for each queue, before a count or peek shows that it is empty
 
 
+_SUMS = ("messages", "bytes", "overdue", "scheduled_in_future", "duplicates", "discarded", "not_evaluated")
+
+
 @dataclass(slots=True)
 class FlowStats:
     """Messages in one queue for one destination; None for messages without a destination.
 
     `oldest_ms` and `newest_ms` are when messages were enqueued in the backlog, in ms since 1970. `overdue` ones are
     past their time to live if the time in the backlog counts, regardless of the options. `scheduled_in_future` ones
-    will be scheduled in the primary. `duplicates` repeat another message id; only a replay counts them.
+    will be scheduled in the primary. `duplicates` repeat another message id; only a replay counts them. `discarded`
+    ones would be sent to a topic of which no subscription takes them; for `not_evaluated` ones that is not known.
     """
 
     queue: str
@@ -49,6 +54,8 @@ class FlowStats:
     overdue: int = 0
     scheduled_in_future: int = 0
     duplicates: int = 0
+    discarded: int = 0
+    not_evaluated: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def add(self, facts: Facts, outcome: str) -> None:
@@ -61,7 +68,7 @@ class FlowStats:
             self.newest_ms = at if self.newest_ms is None else max(self.newest_ms, at)
 
     def merge(self, other: FlowStats) -> None:
-        for name in ("messages", "bytes", "overdue", "scheduled_in_future", "duplicates", "outcomes"):
+        for name in (*_SUMS, "outcomes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.oldest_ms = min((at for at in (self.oldest_ms, other.oldest_ms) if at is not None), default=None)
         self.newest_ms = max((at for at in (self.newest_ms, other.newest_ms) if at is not None), default=None)
@@ -100,9 +107,12 @@ class ForecastBuilder:
         """Count a duplicate, which is also added otherwise."""
         self._flow(facts.queue, destination).duplicates += 1
 
-    def send(self, facts: Facts, destination: str, filters: int = 0) -> None:
+    def send(self, facts: Facts, destination: str, filters: int = 0, *, taken: Truth = True) -> None:
+        """Add a message that would be sent. `taken` is whether a subscription takes it, if it is for a topic."""
         flow = self._flow(facts.queue, destination)
         flow.add(facts, "sent")
+        flow.discarded += taken is False
+        flow.not_evaluated += taken is None
         flow.overdue += isinstance(route(facts, ttl=TimeToLive.REMAINING, now_ms=self.now_ms), Expire)
         flow.scheduled_in_future += facts.scheduled_at is not None and facts.scheduled_at > self.now_ms
         self._moved_units += cost.units(facts.size)
@@ -193,3 +203,8 @@ class Forecast:
     def exit_code(self) -> int:
         """3 if a run would dead-letter something."""
         return ExitCode.PARTIAL_OR_FINDINGS if self.dead_letters else ExitCode.DONE
+
+    def discard_code(self, limit: int | None) -> int:
+        """Return 3 if a run would discard more than `limit` messages, and so leaves them; None is no limit."""
+        found = total(self.flows).discarded
+        return ExitCode.PARTIAL_OR_FINDINGS if limit is not None and found > limit else ExitCode.DONE

@@ -58,11 +58,11 @@ async def check_ends(
     destination: EntityAddress | None,
     get_token: GetToken | None,
     *,
-    allow_no_subscriptions: bool = False,
+    allow_discard: bool = False,
 ) -> CheckedEnds:
     """Check that the destination, if it is known, accepts messages, and that the source gives them.
 
-    A topic is refused that would drop all messages, unless `allow_no_subscriptions`: that is known with Manage only.
+    A topic is refused that would drop all messages, unless `allow_discard`: that is known with Manage only.
 
     Raises EntityMissing, UsageError, AccessError, Unavailable; ServiceRefused for an entity that is disabled.
     """
@@ -83,7 +83,7 @@ async def check_ends(
             await _check_forwards(control, source.path, destination.path)
         try:
             found = await _read_destination(control, destination.path)
-            if isinstance(found, Topic) and not allow_no_subscriptions:
+            if isinstance(found, Topic) and not allow_discard:
                 await _check_subscriptions(control, found)
         except (AccessError, Unavailable) as error:
             log.info("%s is not known: %s", destination.path, error.message)
@@ -115,7 +115,7 @@ async def _check_subscriptions(control: AtomNamespace, topic: Topic) -> None:
             return
     raise UsageError(
         f"{topic.path} has no subscription that accepts messages: the service would drop all of them",
-        hint="create a subscription first; --allow-no-subscriptions moves them all the same",
+        hint="create a subscription first; --allow-discard moves them all the same",
     )
 
 

@@ -24,6 +24,7 @@ from sbpair.move.message.route import DUPLICATE, DeadLetter, Expire, Facts, Send
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
+from sbpair.move.topic_guard import takes
 from sbpair.syphon.forecast import Forecast, ForecastBuilder, total
 from sbpair.syphon.limits import (
     ASSUMED_FILTERS,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from sbpair.move.filter import MessageFilter
     from sbpair.move.message.route import Route
     from sbpair.move.peek.peeker import Peeked, PeekedMessage
+    from sbpair.rules.filters import TopicFilters
+    from sbpair.rules.values import Truth
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +110,8 @@ async def make_forecast(
         await scan.run(tuple(only) or found.queues)
     if not scan.found:
         raise scan.missing if scan.missing and spec.source else backlog_queues.none_found(pair)
+    if lookup.unmanaged:
+        scan.notes.append(f"the subscriptions of topics were not checked: {lookup.unmanaged}")
     if lookup.unavailable:
         scan.notes.append(f"destinations were not checked: {lookup.unavailable}")
     peeked = [flow for flow in scan.sums.flows() if flow.outcomes["scheduled"] < flow.messages]
@@ -192,12 +197,17 @@ class _PreviewScan:
         entity = await self.lookup.find(send.destination)
         destination = self.lookup.name(send.destination)
         filters: int | None = None
+        topic: TopicFilters | None = None
         if isinstance(entity, DestinationEntity):
-            filters, entity = entity.filters, _refusal(entity, sections, facts, send, self.sums.now_ms, self.form)
+            filters, topic = entity.filters, entity.topic
+            entity = _refusal(entity, sections, facts, send, self.sums.now_ms, self.form)
         if entity is not None:
             self.sums.turn_away(facts, destination, entity)
-        else:
-            self.sums.send(facts, destination, ASSUMED_FILTERS if filters is None else filters)
+            return
+        taken: Truth = True
+        if topic is not None and not topic.take_all:
+            taken = takes(topic, restore(sections, send, self.sums.now_ms, self.form))
+        self.sums.send(facts, destination, ASSUMED_FILTERS if filters is None else filters, taken=taken)
 
 
 _STAYS = {DEFERRED: "deferred", SCHEDULED: "scheduled"}

@@ -16,6 +16,7 @@ from sbpair.errors import EntityMissing, ExitCode, SbpairError
 from sbpair.model.durations import ticks
 from sbpair.move import backlog_queues
 from sbpair.move.context import MoveContext, SendCost
+from sbpair.move.events import TopicsUnchecked
 from sbpair.move.live_run import LiveRun
 from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 from sbpair.move.message.route import TimeToLive
@@ -23,6 +24,7 @@ from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
+from sbpair.move.topic_guard import TopicGuard
 from sbpair.runs.database import now_ms
 from sbpair.runs.lease_location import check_queue
 from sbpair.runs.session_lease import hold_lease
@@ -37,6 +39,7 @@ from sbpair.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
+    from sbpair.azure.destinations import DestinationCache
     from sbpair.model.pair import Ends
     from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.filter import MessageFilter
@@ -121,6 +124,7 @@ async def run(
     reconnect: bool = True,
     max_missing: int = MAX_MISSING,
     allow_missing: bool = False,
+    max_discard: int | None = 0,
     wait_for_locks: bool = True,
     where: MessageFilter | None = None,
     max_skipped: int = DEFAULT_MAX_SKIPPED,
@@ -152,7 +156,9 @@ async def run(
 
     A worker that has lost a connection ends the other one and opens both again. If `reconnect` is False,
     ConnectionFaulted ends it, and a watch as a whole. After `max_missing` dead-lettered messages of a destination that
-    the primary lacks, its other messages stay in the backlog, unless `allow_missing`.
+    the primary lacks, its other messages stay in the backlog, unless `allow_missing`. So do those of a topic that no
+    subscription of it takes, and all behind them, after `max_discard` such messages; None sends them all. Without the
+    Manage claim on the primary, that is not known, and they are sent.
 
     `live` is a new one, through which the caller reads the run's figures while it moves.
 
@@ -185,6 +191,7 @@ async def run(
             ttl=str((limits or MoveLimits()).ttl),
             max_held=max_held,
             max_missing="all" if allow_missing else max_missing,
+            max_discard="all" if max_discard is None else max_discard,
             wait_for_locks=wait_for_locks,
             lease=lease_queue or ("this machine" if lease else "none"),
             **({} if where is None else {"where": where.text, "max_skipped": max_skipped}),
@@ -224,7 +231,8 @@ async def run(
         remaining: RemainingMessages | None = None
         async with AsyncExitStack() as open_while_moving:
             await open_while_moving.enter_async_context(obeying(store, plan.gate, stop, context.on_event))
-            prepared = await _unless_stopped(stop, _prepare(open_while_moving, plan, pair, limits, store))
+            preparing = _prepare(open_while_moving, plan, pair, limits, store, max_discard)
+            prepared = await _unless_stopped(stop, preparing)
             if prepared is not None:
                 plan, find, found = prepared
                 live.rate_limiter = plan.context.rate_limiter
@@ -267,20 +275,29 @@ async def run(
 
 
 async def _prepare(
-    stack: AsyncExitStack, plan: RunPlan, pair: Ends, limits: MoveLimits | None, store: RunStore
+    stack: AsyncExitStack,
+    plan: RunPlan,
+    pair: Ends,
+    limits: MoveLimits | None,
+    store: RunStore,
+    max_discard: int | None,
 ) -> tuple[RunPlan, Find, QueuesFound]:
     """Open both namespaces' management, and return the whole plan, a way to list the queues, and the first queues."""
     # Loading the SDK takes half a second: a wrong option is reported before.
     from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
+    from sbpair.azure.destinations import open_destinations
 
     spec, context = plan.spec, plan.context
     control = await stack.enter_async_context(open_atom(spec.ends.secondary))
     get_token = await stack.enter_async_context(token_getter(spec.ends))
     find = _queue_finder(pair, spec, control, context.on_event)
     found = await find()
-    rate_limiter, send_cost = await _limit(stack, spec.ends, control, limits, store)
+    primary = await stack.enter_async_context(open_destinations(spec.ends.primary))
+    rate_limiter, send_cost = await _limit(primary, spec.ends, control, limits, store)
     context = replace(context, rate_limiter=rate_limiter, send_cost=send_cost)
+    unchecked = lambda reason: context.on_event(TopicsUnchecked(reason))  # noqa: E731  # one line, used once
+    context = replace(context, topics=TopicGuard(primary, context.tally, max_discard, unchecked))
     plan = replace(plan, context=context, get_token=get_token)
     if found.managed:
         count, lock_seconds = _counter(control, context.tally), _lock_reader(control, context.tally)
@@ -323,17 +340,16 @@ async def _take_lease(
 
 
 async def _limit(
-    stack: AsyncExitStack, pair: Ends, control: AtomNamespace, limits: MoveLimits | None, store: RunStore
+    primary: DestinationCache, pair: Ends, control: AtomNamespace, limits: MoveLimits | None, store: RunStore
 ) -> tuple[RateLimiter | None, SendCost | None]:
     """Return the rate limiter for namespaces of these tiers, and the cost of a message if credits are limited."""
     if limits is None:
         return None, None
-    from sbpair.azure.destinations import DestinationCache, open_destinations
+    from sbpair.azure.destinations import DestinationCache
 
     tiers, send_cost = PairTiers(), None
     if limits.credits is None or not math.isinf(limits.credits):
-        primary, secondary = await stack.enter_async_context(open_destinations(pair.primary)), DestinationCache(control)
-        tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(secondary)))
+        tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(DestinationCache(control))))
         send_cost = SendCosts(primary).of
     effective = effective_limits(limits, tiers)
     if pair.same:

@@ -35,6 +35,7 @@ from sbpair.move.events import (
     RunPausing,
     RunResumed,
     SyphonEvent,
+    TopicsUnchecked,
 )
 from tests.kit.command import untimed
 
@@ -125,7 +126,7 @@ def test_every_event_is_either_a_line_or_part_of_one() -> None:
     printed += [DeadLettered("q", 7, "m7", "NoPath", "there is none"), LimitChanged(500.0, "--rate")]
     printed += [MessagesLocked("q", 3, NOW_MS, waiting=True, overdue=False)]
     printed += [RampProgress(1, 3, 10, 10, "observing", 30.0)]
-    printed += [RunPausing("r"), RunPaused("r"), RunResumed("r"), RunCancelled("r")]
+    printed += [TopicsUnchecked("no claim"), RunPausing("r"), RunPaused("r"), RunResumed("r"), RunCancelled("r")]
     assert len(taken(lines, *printed)) == len(printed)
     assert {type(each) for each in (*figures, *printed)} == set(get_args(SyphonEvent))
 

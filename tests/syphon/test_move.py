@@ -219,7 +219,7 @@ async def test_a_topic_that_would_drop_all_messages_is_refused() -> None:
         for _ in range(2):
             with pytest.raises(errors.UsageError, match="to has no subscription that accepts messages") as refused:
                 await w.move(path, "to")
-            assert "--allow-no-subscriptions" in refused.value.hint
+            assert "--allow-discard" in refused.value.hint
             assert ids(has) == ["m1"]
             if not topic.subscriptions:
                 topic.create_subscription("s").remove_rule("$Default")
@@ -227,7 +227,7 @@ async def test_a_topic_that_would_drop_all_messages_is_refused() -> None:
         await w.move(path, "to")
         assert ids(subscription) == ["m1"]
         source, destination = w.address(path), w.address("to")
-        assert not (await check_ends(source, destination, None, allow_no_subscriptions=True)).sessions
+        assert not (await check_ends(source, destination, None, allow_discard=True)).sessions
 
 
 async def test_a_forward_over_several_hops_back_to_the_source_is_refused() -> None:

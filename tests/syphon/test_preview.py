@@ -139,9 +139,10 @@ async def test_it_says_what_a_run_then_does() -> None:
             w.strand(40, scheduled_at=w.emulator.clock.now_ms() + HOUR, index=index)
             w.strand(41, ttl_ticks=600 * SECOND_TICKS, index=index)
         said = await w.look()
-        done = (await runner.run(w.pair, once=True)).receipt
+        done = (await runner.run(w.pair, once=True, max_discard=None)).receipt
         whole = total(said.flows)
         assert (whole.messages, whole.outcomes["sent"]) == (done.received, done.sent)
+        assert done.discarded == {"events": whole.discarded} == {"events": 3}
         assert whole.outcomes["dead_lettered"] == done.dead_lettered == 3 * 6
         assert whole.scheduled_in_future == 3
         by_destination = {

@@ -16,7 +16,6 @@ def command(
     dead_letters: bool = flag("--dead-letters", "Move the dead letters of the source instead"),
     limit: int | None = option("--max N", "End after N messages were sent"),
     allow_duplicate_detection: bool = ALLOW_DUPLICATE_DETECTION,
-    allow_no_subscriptions: bool = flag("--allow-no-subscriptions", "Also move to a topic that drops all messages"),
     namespace: str | None = NAMESPACE,
     terms: MoveTerms,
     connection: PairSelection,
@@ -47,6 +46,6 @@ def command(
         origin,
         target,
         allow_duplicate_detection=allow_duplicate_detection,
-        allow_no_subscriptions=allow_no_subscriptions,
+        allow_discard=terms.allow_discard,
     )
     return run_move(screen, owner, terms, ("move", source, destination), spec, where, limit)

@@ -66,8 +66,15 @@ def command(
     if by_reason:
         return _print_reasons(screen, entity, source, limit or MAX_PEEK, where)
     target = _origin(reach, source, terms.where, reason or (), all_subscriptions=all_subscriptions)
-    allowed = allow_duplicate_detection
-    spec, owner = checked_ends(reach, screen, "redrive", source, target, allow_duplicate_detection=allowed)
+    spec, owner = checked_ends(
+        reach,
+        screen,
+        "redrive",
+        source,
+        target,
+        allow_duplicate_detection=allow_duplicate_detection,
+        allow_discard=terms.allow_discard,
+    )
     return run_move(screen, owner, terms, ("redrive", entity), spec, where, limit)
 
 

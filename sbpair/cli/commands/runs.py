@@ -11,7 +11,14 @@ from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import NAMESPACE, STATE, PairSelection, argument
 from sbpair.cli.options.reach import open_runs
-from sbpair.cli.render.receipt import backing_off_lines, breakdown, filter_lines, proof_lines, stayed_lines
+from sbpair.cli.render.receipt import (
+    backing_off_lines,
+    breakdown,
+    discard_lines,
+    filter_lines,
+    proof_lines,
+    stayed_lines,
+)
 from sbpair.cli.render.screen import Screen, clean, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.move.receipt import BUCKETS
@@ -139,6 +146,7 @@ def _page(run: "RunRecord") -> Iterator[str]:
         yield from breakdown(receipt)
         yield from stayed_lines(receipt)
         yield from backing_off_lines(receipt)
+        yield from discard_lines(receipt)
     elif "run" in receipt:
         yield ""
         yield from proof_lines(receipt)

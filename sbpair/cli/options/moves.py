@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues, replay_runs
 from sbpair.cli.options.common import argument, flag, option
-from sbpair.cli.options.values import check_goes_with, positive_seconds_of
+from sbpair.cli.options.values import check_at_least, check_goes_with, positive_seconds_of
 from sbpair.errors import UsageError
 from sbpair.move import rate_limit
 
@@ -33,6 +33,8 @@ NO_WAIT_FOR_LOCKS = flag("--no-wait-for-locks", "Leave messages that others have
 WHERE = option("--where SQL", "Only messages that match; the others stay")
 WHERE_SHOWN = option("--where SQL", "Only messages that match; peeks on until --max of them do")
 MAX_SKIPPED = option("--max-skipped N", "End once more than N do not match [default: 100000]")
+MAX_DISCARD = option("--max-discard N", "Send N at most that a topic would discard [default: 0]")
+ALLOW_DISCARD = flag("--allow-discard", "Send what topics discard: no subscription takes it")
 RAMP = option("--ramp N,N,…", "Send N, observe dead letters, go on up to the next N")
 CANARY = option("--canary N", "The same as --ramp N")
 OBSERVE = option("--observe TIME", "Time to observe after each step [default: 30s]")
@@ -59,6 +61,15 @@ def filter_of(screen: "Screen", text: str | None, reasons: "Collection[str]" = (
     for remark in found.remarks:
         screen.warn(f"--where: {remark}")
     return found
+
+
+def discard_limit(limit: int | None, *, allow: bool) -> int | None:
+    """Return how many messages may be sent that no subscription of their topic takes; None for all."""
+    if limit is not None and allow:
+        raise UsageError("--max-discard and --allow-discard exclude each other", hint="leave one of them out")
+    if limit is not None:
+        check_at_least("--max-discard", limit, 0, "the default is 0")
+    return None if allow else limit or 0
 
 
 def ramp_of(ramp: str | None, canary: int | None, observe: str | None, limit: int | None = None) -> "RampPlan | None":

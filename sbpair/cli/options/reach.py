@@ -167,7 +167,7 @@ def checked_ends(
     destination: EntityAddress | None,
     *,
     allow_duplicate_detection: bool = False,
-    allow_no_subscriptions: bool = False,
+    allow_discard: bool = False,
 ) -> tuple[MoveSpec, StateOwner]:
     """Check both ends of a move before anything is received. Return what it moves, and whose run it is.
 
@@ -187,7 +187,7 @@ def checked_ends(
 
     async def check() -> CheckedEnds:
         async with token_getter(ends) as get_token:
-            return await check_ends(source, destination, get_token, allow_no_subscriptions=allow_no_subscriptions)
+            return await check_ends(source, destination, get_token, allow_discard=allow_discard)
 
     found, window_ms = run(check()), 0
     if destination is not None and found.duplicate_window_ms != 0 and not allow_duplicate_detection:

@@ -192,7 +192,7 @@ class Board:
                 self._recovered(queue, destination)
             case events.DeadLettered():
                 self._dead_lettered(event)
-            case events.LimitChanged() | events.RampProgress() | events.RunEvent():
+            case events.LimitChanged() | events.RampProgress() | events.RunEvent() | events.TopicsUnchecked():
                 self._run_changed(event, now)
             case _:
                 self._turn(self._queue(event.queue), event, now)
@@ -240,15 +240,14 @@ class Board:
 
     # Events
 
-    def _run_changed(self, event: events.LimitChanged | events.RampProgress | events.RunEvent, now: float) -> None:
-        if isinstance(event, events.RunEvent):
-            self._requested(event)
-        elif isinstance(event, events.RampProgress):
-            self._ramp = event, now
-        elif event.per_second is None or event.by is None:
-            self._limit = None
-        else:
-            self._limit = Limit(event.per_second, event.by)
+    def _run_changed(self, event: events.SyphonEvent, now: float) -> None:
+        match event:
+            case events.RunEvent():
+                self._requested(event)
+            case events.RampProgress():
+                self._ramp = event, now
+            case events.LimitChanged(per_second, by):
+                self._limit = None if per_second is None or by is None else Limit(per_second, by)
 
     def _queue(self, queue: str) -> _QueueState:
         if queue not in self._queues:

@@ -31,6 +31,7 @@ WARNINGS = (
     "queue-blocked",
     "messages-locked",
     "destination-backing-off",
+    "topics-unchecked",
     "dead-lettered",
     "events-dropped",
 )

@@ -172,6 +172,7 @@ def move_progress(screen: Screen, pair: "Ends", interval: float, spec: "MoveSpec
     return choose_form(screen, LiveMoveProgress, JsonMoveProgress, text)(screen, spec or MoveSpec(pair), interval)
 
 
+UNCHECKED = "topics are sent to unchecked: their subscriptions cannot be read, and may take none of the messages"
 _SIDES = {"primary", "secondary", "source", "destination"}
 
 
@@ -210,10 +211,12 @@ class EventPrinter:
             case events.QueueBlocked(queue, destinations):
                 self._screen.warn(f"{queue} is blocked by {', '.join(destinations)}")
             case _:
-                self._request(event)
+                self._run_event(event)
 
-    def _request(self, event: events.SyphonEvent) -> None:
+    def _run_event(self, event: events.SyphonEvent) -> None:
         match event:
+            case events.TopicsUnchecked(reason):
+                self._screen.warn(f"{UNCHECKED}: {reason}")
             case events.RunPaused(run):
                 resume, cancel = next_command("runs resume", run), next_command("runs cancel", run)
                 self._screen.say(f"paused, and holds no message; to go on: {resume}; to stop: {cancel}")

@@ -151,6 +151,7 @@ def _remarks(forecast: "Forecast", whole: FlowStats, words: ForecastWording) -> 
     yield from map(_doomed, forecast.dead_letters[:REASONS_SHOWN])
     if len(forecast.dead_letters) > REASONS_SHOWN:
         yield f"… and {len(forecast.dead_letters) - REASONS_SHOWN} more reasons: --output json has all of them"
+    yield from map(_discarded, discarding_topics(forecast)[:FLOWS_SHOWN])
     if whole.duplicates and not whole.outcomes["deduplicated"]:
         yield f"repeat a message id of the same destination (--dedup message-id): {whole.duplicates}"
     if whole.overdue and not whole.outcomes["expired"]:
@@ -165,11 +166,38 @@ def _sums(flow: FlowStats, now_ms: int, words: ForecastWording) -> dict[str, obj
         "bytes": flow.bytes,
         **{shown: flow.outcomes[fate] for fate, shown in words.outcomes.items()},
         **({"duplicates": flow.duplicates} if words.again else {}),
+        "discarded": flow.discarded,
+        "not_evaluated": flow.not_evaluated,
         "overdue": flow.overdue,
         "scheduled_in_future": flow.scheduled_in_future,
         "oldest_seconds": _age(flow.oldest_ms, now_ms),
         "newest_seconds": _age(flow.newest_ms, now_ms),
     }
+
+
+def discarding_topics(forecast: "Forecast") -> "list[FlowStats]":
+    """Return the sums of topics of which no subscription takes some messages, or perhaps none does."""
+    names = dict.fromkeys(flow.destination for flow in forecast.flows if flow.discarded or flow.not_evaluated)
+    return [total((each for each in forecast.flows if each.destination == name), destination=name) for name in names]
+
+
+def _discarded(topic: FlowStats) -> str:
+    unknown = f"; for {topic.not_evaluated} that is not known" if topic.not_evaluated else ""
+    return clean(f"{topic.discarded} of {topic.messages} for {topic.destination} match no subscription{unknown}")
+
+
+def discard_notes(forecast: "Forecast", limit: int | None) -> Iterator[str]:
+    """Yield what a run does not send that may discard `limit` messages; None is no limit."""
+    discarded = total(forecast.flows).discarded
+    if limit is None or discarded <= limit:
+        return
+    for each in discarding_topics(forecast):
+        if each.discarded:
+            entity = forecast.entities.get(each.destination or "")
+            has_none = entity is not None and entity.topic is not None and not entity.topic.subscriptions
+            why = "has no subscription" if has_none else f"would discard {plural(each.discarded, 'message')}"
+            way = "--allow-discard" if has_none else f"--max-discard {discarded}"
+            yield f"{each.destination} {why}: a run leaves its messages; create the subscription, or pass {way}"
 
 
 def _found(forecast: "Forecast", destination: str) -> dict[str, object] | None:

@@ -83,6 +83,19 @@ def backing_off_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
         yield f"… and {plural(more, 'destination')} more took no more"
 
 
+def discard_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each topic that was sent messages which no subscription takes, or perhaps none does."""
+    sent = receipt.get("destinations", {})
+    for destination, number in list(receipt.get("discarded", {}).items())[:ROWS_SHOWN]:
+        of_all = max(number, sent.get(destination, 0))
+        yield from wrapped(clean(f"discarded: {number} of {of_all} for {_cut(destination)} match no subscription"))
+    for destination, number in list(receipt.get("not_evaluated", {}).items())[:ROWS_SHOWN]:
+        text = f"{plural(number, 'message')} for {_cut(destination)}: whether a subscription takes them is not known"
+        yield from wrapped(clean(text))
+    if why := receipt.get("topics_unchecked"):
+        yield from wrapped(clean(f"subscriptions of topics were not checked: {_cut(why)}"))
+
+
 def _cut(text: str) -> str:
     return text if len(text) <= TEXT_SHOWN else f"{text[: TEXT_SHOWN - 1]}…"
 

@@ -111,6 +111,9 @@ _RECEIPT = fields(
         )
     ),
     backing_off_total=optional(count("All of these destinations")),
+    discarded=optional(mapping("Sent messages that no subscription took, by topic", count("Messages"))),
+    not_evaluated=optional(mapping("Sent messages that perhaps no subscription took, by topic", count("Messages"))),
+    topics_unchecked=optional(text("Why the rules of topics were not read; may be empty")),
     where=optional(_WHERE),
     operations=record("Billable operations of the run", **OPERATIONS),
     ramp=optional(nullable(_RAMP)),
@@ -153,6 +156,8 @@ MOVE = document(
 )
 
 _SECONDS_OF_AGE = fields(
+    discarded=count("Messages for a topic of which no subscription takes them"),
+    not_evaluated=count("Messages for a topic for which that is not known"),
     overdue=count("Messages past their time to live if the time in the backlog counts"),
     scheduled_in_future=count("Messages scheduled for a time in the future"),
     oldest_seconds=nullable(number("Age of the oldest message")),
@@ -534,6 +539,7 @@ SYPHON_EVENT = forms(
         waiting=count("Messages that wait for it"),
     ),
     event("destination-recovered", queue=_QUEUE, destination=_DESTINATION),
+    event("topics-unchecked", "warning", reason=text("Why the rules of topics cannot be read")),
     event(
         "dead-lettered",
         "warning",

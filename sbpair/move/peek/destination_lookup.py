@@ -39,7 +39,10 @@ OTHERS = "*"
 
 
 class DestinationLookup:
-    """Cached lookup of destinations in the primary. `unavailable` is why it stopped, or empty."""
+    """Cached lookup of destinations in the primary. `unavailable` is why it stopped, or empty.
+
+    `unmanaged` is why management does not answer, so that only links tell; empty if it does.
+    """
 
     def __init__(
         self, endpoint: Endpoint, control: DestinationCache, stack: AsyncExitStack, get_token: GetToken | None
@@ -53,7 +56,7 @@ class DestinationLookup:
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._opening = asyncio.Lock()
         self._client: AmqpClient | None = None
-        self._managed = True
+        self.unmanaged = ""
         self.unavailable = ""
 
     async def tier(self) -> str | None:
@@ -98,11 +101,11 @@ class DestinationLookup:
             return None
 
     async def _read(self, path: str) -> DestinationEntity:
-        if self._managed:
+        if not self.unmanaged:
             try:
                 return await self._control.get(path)
-            except NotAuthorized:
-                self._managed = False
+            except NotAuthorized as error:
+                self.unmanaged = error.message
         return await self._by_link(path)
 
     async def _by_link(self, path: str) -> DestinationEntity:

@@ -1,0 +1,194 @@
+"""Topics that discard: messages that no subscription takes stay in the backlog, and the forecast counts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient
+
+from sbpair.amqp.types import Int
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.entities.description import SubscriptionDescription
+from sbpair.emulator.entities.rules import (
+    CorrelationRuleFilter,
+    FalseRuleFilter,
+    SqlAction,
+    SqlRuleFilter,
+    SubscriptionRule,
+    TrueRuleFilter,
+    from_amqp,
+    read_typed,
+)
+from sbpair.move import events
+from sbpair.syphon import preview
+from tests.kit.waiting import until
+from tests.syphon.test_syphon import World, held_in, ids, names, world
+
+MESSAGES = 10
+FORWARDED = SubscriptionDescription(forward_to="orders")
+STRICT = SubscriptionDescription(dead_lettering_on_filter_evaluation_exceptions=False)
+DISABLED = SubscriptionDescription(status="Disabled")
+
+Subscriptions = dict[str, tuple[list[Any], SubscriptionDescription | None]]
+
+
+def sql(text: str, **parameters: int) -> SqlRuleFilter:
+    return SqlRuleFilter(text, tuple((f"@{name}", read_typed("int", str(value))) for name, value in parameters.items()))
+
+
+def number_is(value: int) -> CorrelationRuleFilter:
+    return CorrelationRuleFilter(properties=(("Number", from_amqp(Int(value))),))
+
+
+def topic(w: World, subscriptions: Subscriptions) -> Any:
+    """Create the topic `events` with these subscriptions, each with its filters."""
+    made = w.primary.create_topic("events")
+    for name, (filters, description) in subscriptions.items():
+        subscription = made.create_subscription(name, description)
+        action = SqlAction("SET seen = 1") if name == "changed" else None
+        subscription.set_rules([SubscriptionRule(f"r{at}", each, action) for at, each in enumerate(filters)])
+    return made
+
+
+def one(*filters: Any, **more: Any) -> Subscriptions:
+    return {"s": (list(filters), more.get("description"))}
+
+
+CASES: dict[str, tuple[Subscriptions, set[int], int]] = {
+    "no subscription": ({}, set(range(MESSAGES)), 0),
+    "no rule": (one(), set(range(MESSAGES)), 0),
+    "all": (one(TrueRuleFilter()), set(), 0),
+    "all, changed": ({"changed": ([TrueRuleFilter()], None)}, set(), 0),
+    "none": (one(FalseRuleFilter()), set(range(MESSAGES)), 0),
+    "all in SQL": (one(sql("1=1")), set(), 0),
+    "SQL": (one(sql("number < 3")), set(range(3, MESSAGES)), 0),
+    "SQL with a parameter": (one(sql("number < @limit", limit=3)), set(range(3, MESSAGES)), 0),
+    "SQL of its own id": (one(sql("sys.MessageId IN ('m1', 'm2')")), set(range(MESSAGES)) - {1, 2}, 0),
+    "correlation": (one(number_is(4)), set(range(MESSAGES)) - {4}, 0),
+    "correlation by id": (one(CorrelationRuleFilter(message_id="m4")), set(range(MESSAGES)) - {4}, 0),
+    "two rules": (one(number_is(4), sql("number > 7")), set(range(MESSAGES)) - {4, 8, 9}, 0),
+    "two subscriptions": (
+        {"s": ([number_is(4)], None), "t": ([sql("number > 7")], None)},
+        set(range(MESSAGES)) - {4, 8, 9},
+        0,
+    ),
+    "disabled": (one(TrueRuleFilter(), description=DISABLED), set(), 0),
+    "forwarded": (one(TrueRuleFilter(), description=FORWARDED), set(), 0),
+    "a rule that fails": (one(sql("number > 'x'")), set(), 0),
+    "a rule that fails, without dead letters": (one(sql("number > 'x'"), description=STRICT), set(range(MESSAGES)), 0),
+    "an alias, which is cut out": (one(sql("EXISTS([x-ms-path])")), set(range(MESSAGES)), 0),
+    "a session, which is restored": (one(sql("sys.SessionId = 's'")), set(), 0),
+    "the number in the topic": (one(sql("sys.SequenceNumber > 0")), set(), MESSAGES),
+    "a number or a property": (one(sql("sys.SequenceNumber > 0"), sql("number < 3")), set(), MESSAGES - 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_forecast_and_run_know_what_a_topic_discards(case: str) -> None:
+    subscriptions, discarded, unknown = CASES[case]
+    async with world(1) as w:
+        made = topic(w, subscriptions)
+        w.strand(*range(MESSAGES), to="events", session_id="s")
+        [flow] = (await preview.make_forecast(w.pair)).flows
+        assert (flow.outcomes["sent"], flow.discarded, flow.not_evaluated) == (MESSAGES, len(discarded), unknown)
+        held = await w.run()
+        first = min(discarded, default=MESSAGES)
+        assert (held.receipt.sent, held.exit_code) == (first, 3 if discarded else 0)
+        assert held.receipt.discarded == {}
+        assert ids(w.backlog()) == names(*range(first, MESSAGES))
+        assert held_in(w.backlog(), dead=True) == []
+        if not discarded:
+            assert held.receipt.not_evaluated == ({"events": unknown} if unknown else {})
+            return
+        [left] = held.receipt.backing_off
+        assert (left.destination, left.messages) == ("events", MESSAGES - first)
+        assert "--allow-discard" in left.hint
+        sent = (await w.run(max_discard=None)).receipt
+        assert (sent.sent, sent.discarded) == (MESSAGES - first, {"events": len(discarded)})
+        kept = {each.message_id for s in made.subscriptions for each in map(read_properties, held_in(s))}
+        assert kept == set(names(*set(range(MESSAGES)) - discarded))
+
+
+def read_properties(stored: Any) -> Any:
+    return stored.sections.read_properties()
+
+
+@pytest.mark.parametrize(("limit", "sent"), [(0, 1), (1, 3), (4, 9), (5, 10)])
+async def test_a_run_discards_at_most_what_it_may(limit: int, sent: int) -> None:
+    async with world(1) as w:
+        topic(w, one(sql("number % 2 = 0")))
+        w.strand(*range(MESSAGES), to="events")
+        receipt = (await w.run(max_discard=limit)).receipt
+        assert (receipt.sent, receipt.discarded.get("events", 0)) == (sent, min(limit, 5))
+        assert ids(w.backlog()) == names(*range(sent, MESSAGES))
+
+
+async def test_a_limit_is_one_for_all_queues_and_topics() -> None:
+    async with world(3) as w:
+        for name in ("a", "b"):
+            w.primary.create_topic(name).create_subscription("s").set_rules([SubscriptionRule("r", FalseRuleFilter())])
+        for number in range(60):
+            w.strand(number, to="ab"[number % 2], index=number % 3)
+        receipt = (await w.run(max_discard=25)).receipt
+        assert sum(receipt.discarded.values()) == receipt.sent
+        assert 1 <= receipt.sent <= 25
+        assert sum(len(held_in(w.backlog(index))) for index in range(3)) == 60 - receipt.sent
+
+
+async def test_other_destinations_are_emptied_meanwhile() -> None:
+    async with world(1) as w:
+        topic(w, {})
+        w.strand(*range(5), to="events")
+        w.strand(*range(5, 9), to="orders")
+        result = await w.run()
+        assert (result.receipt.destinations, result.exit_code) == ({"orders": 4}, 3)
+        assert ids(w.backlog()) == names(*range(5))
+
+
+async def test_a_watch_goes_on_once_a_subscription_appears() -> None:
+    async with world(1) as w:
+        made = topic(w, {})
+        w.strand(*range(MESSAGES), to="events")
+        async with w.watching() as task:
+            held = await w.told_of(events.DestinationBackingOff)
+            assert "without a subscription" in held.reason
+            subscription = made.create_subscription("s")
+            await until(lambda: len(held_in(subscription)) == MESSAGES)
+        assert task.result().receipt.sent == MESSAGES
+
+
+async def test_without_manage_the_run_says_once_that_it_cannot_know() -> None:
+    async with world(2) as w:
+        topic(w, {})
+        w.may_only("primary", AccessRight.SEND)
+        for index in range(2):
+            w.strand(*range(5), to="events", index=index)
+        forecast = await preview.make_forecast(w.pair)
+        assert any("subscriptions of topics were not checked" in note for note in forecast.notes)
+        receipt = (await w.run()).receipt
+        assert (receipt.sent, len(w.of(events.TopicsUnchecked))) == (10, 1)
+        assert "Manage" in receipt.topics_unchecked
+
+
+async def test_a_message_in_doubt_is_counted_once() -> None:
+    async with world(1) as w:
+        topic(w, one(FalseRuleFilter()))
+        w.strand(*range(3), to="events")
+        receipt = (await w.run(max_discard=3, ordered=False)).receipt
+        assert receipt.discarded == {"events": 3}
+        assert (await w.run()).receipt.received == 0
+
+
+async def test_the_service_discards_what_no_subscription_takes() -> None:
+    async with world(1) as w:
+        made = topic(w, one(sql("color = 'red'")))
+        async with ServiceBusClient.from_connection_string(w.primary.connection_string) as client:
+            async with client.get_topic_sender("events") as sender:
+                for color in ("red", "blue"):
+                    message = ServiceBusMessage(color, message_id=color, application_properties={"color": color})
+                    await sender.send_messages(message)
+            async with client.get_subscription_receiver("events", "s", max_wait_time=1) as receiver:
+                assert [each.message_id async for each in receiver] == ["red"]
+        assert ids(made.subscription("s")) == ["red"]
