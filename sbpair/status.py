@@ -32,7 +32,14 @@ from sbpair.errors import (
 )
 from sbpair.failover.pinger import PingResult, health_exit_code, health_of, ping_all
 from sbpair.management import auditing
-from sbpair.management.audit_findings import AuditFinding, BacklogTotal, QueueStatus, queue_status, total_of
+from sbpair.management.audit_findings import (
+    AuditFinding,
+    BacklogTotal,
+    DestinationSummary,
+    QueueStatus,
+    queue_status,
+    total_of,
+)
 from sbpair.management.backlog_scan import open_backlog_scan
 from sbpair.management.comparison import desired_queues
 from sbpair.model.queues import Utilisation
@@ -41,7 +48,6 @@ from sbpair.move.peek.destination_lookup import OTHERS
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient
-    from sbpair.management.audit_findings import DestinationSummary
     from sbpair.model.pair import Endpoint, Pair
 
 FINDINGS = (AuditFinding.MESSAGES, AuditFinding.DEAD_LETTERS)
@@ -71,11 +77,15 @@ class SideStatus:
 
 @dataclass(frozen=True, slots=True)
 class DestinationStatus:
-    """A queue or topic of the primary, and the messages for it in the backlog: at least `waiting` unless `exact`."""
+    """A queue or topic of the primary, and the messages for it in the backlog: at least `waiting` unless `exact`.
+
+    `note` is why it would not keep all of them; "" if it would.
+    """
 
     link: PingResult
     waiting: int
     exact: bool = True
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,7 @@ class Status:
 @dataclass(frozen=True, slots=True)
 class _Backlog:
     queues: tuple[QueueStatus, ...] = ()
-    waiting: tuple[tuple[str, int], ...] = ()
+    waiting: tuple[DestinationSummary, ...] = ()
     unseen: tuple[tuple[str, str], ...] = ()
     denied: bool = False
     complete: bool = False
@@ -151,12 +161,16 @@ async def read_status(
         *(_read_side(side, seconds, clock) for side in (pair.primary, pair.secondary))
     )
     backlog = await _backlog(pair) if secondary.answers else _Backlog()
-    waiting = dict(backlog.waiting)
-    names = {name.lower(): name for name in (*entities, *waiting)}
+    waiting = {each.name.lower(): each for each in backlog.waiting}
+    names = {name.lower(): name for name in (*entities, *(each.name for each in waiting.values()))}
     paths = list(names.values())[: len(set(entities)) + MAX_DESTINATIONS]
     links = await _links(primary, paths, seconds)
-    counts = {name.lower(): count for name, count in waiting.items()}
-    found = tuple(DestinationStatus(link, counts.get(link.entity.lower(), 0), backlog.complete) for link in links)
+    nothing = DestinationSummary("", 0)
+    summaries = (waiting.get(link.entity.lower(), nothing) for link in links)
+    found = tuple(
+        DestinationStatus(link, each.messages, backlog.complete, each.reason if each.discarded else "")
+        for link, each in zip(links, summaries, strict=True)
+    )
     return Status(primary, secondary, backlog.queues, found, backlog.unseen, backlog.denied, outbox_status)
 
 
@@ -264,5 +278,5 @@ async def _peek_backlog(pair: Pair, why: str) -> _Backlog:
     return _Backlog(queues, waiting, (*unseen.items(), (pair.secondary.name, why)), denied, scan.complete)
 
 
-def _waiting(destinations: Sequence[DestinationSummary]) -> tuple[tuple[str, int], ...]:
-    return tuple((each.name, each.messages) for each in destinations if each.name not in ("", OTHERS))
+def _waiting(destinations: Sequence[DestinationSummary]) -> tuple[DestinationSummary, ...]:
+    return tuple(each for each in destinations if each.name not in ("", OTHERS))

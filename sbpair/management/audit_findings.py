@@ -47,7 +47,8 @@ class DestinationSummary:
     """A destination that peeked messages name; "" for messages that name none.
 
     `messages` counts the peeked ones. `found` is whether the entity exists, `topic` and `detects_duplicates` are its
-    properties; None is unknown. `reason` is why messages cannot go there.
+    properties; None is unknown. `discarded` ones are for a topic of which no subscription takes them. `reason` is why
+    messages cannot go there.
     """
 
     name: str
@@ -56,6 +57,7 @@ class DestinationSummary:
     topic: bool | None = None
     detects_duplicates: bool | None = None
     reason: str = ""
+    discarded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 from sbpair.azure.interfaces import DestinationEntity
 from sbpair.errors import AccessError, SbpairError, Unavailable
 from sbpair.management.audit_findings import DestinationSummary, Unseen
+from sbpair.move.message.envelope import restore
 from sbpair.move.message.route import MISSING, DeadLetter, Send, route
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
+from sbpair.move.topic_guard import takes
 
 if TYPE_CHECKING:
     from sbpair.management.calls import Sleep
@@ -63,6 +65,7 @@ class BacklogScan:
     lookup: DestinationLookup
     complete: bool = False
     _messages: Counter[str] = field(default_factory=Counter)
+    _discarded: Counter[str] = field(default_factory=Counter)
     _found: dict[str, DestinationEntity | DeadLetter | None] = field(default_factory=dict)
     _unseen: dict[str, str] = field(default_factory=dict)
     _behind_seconds: float = 0.0
@@ -144,6 +147,10 @@ class BacklogScan:
         self._messages[name] += 1
         if name not in self._found:
             self._found[name] = await self._find(decision.destination)
+        entity = self._found[name]
+        if isinstance(entity, DestinationEntity) and entity.topic is not None and not entity.topic.take_all:
+            payload = restore(seen.sections, decision, int(time.time() * 1000))
+            self._discarded[name] += takes(entity.topic, payload) is False
 
     async def _find(self, path: str) -> DestinationEntity | DeadLetter | None:
         try:
@@ -155,8 +162,15 @@ class BacklogScan:
     def _destination(self, name: str, messages: int) -> DestinationSummary:
         found = self._found.get(name)
         if isinstance(found, DestinationEntity):
+            discarded = self._discarded[name]
             return DestinationSummary(
-                name, messages, found=True, topic=found.is_topic, detects_duplicates=found.detects_duplicates
+                name,
+                messages,
+                found=True,
+                topic=found.is_topic,
+                detects_duplicates=found.detects_duplicates,
+                discarded=discarded,
+                reason=f"{discarded} of {messages} match no subscription" if discarded else "",
             )
         if isinstance(found, DeadLetter) and found.reason == MISSING:
             missing = f"{self.pair.primary.name} has no such queue or topic"

@@ -21,7 +21,10 @@ from sbpair.emulator.entities.rules import (
     from_amqp,
     read_typed,
 )
+from sbpair.management import auditing
+from sbpair.management.audit_findings import AuditFinding
 from sbpair.move import events
+from sbpair.status import read_status
 from sbpair.syphon import preview
 from tests.kit.waiting import until
 from tests.syphon.test_syphon import World, held_in, ids, names, world
@@ -192,3 +195,17 @@ async def test_the_service_discards_what_no_subscription_takes() -> None:
             async with client.get_subscription_receiver("events", "s", max_wait_time=1) as receiver:
                 assert [each.message_id async for each in receiver] == ["red"]
         assert ids(made.subscription("s")) == ["red"]
+
+
+async def test_audit_and_status_name_topics_that_discard() -> None:
+    async with world(1) as w:
+        topic(w, one(sql("number < 3")))
+        w.strand(*range(MESSAGES), to="events")
+        w.strand(*range(3), to="orders")
+        found = await auditing.audit(w.pair, max_peek=100, sample_seconds=0)
+        named = {each.name: (each.discarded, each.reason) for each in found.destinations}
+        assert named == {"events": (7, "7 of 10 match no subscription"), "orders": (0, "")}
+        assert AuditFinding.DESTINATIONS in found.findings
+        status = await read_status(w.pair)
+        notes = {each.link.entity: each.note for each in status.entities}
+        assert (notes, status.exit_code) == ({"events": "7 of 10 match no subscription", "orders": ""}, 0)

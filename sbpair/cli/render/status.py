@@ -80,7 +80,7 @@ def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
 
 def _entity_row(entity: "DestinationStatus") -> tuple[object, ...]:
     waiting = sampled(entity.waiting, exact=entity.exact) if entity.waiting else "" if entity.exact else "?"
-    reason = entity.link.error.message if entity.link.error else ""
+    reason = entity.link.error.message if entity.link.error else entity.note
     return ("entity", entity.link.entity, str(entity.link.health), waiting, "", reason)
 
 
@@ -100,7 +100,7 @@ def _side(side: "SideStatus") -> Document:
 def _entity(entity: "DestinationStatus") -> Document:
     link = entity.link
     found = {"name": link.entity, "health": str(link.health), "waiting": entity.waiting, "exact": entity.exact}
-    return {**found, **answered(link.seconds, link.error)}
+    return {**found, **answered(link.seconds, link.error), "note": entity.note}
 
 
 def _health(side: "SideStatus") -> str:

@@ -79,7 +79,8 @@ _DESTINATION = fields(
     found=nullable(flag("Whether it exists in the primary")),
     topic=nullable(flag("Whether it is a topic")),
     detects_duplicates=nullable(flag("Whether it detects duplicates")),
-    reason=text("Why it is unknown or missing"),
+    reason=text("Why it is unknown or missing, or does not keep all of them"),
+    discarded=optional(count("Peeked messages for a topic that match no subscription")),
 )
 _SKIPPED = fields(name=text("What was skipped"), reason=text("Why"))
 
@@ -218,6 +219,7 @@ STATUS = document(
         waiting=count("Messages for it in the backlog, at least so many if exact is false"),
         exact=flag("Whether waiting is exact"),
         **ANSWER,
+        note=optional(text("Why it would not keep all of them; empty if it would")),
     ),
     outbox=nullable(
         record(
