@@ -237,6 +237,12 @@ class SkipLimitReached(SbpairError):
     exit_code = ExitCode.PARTIAL_OR_FINDINGS
 
 
+class WouldDiscard(SbpairError):
+    """Messages were not sent since no subscription of their topic takes them, and it would discard them."""
+
+    exit_code = ExitCode.PARTIAL_OR_FINDINGS
+
+
 class RampStopped(SbpairError):
     """Moved messages came back as dead letters after a step of a ramp, or others came: nothing more is moved."""
 

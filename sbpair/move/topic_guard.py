@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 REREAD_SECONDS = 300.0
 """How long the rules of a topic are used that takes its messages."""
 
-HINT = "create the subscription, or pass --allow-discard"
+HINT = "create a subscription or a rule that takes them, or pass --allow-discard"
 
 
 class ArrivingMessage(MessageView):
@@ -64,7 +64,7 @@ class ArrivingMessage(MessageView):
 class TopicGuard:
     """`limit` is how many messages a run may send that no subscription takes; None for all. `tally` counts them.
 
-    `on_unchecked` is told once why rules cannot be read.
+    `on_unchecked` is told once why rules cannot be read. `hint` says what to do about a held destination.
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class TopicGuard:
         tally: Tally,
         limit: int | None = 0,
         on_unchecked: Callable[[str], object] = lambda _why: None,
+        hint: str = HINT,
     ) -> None:
+        self._hint = hint
         self._destinations = destinations
         self._tally = tally
         self._limit = math.inf if limit is None else limit
@@ -102,7 +104,7 @@ class TopicGuard:
         if not filters.subscriptions and self._limit != math.inf:
             raise Unavailable(
                 "it is a topic without a subscription, which would discard its messages: they stay in the source",
-                hint=HINT,
+                hint=self._hint,
             )
         return filters
 
@@ -142,7 +144,7 @@ class TopicGuard:
         return Unavailable(
             f"no subscription of it takes message {facts.message_id or facts.sequence_number}{so_far}, which it would"
             " discard: its messages stay in the source",
-            hint="create a subscription or a rule that takes it, or pass --max-discard N or --allow-discard",
+            hint=self._hint,
         )
 
     def accepted(self, destination: str, keys: Sequence[Key]) -> None:

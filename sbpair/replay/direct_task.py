@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter
+from sbpair.azure.destinations import open_destinations
 from sbpair.errors import SbpairError, StateRefused
 from sbpair.move.context import BatchLimits
 from sbpair.move.interface import get_facts
@@ -24,10 +25,11 @@ from sbpair.move.message.route import Facts, field_getter
 from sbpair.move.mover import Mover
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.raw_source import RawSource
+from sbpair.move.topic_guard import TopicGuard
 from sbpair.replay.archive_layout import HELD, KEY, LEDGER
 from sbpair.replay.drain_task import IDLE_SECONDS, DrainCutoff, UnsettledDeliveries, load_accepted
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
-from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context
+from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context, note_of
 from sbpair.replay.spark_task import StopPoll, TaskCounts, queue_task, receive_until_stopped, retry_while_progressing
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from sbpair.move.context import MoveContext
     from sbpair.move.interface import Failures, ReceivedMessage
     from sbpair.move.raw_source import RawReceivedMessage
+    from sbpair.move.receipt import BackingOff
     from sbpair.replay.archive import Archive
     from sbpair.replay.run import TaskJob
 
@@ -133,14 +136,18 @@ class DirectMove:
         self._cutoff = DrainCutoff(job.run)
         self._unsettled = UnsettledDeliveries()
         self._returned = 0
+        self._waiting: list[BackingOff] = []
         self._stop = StopPoll(self._archive)
 
     async def run(self, ready_seconds: float = READY_SECONDS) -> TaskCounts:
         """Return how many messages were sent and released. Raises Unavailable, LeaseLost, MachineLacks."""
         context = move_context(self._job, self._lease, self._ledger)
-        context = replace(context, batch_limits=BATCH_LIMITS, max_held=MAX_HELD)
         await self._lease.wait_confirmed(ready_seconds)
-        async with token_getter(self._job.pair()) as get_token:
+        endpoint, most = self._job.primary.endpoint(), self._job.run.options.max_discard
+        async with token_getter(self._job.pair()) as get_token, open_destinations(endpoint) as destinations:
+            share = most and most // len(self._job.run.queues)
+            topics = TopicGuard(destinations, context.tally, share)
+            context = replace(context, batch_limits=BATCH_LIMITS, max_held=MAX_HELD, topics=topics)
             primary = RawPrimary(self._job.primary.endpoint(), get_token=get_token)
 
             async def attempt() -> None:
@@ -160,7 +167,8 @@ class DirectMove:
         # The backlog may deliver these again, and a resume must not send them.
         self._ledger.clear_held(keep=[Entry((self._queue, *key[2:]), None) for key in context.journal.unconfirmed()])
         receipt = context.tally.receipt()
-        return TaskCounts(receipt.sent, receipt.released + self._returned, self._cutoff.clock_ahead_ms)
+        released = receipt.released + self._returned
+        return TaskCounts(receipt.sent, released, self._cutoff.clock_ahead_ms, note_of(context.tally, self._waiting))
 
     async def _move(self, source: RecordedSource, primary: RawPrimary, context: MoveContext) -> None:
         failure: SbpairError | None = None
@@ -173,6 +181,7 @@ class DirectMove:
                 await self._receive(source, mover)
             except SbpairError as error:
                 failure = error
+            self._waiting = mover.backing_off()
             await mover.finish()
             renewal.cancel()
         mover.abandon_all()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,7 +47,7 @@ SHARDS_PER_TASK = 2  # more shards than tasks, so that a large shard delays the 
 class ReplayResult:
     """The result of a start or resume. `stopped` is whether a stop was requested before the end.
 
-    `released` is how many messages its tasks gave back to the backlog.
+    `released` is how many messages its tasks gave back to the backlog. `notes` are about destinations.
     """
 
     run: ReplayRun
@@ -55,6 +55,7 @@ class ReplayResult:
     seconds: float
     stopped: bool
     released: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -65,7 +66,8 @@ class ReplayResult:
     def document(self) -> dict[str, Any]:
         """Return the receipt as its JSON contract."""
         receipt = {"run": self.run.id, **self.proof.document(self.run)}
-        return {**receipt, "released": self.released, "seconds": round(self.seconds, 3), "stopped": self.stopped}
+        ending = {"seconds": round(self.seconds, 3), "stopped": self.stopped, "notes": list(self.notes)}
+        return {**receipt, "released": self.released, **ending}
 
 
 def start_run(
@@ -95,9 +97,9 @@ def start_run(
 
 
 def resume_run(
-    request: ReplayRequest, run_id: str, on_event: OnEvent, selection: Selection | None = None
+    request: ReplayRequest, run_id: str, on_event: OnEvent, selection: Selection | None = None, **options: Any
 ) -> ReplayResult:
-    """Continue a run, however it ended, with its own selection or another."""
+    """Continue a run, however it ended, with its own selection and options, or with others."""
     request.check()
     archive = Archive(request.archive, run_id)
     run = load_run(archive, request.pair)
@@ -106,7 +108,8 @@ def resume_run(
             raise UsageError(
                 f"run {run.id} is direct, and has no selection", hint="leave out --all, --destination and --where"
             )
-        run = replace(run, options=replace(run.options, selection=selection))
+        options["selection"] = selection
+    run = replace(run, options=replace(run.options, **options))
     archive.check_writable()
     with _leases(request, archive) as held:
         archive.remove(STOP_FILE)
@@ -193,7 +196,7 @@ def _run(
                 phases.send()
             on_event(ReplayPhase("verify", "counting the messages in the archive"))
             with nullcontext() if request.master == PLATFORM else stopping(spark):
-                return _prove(archive, run, began, released)
+                return _prove(archive, run, began, released, phases.notes)
 
 
 def _spark(request: ReplayRequest, settings: dict[str, str], on_event: OnEvent) -> AbstractContextManager[Any]:
@@ -216,9 +219,12 @@ def _invalidate_receipt(archive: Archive) -> None:
         raise messages_removed(archive)
 
 
-def _prove(archive: Archive, run: ReplayRun, began: float, released: int = 0) -> ReplayResult:
+def _prove(
+    archive: Archive, run: ReplayRun, began: float, released: int = 0, notes: Sequence[str] = ()
+) -> ReplayResult:
     proof = verify(archive, run)
-    result = ReplayResult(run, proof, time.monotonic() - began, archive.stop_requested(), released)
+    seconds = time.monotonic() - began
+    result = ReplayResult(run, proof, seconds, archive.stop_requested(), released, tuple(notes))
     archive.write_json(RECEIPT_FILE, result.document())
     return result
 

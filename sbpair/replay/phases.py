@@ -24,8 +24,9 @@ from sbpair.move.events import MessagesLocked
 from sbpair.move.message import dead_letters
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.move.raw_primary import RawPrimary
-from sbpair.replay.archive_layout import DRAINED_FILE, PROGRESS, REPORT, RUN_FILE, SEGMENTS
+from sbpair.replay.archive_layout import DISCARDS, DRAINED_FILE, PROGRESS, REPORT, RUN_FILE, SEGMENTS
 from sbpair.replay.direct_task import direct_task
+from sbpair.replay.discards import check_discards, discard_task, find_topics
 from sbpair.replay.drain_task import count_remaining, drain_task
 from sbpair.replay.progress import Expected, LocksFound, OnEvent, PhaseWatcher, ReplayPhase, run_action
 from sbpair.replay.run import LATE_SECONDS
@@ -55,7 +56,8 @@ CONNECTORS = {"s3": "hadoop-aws", "abfs": "hadoop-azure", "abfss": "hadoop-azure
 class Phases:
     """The phases of one run on Spark, under the driver's lease.
 
-    `clocks_ahead_ms` is how far the service's clock is ahead, as tasks found.
+    `clocks_ahead_ms` is how far the service's clock is ahead, as tasks found. `notes` say why messages were not sent,
+    or may be discarded.
     """
 
     spark: Any
@@ -67,6 +69,7 @@ class Phases:
     pauses: Pauses
     wait_for_locks: bool = True
     clocks_ahead_ms: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def drain(self) -> int:
         """Drain the queues into the archive, unless an earlier attempt has. Return how many messages were released."""
@@ -99,11 +102,22 @@ class Phases:
             raise translate_failure(error, self.archive) from error
 
     def _run(self, watcher: PhaseWatcher, rows: Any, task: Any) -> Any:
-        """Return the rows of the tasks. Those that a pause has ended run again."""
+        """Return the rows of the tasks, and report their notes."""
+        found = self._collect(watcher, rows.mapInArrow(task, PROGRESS))
+        self.clocks_ahead_ms.extend(row.clock_ahead_ms for row in found if row.clock_ahead_ms is not None)
+        for note in dict.fromkeys(line for row in found if row.note for line in row.note.splitlines()):
+            self._note(watcher.phase, note)
+        return found
+
+    def _note(self, phase: str, text: str) -> None:
+        self.notes.append(text)
+        self.on_event(ReplayPhase(phase, text))
+
+    def _collect(self, watcher: PhaseWatcher, rows: Any) -> Any:
+        """Return the rows of tasks. Those that a pause has ended run again."""
         while True:
             with self.pauses.tasks(self.held, self.on_event):
-                found = run_action(watcher, rows.mapInArrow(task, PROGRESS).collect, self.held, self.on_event)
-            self.clocks_ahead_ms.extend(row.clock_ahead_ms for row in found if row.clock_ahead_ms is not None)
+                found = run_action(watcher, rows.collect, self.held, self.on_event)
             if not self.pauses.interrupted:
                 return found
 
@@ -192,7 +206,24 @@ class Phases:
             self.on_event(ReplayPhase("plan", f"checking {_destinations(plan.destinations)} in the primary"))
             then = f"run sbpair replay resume {self.job.run.id}"
             check_destinations(self.job, plan.destinations, "everything is safe in the archive", then)
+        self._check_topics(plan)
         return plan
+
+    def _check_topics(self, plan: ShardPlan) -> None:
+        """Raise WouldDiscard if the topics would discard more messages than permitted."""
+        limit = self.job.run.options.max_discard
+        if limit is None:
+            return
+        topics = asyncio.run(find_topics(self.job.primary.endpoint(), plan.destinations))
+        if topics.unchecked:
+            self._note("plan", f"subscriptions of topics were not checked: {topics.unchecked}")
+        topics.check(self.job)
+        if topics.selective:
+            self.on_event(ReplayPhase("plan", f"evaluating the rules of {', '.join(topics.selective)}"))
+            rows = plan.send_rows().mapInArrow(discard_task(self.job, topics.selective), DISCARDS)
+            found = self._collect(PhaseWatcher(self.archive, "send"), rows)
+            for text in check_discards(self.job, found):
+                self._note("plan", text)
 
 
 def check_selected_destinations(job: TaskJob, on_event: OnEvent) -> None:

@@ -80,7 +80,7 @@ class PhaseWatcher:
     """A counter of the rows in one phase's files. Each file is read once."""
 
     def __init__(self, archive: Archive, phase: str) -> None:
-        self.archive, self._phase = archive, phase
+        self.archive, self.phase = archive, phase
         self._under, self._column = COUNTED[phase]
         self._seen: set[str] = set()
         self._by: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class PhaseWatcher:
                 with suppress(StateRefused):  # the proof reports unreadable files
                     self._by += self._count(path)
                 self._seen.add(path)
-        return PhaseProgress(self._phase, self._by.total(), len(self._seen), dict(self._by))
+        return PhaseProgress(self.phase, self._by.total(), len(self._seen), dict(self._by))
 
     def _count(self, path: str) -> Counter[str]:
         if self._under == SEGMENTS:  # each is in the directory of its queue

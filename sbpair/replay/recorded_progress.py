@@ -48,6 +48,7 @@ def run_settings(run: ReplayRun) -> dict[str, object]:
         "dedup": options.dedup.value,
         "rate": options.rate,
         "allow_missing": options.allow_missing,
+        "max_discard": "all" if options.max_discard is None else options.max_discard,
         "queues": len(run.queues),
         "shards": run.shards,
         "destinations": ", ".join(options.selection.destinations) or None,

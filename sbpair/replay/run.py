@@ -59,7 +59,8 @@ class ReplayOptions:
     """Options of a run. `rate` is messages per second of all tasks. `ordered` keeps each session's order across queues.
 
     `locked_seconds` is how long a drain waits at most, after the last message, for those that others have locked.
-    Messages outside `selection` are archived and not sent.
+    Messages outside `selection` are archived and not sent. Nothing is sent if topics would discard more than
+    `max_discard` messages; None is no limit. In a direct run, the tasks share that number out.
     """
 
     dedup: DedupMode = DedupMode.KEY
@@ -67,6 +68,7 @@ class ReplayOptions:
     ordered: bool = True
     rate: float | None = None
     allow_missing: bool = False
+    max_discard: int | None = 0
     segment_bytes: int = 64 * 1024 * 1024
     segment_messages: int = 100_000
     empty_seconds: float = 2.0
@@ -158,6 +160,7 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> ReplayRun:
             "ttl": TimeToLive(stored["ttl"]),
             "selection": Selection(normalize_destinations(selected["destinations"]), where),
             "mode": ReplayMode(stored["mode"]),
+            "max_discard": None if (most := stored.get("max_discard", 0)) is None else int(most),
             "rate": None if stored["rate"] is None else _positive(stored["rate"]),
             **{name: type(getattr(ReplayOptions(), name))(stored[name]) for name in NUMERIC_OPTIONS},
         }

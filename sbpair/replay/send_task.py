@@ -55,6 +55,7 @@ MAX_DESTINATION_FAILURES = 5  # failures in a row of a destination after which t
 WAIT_SECONDS = 1.0
 MAX_CHUNK, CHUNK_BYTES = 1_000, 8 * 1024 * 1024  # read, or recorded as sent, at a time: a file costs 100 sends
 CHUNK_SECONDS = 1.0  # accepted messages are recorded after so long, together with the next that is accepted
+MAX_NOTES = 20
 MAX_DUPLICATES = 10_000  # duplicates marked in one file
 DUPLICATE_REASON = "another message with this id went to the same destination before it"
 
@@ -84,10 +85,14 @@ class MessageReader(Protocol):
 
 
 class ShardReader:
-    """The rows of one task as messages without an outcome, each shard in order. Each is recorded as held when read."""
+    """The rows of one task as messages without an outcome, each shard in order.
 
-    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger) -> None:
+    Each is recorded as held when read, if the reader `holds` messages.
+    """
+
+    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, *, holds: bool = True) -> None:
         self.exhausted = False
+        self._holds = holds
         self._rows = column_rows(batches, COLUMNS)
         self._segments = SegmentReader(archive)
         self._ledger = ledger
@@ -105,7 +110,7 @@ class ShardReader:
             if key not in self._ended:
                 rows.append((key, shard, message))
         found = self._messages(rows)
-        if found:
+        if found and self._holds:
             self._ledger.hold({each: entry_of(each) for each in found})
         return found
 
@@ -255,7 +260,7 @@ def entry_of(message: ArchivedMessage) -> Entry:
 
 def send_task(job: TaskJob) -> Any:
     """Return the function for `mapInArrow` over rows of whole shards, each shard in order."""
-    return progress_task(lambda batches: [("", TaskCounts(run_in_worker(send_batches(job, batches))))])
+    return progress_task(lambda batches: [("", run_in_worker(send_batches(job, batches)))])
 
 
 def dedup_task(job: TaskJob) -> Any:
@@ -263,8 +268,8 @@ def dedup_task(job: TaskJob) -> Any:
     return progress_task(lambda batches: [("", TaskCounts(mark_deduplicated(job.open(), job.run.shards, batches)))])
 
 
-async def send_batches(job: TaskJob, batches: Iterator[Any]) -> int:
-    """Return how many messages the primary accepted. Raises if none can be sent, or the ledger cannot be written."""
+async def send_batches(job: TaskJob, batches: Iterator[Any]) -> TaskCounts:
+    """Count the messages that the primary accepted. Raises if none can be sent, or the ledger cannot be written."""
     archive = job.open()
     ledger = Ledger(archive, job.run.shards)
     source = ShardSource(ShardReader(batches, archive, ledger), archive, ledger)
@@ -272,8 +277,18 @@ async def send_batches(job: TaskJob, batches: Iterator[Any]) -> int:
     await lease.wait_confirmed()
     context = move_context(job, lease, ledger)
     async with token_getter(job.pair()) as get_token:
-        await send_source(source, RawPrimary(job.primary.endpoint(), get_token=get_token), context)
-    return context.tally.receipt().sent
+        waiting = await send_source(source, RawPrimary(job.primary.endpoint(), get_token=get_token), context)
+    return TaskCounts(context.tally.receipt().sent, note=note_of(context.tally, waiting))
+
+
+def note_of(tally: Tally, waiting: Sequence[BackingOff]) -> str | None:
+    """Return why destinations took no more, and what topics discarded, for the user; None if neither."""
+    notes = [f"{each.destination} took no more: {each.reason}; {each.hint or 'resume the run'}" for each in waiting]
+    notes += [f"{count} sent to {name} matched no subscription" for name, count in tally.discarded.items()]
+    notes += [f"whether {name} kept {count} is not known" for name, count in tally.not_evaluated.items()]
+    if tally.topics_unchecked:
+        notes.append(f"subscriptions of topics were not checked: {tally.topics_unchecked}")
+    return "\n".join(notes[:MAX_NOTES]) or None
 
 
 async def send_source(source: ShardSource, primary: RawPrimary, context: MoveContext) -> list[BackingOff]:

@@ -50,12 +50,13 @@ def task_queues(job: TaskJob) -> list[str]:
 class TaskCounts(NamedTuple):
     """The messages that a task archived or sent, and those that it gave back to the backlog.
 
-    `clock_ahead_ms` is how far the service's clock is ahead, if the task has compared them.
+    `clock_ahead_ms` is how far the service's clock is ahead, if the task has compared them. `note` is for the user.
     """
 
     messages: int
     released: int = 0
     clock_ahead_ms: int | None = None
+    note: str | None = None
 
 
 def queue_task(job: TaskJob, run: Callable[[str], Coroutine[Any, Any, TaskCounts]]) -> Any:
@@ -75,7 +76,8 @@ def progress_task(counts: Callable[[Iterator[Any]], Iterable[tuple[str, TaskCoun
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        schema = pa.schema([("queue", pa.string()), *((name, pa.int64()) for name in TaskCounts._fields)])
+        texts, numbers = ("queue", "note"), TaskCounts._fields[:-1]
+        schema = pa.schema([(name, pa.string()) for name in texts] + [(name, pa.int64()) for name in numbers])
         for queue, found in counts(batches):
             yield pa.RecordBatch.from_pylist([{"queue": queue, **found._asdict()}], schema=schema)
 

@@ -22,11 +22,11 @@ from sbpair.replay.run import NamespaceAccess
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
-WRITE_OPTIONS = ("destination", "pair", "side", "namespace", "config", "ledger", "run", "refused", "check")
+WRITE_OPTIONS = ("destination", "pair", "side", "namespace", "config", "ledger", "run", "refused", "check", "discard")
 OF_SPARK = ("checkpointlocation", "queryname")
 """Options of a stream that Spark passes on."""
 
-FAIL, QUARANTINE = "fail", "quarantine"
+FAIL, QUARANTINE, ALLOW = "fail", "quarantine", "allow"
 
 
 class RowCheck(StrEnum):
@@ -52,6 +52,7 @@ class WriteOptions:
     """`destination` is None if a column has it, `run` None for a run that is never resumed.
 
     `ledger` is None for a directory of this machine. With `keep_refused` a job succeeds although messages were refused.
+    With `allow_discard` messages are sent that no subscription of their topic takes.
     """
 
     destination: str | None
@@ -60,6 +61,7 @@ class WriteOptions:
     run: str | None
     keep_refused: bool
     check: RowCheck = RowCheck.TASK
+    allow_discard: bool = False
 
     @classmethod
     def parse(
@@ -73,6 +75,8 @@ class WriteOptions:
         refused, run = given.get("refused", FAIL), given.get("run")
         if refused not in (FAIL, QUARANTINE):
             raise UsageError(f"option refused: expected {FAIL} or {QUARANTINE}, got {refused!r}", hint="leave it out")
+        if (discard := given.get("discard", FAIL)) not in (FAIL, ALLOW):
+            raise UsageError(f"option discard: expected {FAIL} or {ALLOW}, got {discard!r}", hint="leave it out")
         if (check := given.get("check", checks[0])) not in checks:
             raise UsageError(
                 f"option check: expected {', '.join(checks[:-1])} or {checks[-1]}, got {check!r}",
@@ -86,7 +90,9 @@ class WriteOptions:
             check_destination("option destination", destination)
         endpoint = _endpoint(given, environ)
         access = NamespaceAccess.from_endpoint(endpoint, endpoint.key_source or None)
-        return cls(destination, access, given.get("ledger"), run, refused == QUARANTINE, RowCheck(check))
+        return cls(
+            destination, access, given.get("ledger"), run, refused == QUARANTINE, RowCheck(check), discard == ALLOW
+        )
 
 
 def check_names(options: Mapping[str, str], known: Collection[str], ignored: Collection[str] = ()) -> dict[str, str]:

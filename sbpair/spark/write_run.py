@@ -59,6 +59,7 @@ class WriteJob:
     access: NamespaceAccess
     columns: MessageColumns
     keep_refused: bool
+    allow_discard: bool
     resumed: bool
     shared: bool
     check: RowCheck
@@ -128,6 +129,7 @@ def start_job(
         access=parsed.access,
         columns=MessageColumns(parsed.destination, has_ids),
         keep_refused=parsed.keep_refused,
+        allow_discard=parsed.allow_discard,
         # A job that owned the run may write its ledger later than now.
         resumed=not only and (stream or number > 1 or bool(archive.sizes(LEDGER))),
         shared=only or parsed.ledger is not None,

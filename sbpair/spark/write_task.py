@@ -7,16 +7,19 @@ while its claim on the partition is confirmed, so two attempts never send at the
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from sbpair.azure.destinations import open_destinations
 from sbpair.errors import Unavailable, UsageError
 from sbpair.move.context import MoveContext
 from sbpair.move.message.decode import GenericMessage
 from sbpair.move.message.form import MessageForm
 from sbpair.move.message.route import Facts
 from sbpair.move.missing_destinations import MissingDestinations
+from sbpair.move.topic_guard import TopicGuard
 from sbpair.replay.ledger import Ledger
 from sbpair.replay.send_task import ArchivedMessage, LedgerTally, ShardSource, entry_of, send_source
 from sbpair.replay.spark_task import run_in_worker
@@ -36,6 +39,9 @@ FORM = MessageForm(frozenset(), "column")
 """A row's message is sent as it is: no application property of it is an alias."""
 
 
+DISCARD_HINT = 'create a subscription or a rule that takes them, or write with .option("discard", "allow")'
+
+
 def write_partition(job: WriteJob, batches: Iterator[Any]) -> WriteCounts:
     """Send the rows of the current task. Raises SbpairError unless each row was sent, or refused by its destination."""
     return run_in_worker(_write(job, TaskPlace.of_task(job), batches))
@@ -47,13 +53,16 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
     async with TaskClaim(job, place, ledger.attempt).kept() as claim:
         # In a thread: a long ledger takes time, and the claim is to be renewed.
         acknowledged = await asyncio.to_thread(AcknowledgedRows, job, place)
-        context = MoveContext(
-            namespace=job.access.bare.name,
-            tally=LedgerTally(ledger),
-            journal=Journal(may_send=claim.check),
-            missing=MissingDestinations(0),
-        )
-        async with row_destinations(job) as primary:
+        tally, limit = LedgerTally(ledger), None if job.allow_discard else 0
+        endpoint = job.access.endpoint(os.environ)
+        async with row_destinations(job) as primary, open_destinations(endpoint) as destinations:
+            context = MoveContext(
+                namespace=job.access.bare.name,
+                tally=tally,
+                journal=Journal(may_send=claim.check),
+                missing=MissingDestinations(0),
+                topics=TopicGuard(destinations, tally, limit, hint=DISCARD_HINT),
+            )
             rows = PartitionRows(batches, job, place, acknowledged, primary)
             with closing(RowReader(rows, job, place, ledger)) as reader:
                 if job.check is RowCheck.TASK:
@@ -61,7 +70,9 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
                 waiting = await send_source(ShardSource(reader, archive, ledger), primary, context)
     receipt = context.tally.receipt()
     if not reader.exhausted or reader.count > receipt.sent + receipt.dead_lettered:
-        reason, hint = (waiting[0].reason, waiting[0].hint) if waiting else ("a stop was requested", "")
+        reason, hint = "a stop was requested", ""
+        if waiting:
+            reason, hint = f"{waiting[0].destination}: {waiting[0].reason}", waiting[0].hint
         raise Unavailable(
             f"partition {place.partition}: not all rows were sent: {reason}", hint=hint or "run the job again"
         )

@@ -56,6 +56,7 @@ def moved(messages: int, *, hostile: str = "orders") -> Tally:
     tally.dead_lettered(NamedMessage(QUEUE, 1, hostile, hostile, hostile), hostile)
     tally.doubtful(NamedMessage(QUEUE, 2, hostile, hostile, hostile))
     tally.backing_off(QUEUE, [BackingOff(hostile, hostile, hostile, 1)])
+    tally.discarded[hostile] = 3
     return tally
 
 
@@ -82,9 +83,10 @@ def test_a_page_has_its_sections_and_loads_nothing(tmp_path: Path) -> None:
     text = render_html(report(tmp_path))
     page = Page(text)
     assert page.headings[:3] == ["Timeline", "Destinations", "Age of the oldest message"]
-    assert {"Dead letters", "Destinations that took no more", "In doubt", "Queues", "Configuration", "Cost"} <= set(
+    assert {"Dead letters", "Destinations that took no more", "Topics that discard messages", "In doubt"} <= set(
         page.headings
     )
+    assert "discarded: 3 of 100 for orders match no subscription" in text
     assert page.tags.count("svg") == 6
     assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
     assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]
@@ -106,7 +108,7 @@ def test_hostile_texts_do_not_become_markup(tmp_path: Path) -> None:
         assert "<script" not in line
         assert "@" not in line
         assert "http:" not in line
-        assert line.startswith("| ")
+        assert line.startswith(("| ", "<code>"))
 
 
 @pytest.mark.parametrize("text", ["plain", "a|b", "`", "a\\", " x ", "<b>", "@team", "x\\|y"])

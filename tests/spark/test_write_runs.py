@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, ServiceRefused, StateRefused, UsageError
+from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, ServiceRefused, StateRefused, Unavailable, UsageError
+from sbpair.replay import send_task
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE, RUN_FILE
 from sbpair.replay.send_task import ShardSource
@@ -315,3 +316,17 @@ def test_no_file_of_a_run_has_the_key(place: World, tmp_path: Path) -> None:
     files = [path.read_bytes() for path in (tmp_path / "ledger").rglob("*") if path.is_file()]
     assert files
     assert not [key for key in keys for content in files if key.encode() in content]
+
+
+def test_a_topic_that_would_discard_holds_its_rows(place: World, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(send_task, "MAX_DESTINATION_FAILURES", 1)
+    events = place.running.do(lambda: place.running.namespace.create_topic("events"))
+    rows = pa.record_batch({**{name: numbered(range(9)).column(name) for name in ROWS}, "destination": ["events"] * 9})
+    options: Any = {"columns": {**ROWS, "destination": TEXT}}
+    with pytest.raises(Unavailable, match="events: it is a topic without a subscription") as held:
+        write(start(place, tmp_path, **options), rows)
+    assert '.option("discard", "allow")' in held.value.hint
+    assert write(start(place, tmp_path, discard="allow", **options), rows)["acknowledged"] == 9
+    place.running.do(lambda: events.create_subscription("s"))
+    assert write(start(place, tmp_path, run="r2", **options), rows)["acknowledged"] == 9
+    assert place.running.do(lambda: events.subscription("s").counts().active) == 9

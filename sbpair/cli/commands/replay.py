@@ -89,6 +89,8 @@ def run_command(
     ),
     rate: str | None = moves.RATE,
     allow_missing: bool = moves.ALLOW_MISSING,
+    max_discard: int | None = moves.MAX_DISCARD,
+    allow_discard: bool = moves.ALLOW_DISCARD,
     cluster: Cluster,
     safeguards: ReplaySafeguards,
     connection: PairSelection,
@@ -117,6 +119,7 @@ def run_command(
         ordered=order == "session",
         rate=limits.rate,
         allow_missing=allow_missing,
+        max_discard=moves.discard_limit(max_discard, allow=allow_discard),
         selection=_selection(choice),
         mode=run.ReplayMode(mode),
     )
@@ -134,6 +137,8 @@ def resume_command(
     archive: str = moves.ARCHIVE,
     everything: bool = flag("--all", "Send the messages that --destination and --where excluded"),
     choice: Choice,
+    max_discard: int | None = moves.MAX_DISCARD,
+    allow_discard: bool = moves.ALLOW_DISCARD,
     safeguards: ReplaySafeguards,
     cluster: Cluster,
     connection: PairSelection,
@@ -157,10 +162,12 @@ def resume_command(
     if everything and selection:
         raise UsageError("--all goes with neither --destination nor --where", hint="leave it out, or them")
     wanted = selection if everything or selection else None
+    limit = moves.discard_limit(max_discard, allow=allow_discard)
+    options = {"max_discard": limit} if allow_discard or max_discard is not None else {}
     if cluster.print_submit:
         return _print_submit(screen, request)
     found_id = moves.open_archive(archive, run_id).run
-    return _run(screen, lambda report: driver.resume_run(request, found_id, report, wanted))
+    return _run(screen, lambda report: driver.resume_run(request, found_id, report, wanted, **options))
 
 
 def package_command(

@@ -29,6 +29,8 @@ def command(
     ttl: moves.Ttl = moves.TTL,
     rate: str | None = moves.RATE,
     allow_missing: bool = moves.ALLOW_MISSING,
+    max_discard: int | None = moves.MAX_DISCARD,
+    allow_discard: bool = moves.ALLOW_DISCARD,
     state: Path | None = STATE,
     connection: PairSelection,
     screen: Screen,
@@ -46,7 +48,7 @@ def command(
 
     See also: sbpair help replay
     """
-    limits = moves.limits_of(rate, None, ttl)
+    limits, most = moves.limits_of(rate, None, ttl), moves.discard_limit(max_discard, allow=allow_discard)
     found = selected_profile(connection, screen, count=count, state=state)
     from sbpair.cli.progress.line_progress import PeekProgress
     from sbpair.cli.render import forecast
@@ -74,12 +76,13 @@ def command(
             )
         )
     notes = [*result.notes, *_notes(result, outlook, allow_missing=allow_missing)]
+    notes += forecast.discard_notes(result, most)
     plan = {**forecast.document(result, forecast.REPLAY), "notes": notes}
     screen.result(forecast.REPLAY.schema, plan, forecast.table(result, forecast.REPLAY))
     for note in notes:
         screen.warn(note)
     unsent = any(flow.outcomes["unsent"] for flow in result.flows)
-    return ExitCode.PARTIAL_OR_FINDINGS if result.dead_letters or unsent else ExitCode.DONE
+    return ExitCode.PARTIAL_OR_FINDINGS if unsent else max(result.exit_code, result.discard_code(most))
 
 
 def _notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) -> list[str]:

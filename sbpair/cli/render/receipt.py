@@ -84,16 +84,23 @@ def backing_off_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
 
 
 def discard_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each topic that was sent messages which no subscription takes, or perhaps none does."""
+    """Yield the lines of `discards`."""
+    for text in discards(receipt):
+        yield from wrapped(text)
+
+
+def discards(receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each topic that was sent messages which no subscription takes, or perhaps none does."""
     sent = receipt.get("destinations", {})
     for destination, number in list(receipt.get("discarded", {}).items())[:ROWS_SHOWN]:
         of_all = max(number, sent.get(destination, 0))
-        yield from wrapped(clean(f"discarded: {number} of {of_all} for {_cut(destination)} match no subscription"))
+        yield clean(f"discarded: {number} of {of_all} for {_cut(destination)} match no subscription")
     for destination, number in list(receipt.get("not_evaluated", {}).items())[:ROWS_SHOWN]:
-        text = f"{plural(number, 'message')} for {_cut(destination)}: whether a subscription takes them is not known"
-        yield from wrapped(clean(text))
+        yield clean(
+            f"{plural(number, 'message')} for {_cut(destination)}: whether a subscription takes them is not known"
+        )
     if why := receipt.get("topics_unchecked"):
-        yield from wrapped(clean(f"subscriptions of topics were not checked: {_cut(why)}"))
+        yield clean(f"subscriptions of topics were not checked: {_cut(why)}")
 
 
 def _cut(text: str) -> str:
@@ -136,6 +143,8 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
         yield f"{released} were received and released again"
     for path in proof["unreadable"]:
         yield f"{path} cannot be read: it would name possible duplicates"
+    for note in proof.get("notes", ()):
+        yield from wrapped(clean(note))
     if proof["contradictions"] or proof["unknown"]:
         yield "the files contradict each other: please report this"
 

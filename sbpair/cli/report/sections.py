@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.logs import utc
-from sbpair.cli.render.receipt import OPERATIONS
+from sbpair.cli.render.receipt import OPERATIONS, discards
 from sbpair.cli.render.screen import clean, grouped, size, spoken
 from sbpair.model.cost import Operations, estimate
 from sbpair.runs.run_log import RunOutcome
@@ -89,6 +89,7 @@ def sections_of(
         _ramp(run, receipt),
         _stayed(run, receipt),
         _backing_off(run, receipt),
+        _discards(receipt),
         _in_doubt(run, receipt),
         _queues(receipt),
         *_archive(archive, receipt),
@@ -224,6 +225,12 @@ def _backing_off(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
     table = _table(("destination", "messages left", "last error", "next step"), rows, cards=True)
     note = f"Messages for these destinations went back to the {ends_in_words(run)[0]}."
     return Section("Destinations that took no more", (note,), (_with_more(table, int(receipt["backing_off_total"])),))
+
+
+def _discards(receipt: Mapping[str, Any]) -> Section | None:
+    """Return what topics discarded, or what a replay found of that; None if there is nothing to say."""
+    notes = (*discards(receipt), *map(short, receipt.get("notes", ())))
+    return Section("Topics that discard messages", notes) if notes else None
 
 
 def _named(messages: Sequence[Mapping[str, Any]], reason: str) -> Table:

@@ -300,6 +300,7 @@ _PROOF = fields(
     unreadable=array("Files that cannot be read", text("Path")),
     seconds=optional(number("Duration")),
     stopped=optional(flag("Whether the run was stopped")),
+    notes=optional(array("Why destinations took no more, and what topics discard", text("One note"))),
 )
 _OUTCOME = choice(
     "How it ended, or the state of a live run", "running", "paused", "done", "partial", "stopped", "failed", "crashed"
