@@ -27,8 +27,8 @@ from sbpair.cli.render.receipt import (
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode, SkipLimitReached, UsageError
+from sbpair.move.context import DEFAULT_MAX_SKIPPED
 from sbpair.move.receipt import BUCKETS
-from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 
 if TYPE_CHECKING:
     from sbpair.cli.options.reach import StateOwner

@@ -12,7 +12,6 @@ from sbpair.model.backoff import Backoff
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.missing_destinations import MissingDestinations
 from sbpair.move.receipt import Tally
-from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 from sbpair.runs.journal import Journal
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from sbpair.move.topic_guard import TopicGuard
 
 DEFAULT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
+DEFAULT_MAX_SKIPPED = 100_000
 
 SendCost = Callable[[str], Awaitable[float]]
 Choose = Callable[["Sequence[ReceivedMessage]", int], Sequence[bool]]

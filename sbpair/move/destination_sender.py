@@ -12,59 +12,19 @@ from typing import TYPE_CHECKING
 from sbpair.errors import EntityMissing, InDoubt, ProtocolError, SbpairError, ServiceRefused, Throttled, Unavailable
 from sbpair.move.destination_queue import MAX_ROUND, DestinationQueue
 from sbpair.move.events import DestinationBackingOff, DestinationRecovered
-from sbpair.move.interface import get_key, get_lock_until, get_message, get_size
+from sbpair.move.interface import get_lock_until, get_message
 from sbpair.move.message.route import Send, TimeToLive, missing, refused
+from sbpair.move.settlement import BatchSend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sbpair.model.message_key import Key
     from sbpair.move.context import MoveContext
     from sbpair.move.failure_latch import FailureLatch
-    from sbpair.move.interface import Batch, Destination, DestinationLink, ReceivedMessage, RoutedMessage, SendOutcome
+    from sbpair.move.interface import Destination, DestinationLink, RoutedMessage
     from sbpair.move.message.route import Facts, Route
     from sbpair.move.settlement import Settlement
     from sbpair.rules.filters import TopicFilters
-
-
-class BatchSend:
-    """Messages that are accepted or refused together. `number` is the journal's for them."""
-
-    def __init__(self, routed: Sequence[RoutedMessage], batch: Batch) -> None:
-        self.routed = routed
-        self.messages: list[ReceivedMessage] = list(map(get_message, routed))
-        self.keys: list[Key] = list(map(get_key, self.messages))
-        self.number = 0
-        self._batch = batch
-        self._outcome: SendOutcome | None = None
-
-    @property
-    def pending(self) -> bool:
-        """Whether it was sent and has no outcome yet."""
-        return self._outcome is not None
-
-    @property
-    def size(self) -> int:
-        return sum(map(get_size, self.messages))
-
-    def start(self, link: DestinationLink) -> SbpairError | None:
-        """Send it. Return why it was not sent, or None."""
-        try:
-            self._outcome = link.send(self._batch)
-        except SbpairError as error:
-            return error
-        return None
-
-    async def outcome(self) -> SbpairError | None:
-        """Wait for the outcome: None if accepted. If the wait is cancelled, it stays pending."""
-        assert self._outcome is not None  # noqa: S101  it was started
-        error: SbpairError | None = None
-        try:
-            await self._outcome()
-        except SbpairError as refusal:
-            error = refusal
-        self._outcome = None
-        return error
 
 
 class DestinationSender:

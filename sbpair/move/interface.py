@@ -12,6 +12,7 @@ from sbpair.move.message.route import field_getter
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError
     from sbpair.model.message_key import Key
+    from sbpair.move.message.decode import Content
     from sbpair.move.message.route import Facts, Send
 
 
@@ -26,6 +27,14 @@ class ReceivedMessage(Protocol):
     @property
     def ordinal(self) -> int:
         """Its place in the order of its source."""
+
+
+class Sendable(Protocol):
+    """A received message with content. Undecodable payloads have none, and are never sent."""
+
+    facts: Facts
+    key: Key
+    content: Content
 
 
 @dataclass(slots=True, eq=False)

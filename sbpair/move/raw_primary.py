@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, encode_map, member_head
 from sbpair.amqp.types import Symbol
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.amqp_client.raw_links import PendingSettlement
     from sbpair.errors import SbpairError
-    from sbpair.model.message_key import Key
     from sbpair.model.pair import Endpoint
-    from sbpair.move.interface import Batch, RoutedMessage, SendOutcome
-    from sbpair.move.message.decode import Content
-    from sbpair.move.message.route import Facts, Send
+    from sbpair.move.interface import Batch, RoutedMessage, Sendable, SendOutcome
+    from sbpair.move.message.route import Send
 
 MAX_SENDERS = 200
 """How many links to the primary a worker keeps open."""
@@ -37,14 +35,6 @@ ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 Now = Callable[[], float]
 
 _NOT_CONNECTED = Unreachable("not connected to the namespace of the destination", hint="retry in a minute")
-
-
-class Sendable(Protocol):
-    """A received message with content. Undecodable payloads have none, and are never sent."""
-
-    facts: Facts
-    key: Key
-    content: Content
 
 
 @dataclass(slots=True)

@@ -15,17 +15,26 @@ from sbpair.model.cost import UNIT_BYTES, units
 from sbpair.move.events import DeadLettered
 from sbpair.move.failure_latch import start_task
 from sbpair.move.held import HeldMessages
-from sbpair.move.interface import get_key
+from sbpair.move.interface import get_key, get_message, get_size
 from sbpair.move.message.route import DeadLetter, Expire
 from sbpair.move.receipt import NamedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from sbpair.model.message_key import Key
     from sbpair.move.context import MoveContext
-    from sbpair.move.destination_sender import BatchSend
     from sbpair.move.failure_latch import FailureLatch
-    from sbpair.move.interface import Failures, KeptMessage, MessageSource, ReceivedMessage
+    from sbpair.move.interface import (
+        Batch,
+        DestinationLink,
+        Failures,
+        KeptMessage,
+        MessageSource,
+        ReceivedMessage,
+        RoutedMessage,
+        SendOutcome,
+    )
     from sbpair.move.skipped import SkippedMessages
 
 log = logging.getLogger(__name__)
@@ -38,6 +47,46 @@ MAX_UNSETTLED = 10_000
 
 MAX_SHARE = 0.8
 """Share of the held messages that are accepted, from which nothing waits any more."""
+
+
+class BatchSend:
+    """Messages that are accepted or refused together. `number` is the journal's for them."""
+
+    def __init__(self, routed: Sequence[RoutedMessage], batch: Batch) -> None:
+        self.routed = routed
+        self.messages: list[ReceivedMessage] = list(map(get_message, routed))
+        self.keys: list[Key] = list(map(get_key, self.messages))
+        self.number = 0
+        self._batch = batch
+        self._outcome: SendOutcome | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether it was sent and has no outcome yet."""
+        return self._outcome is not None
+
+    @property
+    def size(self) -> int:
+        return sum(map(get_size, self.messages))
+
+    def start(self, link: DestinationLink) -> SbpairError | None:
+        """Send it. Return why it was not sent, or None."""
+        try:
+            self._outcome = link.send(self._batch)
+        except SbpairError as error:
+            return error
+        return None
+
+    async def outcome(self) -> SbpairError | None:
+        """Wait for the outcome: None if accepted. If the wait is cancelled, it stays pending."""
+        assert self._outcome is not None  # noqa: S101  it was started
+        error: SbpairError | None = None
+        try:
+            await self._outcome()
+        except SbpairError as refusal:
+            error = refusal
+        self._outcome = None
+        return error
 
 
 class Settlement:

@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 _number_of: Callable[[KeptMessage], int] = attrgetter("number")
 _time_of: Callable[[KeptMessage], int] = attrgetter("enqueued_at")
 
-DEFAULT_MAX_SKIPPED = 100_000
 RENEWED_TOGETHER = 100
 
 

@@ -21,9 +21,8 @@ from sbpair.rules.view import MessageView
 if TYPE_CHECKING:
     from sbpair.azure.destinations import DestinationCache
     from sbpair.model.message_key import Key
-    from sbpair.move.interface import RoutedMessage
+    from sbpair.move.interface import RoutedMessage, Sendable
     from sbpair.move.message.route import Facts, Send
-    from sbpair.move.raw_primary import Sendable
     from sbpair.move.receipt import Tally
     from sbpair.rules.filters import TopicFilters
     from sbpair.rules.values import Instant, Truth

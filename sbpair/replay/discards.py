@@ -21,7 +21,7 @@ from sbpair.replay.spark_task import run_in_worker
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
-    from sbpair.move.raw_primary import Sendable
+    from sbpair.move.interface import Sendable
     from sbpair.replay.run import TaskJob
 
 COUNTS = ("messages", "discarded", "not_evaluated")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from sbpair.errors import EntityMissing, ExitCode, SbpairError
 from sbpair.model.durations import ticks
 from sbpair.move import backlog_queues
-from sbpair.move.context import MoveContext, SendCost
+from sbpair.move.context import DEFAULT_MAX_SKIPPED, MoveContext, SendCost
 from sbpair.move.events import TopicsUnchecked
 from sbpair.move.live_run import LiveRun
 from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
@@ -23,7 +23,6 @@ from sbpair.move.message.route import TimeToLive
 from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.move.run_store import RunStore, ends_settings
-from sbpair.move.skipped import DEFAULT_MAX_SKIPPED
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.runs.database import now_ms
 from sbpair.runs.lease_location import check_queue

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 
 def main(checkout: Path) -> None:
     product = _trees(checkout / "sbpair")
     nodes = [node for tree in product.values() for node in ast.walk(tree)]
-    circles = _circles({name: set(_imports(tree)) & product.keys() for name, tree in product.items()})
+    circles = _circles({name: set(_imports(tree, product)) for name, tree in product.items()})
     rows = {
         "product lines": _lines(checkout / "sbpair"),
         "product modules": len(product),
@@ -50,14 +50,16 @@ def _trees(package: Path) -> dict[str, ast.Module]:
     }
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
+def _imports(tree: ast.Module, modules: Container[str]) -> Iterator[str]:
+    """Yield what a module imports of `modules`. To import a submodule is no dependence on its package."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            # The package of a submodule is imported first, which is no dependence on what it holds.
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            yield node.module
+            for alias in node.names:
+                found = f"{node.module}.{alias.name}"
+                if (name := found if found in modules else node.module) in modules:
+                    yield name
 
 
 def _circles(graph: dict[str, set[str]]) -> list[set[str]]:
