@@ -32,7 +32,7 @@ LEVELS: list[set[str]] = [
     {"amqp"},
     {"http_tunnel"},
     {"client_tls", "model", "bounded_xml"},
-    {"operating_system", "timespan"},
+    {"operating_system", "template", "timespan"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
