@@ -1,52 +1,84 @@
 """Job definitions of managed platforms: files to submit a replay there, with commands to watch and stop it.
 
-Invariant: a definition names secrets, and has none. A platform whose executors cannot have them is refused.
+The files are templates, in a folder for each platform. Invariant: a definition names secrets, and has none.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair_variables import pair_variables
 from sbpair.replay.package import build_package
-from sbpair.replay.platforms import databricks, dataproc, emr_serverless, fabric, kubernetes
-from sbpair.replay.platforms.job import MAIN, NAME, PACKAGE, REQUIREMENTS, Files, Job, Platform
+from sbpair.replay.secret_references import PRINCIPAL
+from sbpair.replay.spark import PLATFORM, SETTINGS
+from sbpair.template import filled, json_text
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
-    from sbpair.replay.package import Contents
 
+NAME = "sbpair-replay"
+PACKAGE, COMMANDS = "sbpair.zip", "README.md"
 NEEDED = ("pandas>=2.2,<3", "pyarrow>=15")
+REDACTED = "(?i)secret|password|token|access[.]?key|connection_string|proxy"
+"""The names of settings whose values Spark hides in its pages and logs."""
 
-MAIN_TEXT = '''"""The file that Spark starts: `main.py replay run ...`, in the words of sbpair's command line."""
 
-import runpy
-import sys
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The archives and the names that a platform accepts, and what its jobs need besides all others."""
 
-if __name__ == "__main__":
-    if "--package" in sys.argv:
-        sys.path.insert(0, sys.argv[sys.argv.index("--package") + 1])
-    runpy.run_module("sbpair", run_name="__main__")
-'''
+    title: str
+    schemes: tuple[str, ...]
+    name: str
+    name_rule: str
+    requirements: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    needs_vault: bool = False
 
+
+PLATFORMS = {
+    "databricks": Platform(
+        "Databricks", ("s3", "abfss", "gs"), r"[A-Za-z0-9_-]{1,100}", "letters, digits, _ and -, at most 100"
+    ),
+    "dataproc": Platform(
+        "Dataproc Serverless",
+        ("gs",),
+        r"[a-z][a-z0-9-]{2,50}[a-z0-9]",
+        "small letters, digits and -, 4 to 52, such as sbpair-replay",
+    ),
+    "emr-serverless": Platform(
+        "EMR Serverless", ("s3",), r"[A-Za-z0-9._/#-]{1,64}", "letters, digits and ._/#-, at most 64"
+    ),
+    # Fabric's tokens are for Key Vault and storage, but not for Service Bus, and Python finds no identity of Azure
+    # there: a service principal, itself in the vault, opens the archive, and signs in to the namespaces.
+    "fabric": Platform(
+        "Fabric",
+        ("abfss",),
+        r"[A-Za-z][A-Za-z0-9_-]{0,99}",
+        "letters, digits, _ and -, at most 100",
+        requirements=("pyarrow>=16", "fabric-analytics-notebook-plugin"),
+        secrets=PRINCIPAL,
+        needs_vault=True,
+    ),
+    "kubernetes": Platform(
+        "Kubernetes",
+        ("s3", "abfss", "gs"),
+        r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?",
+        "small letters, digits and -, at most 47, such as sbpair-replay",
+    ),
+}
 REFUSED = {"synapse": "Synapse reads secrets through the driver's Java only, and executors need them too"}
 """Platforms where tasks cannot have the secrets that they need, with the reason; PLATFORMS.md has more."""
 
 EXAMPLES = {"abfss": "abfss://container@account.dfs.core.windows.net/backlog"}
 _VAULT = re.compile(r"[A-Za-z][A-Za-z0-9-]{1,22}[A-Za-z0-9]")
-
-PLATFORMS = {
-    "databricks": databricks.PLATFORM,
-    "dataproc": dataproc.PLATFORM,
-    "emr-serverless": emr_serverless.PLATFORM,
-    "fabric": fabric.PLATFORM,
-    "kubernetes": kubernetes.PLATFORM,
-}
 
 
 def define_job(
@@ -60,21 +92,42 @@ def define_job(
     _check_vault(platform, found, vault)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        contents, _ = build_package(directory / PACKAGE)
-        job = _job(found, pair, archive.rstrip("/"), name, contents, vault or "")
-        texts: Files = {
-            MAIN: MAIN_TEXT,
-            REQUIREMENTS: "".join(f"{each}\n" for each in job.requirements),
-            **found.files(job),
-        }
-        for file, content in texts.items():
-            text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
-            (directory / file).write_text(text, "utf-8", newline="\n")
+        native = build_package(directory / PACKAGE)[0].native
+        values = _values(found, pair, archive.rstrip("/"), native)
+        values |= {"name": name, "identifier": re.sub(r"\W", "_", name), "vault": vault}
+        texts = {file: filled("sbpair.replay", template, values) for file, template in _templates(platform)}
+        for file, text in texts.items():
+            is_json = file.endswith((".json", ".yml"))
+            (directory / file).write_text(json_text(text) if is_json else text, "utf-8", newline="\n")
     except OSError as error:
         raise MachineLacks(
             f"{directory} cannot be written: {error.strerror}", hint="choose a writable directory"
         ) from error
-    return sorted([PACKAGE, *texts]), job.secrets
+    return sorted([PACKAGE, *texts]), values["secrets"]
+
+
+def _values(platform: Platform, pair: Pair, archive: str, native: dict[str, str]) -> dict[str, Any]:
+    environment, secrets = pair_variables(pair)
+    secrets = (*platform.secrets, *secrets)
+    requirements = (*NEEDED, *platform.requirements, *(f"{each}=={version}" for each, version in native.items()))
+    words = ("run", "--archive", archive, "--master", PLATFORM, "--count", str(pair.backlog_queues))
+    return {
+        "archive": archive,
+        "code": f"{archive}-job",
+        "arguments": (*words, "--output", "json", "--quiet"),
+        "settings": {**SETTINGS, "spark.redaction.regex": REDACTED},
+        "environment": {**environment, "XDG_STATE_HOME": "/tmp/sbpair"},  # noqa: S108  of the driver's own container
+        "secrets": secrets,
+        "secret_list": ", ".join(secrets),
+        "requirements": tuple({re.split("[<>=]", each)[0]: each for each in requirements}.values()),
+    }
+
+
+def _templates(platform: str) -> Iterator[tuple[str, str]]:
+    """Yield the files of a job, and their templates. A platform's own file replaces that of all."""
+    yield from (("main.py", "main.py.template"), ("requirements.txt", "requirements.txt"))
+    for each in (files("sbpair.replay") / "templates" / platform).iterdir():
+        yield each.name.removesuffix(".template"), f"{platform}/{each.name}"
 
 
 def _platform(name: str) -> Platform:
@@ -96,7 +149,9 @@ def _check(platform: Platform, directory: Path, archive: str, name: str) -> None
             "--archive has parameters or a password", hint="name the bucket and the path alone: the job has an identity"
         )
     scheme, separator, rest = archive.partition("://")
-    if not separator or scheme not in platform.schemes or not PurePosixPath(rest.partition("/")[2]).name:
+    is_directory = separator and PurePosixPath(rest.partition("/")[2]).name
+    # Some definitions have the words of a command line in one text.
+    if not is_directory or scheme not in platform.schemes or re.search(r"\s", archive):
         raise UsageError(
             f"--archive: {platform.title} does not reach {archive}",
             hint=f"name a directory of a bucket, such as {_example(platform)}",
@@ -121,13 +176,3 @@ def _check_vault(name: str, platform: Platform, vault: str | None) -> None:
         raise UsageError(
             f"--vault: {vault!r} is not the name of a Key Vault", hint="use its name, such as orders-kv, not its URL"
         )
-
-
-def _job(platform: Platform, pair: Pair, archive: str, name: str, contents: Contents, vault: str) -> Job:
-    environment, secrets = pair_variables(pair)
-    environment["XDG_STATE_HOME"] = "/tmp/sbpair"  # noqa: S108  of the driver's own container
-    native = [f"{each}=={version}" for each, version in contents.native.items()]
-    own = {re.split("[<>=]", each)[0]: each for each in (*NEEDED, *platform.requirements, *native)}
-    return Job(
-        name, archive, environment, (*platform.secrets, *secrets), tuple(own.values()), pair.backlog_queues, vault
-    )

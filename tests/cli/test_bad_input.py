@@ -63,6 +63,11 @@ def case(words: str | list[str], what: str, to_do: str, *, environ: dict[str, st
 
 CASES = [
     case(
+        "replay package job --for fabric",
+        "--for needs --archive",
+        "name where the job keeps messages, such as abfss://container@account.dfs.core.windows.net/backlog",
+    ),
+    case(
         ["audit", "--primary", f"Endpoint=sb://contoso.servicebus.windows.net/;{KEYED}"],
         "an argument looks like a connection string, which every user of this machine can read",
         "export SBPAIR_PRIMARY_CONNECTION_STRING or SBPAIR_SECONDARY_CONNECTION_STRING, and change the key",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from sbpair.__main__ import run
 from tests.cli.test_bad_input import emulated
 
 LONG = "a" * 261
+JOB = "replay package job --for"
+ABFSS = "abfss://container@account.dfs.core.windows.net/backlog"
 COST = "cost --outage 4h --rate 50 --size 2KB"
 WRONG = [
     ("cost", "Missing option '--outage'"),
@@ -304,13 +307,57 @@ WRONG = [
     ("schema audit more", "Got unexpected extra argument(s) (more)"),
     ("schema -o xml", "Invalid value for '--output' / '-o': 'xml' is not one of"),
     ("schema --nope", "No such option: --nope"),
+    ("service print nomad", "Invalid value for 'KIND'"),
+    ("service print systemd --name Sbpair", "--name: 'Sbpair' is not a name for a service"),
+    ("service print systemd --name -x", "--name: '-x' is not a name"),
+    (f"service print systemd --name {'x' * 33}", "--name: 'xxx"),
+    ("service print containerapp --name a--b", "--name: 'a--b' is not a name for a service"),
+    ("service print compose --image 'sbpair:1;x'", "--image: 'sbpair:1;x' is not an image"),
+    ("service print systemd --image sbpair:1", "--image is for containers only"),
+    ("service print systemd --program sbpair", "--program: 'sbpair' is not an absolute path"),
+    ("service print compose --program /opt/sbpair/bin/sbpair", "--program is for systemd only"),
+    ("service print systemd --schedule '* * * * *'", "--schedule goes with kubernetes and containerapp only"),
+    ("service print kubernetes --schedule hourly", "--schedule: 'hourly' is not a cron expression"),
+    ("service print kubernetes --schedule '* * * * * *'", "--schedule: '* * * * * *' is not a cron expression"),
+    ("service print containerapp --schedule '0 24 * * *'", "--schedule: '0 24 * * *' is not a cron expression"),
+    ("service print kubernetes --schedule ''", "--schedule is empty"),
+    ("service print systemd --with --frobnicate", "No such option: --frobnicate"),
+    ("service print systemd --with '--rate fast'", "--rate: expected a rate such as 500/s, got 'fast'"),
+    ("service print systemd --with '--once'", "--with: --once is already in the definition"),
+    ("service print systemd --with '--pair x'", "--with: --pair is already in the definition"),
+    ("service print systemd --with '--health-port 1'", "--with: --health-port is already in the definition"),
+    ('service print systemd --with "--where \'a"', "--with: no closing quotation"),
+    (
+        "service print kubernetes --schedule '* * * * *' --with '--metrics-port 0'",
+        "--metrics-port goes with --watch only",
+    ),
+    ("service print systemd --count 0", "pair 'default': backlog_queues is 0, and must be at least 1"),
+    (f"{JOB} hadoop --archive s3://b/x", "--for: 'hadoop' is not a platform"),
+    (f"{JOB} synapse --archive s3://b/x", "--for: Synapse reads secrets through the driver's Java only"),
+    (f"{JOB} synapse", "--for: Synapse reads secrets through the driver's Java only"),
+    (f"{JOB} kubernetes", "--for needs --archive"),
+    (f"{JOB} fabric --archive {ABFSS}", "--for fabric needs --vault"),
+    (f"{JOB} fabric --archive {ABFSS} --vault https://kv", "--vault: 'https://kv' is not the name of a Key Vault"),
+    (f"{JOB} fabric --archive '{ABFSS} x' --vault kv1", "--archive: Fabric does not reach abfss:"),
+    (f"{JOB} dataproc --archive gs://b/x --vault kv", "--vault goes with --for fabric"),
+    (f"{JOB} dataproc --archive s3://b/x", "--archive: Dataproc Serverless does not reach s3://b/x"),
+    (f"{JOB} dataproc --archive gs://b/x --name {'a' * 53}", "--name: Dataproc Serverless does not allow 'aaa"),
+    (f"{JOB} kubernetes --archive /mnt/archive", "--archive: Kubernetes does not reach /mnt/archive"),
+    (f"{JOB} kubernetes --archive s3://b/x --name My_Job", "--name: Kubernetes does not allow 'My_Job'"),
+    (f"{JOB} emr-serverless --archive gs://b/x", "--archive: EMR Serverless does not reach gs://b/x"),
+    (f"{JOB} emr-serverless --archive s3://bucket", "--archive: EMR Serverless does not reach s3://bucket"),
+    (f"{JOB} databricks --archive s3://key:c2VjcmV0@bucket/x", "an argument looks like a URL with a password"),
+    (f"{JOB} databricks --archive s3://b/x?secret_key=c2VjcmV0", "--archive has parameters or a password"),
+    ("replay package job --vault kv", "--vault goes with --for"),
+    ("replay package job --archive s3://b/x", "--archive goes with --for"),
 ]
 
 
 @pytest.mark.parametrize(("words", "what"), WRONG, ids=[words[:60] for words, _ in WRONG])
 def test_wrong_options_are_refused_before_connecting(
-    words: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     for side, port in (("PRIMARY", 1), ("SECONDARY", 2)):
         monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", emulated(port))
         monkeypatch.setenv(f"SBPAIR_{side}_NAME", side.lower())
@@ -319,4 +366,4 @@ def test_wrong_options_are_refused_before_connecting(
     *_warnings, error, hint = err.splitlines()
     assert error.startswith(f"error: {what}")
     assert hint.startswith("hint: ")
-    assert out == ""
+    assert (out, "c2VjcmV0" in err, [*tmp_path.iterdir()]) == ("", False, [])

@@ -220,15 +220,14 @@ def _write_job(
     vault: str | None,
 ) -> int:
     from sbpair.replay import job_definitions
-    from sbpair.replay.platforms import job
 
     pair = selected_profile(connection, screen).pair
-    given = job.NAME if name is None else name
+    given = job_definitions.NAME if name is None else name
     files, secrets = job_definitions.define_job(directory, platform, pair, archive, given, vault)
     document = {"platform": platform, "directory": str(directory), "files": files, "secrets": list(secrets)}
     screen.result("sbpair/replay-job/1", document, [str(directory / each) for each in files])
     stored = f"store {' and '.join(secrets)} and " if secrets else ""
-    screen.say(f"{directory}/{job.COMMANDS} has the commands to {stored}submit the job")
+    screen.say(f"{directory}/{job_definitions.COMMANDS} has the commands to {stored}submit the job")
     return 0
 
 

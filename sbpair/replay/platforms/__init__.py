@@ -1,1 +1,0 @@
-"""Managed platforms that run a replay: one module each, and what they share."""
