@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair import backlog
@@ -17,8 +17,10 @@ from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.provisioning import check_document
 from sbpair.model.entities import (
     DEFAULT_RULE,
+    NAMES,
     NO_MESSAGE,
     AnyEntity,
+    Described,
     Queue,
     Rule,
     SqlFilter,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 API_VERSION = "2026-01-01"
 NAMESPACES = "Microsoft.ServiceBus/namespaces"
-NAMESPACE_TYPE = f"{NAMESPACES}@{API_VERSION}"
 TYPES = {
     "queue": f"{NAMESPACES}/queues@{API_VERSION}",
     "topic": f"{NAMESPACES}/topics@{API_VERSION}",
@@ -42,7 +43,6 @@ TYPES = {
 """Resource types by kind of entity, of the API version that provisioning uses."""
 
 SYMBOL_LIMIT = 100
-KEYWORDS = frozenset({"true", "false", "null", "for", "if", "in"})
 
 Json = Mapping[str, Any]
 Side = Literal["primary", "secondary"]
@@ -56,59 +56,64 @@ class CodeResource:
     """
 
     symbol: str
-    entity: AnyEntity
+    entity: Described
     name: str
     parent: str
     properties: Json
     needs: tuple[str, ...] = ()
 
     @property
-    def type(self) -> str:
-        return TYPES[self.entity.kind]
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultRule:
-    """The service's own rule of a new subscription, which ends once the subscription's `rules` exist."""
-
-    symbol: str
-    subscription: CodeResource
-    rules: tuple[str, ...]
-
-    @property
-    def inert_properties(self) -> Json:
-        """The properties of a rule that accepts no message."""
-        entity = self.subscription.entity
-        assert isinstance(entity, Subscription)  # noqa: S101  # for the type checker
-        never: Json = body_of(Rule(entity.topic, entity.name, DEFAULT_RULE, SqlFilter(NO_MESSAGE)))["properties"]
-        return never
+    def values(self) -> dict[str, Any]:
+        """The values of the resource in a template."""
+        return {
+            "symbol": self.symbol,
+            "type": TYPES[self.entity.kind],
+            "name": self.name,
+            "parent": self.parent,
+            "properties": self.properties,
+            "body": {"properties": self.properties},
+            "depends": [{"needs": self.needs}] if self.needs else [],
+            "has_messages": self.entity.kind != "rule",
+            "is_partitioned": self.properties.get("enablePartitioning"),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceCode:
     """The content of one file: the backlog queues of `primary`, if any, and an application's entities.
 
-    `external` are forwarding targets that the file does not describe. `origin` is the command that wrote the file.
+    `backlog` stands for each of the queues. `default_rules` are the service's own rules of new subscriptions, to end
+    once the others exist. `external` are forwarding targets that the file does not describe. `origin` is the command
+    that wrote the file.
     """
 
     namespace: str
     primary: str
     backlog_queues: int
-    backlog_properties: Json
+    backlog: CodeResource
     resources: tuple[CodeResource, ...]
-    default_rules: tuple[DefaultRule, ...]
+    default_rules: tuple[CodeResource, ...]
     external: tuple[str, ...]
     origin: str
 
     @property
-    def heading(self) -> list[str]:
-        """The lines of the comment at the top."""
+    def values(self) -> dict[str, Any]:
+        """The values of a template."""
         content = [f"the backlog queues of {self.primary}"] if self.backlog_queues else []
         if number := len(self.resources):
             content.append("one other entity" if number == 1 else f"{number} other entities")
-        first = f"Service Bus namespace {self.namespace}: {' and '.join(content) or 'nothing'}."
-        needs = [f"Needs {path}, which exists outside this file." for path in self.external]
-        return [first, f"Written by: {self.origin}", *needs]
+        return {
+            "namespace": self.namespace,
+            "content": " and ".join(content) or "nothing",
+            "origin": self.origin,
+            "external": self.external,
+            "namespace_type": f"{NAMESPACES}@{API_VERSION}",
+            "primary": self.primary,
+            "backlog_queues": self.backlog_queues,
+            "backlog": [self.backlog.values] if self.backlog_queues else [],
+            "resources": [each.values for each in self.resources],
+            "default_rules": [each.values for each in self.default_rules],
+        }
 
 
 def namespace_code(
@@ -125,13 +130,14 @@ def namespace_code(
     entities that the service would refuse.
     """
     check_document(pair, entities)
-    spec = backlog.queue_spec(pair.primary.name, pair.backlog_queues - 1)
     resources = _resources(entities.entities, partitioned=partitioned)
+    spec = backlog.queue_spec(pair.primary.name, pair.backlog_queues - 1)
+    properties = body_of(with_partitions(spec) if partitioned else spec)["properties"]
     return NamespaceCode(
         namespace=(pair.secondary if side == "secondary" else pair.primary).name,
         primary=pair.primary.name,
         backlog_queues=pair.backlog_queues if side == "secondary" else 0,
-        backlog_properties=body_of(with_partitions(spec) if partitioned else spec)["properties"],
+        backlog=CodeResource("backlog", spec, "", "", properties),
         resources=tuple(resources),
         default_rules=tuple(_default_rules(entities.entities, resources)),
         external=tuple(sorted(external_targets(entities.entities).values())),
@@ -154,8 +160,8 @@ def _resources(entities: Iterable[AnyEntity], *, partitioned: bool) -> list[Code
     return found
 
 
-def _default_rules(entities: Iterable[AnyEntity], resources: Iterable[CodeResource]) -> list[DefaultRule]:
-    """Return the service's own rules that provisioning would delete: those of subscriptions with others only."""
+def _default_rules(entities: Iterable[AnyEntity], resources: Iterable[CodeResource]) -> list[CodeResource]:
+    """Return the service's own rules that provisioning would delete: of subscriptions with others; they accept none."""
     resources = list(resources)
     kept = {_parent_key(entity) for entity in entities if isinstance(entity, Rule) and _is_default(entity)}
     taken = {each.symbol.lower() for each in resources}
@@ -163,14 +169,11 @@ def _default_rules(entities: Iterable[AnyEntity], resources: Iterable[CodeResour
     for each in resources:
         rules = tuple(rule.symbol for rule in resources if rule.parent == each.symbol and rule.entity.kind == "rule")
         if isinstance(each.entity, Subscription) and rules and entity_key(each.entity) not in kept:
-            symbol = unused_symbol(f"default_rule_{each.entity.topic} {each.entity.name}", taken)
-            found.append(DefaultRule(symbol, each, rules))
+            topic, name = each.entity.topic, each.entity.name
+            inert = Rule(topic, name, DEFAULT_RULE, SqlFilter(NO_MESSAGE))
+            symbol = unused_symbol(f"default_rule_{topic} {name}", taken)
+            found.append(CodeResource(symbol, inert, DEFAULT_RULE, each.symbol, body_of(inert)["properties"], rules))
     return found
-
-
-def is_plain_key(name: str) -> bool:
-    """Return whether both languages accept a name as a key without quotes."""
-    return name.isascii() and name.isalpha() and name not in KEYWORDS
 
 
 def _is_default(entity: AnyEntity) -> bool:
@@ -185,14 +188,7 @@ def _parent_key(entity: Subscription | Rule) -> Key:
 
 
 def _label(entity: AnyEntity) -> str:
-    match entity:
-        case Subscription():
-            path = f"{entity.topic} {entity.name}"
-        case Rule():
-            path = f"{entity.topic} {entity.subscription} {entity.name}"
-        case _:
-            path = entity.path
-    return f"{entity.kind}_{path}"
+    return f"{entity.kind}_{' '.join(getattr(entity, each.name) for each in fields(entity) if each.name in NAMES)}"
 
 
 def unused_symbol(label: str, taken: set[str]) -> str:

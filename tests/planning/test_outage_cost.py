@@ -32,9 +32,7 @@ def cost(outage: Outage = FOUR_HOURS, room: BacklogRoom = room_of(10), tier: str
     return cost_of(outage, room, usual_capacities(tier))
 
 
-def test_ten_idle_queues_are_forty_receives_an_hour() -> None:
-    found = cost()
-    assert (found.polls_an_hour, 24 * found.polls_an_hour, found.polls_a_month) == (40, 960, 28_800)
+def test_a_watch_receives_as_long_as_the_estimate_says() -> None:
     assert RunTimings().long_poll_seconds == LONG_POLL_SECONDS
 
 
@@ -96,24 +94,21 @@ def test_bytes_in_use_leave_less_room() -> None:
     assert full.operations.total == 2
 
 
-def test_basic_is_refused_with_the_reason() -> None:
-    with pytest.raises(UsageError, match="no message for more than 14 days"):
-        usual_capacities("basic")
-
-
-def test_messages_too_large_for_standard_leave_premium() -> None:
-    found = cost(Outage(3600, 1, 256 * 1024 + 1))
-    assert [each.capacity.secondary.tier for each in found.tiers] == [PREMIUM] * 5
-    assert found.notes == ("Standard is left out: its messages have at most 256 KB",)
-    with pytest.raises(UsageError, match="a message has at most 256 KB in this tier"):
-        cost(Outage(3600, 1, 256 * 1024 + 1), tier="standard")
-
-
-def test_a_size_near_the_limit_and_a_high_rate_are_noted() -> None:
-    assert cost().notes == ()
-    assert "may not fit the backlog" in cost(Outage(3600, 1, 256 * 1024)).notes[0]
-    assert "senders would be slowed down" in cost(Outage(3600, 1001, 1024)).notes[0]
-    assert cost(Outage(3600, 1001, 1024), tier="premium").notes == ()
+@pytest.mark.parametrize(
+    ("rate", "size", "tier", "notes"),
+    [
+        (50, 2048, None, []),
+        (1, 256 * 1024, None, ["messages of this size may not fit the backlog"]),
+        (1, 256 * 1024 + 1, None, ["Standard is left out: its messages have at most 256 KB"]),
+        (1001, 1024, None, ["1001 messages a second are more than the 1000 credits of Standard: senders would be"]),
+        (1001, 1024, "premium", []),
+    ],
+)
+def test_what_a_tier_cannot_do_is_noted(rate: float, size: int, tier: str | None, notes: list[str]) -> None:
+    found = cost(Outage(3600, rate, size), tier=tier)
+    assert len(found.notes) == len(notes)
+    assert all(note.startswith(start) for note, start in zip(found.notes, notes, strict=True))
+    assert (STANDARD in [each.capacity.secondary.tier for each in found.tiers]) is (tier is None and size <= 256 * 1024)
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,13 @@ def command(
         raise UsageError("--count goes with --side secondary only", hint="the primary has no backlog queues")
     pair = selected_pair(connection, screen, count=count)
     from sbpair.planning.entity_code import namespace_code
+    from sbpair.planning.languages import bicep, terraform
 
     options = {"--side": side, "--count": count, "--entities": entities, "--partitioned": partitioned}
     code = namespace_code(
         pair, side, read_entities(entities), partitioned=partitioned, origin=_origin(language, options)
     )
-    text = _render(language, code)
+    text = bicep(code) if language == "bicep" else terraform(code)
     target = None if write in (None, STDOUT) else write
     if target is not None:
         _write_new(target, text)
@@ -89,16 +90,6 @@ def _origin(language: Language, options: Mapping[str, object]) -> str:
         if value not in (None, False):
             words += [name] if value is True else [name, str(value)]
     return f"{clean(shlex.join(words))} (version {__version__})"
-
-
-def _render(language: Language, code: "NamespaceCode") -> str:
-    if language == "bicep":
-        from sbpair.planning.bicep import bicep
-
-        return bicep(code)
-    from sbpair.planning.terraform import terraform
-
-    return terraform(code)
 
 
 def _write_new(path: str, text: str) -> None:
