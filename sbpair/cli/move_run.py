@@ -3,7 +3,7 @@
 import asyncio
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair import __version__
 from sbpair.cli.command_loop import run, run_gracefully
-from sbpair.cli.next_command import next_command
+from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import STATE, flag, option, option_group
 from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_of
@@ -28,6 +28,8 @@ from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode, SkipLimitReached, UsageError
 from sbpair.move.context import DEFAULT_MAX_SKIPPED
+from sbpair.move.message.dead_letters import parent_path
+from sbpair.move.message.route import INVALID, is_routable
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from sbpair.syphon.move_spec import MoveSpec
     from sbpair.syphon.ramp import RampPlan
 
+
+MAX_NUMBERS = 20
+"""Messages that a command chooses by their sequence numbers."""
 
 MAX_PORT, MAX_DIGITS = 65_535, 6
 LOOPBACK = "127.0.0.1"
@@ -79,6 +84,7 @@ class MoveTerms:
     )
     metrics_port: int | None = option("--metrics-port PORT", "Serve metrics for Prometheus; 0 is any free port")
     metrics_address: str | None = option("--metrics-address HOST", "Address of that port [default: 127.0.0.1]")
+    health_port: str | None = option("--health-port [HOST:]PORT", "Answer health probes of a watch")
 
     def mode(self, default: str = "") -> str:
         """Return --once, --watch or --dry-run. Raises UsageError for several, or for none without a `default`."""
@@ -114,8 +120,9 @@ class MoveTerms:
         if self.metrics_address == "":
             raise UsageError("--metrics-address is empty", hint="leave it out to serve this machine only")
 
-    def health_address(self, text: str | None) -> tuple[str, int] | None:
+    def health_address(self) -> tuple[str, int] | None:
         """Return host and port of --health-port. Raises UsageError."""
+        text = self.health_port
         if text is None:
             return None
         check_goes_with("--watch", self.watch, {"--health-port": text}, "a run that ends has an exit code")
@@ -141,6 +148,7 @@ class MoveTerms:
         self.mode("--once")
         self.check_limits()
         self.ramp_plan(limit)
+        self.health_address()
 
     @property
     def discard_limit(self) -> int | None:
@@ -156,11 +164,15 @@ class MoveTerms:
 
 @dataclass(frozen=True, slots=True)
 class MoveWording:
-    """The words of one mover: its schema, its command with arguments, and what it leaves messages in."""
+    """The words of one mover: its schema, its command with arguments, and what it leaves messages in.
+
+    `routed` is whether each dead letter names its destination.
+    """
 
     schema: str
     command: tuple[str, ...]
     source: str = "backlog"
+    routed: bool = False
 
 
 SYPHON = MoveWording("sbpair/syphon/1", ("syphon",))
@@ -176,13 +188,9 @@ def move_messages(
     spec: "MoveSpec | None" = None,
     where: "MessageFilter | None" = None,
     words: MoveWording = SYPHON,
-    health: tuple[str, int] | None = None,
     **more: Any,
 ) -> int:
-    """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`.
-
-    `health` is the address of the port for probes.
-    """
+    """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`."""
     from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, move_progress
     from sbpair.move.live_run import LiveRun
     from sbpair.syphon import runner
@@ -220,7 +228,7 @@ def move_messages(
             return await (supervision.serve_during(serving, stop) if supervision else serving)
 
     with (
-        _supervision_of(screen, live, health) as supervision,
+        _supervision_of(screen, live, terms.health_address()) as supervision,
         _metrics_of(screen, ends, terms, live, f"{words.command[0]} {mode}") as metrics,
     ):
         result = run_gracefully(move)
@@ -245,8 +253,9 @@ def run_move(
         from sbpair.cli.render.forecast import MOVE
 
         return preview_move(screen, owner.ends, terms, MOVE, spec=spec, where=where)
-    words, spec = MoveWording("sbpair/move/1", command, str(spec.source)), replace(spec, max_messages=limit)
-    state = owner.directory
+    source = spec.names[0] if spec.names else "the dead-letter queues of the backlog"
+    words = MoveWording("sbpair/move/1", command, source, routed=spec.form.destination is None)
+    state, spec = owner.directory, replace(spec, max_messages=limit)
     return move_messages(screen, owner.ends, state, terms, mode, spec=spec, where=where, words=words, max_missing=0)
 
 
@@ -406,7 +415,9 @@ def _source(words: MoveWording) -> str:
     return "the backlog" if words.source == "backlog" else words.source
 
 
-_OF_A_MOVE = frozenset(field.name for field in fields(MoveTerms)) | {"limit", "reason", "all_subscriptions"}
+_OF_A_MOVE = frozenset(field.name for field in fields(MoveTerms)) | {
+    *("limit", "reason", "all_subscriptions", "all_backlog", "count")
+}
 
 
 def _next_commands(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, str]:
@@ -421,12 +432,27 @@ def _next_commands(result: "runner.SyphonResult", mode: str, words: MoveWording)
         side = words.command[-1].rpartition(":")[0]
         entity = f"{side}:{ramp.destinations[0]}" if side else ramp.destinations[0]
         commands["to see the dead letters"] = next_command("redrive", entity, "--by-reason", without=_OF_A_MOVE)
-    if result.receipt.dead_lettered or result.receipt.expired:
-        # With these, it would give the same messages up again.
-        given_up = ("allow_missing", "ttl", "order")
-        replay = next_command("replay run", "--dead-letters", "--archive", "DIR", without=given_up)
-        commands["to send the dead letters"] = replay
+    if dead_letters := result.receipt.dead_lettered + result.receipt.expired:
+        commands["to send the dead letters"] = way_back(dead_letters)
+    unroutable = [each for each in result.receipt.stayed if words.routed and not is_routable(each.destination)]
+    if unroutable:
+        commands |= _ways_of_unroutable(unroutable, words)
     return commands
+
+
+def _ways_of_unroutable(messages: "Sequence[NamedMessage]", words: MoveWording) -> dict[str, str]:
+    """Return the commands for dead letters that no alias gives a way: those of one queue."""
+    queue = messages[0].queue
+    numbers = [str(each.sequence_number) for each in messages if each.queue == queue]
+    chosen = f"sys.SequenceNumber IN ({', '.join(numbers)})" if len(numbers) <= MAX_NUMBERS else f"reason = '{INVALID}'"
+    entity = words.command[1] if len(words.command) > 1 else parent_path(queue)
+    these = ("--dead-letters", "--where", chosen)
+    return {
+        "to see those without a destination": next_command("peek", entity, *these, "--body", without=_OF_A_MOVE),
+        "to choose their destination": next_command(
+            "move", entity, "QUEUE", *these, without=_OF_A_MOVE - {"state", "lease", "no_lease"}
+        ),
+    }
 
 
 def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:

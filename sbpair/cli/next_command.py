@@ -13,6 +13,19 @@ from typing import Any
 
 from sbpair.errors import SbpairError, Unsafe
 
+MAX_REDRIVE = 100_000
+"""Dead letters up to which a redrive is advised: above, a replay is worth its set-up."""
+
+_GIVEN_UP = ("allow_missing", "ttl", "order")
+"""Options that would give the same messages up again."""
+
+_NOT_AGAIN = (
+    *_GIVEN_UP,
+    *("once", "watch", "dry_run", "limit", "no_wait_for_locks", "ramp", "canary", "observe"),
+    *("metrics_port", "metrics_address", "health_port"),
+)
+"""Options of a command that are not meant for the redrive after it."""
+
 _invocation: ContextVar[Any] = ContextVar("invocation", default=None)
 _COMMAND = re.compile(r"\bsbpair ([a-z]+)(?: ([a-z]+))?\b(?! --help)")
 _SECRET_KEY = re.compile("secret|password|token|key", re.IGNORECASE)
@@ -38,6 +51,13 @@ def next_command(path: str, *words: object, without: Collection[str] = ()) -> st
     """
     texts = [str(word) for word in words]
     return _joined(["sbpair", *path.split(), *texts, *_repeated(path.split(), texts, without)])
+
+
+def way_back(dead_letters: int) -> str:
+    """Return the command that sends dead letters of all backlog queues: for very many of them, on Spark."""
+    if dead_letters > MAX_REDRIVE:
+        return next_command("replay run", "--dead-letters", "--archive", "DIR", without=_GIVEN_UP)
+    return next_command("redrive", "--backlog", without=_NOT_AGAIN)
 
 
 def with_options(text: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from sbpair import backlog
 from sbpair.errors import EntityMissing, NotAuthorized
 from sbpair.move.events import QueuesFound
-from sbpair.move.message.dead_letters import parent_path
+from sbpair.move.message.dead_letters import dead_letter_path, parent_path
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
@@ -31,13 +32,18 @@ async def find(pair: Pair, control: AtomNamespace) -> QueuesFound:
     return QueuesFound(tuple(queues), tuple(path for path in queues if path.lower() not in known), managed=True)
 
 
-async def find_sources(pair: Ends, source: str | None, control: AtomNamespace) -> QueuesFound:
-    """Return one source, and whether its messages can be counted; the backlog queues if it is None.
+async def find_sources(
+    pair: Ends, source: str | None, control: AtomNamespace, *, dead_letters: bool = False
+) -> QueuesFound:
+    """Return one source, and whether its messages can be counted; if it is None, the backlog queues of the pair.
 
-    Raises EntityMissing.
+    With `dead_letters`, returns the dead-letter queues of these instead. Raises EntityMissing.
     """
     if source is None:
-        return await find(cast("Pair", pair), control)
+        found = await find(cast("Pair", pair), control)
+        if not dead_letters:
+            return found
+        return replace(found, queues=tuple(map(dead_letter_path, found.queues)), stranded=())
     try:
         await control.counts(parent_path(source))
     except NotAuthorized:

@@ -97,7 +97,7 @@ async def make_forecast(
         primary, secondary = await enter(open_destinations(ends.primary)), DestinationCache(control)
         get_token = await enter(token_getter(ends))
         lookup = DestinationLookup(ends.primary, primary, stack, get_token)
-        found = await backlog_queues.find_sources(pair, spec.source, control)
+        found = await backlog_queues.find_sources(pair, spec.source, control, dead_letters=spec.takes_dead_letters)
         tiers = PairTiers(await lookup.tier(), await tier_of(secondary))
         effective = effective_limits(limits, tiers)
         if ends.same:

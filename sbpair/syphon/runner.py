@@ -224,6 +224,8 @@ async def run(
             lease=session,
             timings=timings,
             gate=gate or IntakeGate(),
+            # The limit is that of all queues: no worker may receive what another one may still send.
+            in_turn=None if spec.max_messages is None or spec.source is not None else asyncio.Lock(),
         )
         started = time.monotonic()
         workers: list[QueueWorker] = []
@@ -363,7 +365,7 @@ def _queue_finder(pair: Ends, spec: MoveSpec, control: AtomNamespace, on_event: 
 
     async def find() -> QueuesFound:
         nonlocal last
-        found = await backlog_queues.find_sources(pair, spec.source, control)
+        found = await backlog_queues.find_sources(pair, spec.source, control, dead_letters=spec.takes_dead_letters)
         if found != last:
             last = found
             on_event(found)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -92,7 +92,8 @@ class RunPlan:
     without the Manage claim. `source_lock_seconds` is that of the sources, None if unknown. `wait_for_locks` is whether
     `--once` waits for messages that others have locked.
     `started_ms` is when the run began, in ms since 1970. `reconnect` is whether a lost connection is opened again.
-    `lease` keeps movers on other machines away. While `gate` is closed, nothing is received, sent or held.
+    `lease` keeps movers on other machines away. While `gate` is closed, nothing is received, sent or held. With
+    `in_turn`, one worker works at a time.
     """
 
     once: bool
@@ -111,6 +112,7 @@ class RunPlan:
     sides: PairState = field(default_factory=PairState)
     gate: IntakeGate = field(default_factory=IntakeGate)
     ramp: Ramp | None = None
+    in_turn: asyncio.Lock | None = None
 
 
 class QueueWorker:
@@ -140,6 +142,11 @@ class QueueWorker:
 
     async def run(self) -> None:
         """Empty the queue until done or stopped. Sets `error` instead of raising."""
+        async with self._plan.in_turn or nullcontext():
+            if self._left_to_send() > 0:
+                await self._run()
+
+    async def _run(self) -> None:
         plan = self._plan
         try:
             while not plan.stop.is_set():
@@ -481,7 +488,7 @@ class QueueWorker:
     async def _receivable(self, mover: Mover) -> int:
         """Return how many messages to receive; 0 after a wait for the rate, during which anything may change."""
         limiter, now = self._plan.context.rate_limiter, asyncio.get_running_loop().time()
-        room = min(mover.room, self._allowed(mover))
+        room = int(min(mover.room, self._allowed(mover)))
         if self._plan.ramp is not None and self._plan.ramp.is_limited:
             room = min(room, self._plan.ramp.room)
         if limiter is None or room == 0:
@@ -504,12 +511,14 @@ class QueueWorker:
         await mover.wait_changed(self._plan.timings.empty_wait_seconds)
         return False
 
-    def _allowed(self, mover: Mover) -> int:
-        """Return how many more messages may be received, if only so many may be sent."""
+    def _left_to_send(self) -> float:
+        """Return how many more messages may be sent, by all workers."""
         limit = self._plan.spec.max_messages
-        if limit is None:
-            return mover.room
-        return max(0, limit - self._plan.context.tally.count(self.queue, "sent") - mover.held)
+        return math.inf if limit is None else limit - sum(self._plan.context.tally.sent_to().values())
+
+    def _allowed(self, mover: Mover) -> float:
+        """Return how many more messages may be received, if only so many may be sent."""
+        return max(0, self._left_to_send() - mover.held)
 
     def _is_full(self, mover: Mover) -> bool:
         """Return whether as many messages as permitted were sent, or are held and will not be sent now."""

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout_seconds(90)
 
 
-async def test_a_probe_of_a_process_gets_its_readiness(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "sent"), [("syphon", 1), ("move 0 orders", 1), ("redrive --backlog", 0)])
+async def test_a_probe_of_a_process_gets_its_readiness(tmp_path: Path, command: str, sent: int) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         words = ("--health-port", "0", "--metrics-port", "0", "--log-format", "json", "--quiet", "--output", "json")
-        process = await pair.start("syphon", "--watch", *words)
+        process = await pair.start(*command.split(), "--watch", *words)
         assert process.stderr
         event = json.loads(await process.stderr.readline())
         assert (event["schema"], event["event"]) == ("sbpair/syphon-event/1", "health-served")
@@ -38,10 +39,10 @@ async def test_a_probe_of_a_process_gets_its_readiness(tmp_path: Path) -> None:
             answer = await reader.read()
             writer.close()
         assert answer.startswith(b"HTTP/1.1 200 ")
-        await until(lambda: pair.arrived == 1)
+        await until(lambda: pair.arrived == sent)
         process.send_signal(signal.SIGTERM)
         out, _ = await process.communicate()
-        assert (process.returncode, json.loads(out)["sent"]) == (0, 1)
+        assert (process.returncode, json.loads(out)["sent"]) == (0, sent)
 
 
 async def test_a_port_that_is_taken_ends_before_anything_is_received(tmp_path: Path) -> None:
@@ -71,6 +72,9 @@ def test_a_text_that_is_no_port_is_refused(here: Here, text: str) -> None:
     [
         ("syphon --once --health-port 8081", "--health-port goes with --watch only"),
         ("syphon --dry-run --health-port 8081", "--health-port goes with --watch only"),
+        ("move a b --health-port 8081", "--health-port goes with --watch only"),
+        ("redrive a --by-reason --health-port 8081", "--health-port goes with --watch only"),
+        ("redrive --backlog --watch --health-port nine", "--health-port: expected a port from 0 to 65535"),
         ("syphon --watch --health-port 81 --metrics-port 81", "--health-port and --metrics-port are both 81"),
     ],
 )

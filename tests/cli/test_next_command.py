@@ -13,7 +13,7 @@ import pytest
 
 from sbpair.backlog import queue_path
 from sbpair.cli.app import find_command
-from sbpair.cli.next_command import invocation, next_command, with_options
+from sbpair.cli.next_command import MAX_REDRIVE, invocation, next_command, way_back, with_options
 from sbpair.testing import Emulator
 from tests.kit.command import environment, run_program, untimed
 
@@ -137,6 +137,19 @@ def printed_by(line: str, act: Callable[..., str], *arguments: Any, **options: A
     name = " ".join(["sbpair", *path])
     with command.make_context(name, words[len(path) :], obj=find_command) as context, invocation(context):
         return act(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("more", "printed"),
+    [
+        (0, "redrive --backlog --count 5 --rate 9 --state s --no-lease --max-skipped 7"),
+        (1, "replay run --dead-letters --archive DIR --count 5 --rate 9 --state s --no-lease --no-wait-for-locks"),
+    ],
+)
+def test_very_many_dead_letters_are_sent_on_spark(more: int, printed: str) -> None:
+    again = "--rate 9 --no-lease --state s --max-skipped 7"
+    once = "--once --ttl remaining --order none --canary 3 --observe 1s --no-wait-for-locks --allow-missing"
+    assert printed_by(f"syphon -n 5 {once} {again}", way_back, MAX_REDRIVE + more) == f"sbpair {printed}"
 
 
 @pytest.mark.parametrize(

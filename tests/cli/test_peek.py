@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
 
 QUEUES = [f"contoso/x-servicebus-transfer/{number}" for number in range(2)]
-BACK = "bring dead letters back with sbpair replay run --dead-letters --archive DIR"
+BACK = "bring dead letters back with sbpair redrive"
 ODD = Sections(
     properties=Properties(message_id="odd\x1b[31m").encode(),
     application_properties=encode_map(APPLICATION_PROPERTIES, {"odd": Char("\u20ac"), "number": Decimal32(b"\0" * 4)}),
@@ -137,7 +137,7 @@ def test_dead_letters_are_counted_by_queue_reason_and_destination(world: World) 
     world.dead_letter(world.backlog[1], 1, "DestinationNotFound", "gone")
     world.dead_letter(world.backlog[1], 2, "InvalidBacklogMessage", None)
     code, out, err = world.run("deadletters", "list", "-n", "2")
-    assert (code, err) == (0, [f"6 dead letters; {BACK} --count 2"])
+    assert (code, err) == (0, [f"6 dead letters; {BACK} --backlog --count 2"])
     assert [[*line.split()[:2], *line.split()[3:]] for line in out.splitlines()] == [
         ["QUEUE", "DEAD", "DESTINATION", "REASON"],
         [QUEUES[0], "3", "gone", "DestinationNotFound"],
@@ -148,7 +148,7 @@ def test_dead_letters_are_counted_by_queue_reason_and_destination(world: World) 
     assert (code, out.split()[6]) == (0, "~2")
     assert err == [
         "~ is at least so many: not all messages were peeked; --max N peeks more",
-        f"~2 dead letters; {BACK} --queue 0",
+        f"~2 dead letters; {BACK} 0",
     ]
     printed = world.document("deadletters", "list", "--max", "2")
     assert (printed["messages"], printed["exact"]) == (4, False)
@@ -160,7 +160,7 @@ def test_dead_letters_are_shown_by_queue_and_reason(world: World) -> None:
     world.dead_letter(world.backlog[0], 3, "DestinationNotFound", "gone")
     world.dead_letter(world.backlog[1], 2, "InvalidBacklogMessage", None)
     code, out, err = world.run("deadletters", "show")
-    assert (code, len(out.splitlines()), err) == (0, 6, ["showed all 5 messages", BACK])
+    assert (code, len(out.splitlines()), err) == (0, 6, ["showed all 5 messages", f"{BACK} --backlog"])
     assert out.splitlines()[1].split()[0] == QUEUES[0]
     assert out.splitlines()[1].endswith("DestinationNotFound: why 0")
     printed = world.document("deadletters", "show", "--reason", "invalidbacklogmessage", "--max", "1")
@@ -168,6 +168,9 @@ def test_dead_letters_are_shown_by_queue_and_reason(world: World) -> None:
     (message,) = printed["messages"]
     assert (message["queue"], message["dead_letter_description"]) == (QUEUES[1], "why 0")
     assert world.run("deadletters", "show", "--max", "4")[2][0] == "showed the first 4; there may be more"
+    some = world.run("deadletters", "show", "--queue", "0", "--queue", "1", "--reason", "InvalidBacklogMessage", "-n2")
+    chosen = "--reason InvalidBacklogMessage"
+    assert some[2][1] == f"{BACK} 0 {chosen} and sbpair redrive 1 {chosen}"
     nothing = world.run("deadletters", "show", "--queue", "1", "--reason", "DestinationNotFound")
     assert nothing == (0, "", ["no messages"])
 

@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sbpair.backlog import queue_path
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Ends
+from sbpair.move.message.form import BACKLOG_DEAD_LETTERS
+from sbpair.move.message.route import INVALID
+from sbpair.runs.lease import hold_machine_leases
+from sbpair.syphon.move_spec import MoveSpec
 from sbpair.testing import EmulatorThread, QueueDescription
 from tests.kit.command import Here, environment, untimed
 from tests.kit.stranded import put, stranded
@@ -52,8 +59,8 @@ class World:
         return {each.sections.read_properties().message_id: each.delivery_count for each in held}
 
 
-def bury(queue: QueueEntity, message_id: str, reason: str | None) -> None:
-    put(queue, stranded(message_id, None))
+def bury(queue: QueueEntity, message_id: str, reason: str | None, path: str | None = None) -> None:
+    put(queue, stranded(message_id, path))
     for _ in range(2):
         (locked,) = queue.messages.receive(1)
         queue.messages.abandon(locked.lock_token)
@@ -111,7 +118,7 @@ def test_what_stays_is_named_with_the_reason_by_all_commands(world: World) -> No
         ("redrive events", "events/$deadletterqueue does not exist", "of a topic, name a subscription"),
         ("move nope orders", "nope does not exist in contoso", "check its name"),
         ("move orders nope", "nope does not exist in contoso", "create it"),
-        ("move forwarding orders --dead-letters", "orders", ""),
+        ("move forwarding orders --dead-letters", "moving primary:forwarding/$deadletterqueue to primary:orders", ""),
         ("move forwarding other", "forwarding forwards its messages", "the entity that it forwards to"),
     ],
 )
@@ -122,7 +129,7 @@ def test_ends_that_cannot_be_used_are_refused(world: World, words: str, error: s
     world.do(lambda: namespace.create_queue("forwarding", QueueDescription(forward_to="orders")))
     code, out, err = world.invoke(*words.split())
     if not hint:
-        assert (code, f"to {error}" in err[0]) == (0, True)
+        assert (code, err[0]) == (0, error)
         return
     assert (code, out) == (2, "")
     assert error in err[0]
@@ -217,3 +224,123 @@ def test_dead_letters_of_a_subscription_go_to_every_subscription_if_asked(world:
     assert len(copies) == 10
     assert not any(b"DeadLetter" in each.sections.application_properties for each in back)
     assert not world.do(lambda: audit.dead_letters.peek(0, 9))
+
+
+# The dead letters of all backlog queues
+
+QUEUES = [queue_path("contoso", number) for number in (0, 1, 12)]
+"""The last one is beyond the pair's count."""
+
+
+@pytest.fixture
+def buried(world: World) -> World:
+    """Bury a message for `orders` of either reason in each backlog queue, and in the first one without a destination.
+
+    `orders` is empty.
+    """
+    world.dead()
+    for queue in [world.do(lambda path=path: world.secondary.create_queue(path)) for path in QUEUES]:
+        for reason in ("Timeout", "Poison"):
+            name = f"{queue.path[-2:]}-{reason}"
+            world.do(lambda queue=queue, name=name, reason=reason: bury(queue, name, reason, "orders"))
+    world.do(lambda: bury(backlog_of(world)[0], "odd", INVALID, None))
+    return world
+
+
+def backlog_of(world: World) -> list[QueueEntity]:
+    return [world.secondary.queue(path) for path in QUEUES]
+
+
+def dead_in_backlog(world: World) -> int:
+    return sum(each.counts().dead_letter for each in backlog_of(world))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sent", "skipped"),
+    [
+        ([], 3, 6, 1),
+        (["--reason", "timeout"], 0, 3, 4),
+        (["--where", "sys.MessageId LIKE '%-Poison' AND path = 'orders'"], 0, 3, 4),
+        (["--reason", "Timeout", "--reason", "Poison", "--max", "4"], 0, 4, 0),
+        (["--reason", "Poison", "--canary", "1", "--observe", "0.1s"], 0, 3, 4),
+        (["--reason", "Poison", "--max", "9"], 0, 3, 4),
+        (["--reason", "Poison", "--order", "none", "--ttl", "remaining"], 0, 3, 4),
+    ],
+)
+def test_one_run_moves_the_dead_letters_of_all_backlog_queues(
+    buried: World, words: list[str], code: int, sent: int, skipped: int
+) -> None:
+    found, out, err = buried.invoke("redrive", "--backlog", *words, "-q", "-o", "json")
+    assert found == code, err
+    receipt = json.loads(out)
+    arrived = buried.do(lambda: buried.orders.messages.peek(0, 99))
+    assert (receipt["sent"], len(arrived), buried.do(lambda: dead_in_backlog(buried))) == (sent, sent, 7 - sent)
+    assert receipt["skipped"] == skipped or "--max" in words
+    assert not any(b"DeadLetter" in each.sections.application_properties for each in arrived)
+    assert not any(b"x-ms-path" in each.sections.application_properties for each in arrived)
+    _, out, _ = buried.invoke("runs", "list", "-q", "-o", "json")
+    assert [each["command"] for each in json.loads(out)["runs"]] == ["redrive --backlog --once"]
+
+
+def test_preview_of_the_backlog_moves_nothing(buried: World) -> None:
+    code, out, _ = buried.invoke("redrive", "--backlog", "--dry-run", "-q", "-o", "json")
+    found = json.loads(out)
+    assert (code, found["messages"], found["sent"], found["refused"]) == (3, 7, 6, 1)
+    assert [each["queue"] for each in found["queues"]] == [f"{path}/$deadletterqueue" for path in QUEUES]
+    assert buried.do(lambda: dead_in_backlog(buried)) == 7
+
+
+@pytest.mark.parametrize("odd", [1, 21])
+def test_words_of_a_redrive_of_the_backlog_name_what_moves(buried: World, tmp_path: Path, odd: int) -> None:
+    for _ in range(odd - 1):
+        buried.do(lambda: bury(backlog_of(buried)[0], "odd", INVALID))
+    code, out, err = buried.invoke("redrive", "--backlog", "--state", str(tmp_path), "--count", "9")
+    assert (code, err[0]) == (3, "moving the dead letters of 3 backlog queues to contoso")
+    assert not [line for line in err if "beyond" in line]
+    ways = dict(line.split(": ", 1) for line in out.splitlines() if ": sbpair " in line)
+    assert list(ways) == ["to see those without a destination", "to choose their destination"]
+    see, choose = ([*shlex.split(way)[1:]] for way in ways.values())
+    code, out, _ = buried.invoke(*see, "-q", "-o", "json")
+    assert {each["message_id"] for each in json.loads(out)["messages"]} == {"odd"}
+    assert choose[-2:] == ["--state", str(tmp_path)]
+    buried.do(lambda: buried.orders.namespace.create_queue("odd"))
+    code, out, err = buried.invoke(*(each.replace("QUEUE", "odd") for each in choose), "-q", "-o", "json")
+    assert (code, json.loads(out)["sent"]) == (0, odd), err
+    assert buried.do(lambda: dead_in_backlog(buried)) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("", "expected ENTITY or --backlog", "--backlog moves the dead letters of all backlog queues"),
+        ("4 --backlog", "--backlog and ENTITY 4 exclude each other", "leave one of them out"),
+        ("--backlog --namespace x", "--backlog and --namespace exclude each other", "leave one of them out"),
+        ("--backlog --by-reason -n 5", "--by-reason counts those of one entity", "sbpair deadletters list"),
+        ("--backlog --all-subscriptions", "--all-subscriptions is for a subscription", "leave it out with --backlog"),
+        ("--backlog --watch -n 5", "--max and --watch exclude each other with --backlog", "use --once"),
+        ("4 --count 2", "--count goes with --backlog only", "add --backlog"),
+        ("--backlog --count 0", "pair 'default': backlog_queues is 0, and must be at least 1", "the default is 10"),
+    ],
+)
+def test_options_without_a_meaning_for_the_backlog_are_refused(world: World, words: str, error: str, hint: str) -> None:
+    code, out, err = world.invoke("redrive", *words.split())
+    assert (code, out, err[0]) == (2, "", f"error: {error}")
+    assert hint in err[1]
+
+
+def test_dead_letters_of_a_backlog_have_one_mover(buried: World, tmp_path: Path) -> None:
+    source = backlog_of(buried)[1].path
+    ends = Ends(
+        "p",
+        *(
+            endpoint_from_connection_string(each.connection_string, name=each.name)
+            for each in (buried.orders.namespace, buried.secondary)
+        ),
+    )
+    held = MoveSpec(ends, form=BACKLOG_DEAD_LETTERS).leased
+    with hold_machine_leases(held[0], None, "r", held[1]):
+        for words in (["redrive", "--backlog"], ["redrive", source], ["move", source, "orders", "--dead-letters"]):
+            code, _, err = buried.invoke(*words, "--state", str(tmp_path))
+            assert code == 4
+            assert "moving messages of contoso/x-servicebus-transfer/*/$deadletterqueue" in err[-2]
+        assert buried.invoke("syphon", "--once", "--state", str(tmp_path))[0] == 0

@@ -146,7 +146,7 @@ async def test_a_watch_with_dead_letters_ends_with_3_and_names_the_way_back(tmp_
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         await strand_for(pair, "gone", 30)
-        process = await pair.start("syphon", "--watch")
+        process = await pair.start("syphon", "--watch", "--health-port", "0", "--order", "none", "--ttl", "remaining")
         dead = pair.emulator.namespaces["contoso-dr"].queue(BACKLOG)
         await until(lambda: (dead.counts().dead_letter, pair.arrived) == (20, 1))
         process.send_signal(signal.SIGTERM)
@@ -154,8 +154,8 @@ async def test_a_watch_with_dead_letters_ends_with_3_and_names_the_way_back(tmp_
         assert done == 3
         lines = out.splitlines()
         assert lines[-2:] == [
-            f"to continue: sbpair syphon --watch --state {tmp_path}",
-            f"to send the dead letters: sbpair replay run --dead-letters --archive DIR --state {tmp_path}",
+            f"to continue: sbpair syphon --watch --order none --ttl remaining --state {tmp_path} --health-port 0",
+            f"to send the dead letters: sbpair redrive --backlog --state {tmp_path}",
         ]
         held = "gone does not exist in the primary: 20 messages dead-lettered, 10 left in the backlog"
         assert f"warning: {held}; create it and run again, or add --allow-missing" in err

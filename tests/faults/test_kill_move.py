@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MESSAGES, SESSIONS = 5, ("S0", "S1", "S2")
 LARGE = 100_000  # a batch has two of these
 STEPS_OF_A_BATCH = 3
-KINDS = ("queue", "session queue", "dead letters", "dead letters of sessions", "backlog")
+KINDS = ("queue", "session queue", "dead letters", "dead letters of sessions", "backlog", "all of the backlog")
 
 
 class Course:
@@ -34,30 +34,31 @@ class Course:
     def __init__(self, w: World, kind: str, name: str) -> None:
         sessions = "session" in kind
         _, self.there, _ = w.create("session queue" if sessions else "queue", f"to-{name}", 1)
-        if kind == "backlog":
-            path = queue_path("contoso", int(name))
-            _, self.source, _ = w.create("queue", path, 1)
+        if "backlog" in kind:
+            paths = [queue_path("contoso", 2 * int(name) + odd) for odd in range(2 if "all" in kind else 1)]
+            self.sources = [w.create("queue", path, 1)[1] for path in paths]
             _, self.there, _ = w.create("queue", f"to-{name}")
-            self.command = ["redrive", f"secondary:{path}"]
+            self.command = ["redrive", "--backlog" if "all" in kind else f"secondary:{paths[0]}"]
         elif kind.startswith("dead"):
-            path, self.source, _ = w.create("session queue" if sessions else "queue", f"from-{name}")
-            self.there, self.command = self.source, ["redrive", path]
+            path, self.there, _ = w.create("session queue" if sessions else "queue", f"from-{name}")
+            self.sources, self.command = [self.there], ["redrive", path]
         else:
-            path, self.source, _ = w.create(kind, f"from-{name}")
-            self.command = ["move", path, f"secondary:to-{name}"]
+            path, source, _ = w.create(kind, f"from-{name}")
+            self.sources, self.command = [source], ["move", path, f"secondary:to-{name}"]
         for number in range(MESSAGES):
-            put(self.source, self._message(number, kind, name))
+            put(self.sources[number % len(self.sources)], self._message(number, kind, name))
         self.dead = self.command[0] == "redrive"
-        self.wanted = by_session([self._restored(each) for each in stored(self.source)], dead=True)
-        self.ids = Counter(ids(self.source))
-        if self.dead:
-            bury(self.source)
+        stranded = [message for source in self.sources for message in stored(source)]
+        self.wanted = by_session([self._restored(each) for each in stranded], dead=True)
+        self.ids = Counter(message_id for source in self.sources for message_id in ids(source))
+        for source in self.sources if self.dead else ():
+            bury(source)
             for session in (None, *SESSIONS):
-                self.source.messages.delete(MESSAGES, w.namespaces[0].clock.now_ms() + 1, session)
-            assert not stored(self.source)
+                source.messages.delete(MESSAGES, w.namespaces[0].clock.now_ms() + 1, session)
+            assert not stored(source)
 
     def _message(self, number: int, kind: str, name: str) -> bytes:
-        if kind == "backlog":
+        if "backlog" in kind:
             return numbered(number, f"to-{name}", size=LARGE)
         group = SESSIONS[number % 3] if "session" in kind else None
         properties = Properties(message_id=f"m{number}", group_id=group).encode()
@@ -73,7 +74,7 @@ class Course:
         return Counter(ids(self.there))
 
     def left(self) -> list[object]:
-        return ids(self.source, dead=self.dead)
+        return [message_id for source in self.sources for message_id in ids(source, dead=self.dead)]
 
 
 async def run_once(emulator: Emulator, course: Course, directory: Path, *kill: str) -> tuple[int, dict[str, Any]]:
@@ -129,6 +130,6 @@ async def test_a_killed_move_loses_nothing_at_any_step(kind: str, when: str, tmp
 
 
 @pytest.mark.timeout_seconds(120)
-@pytest.mark.parametrize("kind", ["session queue", "backlog"])
+@pytest.mark.parametrize("kind", ["session queue", "all of the backlog"])
 async def test_a_move_killed_in_its_first_batch_loses_nothing(kind: str, tmp_path: Path) -> None:
     assert await kill_at_each_step(kind, "after", tmp_path, STEPS_OF_A_BATCH) == STEPS_OF_A_BATCH

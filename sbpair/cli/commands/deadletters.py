@@ -4,7 +4,7 @@ import time
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
-from sbpair.cli.next_command import next_command
+from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, PairSelection, option
 from sbpair.cli.options.values import check_at_least, selected_pair
@@ -21,7 +21,7 @@ MAX_PEEK, ROWS_SHOWN = 1_000, 100
 def group() -> None:
     """Show the dead letters of the backlog queues and their reasons.
 
-    They stay where they are; sbpair replay run --dead-letters brings them back. Those of any other queue are shown by
+    They stay where they are; sbpair redrive --backlog brings them back. Those of any other queue are shown by
     sbpair redrive QUEUE --by-reason and sbpair peek QUEUE --dead-letters.
 
     Examples:
@@ -33,7 +33,7 @@ def group() -> None:
 def list_groups(
     *,
     queue: list[str] | None = moves.QUEUES,
-    limit: int = option("--max N", "Dead letters to peek in each queue at most", default=MAX_PEEK),
+    limit: int = option("--max N", "Peek N in each queue; -n is --count", default=MAX_PEEK),
     count: int | None = COUNT,
     connection: PairSelection,
     screen: Screen,
@@ -66,7 +66,7 @@ def list_groups(
     table = limited([("QUEUE", "DEAD", "OLDEST", "DESTINATION", "REASON"), *rows], ROWS_SHOWN) if rows else []
     head = {"messages": sum(each.messages for each in groups), "exact": all(each.exact for each in groups)}
     screen.result("sbpair/deadletters-list/1", {**head, "groups": entries}, table, entries)
-    say_number(screen, groups, _way_back())
+    say_number(screen, groups, _way_back(queue, head["messages"]))
     return 0
 
 
@@ -74,7 +74,7 @@ def show_messages(
     *,
     queue: list[str] | None = moves.QUEUES,
     reason: str | None = option("--reason REASON", "Only dead letters with this reason"),
-    limit: int = option("--max N", "Number of messages at most", default=10),
+    limit: int = option("--max N", "Number of messages; -n is --count", default=10),
     count: int | None = COUNT,
     connection: PairSelection,
     screen: Screen,
@@ -101,12 +101,14 @@ def show_messages(
     print_peeked(screen, "sbpair/deadletters-show/1", {"total": total}, result, queues=True)
     screen.say(shown_line(result, total))
     if result.messages:
-        screen.say(_way_back())
+        screen.say(_way_back(queue, total or len(result.messages)))
     return 0
 
 
 SUBCOMMANDS = {"list": list_groups, "show": show_messages}
 
 
-def _way_back() -> str:
-    return f"bring dead letters back with {next_command('replay run', '--dead-letters', '--archive', 'DIR')}"
+def _way_back(queues: list[str] | None, dead_letters: int) -> str:
+    """Return how to bring back the dead letters of the selected queues, or of all."""
+    ways = [next_command("redrive", each, without=("count", "limit")) for each in queues or ()]
+    return f"bring dead letters back with {' and '.join(ways or [way_back(dead_letters)])}"

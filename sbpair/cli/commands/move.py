@@ -14,7 +14,7 @@ def command(
     source: str = argument("SOURCE", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME"),
     destination: str = argument("DESTINATION", "[SIDE:]QUEUE or [SIDE:]TOPIC"),
     dead_letters: bool = flag("--dead-letters", "Move the dead letters of the source instead"),
-    limit: int | None = option("--max N", "End after N messages were sent"),
+    limit: int | None = option("--max -n N", "End after N messages were sent"),
     allow_duplicate_detection: bool = ALLOW_DUPLICATE_DETECTION,
     namespace: str | None = NAMESPACE,
     terms: MoveTerms,

@@ -32,7 +32,7 @@ def command(
     ),
     dead_letters: bool = flag("--dead-letters", "Show the dead letters of the queue instead"),
     start: int = option("--from SEQUENCE", "First sequence number to show", default=0),
-    limit: int = option("--max N", "Number of messages at most", default=10),
+    limit: int = option("--max -n N", "Number of messages at most", default=10),
     where: str | None = moves.WHERE_SHOWN,
     body: bool = flag("--body", "Also print the bodies"),
     namespace: str | None = NAMESPACE,

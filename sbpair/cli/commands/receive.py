@@ -45,7 +45,7 @@ def command(
     *,
     entity: str = argument("QUEUE|TOPIC", "[SIDE:]QUEUE, or [SIDE:]TOPIC with --subscription"),
     subscription: str | None = option("--subscription NAME", "Subscription of a topic"),
-    limit: int = option("--max N", "Number of messages at most", default=10),
+    limit: int = option("--max -n N", "Number of messages at most", default=10),
     remove: bool = flag("--remove", "Remove each message after it is printed"),
     yes: bool = flag("--yes -y", "Remove without asking, with --remove"),
     wait: str | None = option("--wait DURATION", "Exit after this time without a message, with --remove [default: 5s]"),

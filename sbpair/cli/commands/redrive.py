@@ -1,4 +1,4 @@
-"""`sbpair redrive`: the dead letters of an entity, back to where they came from."""
+"""`sbpair redrive`: the dead letters of an entity, or of all backlog queues, back to where they came from."""
 
 import time
 from typing import TYPE_CHECKING
@@ -10,7 +10,8 @@ from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, run_move
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
-from sbpair.cli.options.reach import checked_ends, reach_of
+from sbpair.cli.options.reach import backlog_dead_letters, checked_ends, reach_of
+from sbpair.cli.options.values import check_goes_with
 from sbpair.cli.progress.line_progress import PeekProgress
 from sbpair.cli.render.dead_letter_groups import NO_REASON, group_cells, group_document, say_number
 from sbpair.cli.render.receipt import warn_of_failures
@@ -32,12 +33,19 @@ MAX_PEEK = 1_000
 
 def command(
     *,
-    entity: str = argument("ENTITY", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME", complete=backlog_queues),
+    entity: str | None = argument(
+        "[ENTITY]",
+        "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME; or --backlog",
+        default=None,
+        complete=backlog_queues,
+    ),
+    all_backlog: bool = flag("--backlog", "Move those of all backlog queues"),
+    count: int | None = option("--count N", "Number of those queues, without Manage"),
     by_reason: bool = flag("--by-reason", "Move nothing; count the dead letters by reason"),
     reason: list[str] | None = option("--reason TEXT", "Only dead letters with this reason; repeatable"),
     all_subscriptions: bool = flag("--all-subscriptions", "Send a subscription's to its topic: all get them"),
     allow_duplicate_detection: bool = ALLOW_DUPLICATE_DETECTION,
-    limit: int | None = option("--max N", "Send N at most; with --by-reason, peek N at most"),
+    limit: int | None = option("--max -n N", "Send N at most; with --by-reason, peek N at most"),
     namespace: str | None = NAMESPACE,
     terms: MoveTerms,
     connection: PairSelection,
@@ -45,12 +53,13 @@ def command(
 ) -> int:
     """Move the dead letters of an entity back to where they came from.
 
-    Those of a backlog queue go where their aliases say; refused ones stay. SIDE is primary, secondary or a name of
-    [namespaces.NAME]. --once is the default.
+    Those of backlog queues go to the primary, where their aliases say; refused ones stay. SIDE: primary, secondary,
+    [namespaces.NAME]. Default: --once.
 
     Examples:
       sbpair redrive orders --by-reason
       sbpair redrive orders --reason Timeout --max 10
+      sbpair redrive --backlog --reason DestinationNotFound
 
     Exit codes: 3 some stayed; 4 another process moves this source; 130 interrupted
 
@@ -60,8 +69,16 @@ def command(
     if by_reason and (terms.once or terms.watch or terms.dry_run or terms.ramp_plan()):
         hint = "leave out --once, --watch, --dry-run and --ramp, or --by-reason"
         raise UsageError("--by-reason moves nothing", hint=hint)
+    if all_backlog:
+        _check_backlog(terms, entity, namespace, limit, by_reason=by_reason, all_subscriptions=all_subscriptions)
+    elif entity is None:
+        raise UsageError("expected ENTITY or --backlog", hint="--backlog moves the dead letters of all backlog queues")
+    check_goes_with("--backlog", all_backlog, {"--count": count})
     where = moves.filter_of(screen, terms.where, frozenset(map(_reason, reason or ())))
-    reach = reach_of(connection, screen, namespace, state=terms.state)
+    reach = reach_of(connection, screen, namespace, count=count, state=terms.state)
+    if entity is None:
+        spec, owner = backlog_dead_letters(reach)
+        return run_move(screen, owner, terms, ("redrive",), spec, where, limit)
     source = reach.address(entity, dead_letters=True, what="ENTITY")
     if by_reason:
         return _print_reasons(screen, entity, source, limit or MAX_PEEK, where)
@@ -76,6 +93,31 @@ def command(
         allow_discard=terms.allow_discard,
     )
     return run_move(screen, owner, terms, ("redrive", entity), spec, where, limit)
+
+
+def _check_backlog(
+    terms: MoveTerms,
+    entity: str | None,
+    namespace: str | None,
+    limit: int | None,
+    *,
+    by_reason: bool,
+    all_subscriptions: bool,
+) -> None:
+    """Raise UsageError for what has no meaning for the dead letters of all backlog queues."""
+    if entity is not None or namespace is not None:
+        given = f"ENTITY {entity}" if entity is not None else "--namespace"
+        raise UsageError(f"--backlog and {given} exclude each other", hint="leave one of them out")
+    if by_reason:
+        way = next_command("deadletters list", without={"limit"})
+        raise UsageError("--by-reason counts those of one entity", hint=f"of all backlog queues: {way}")
+    if all_subscriptions:
+        raise UsageError("--all-subscriptions is for a subscription", hint="leave it out with --backlog")
+    if terms.watch and limit is not None:
+        raise UsageError(
+            "--max and --watch exclude each other with --backlog",
+            hint="--max takes one queue after the other: use --once, or redrive one queue",
+        )
 
 
 def _reason(text: str) -> str:

@@ -20,7 +20,6 @@ def command(
     no_reconnect: bool = flag("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting"),
     max_missing: int = option("--max-missing N", "Dead letters of each missing destination", default=MAX_MISSING),
     allow_missing: bool = flag("--allow-missing", "Dead-letter every message of missing destinations"),
-    health_port: str | None = option("--health-port [HOST:]PORT", "Answer health probes of a watch"),
     connection: PairSelection,
     screen: Screen,
 ) -> int:
@@ -45,7 +44,7 @@ def command(
     check_goes_with("--where", terms.where is not None, {"--max-skipped": terms.max_skipped})
     terms.check_limits()
     terms.ramp_plan()
-    health = terms.health_address(health_port)
+    terms.health_address()
     where = moves.filter_of(screen, terms.where)
     found = selected_profile(connection, screen, count=count, state=terms.state)
     if mode == "--dry-run":
@@ -64,5 +63,4 @@ def command(
         allow_missing=allow_missing,
         max_held=max_held,
         reconnect=not no_reconnect,
-        health=health,
     )

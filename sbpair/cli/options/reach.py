@@ -130,9 +130,16 @@ def _before(what: str, sign: str = "") -> str:
     return f"{what}{sign} " if what else ""
 
 
-def reach_of(connection: PairSelection, screen: Screen, namespace: str | None, *, state: Path | None = None) -> Reach:
+def reach_of(
+    connection: PairSelection,
+    screen: Screen,
+    namespace: str | None,
+    *,
+    count: int | None = None,
+    state: Path | None = None,
+) -> Reach:
     """Return the namespaces that a command line can name. Raises UsageError if the configuration is wrong."""
-    flags = flags_of(connection, state=state)
+    flags = flags_of(connection, count=count, state=state)
     warn_of_unknown_variables(flags, screen)
     refuse_secrets(os.environ)
     reach = Reach(flags, os.environ, namespace, screen)
@@ -202,7 +209,16 @@ def checked_ends(
         sessions=found.sessions,
         keeps_refused=True,
         duplicate_window_ms=window_ms,
+        names=(str(source), str(destination or primary.name)),
     ), owner
+
+
+def backlog_dead_letters(reach: Reach) -> tuple[MoveSpec, StateOwner]:
+    """Return a move of the dead letters of all backlog queues to where their aliases say, and whose run it is."""
+    from sbpair.move.message.form import BACKLOG_DEAD_LETTERS
+    from sbpair.syphon.move_spec import MoveSpec
+
+    return MoveSpec(reach.pair, "redrive --backlog", BACKLOG_DEAD_LETTERS, keeps_refused=True), reach.owner()
 
 
 def _warn_without_aliases(screen: Screen, source: EntityAddress, destination: EntityAddress) -> None:

@@ -94,8 +94,10 @@ class TextMoveProgress(MoveProgress):
 
     def __call__(self, event: events.SyphonEvent) -> None:
         if isinstance(event, events.QueuesFound):
-            what = self._spec.source or plural(len(event.queues), "backlog queue")
-            self._screen.say(f"moving {what} to {self._spec.form.destination or self._spec.ends.primary.name}")
+            what = plural(len(event.queues), "backlog queue")
+            what = f"the dead letters of {what}" if self._spec.takes_dead_letters else what
+            what, to = self._spec.names or (what, self._spec.ends.primary.name)
+            self._screen.say(f"moving {what} to {to}")
             self._due = time.monotonic() + FIRST_SECONDS
         super().__call__(event)
 

@@ -154,10 +154,16 @@ _direction_of = field_getter(Facts, "path", "session_id", "ttl_ticks", "schedule
 def _decide(path: str, session_id: str | None, ttl_ticks: int | None, scheduled_at: int | None) -> Send | DeadLetter:
     """Route by content; cached, since most messages repeat an earlier one."""
     destination = path.strip("/")
-    if len(destination) > PATH_LIMIT or not all(map(is_segment, destination.split("/"))):
+    if not is_routable(destination):
         return DeadLetter(INVALID, f"{PATH} is {path[:PATH_LIMIT]!r}, which is not a valid path")
     ttl_ms = None if ttl_ticks is None else -(-ttl_ticks // TICKS_PER_MS)
     return Send(destination, session_id, ttl_ms, scheduled_at)
+
+
+def is_routable(path: str | None) -> bool:
+    """Return whether a message can be for this path: Service Bus accepts it as that of a queue or topic."""
+    destination = "" if path is None else path.strip("/")
+    return len(destination) <= PATH_LIMIT and all(map(is_segment, destination.split("/")))
 
 
 def waited_ms(facts: Facts, now_ms: int) -> int:
