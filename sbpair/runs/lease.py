@@ -59,6 +59,10 @@ class Lock:
             os.close(self._file)
             raise unusable(path, error) from error
 
+    def empty(self) -> None:
+        """Give back the room of the content."""
+        os.ftruncate(self._file, 0)
+
     def is_in_place(self) -> bool:
         """Return whether the file at the path is still the locked one."""
         try:

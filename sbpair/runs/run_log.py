@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 MAX_KEPT = 200
 """Number of runs kept, with the messages they left in doubt."""
 
+RESERVE_BYTES = 256 * 1024
+"""Size of the file of a live run: a full disk has this room for the record of its end."""
+
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Excludes letters that look like digits or other letters."""
 
@@ -98,7 +101,8 @@ _INSERT = (
 class RunEntry:
     """The record of the current run. `earlier_doubts` are messages that crashed runs left in doubt.
 
-    A record that cannot be written later does not fail the run: its receipt is still returned.
+    A record that cannot be written later does not fail the run: its receipt is still returned. If not even its end can
+    be written, the run counts as crashed.
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class RunEntry:
         self._clock_ms = clock_ms
         self.id = run_id or new_id(clock_ms())
         self._running_file = _running_file(state, self.id)
-        self._lock = Lock(self._running_file)
+        self._lock = Lock(self._running_file, RESERVE_BYTES * " ")
         try:
             self.earlier_doubts = _record_crashes(state)
             state.write(
@@ -145,11 +149,16 @@ class RunEntry:
         """Write how the run ended. `stopped` marks a requested stop; without a receipt, the last one stays."""
         outcome = RunOutcome.STOPPED if stopped else RunOutcome.DONE if exit_code in MOVED else RunOutcome.FAILED
         written = None if receipt is None else json.dumps(receipt)
-        self._try(
+        statement = (
             "UPDATE runs SET ended_ms = ?, outcome = ?, exit_code = ?, error = ?, receipt = coalesce(?, receipt)"
-            " WHERE id = ?",
-            (self._clock_ms(), outcome, exit_code, error, written, self.id),
+            " WHERE id = ?"
         )
+        row = (self._clock_ms(), outcome, exit_code, error, written, self.id)
+        try:
+            self._state.write((statement, [row]))
+        except SbpairError:
+            self._lock.empty()
+            self._try(statement, row)
 
     def close(self) -> None:
         """Release the run's file. A run that has not finished counts as crashed."""
@@ -223,11 +232,12 @@ def _record_crashes(state: RunDatabase) -> list[Doubt]:
     """Mark crashed runs, and return the messages they left in doubt that no receipt has reported yet."""
     for [run_id] in state.read("SELECT id FROM runs WHERE outcome = ?", (RunOutcome.RUNNING,)):
         if not is_locked(_running_file(state, run_id)):
-            state.write(
-                ("UPDATE runs SET outcome = ? WHERE id = ?", [(RunOutcome.CRASHED, run_id)]),
-                ("UPDATE flights SET state = ? WHERE run = ? AND state = ?", [(DOUBTFUL, run_id, SENDING)]),
-            )
+            state.write(("UPDATE runs SET outcome = ? WHERE id = ?", [(RunOutcome.CRASHED, run_id)]))
             _running_file(state, run_id).unlink(missing_ok=True)
+    # Those of crashes, and of runs whose last entries a full disk did not take.
+    of_ended = "state = ? AND run IN (SELECT id FROM runs WHERE outcome <> ?)"
+    row = (DOUBTFUL, SENDING, RunOutcome.RUNNING)
+    state.write((f"UPDATE flights SET state = ? WHERE {of_ended}", [row]))  # noqa: S608
     unreported = state.read(
         "SELECT id FROM runs WHERE outcome = ? AND started_ms >= "
         "(SELECT coalesce(max(started_ms), 0) FROM runs WHERE exit_code IN (?, ?, ?) AND command NOT LIKE 'replay%')"

@@ -19,6 +19,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.cli.test_runs import BACKLOG, Pair, open_pair
 from tests.kit import command
+from tests.kit.disks import full
 from tests.kit.stranded import stranded
 from tests.kit.waiting import until
 
@@ -207,3 +208,19 @@ async def test_an_unwritable_home_is_warned_about(tmp_path: Path) -> None:
         done, _, err = await pair.run("syphon", "--once", XDG_STATE_HOME="/dev/null")
         assert (done, pair.arrived) == (0, 1)
         assert "movers with another --state are not kept off this pair: /dev/null/sbpair" in err
+
+
+async def test_a_run_that_a_full_disk_ended_is_listed_with_its_error(own_disk: Path) -> None:
+    async with open_pair(own_disk) as pair:
+        await pair.strand(1)
+        process = await pair.start("syphon", "--watch")
+        await until(lambda: pair.arrived == 1)
+        with full(own_disk):
+            await pair.strand_more(5)
+            done, _, err = await command.finished(process)
+            assert done == 7
+            [run] = await pair.runs()
+            assert (run["outcome"], run["exit_code"], "disk is full" in run["error"]) == ("failed", 7, True), err
+            assert "cannot be recorded" not in err
+        assert (await pair.run("syphon", "--once"))[0] == 0
+        assert pair.arrived == 6

@@ -34,6 +34,7 @@ from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import hold_machine_leases
+from tests.kit.disks import full, read_only
 from tests.replay.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send, stranded
 from tests.replay.world import NAMESPACE, OTHER, World, exported
 
@@ -105,46 +106,6 @@ def limited(_root: Path) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@contextmanager
-def full(root: Path) -> Iterator[None]:
-    """Fill the disk to the last byte; needs a disk of its own."""
-    filler = root / "filler"
-    with contextlib.suppress(OSError), filler.open("wb") as file:
-        while True:
-            file.write(b"\0" * 4_096)
-            file.flush()
-    try:
-        yield
-    finally:
-        filler.unlink()
-
-
-@contextmanager
-def read_only(root: Path) -> Iterator[None]:
-    """Remount read-only, for the superuser too; needs a disk of its own."""
-    mount("-o", "remount,ro", str(root.parent))
-    try:
-        yield
-    finally:
-        mount("-o", "remount,rw", str(root.parent))
-
-
-def mount(*words: str) -> None:
-    subprocess.run(["mount", *words], check=True, capture_output=True)
-
-
-@pytest.fixture
-def own_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    try:
-        mount("-t", "tmpfs", "-o", "size=2m", "sbpair-test", str(disk))
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("nothing can be mounted here")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 BROKEN = [vanished, limited, full, read_only]

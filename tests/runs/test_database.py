@@ -526,3 +526,17 @@ def test_a_run_whose_end_cannot_be_written_still_has_a_result(tmp_path: Path) ->
         other.close()
         books.finish(0)
         assert state.read("SELECT count(*) FROM flights") == [(0,)]
+
+
+def test_messages_on_their_way_at_a_full_disk_are_named_when_sent_again(tmp_path: Path) -> None:
+    with RunStore(PAIR, tmp_path, "syphon", Receipt) as books:
+        sending(books.journal, [KEY], "orders")
+        books.finish(7)
+        assert books.journal._state is not None
+        books.journal._state.read("PRAGMA query_only = 1")  # the journal's end is not written
+    with RunStore(PAIR, tmp_path, "syphon", Receipt) as again:
+        accepted(again.journal, sending(again.journal, [KEY], "orders"))
+        again.journal.note_completed([KEY])
+        [(doubt, sent)] = again.journal.ended_doubts()
+        assert (doubt.run, doubt.message_id, sent) == (books.run, "m", True)
+        again.finish(0)

@@ -1,0 +1,54 @@
+"""A disk of its own for a test: filled to the last byte, or mounted read-only, for the superuser too."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def own_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        _mount("-t", "tmpfs", "-o", "size=2m", "sbpair-test", str(disk))
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("nothing can be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@contextmanager
+def full(directory: Path) -> Iterator[None]:
+    """Fill the disk of a directory to the last byte."""
+    filler = directory / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"\0" * 4_096)
+            file.flush()
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextmanager
+def read_only(directory: Path) -> Iterator[None]:
+    disk = next(each for each in (directory, *directory.parents) if each.is_mount())
+    _mount("-o", "remount,ro", str(disk))
+    try:
+        yield
+    finally:
+        _mount("-o", "remount,rw", str(disk))
+
+
+def _mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True, capture_output=True)
