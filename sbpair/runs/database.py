@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.errors import MachineLacks
-from sbpair.runs.sqlite_file import FileFormat, SqliteFile, connect, create_private
+from sbpair.runs.sqlite_file import IMMUTABLE, FileFormat, SqliteFile, connect, create_private
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint, Ends
@@ -73,7 +73,7 @@ def now_ms() -> int:
 class RunDatabase(SqliteFile):
     """The open state of a pair. Other files of the pair lie in the same `directory`."""
 
-    def __init__(self, directory: Path, pair: Ends) -> None:
+    def __init__(self, directory: Path, pair: Ends, *, mode: str = "rw") -> None:
         """Open the state of a pair; create it first if it does not exist.
 
         Raises StateRefused for a file of another pair, MachineLacks if this machine does not permit it.
@@ -87,7 +87,7 @@ class RunDatabase(SqliteFile):
             create_private(path)
         except OSError as error:
             raise unusable(path, error) from error
-        super().__init__(path, FORMAT, identity(pair).items())
+        super().__init__(path, FORMAT, identity(pair).items(), mode=mode)
         self._db.execute("PRAGMA wal_autocheckpoint = 0")
         # In KB instead of the default 2 000: what is written is rarely read again.
         self._db.execute("PRAGMA cache_size = -200")
@@ -141,13 +141,27 @@ class RunDatabase(SqliteFile):
 
 
 def state_if_any(directory: Path, pair: Ends) -> RunDatabase | None:
-    """Open the state of a pair, or return None if it does not exist; create nothing."""
+    """Open the state of a pair, or return None if it does not exist; create nothing.
+
+    One that cannot be written is open for reading.
+    """
     if directory.is_file():
         raise unusable(directory, FileExistsError())
+    path = directory / FILE_NAME
     try:
-        return RunDatabase(directory, pair) if (directory / FILE_NAME).exists() else None
+        return RunDatabase(directory, pair, mode=_mode_of(path)) if path.exists() else None
     except PermissionError as error:
         raise unusable(directory, error) from error
+
+
+def _mode_of(path: Path) -> str:
+    """Return the mode for a file that need not be written.
+
+    Without a log beside it, no other process has it open. One that begins now changes the log first, and the file when
+    it ends: what is read at that moment may be reported as broken, and nothing is changed.
+    """
+    is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return "rw" if is_writable or path.with_name(f"{path.name}-wal").exists() else IMMUTABLE
 
 
 def make_directory(directory: Path) -> None:

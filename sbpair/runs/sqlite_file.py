@@ -32,6 +32,9 @@ BROKEN: Final = {
 SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
 """The errors of SQLite's calls. It quotes a broken file in their text, which then need not be UTF-8."""
 
+IMMUTABLE: Final = "ro&immutable=1"
+"""The mode of a file that no process changes while it is read: SQLite creates no files beside it."""
+
 LOCKED: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
@@ -93,6 +96,7 @@ class SqliteFile:
         file_format: FileFormat,
         owner: Iterable[tuple[str, ...]],
         *,
+        mode: str = "rw",
         busy_seconds: float = BUSY_SECONDS,
         any_thread: bool = False,
         exclusive: bool = False,
@@ -101,7 +105,7 @@ class SqliteFile:
         self.path = path
         self._format = file_format
         with self.errors():
-            self._db = connect(path, busy_seconds=busy_seconds, any_thread=any_thread)
+            self._db = connect(path, mode, busy_seconds=busy_seconds, any_thread=any_thread)
             try:
                 if exclusive:
                     # SQLite keeps this lock until the connection closes, however the process ends.
@@ -194,7 +198,7 @@ class SqliteFile:
 def connect(
     path: Path, mode: str = "rw", *, busy_seconds: float = BUSY_SECONDS, any_thread: bool = False
 ) -> sqlite3.Connection:
-    """Open an existing file, with autocommit. `mode` is SQLite's: `rw` or `ro`."""
+    """Open an existing file, with autocommit. `mode` is SQLite's: `rw`, `ro` or IMMUTABLE."""
     uri = f"file:{quote(str(path))}?mode={mode}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_seconds, check_same_thread=not any_thread)
 

@@ -17,7 +17,9 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
+from tests.kit.disks import read_only
 from tests.kit.stranded import stranded
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -201,6 +203,25 @@ async def test_a_lost_lease_ends_the_run_before_anything_more_is_sent(tmp_path: 
         _, err = await process.communicate()
         assert (process.returncode, taken.is_set(), pair.arrived) == (4, False, 0)
         assert b"was deleted or replaced" in err
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_runs_of_a_directory_that_cannot_be_written_are_shown(own_disk: Path, killed: bool) -> None:
+    async with open_pair(own_disk) as pair:
+        await pair.strand(1)
+        process = await pair.start("syphon", "--watch")
+        await until(lambda: pair.arrived == 1)
+        process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
+        await process.communicate()
+        with read_only(own_disk):
+            [run] = await pair.runs()
+            assert run["outcome"] == ("crashed" if killed else "stopped")
+            assert (await pair.shown(run["id"])).items() >= run.items()
+            code, out, _ = await pair.run("runs", "report", run["id"], "--markdown", "-")
+            assert (code, run["id"] in out) == (0, True)
+            code, _, err = await pair.run("syphon", "--once")
+            assert (code, str(own_disk) in err.splitlines()[-2]) == (7, True)
+        assert (await pair.run("syphon", "--once"))[0] == 0
 
 
 async def test_every_command_refuses_the_state_of_another_pair(tmp_path: Path) -> None:
