@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from socketserver import BaseServer
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
@@ -21,6 +23,8 @@ from sbpair.replay.java import logged_stderr
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
+
+log = logging.getLogger(__name__)
 
 ROWS_PER_BATCH = 5_000  # rows a task takes from Spark at a time: enough for Arrow to be fast, and small without bodies
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -123,11 +127,22 @@ def spark_session(
 
 
 def hide_tracebacks() -> None:
-    """Disable the logger that writes a Java traceback of each error, even if it is caught."""
+    """Disable what writes a traceback of each error, even if it is caught."""
+    from pyspark import accumulators
+
+    for each in vars(accumulators).values():
+        if isinstance(each, type) and issubclass(each, BaseServer):
+            # The server's own prints that Java has gone.
+            each.handle_error = _log_handled  # type: ignore[method-assign,assignment]
     with suppress(ImportError):  # Spark 3.5 does not have it
         from pyspark.logger import PySparkLogger
 
         PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+
+
+def _log_handled(_server: BaseServer, _request: Any, _client: Any) -> None:
+    """Log the error that is being handled, of a request of Java to Python."""
+    log.debug("a request of Spark's Java failed: %r", sys.exception())
 
 
 def add_package(spark: Any, package: str) -> None:

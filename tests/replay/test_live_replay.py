@@ -180,7 +180,8 @@ def test_a_killed_java_ends_with_the_command_that_continues(tmp_path: Path) -> N
                 end(pid)
         [run] = [path.name for path in shell.archive.iterdir()]
         assert first.returncode == 6, err
-        assert "error: Spark's Java was killed, or crashed" in err
+        assert err.splitlines()[-2] == "error: Spark's Java was killed, or crashed"
+        assert ("Traceback" in err, "Exception" in err) == (False, False), err
         hint = err.splitlines()[-1]
         assert hint.startswith("hint: nothing is lost: continue with sbpair replay resume"), err
         assert run in hint
