@@ -185,17 +185,22 @@ async def test_a_limit_below_0_is_refused(tmp_path: Path) -> None:
         assert (done, err.splitlines()[0]) == (2, "error: --max-missing is -1, and must be at least 0")
 
 
-async def test_a_second_mover_with_another_state_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "has_home",
+    [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such names"))],
+)
+async def test_a_second_mover_with_another_state_is_refused(tmp_path: Path, has_home: bool) -> None:
     async with open_pair(tmp_path / "a") as pair:
         await pair.strand(1)
         first = await pair.start("syphon", "--watch", "--output", "json")
         await until(lambda: pair.arrived == 1)
         pair.state = tmp_path / "b"
+        if has_home:
+            pair.environ |= {"XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path / "home")}
         done, _, err = await pair.run("syphon", "--once")
         assert done == 4
-        assert re.match(
-            rf"error: process {first.pid} \(run \S+, since [\d: -]+ UTC\) is moving messages of this pair", err
-        )
+        run = "" if has_home else r" \(run \S+, since [\d: -]+ UTC\)"
+        assert re.match(rf"error: process {first.pid}{run} is moving messages of this pair\nhint: ", err)
         assert (await pair.run("syphon", "--once", "--no-lease"))[0] == 0
         first.send_signal(signal.SIGTERM)
         await first.communicate()
