@@ -83,7 +83,7 @@ def _told(message: str, hint: str, code: int, arguments: Sequence[str], excerpt:
 
 
 def _discard(stream: TextIO) -> None:
-    from sbpair.operating_system.terminal import discard
+    from sbpair.operating_system import discard
 
     discard(stream)
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sbpair.cli.render.forecast import ForecastWording
     from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.model.pair import Ends
+    from sbpair.move.events import SyphonEvent
     from sbpair.move.filter import MessageFilter
     from sbpair.move.live_run import LiveRun
     from sbpair.move.receipt import NamedMessage
@@ -201,7 +202,13 @@ def move_messages(
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
         with move_progress(screen, ends, interval, spec) as shown:
             shown.is_stopping = stop.is_set
-            on_event = metrics.observing(shown) if metrics else shown
+            takers = [each.take for each in (supervision, metrics) if each is not None]
+
+            def on_event(event: "SyphonEvent") -> None:
+                for take in takers:
+                    take(event)
+                shown(event)
+
             moving = runner.run(
                 ends,
                 once=once,
@@ -209,7 +216,7 @@ def move_messages(
                 hurry=hurry,
                 ordered=terms.order == "backlog",
                 limits=limits,
-                on_event=supervision.observing(on_event) if supervision else on_event,
+                on_event=on_event,
                 sample_seconds=shown.sample_seconds or (SAMPLE_SECONDS if metrics else None),
                 live=live,
                 count_remaining=True,
@@ -224,7 +231,7 @@ def move_messages(
                 spec=spec,
                 **more,
             )
-            serving = metrics.serve_during(moving) if metrics else moving
+            serving = metrics.port.serve_during(moving) if metrics else moving
             return await (supervision.serve_during(serving, stop) if supervision else serving)
 
     with (
@@ -271,7 +278,7 @@ def _metrics_of(
 
     address = None if terms.metrics_port is None else (terms.metrics_address or LOOPBACK, terms.metrics_port)
     with open_metrics(live, {"command": command, "pair": ends.name, "version": __version__}, address) as metrics:
-        _print_served(screen, "metrics", metrics.url, terms.metrics_port)
+        _print_served(screen, "metrics", metrics.port.url, terms.metrics_port)
         yield metrics
 
 
@@ -285,7 +292,7 @@ def _supervision_of(screen: Screen, live: "LiveRun", health: tuple[str, int] | N
     from sbpair.service.systemd_notify import systemd_notifier
 
     with open_supervision(live, health, systemd_notifier(os.environ, os.getpid())) as supervision:
-        _print_served(screen, "health", supervision.url, health and health[1])
+        _print_served(screen, "health", supervision.port.url, health and health[1])
         yield supervision
 
 
@@ -305,7 +312,7 @@ def _print_served(screen: Screen, title: str, url: str, port: int | None) -> Non
 def _wants_telemetry() -> bool:
     if not any(name.startswith("OTEL_") for name in os.environ):
         return False
-    from sbpair.metrics.exporters import wanted_exporters
+    from sbpair.metrics.telemetry import wanted_exporters
 
     return bool(wanted_exporters(os.environ))
 

@@ -7,7 +7,6 @@ too slowly or sends anything else loses its own connection only.
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 import ssl
 import weakref
@@ -16,8 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.errors import MachineLacks, PortInUse, UsageError
-from sbpair.operating_system import rebind_at_once
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -179,31 +176,6 @@ class ProtocolSniffer(asyncio.Protocol):
 def socket_id(transport: asyncio.BaseTransport) -> int:
     """Identify the socket below a transport, also through TLS."""
     return id(transport.get_extra_info("socket"))
-
-
-def bind_port(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise UsageError(f"cannot listen on '{host}'", hint="use an address of this machine") from error
-    listening = socket.socket(family, kind, protocol)
-    try:
-        rebind_at_once(listening)
-        listening.bind(address)
-        listening.listen(1024)
-    except OSError as error:
-        listening.close()
-        raise bind_error(host, port, error) from error
-    listening.setblocking(False)
-    return listening
-
-
-def bind_error(host: str, port: int, error: OSError) -> MachineLacks:
-    if error.errno == errno.EADDRINUSE:
-        return PortInUse(f"port {port} on {host} is in use", hint="stop what uses it, or choose another port; 0 is any")
-    return MachineLacks(
-        f"port {port} on {host} cannot be opened: {error.strerror}", hint="choose a port above 1023 and a local address"
-    )
 
 
 def local_authority(host: str, port: int) -> str:

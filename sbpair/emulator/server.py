@@ -23,8 +23,9 @@ from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.fault_points import CreditBudget
-from sbpair.emulator.port import EVERY_ADDRESS, AmqpFactory, Port, bind_port, local_authority
+from sbpair.emulator.port import EVERY_ADDRESS, AmqpFactory, Port, local_authority
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
+from sbpair.operating_system import listen
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -217,13 +218,13 @@ class Emulator:
         first, *others = requested.ports
         before = 0 if self._storage is None else self._storage.ports.get(requested.name, 0)
         try:
-            yield bind_port(self._host, first or before)
+            yield listen(self._host, first or before)
         except MachineLacks:
             if first:
                 raise
-            yield bind_port(self._host, 0)
+            yield listen(self._host, 0)
         for port in others:
-            yield bind_port(self._host, port)
+            yield listen(self._host, port)
 
     def _start_tls(self) -> AbstractContextManager[Tls]:
         from sbpair.emulator.tls import tls_for

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from sbpair.metrics.exporters import EXTRA, open_exporter, printable, wanted_exporters
 from sbpair.metrics.metric_table import METRICS
 
 if TYPE_CHECKING:
@@ -28,6 +29,26 @@ CLOSE_SECONDS: Final = 2.0
 CLOSING: Final = "close telemetry"
 """The name of the threads that export the rest."""
 SCOPE: Final = "sbpair"
+SIGNALS: Final = ("TRACES", "METRICS")
+MAX_TEXT: Final = 200
+EXTRA: Final = "pip install 'sbpair[otel]'"
+_SECRETS: Final = re.compile(r"(?<=://)[^/@\s]*@|(?<=\?)[^\s'\")]+")
+"""The parts of a URL that may hold a secret: user and password, and the query."""
+
+
+def wanted_exporters(environ: Mapping[str, str] = os.environ) -> dict[str, list[str]]:
+    """Return the names of the exporters that the environment asks for, by signal; {} if it asks for none."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return {}
+    found = {}
+    for signal in SIGNALS:
+        names = environ.get(f"OTEL_{signal}_EXPORTER", "").lower().replace(",", " ").split()
+        endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+        if not names and any(environ.get(name, "").strip() for name in endpoints):
+            names = ["otlp"]
+        if names := [name for name in names if name != "none"]:
+            found[signal] = names
+    return found
 
 
 def open_telemetry(figures: LiveFigures, environ: Mapping[str, str] = os.environ) -> Telemetry | None:
@@ -43,7 +64,7 @@ def open_telemetry(figures: LiveFigures, environ: Mapping[str, str] = os.environ
     telemetry = Telemetry()
     resource = Resource.create(_resource_attributes(figures, environ))
     for signal, open_signal in (("TRACES", telemetry.open_traces), ("METRICS", telemetry.open_metrics)):
-        opened = [open_exporter(signal, name, environ) for name in wanted.get(signal, ())]
+        opened = [_open_exporter(signal, name, environ) for name in wanted.get(signal, ())]
         if exporters := [each for each in opened if each is not None]:
             open_signal(exporters, resource, figures)
     return telemetry
@@ -129,12 +150,37 @@ def _resource_attributes(figures: LiveFigures, environ: Mapping[str, str]) -> di
     return {**({} if named else {"service.name": SCOPE}), "service.instance.id": figures.info["run"], **info}
 
 
+def _open_exporter(signal: str, name: str, environ: Mapping[str, str]) -> Any:
+    """Return an exporter, which reads its own settings from the environment; None with a warning."""
+    if name == "otlp":
+        protocols = (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+        protocol = next(filter(None, map(environ.get, protocols)), "http/protobuf")
+        name = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}.get(protocol, protocol)
+    from importlib.metadata import entry_points
+
+    found = [*entry_points(group=f"opentelemetry_{signal.lower()}_exporter", name=name)]
+    if not found:
+        hint = "use --metrics-port" if name == "prometheus" else EXTRA
+        log.warning("the OpenTelemetry exporter %r for %s is not installed: %s", name, signal.lower(), hint)
+        return None
+    try:
+        # Results are on stdout.
+        return found[0].load()(**({"out": sys.stderr} if name == "console" else {}))
+    except Exception as error:  # noqa: BLE001  # an exporter raises any exception
+        log.warning("the OpenTelemetry exporter %r for %s cannot be used: %s", name, signal.lower(), printable(error))
+        return None
+
+
+def printable(found: object) -> str:
+    """Return a text of the SDK without the parts that may be secret, and not too long."""
+    text = _SECRETS.sub("***", str(found))
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+
+
 class _FirstFailure(logging.Handler):
     """Logs the first failure of the SDK as a warning, and all others for debugging only."""
 
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
-        self._seen = False
+    _seen = False
 
     def emit(self, record: logging.LogRecord) -> None:
         level, self._seen = (logging.DEBUG if self._seen else logging.WARNING), True

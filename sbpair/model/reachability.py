@@ -5,12 +5,12 @@ One place for all clients: AMQP, the management side and azure-servicebus.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import ssl
 
 from sbpair.errors import Silent, Unreachable
-from sbpair.operating_system import error_text
 
 CONNECT_SECONDS = 7.0
 """Time limit of DNS, TCP, TLS and the opening of AMQP. A gateway that is up answers each at once."""
@@ -63,7 +63,7 @@ def unreachable(name: str, address: str, why: BaseException | float, *, doing: s
 
 
 def cause_of(error: BaseException) -> str:
-    """Return why a connection failed, such as "connection refused", in the same words on every system."""
+    """Return why a connection failed, such as "connection refused"."""
     inner = _socket_error(error)
     if isinstance(inner, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({inner.verify_message})"
@@ -75,7 +75,7 @@ def cause_of(error: BaseException) -> str:
         return "timed out"
     # For a name with several addresses, asyncio joins the texts of all errors.
     number = getattr(inner, "errno", None) or int((_ERRNO.search(str(inner)) or "00")[1])
-    return error_text(number) if number else str(inner) or type(inner).__name__
+    return os.strerror(number).lower() if number else str(inner) or type(inner).__name__
 
 
 def _socket_error(error: BaseException) -> BaseException:

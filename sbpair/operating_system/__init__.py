@@ -1,6 +1,6 @@
 """The differences between operating systems; no other package asks on which one it runs.
 
-The tests run on Linux. They reach the branches of macOS and Windows with fakes only.
+The tests run on Linux. INSTALL.md lists what is unverified on macOS and Windows.
 """
 
 import errno
@@ -8,22 +8,16 @@ import os
 import socket
 import sys
 import time
+from typing import TextIO
 
-from sbpair.errors import MachineLacks
-
-_SOCKET_ERRORS = {
-    errno.ECONNREFUSED: "connection refused",
-    errno.ECONNRESET: "connection reset by peer",
-    errno.ECONNABORTED: "software caused connection abort",
-    errno.EHOSTUNREACH: "no route to host",
-    errno.ENETUNREACH: "network is unreachable",
-    errno.ETIMEDOUT: "connection timed out",
-}
-"""The words of POSIX: those of Windows depend on its language."""
-
+from sbpair.errors import MachineLacks, PortInUse, UsageError
 
 UNIX_SOCKETS: int = getattr(socket, "AF_UNIX", 0)
 """The address family; 0 on Windows, whose Python has none."""
+
+
+BACKLOG = 1024
+"""Connections that wait in the kernel until they are accepted."""
 
 
 def is_windows() -> bool:
@@ -48,14 +42,40 @@ def uptime() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def error_text(number: int) -> str:
-    """Return the words of POSIX for an error number, in lower case."""
-    text = _SOCKET_ERRORS.get(number) if sys.platform == "win32" else None
-    return text or os.strerror(number).lower()
+def listen(host: str, port: int, port_option: str = "", address_option: str = "") -> socket.socket:
+    """Return a socket that listens, for an event loop. Errors name the options, if any.
+
+    Raises UsageError for an unknown address, and MachineLacks if the port cannot be opened; PortInUse is one.
+    """
+    where = f"{port_option}: port {port} on {host}" if port_option else f"port {port} on {host}"
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        listening = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    except (OSError, UnicodeError) as error:
+        number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
+        if number == errno.EADDRINUSE:
+            hint = "stop the process that uses it, or choose another port; 0 is any free one"
+            raise PortInUse(f"{where} is in use", hint=hint) from error
+        if number is None or number == errno.EADDRNOTAVAIL:
+            what = f"{address_option}: {host!r}" if address_option else repr(host)
+            hint = "leave it out to serve this machine only; 0.0.0.0 serves others, too"
+            raise UsageError(f"{what} is not an address of this machine", hint=hint) from error
+        raise MachineLacks(f"{where}: {os.strerror(number)}", hint="choose a port above 1023") from error
+    listening.setblocking(False)
+    return listening
 
 
-def rebind_at_once(listening: socket.socket) -> None:
-    """Let a restarted program bind the port of a socket at once, but no second program while it listens."""
-    # On Windows, SO_REUSEADDR would let several programs listen on one port.
-    option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
-    listening.setsockopt(socket.SOL_SOCKET, option, 1)
+def can_be_redrawn(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that obeys escape sequences, as those of POSIX do."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") and not is_windows()
+
+
+def discard(stream: TextIO) -> None:
+    """Redirect a stream to nowhere: Python flushes it again at exit, and would report the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def end_of_input() -> str:
+    """Return the keys that end the input from a terminal."""
+    return "Ctrl-Z and Enter" if is_windows() else "Ctrl-D"

@@ -8,15 +8,11 @@ import os
 import socket
 import struct
 import sys
-import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
 
 LOCKED_BYTE = 0x4000_0000
-TRIES = 10
-RETRY_SECONDS = 0.01
 
 _NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 
@@ -31,7 +27,13 @@ def lock(descriptor: int, *, shared: bool = False) -> None:
     if sys.platform == "win32":
         import msvcrt
 
-        _at_locked_byte(descriptor, lambda: msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1))
+        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
         return
     import fcntl
 
@@ -48,7 +50,7 @@ def take_name(name: str) -> socket.socket | None:
         return None
     taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        taken.bind(_abstract(name))
+        taken.bind(_abstract(name, os.getuid()))
         taken.listen(8)
     except OSError as error:
         taken.close()
@@ -60,31 +62,15 @@ def take_name(name: str) -> socket.socket | None:
 
 def holder_of_name(name: str) -> int | None:
     """Return the process that has taken a name; None if the system does not report it."""
+    if sys.platform != "linux":
+        return None
     with suppress(OSError), closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as asking:
         asking.setblocking(False)
-        asking.connect(_abstract(name))
+        asking.connect(_abstract(name, os.getuid()))
         process, _user, _group = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return int(process)
     return None
 
 
-def _abstract(name: str) -> bytes:
-    return f"\0sbpair-{os.getuid()}-{sha256(name.encode()).hexdigest()}".encode()
-
-
-def _at_locked_byte(descriptor: int, lock_byte: Callable[[], None]) -> None:
-    """Lock a byte, which the C library of Windows does without shared locks: a check of a lock holds it for moments."""
-    for remaining in reversed(range(TRIES)):
-        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
-        try:
-            lock_byte()
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EDEADLK):
-                raise
-            if not remaining:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
-            time.sleep(RETRY_SECONDS)
-        else:
-            return
-        finally:
-            os.lseek(descriptor, 0, os.SEEK_SET)
+def _abstract(name: str, user: int) -> bytes:
+    return f"\0sbpair-{user}-{sha256(name.encode()).hexdigest()}".encode()

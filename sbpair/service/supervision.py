@@ -1,23 +1,23 @@
-"""The supervision of a run: its health over HTTP, and to systemd.
+"""The supervision of a run: its health from its events, answered over HTTP and to systemd.
 
 Invariant: the watchdog is answered in the run's event loop, and only while the run is live. A loop that is blocked
-answers neither systemd nor a probe.
+answers neither systemd nor a probe. Health has no secret, and reading it costs a few comparisons.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from sbpair.metrics.http_port import HttpPort, Page, listen, url_of
-from sbpair.service.run_health import HealthMonitor
+from sbpair.metrics.http_port import HttpPort, Page, Render
+from sbpair.move import events
+from sbpair.move.away_sides import AwaySides
 
 if TYPE_CHECKING:
-    from sbpair.metrics.http_port import Render
-    from sbpair.move.events import SyphonEvent
     from sbpair.move.live_run import LiveRun
     from sbpair.service.systemd_notify import SystemdNotifier
 
@@ -29,29 +29,74 @@ EXTEND_SECONDS: Final = 60
 Result = TypeVar("Result")
 
 
-class Supervision:
-    """`url` is the address of the readiness; "" without a port."""
+class RunHealth(NamedTuple):
+    """`is_live`: a restart would not help. `is_ready`: it moves messages, or was paused. `state` is why, in words."""
 
-    def __init__(
-        self, monitor: HealthMonitor, port: HttpPort | None, url: str, notifier: SystemdNotifier | None
-    ) -> None:
-        self.url = url
+    is_live: bool
+    is_ready: bool
+    state: str
+
+
+class HealthMonitor:
+    """Takes the events of a run. `stopping` is set by its owner."""
+
+    def __init__(self, live: LiveRun) -> None:
+        self.stopping = False
+        self._live = live
+        self._away = AwaySides()
+        self._connected = self._paused = False
+
+    def take(self, event: events.SyphonEvent) -> None:
+        """Take one event in."""
+        match event:
+            case events.QueueOpened() | events.QueueDone() | events.QueueFailed():
+                self._away.take(event)
+                self._connected = self._connected or isinstance(event, events.QueueOpened)
+            case events.RunPaused() | events.RunResumed():
+                self._paused = isinstance(event, events.RunPaused)
+
+    def read(self) -> RunHealth:
+        """Return the health of this moment. Call it in the run's event loop: a loop that is blocked has none."""
+        stuck = self._live.stuck_queues()
+        if stuck:
+            return RunHealth(is_live=False, is_ready=False, state=f"stuck: {', '.join(stuck[:3])}")
+        if self.stopping:
+            return RunHealth(is_live=True, is_ready=False, state="stopping")
+        if self._away.names:
+            return RunHealth(is_live=True, is_ready=False, state=f"{' and '.join(sorted(self._away.names))} away")
+        if not self._connected:
+            return RunHealth(is_live=True, is_ready=False, state="connecting")
+        if not self._live.has_lease():
+            return RunHealth(is_live=True, is_ready=False, state="the lease is not confirmed")
+        return RunHealth(is_live=True, is_ready=True, state="paused" if self._paused else "moving")
+
+    def counts(self) -> str:
+        """Return the counts so far, in words."""
+        total: dict[str, int] = {}
+        for queue in self._live.tally.counts().queues.values():
+            for bucket, count in queue.items():
+                total[bucket] = total.get(bucket, 0) + count
+        names = ("received", "sent", "dead_lettered", "expired", "in_doubt")
+        return ", ".join(
+            f"{total.get(name, 0)} {name.replace('_', ' ')}" for name in names if name in names[:2] or total.get(name)
+        )
+
+
+class Supervision:
+    """The health of a run over `port`, and to systemd."""
+
+    def __init__(self, monitor: HealthMonitor, port: HttpPort, notifier: SystemdNotifier | None) -> None:
+        self.port = port
         self._monitor = monitor
-        self._port = port
         self._notifier = notifier
         self._was_ready = False
         self._status = ""
 
-    def observing(self, on_event: Callable[[SyphonEvent], None]) -> Callable[[SyphonEvent], None]:
-        """Return `on_event` for a run whose health follows its events."""
-
-        def take(event: SyphonEvent) -> None:
-            self._monitor.take(event)
-            if self._notifier is not None and not self._was_ready:
-                self._notify_ready(self._notifier)
-            on_event(event)
-
-        return take
+    def take(self, event: events.SyphonEvent) -> None:
+        """Take one event of the run in."""
+        self._monitor.take(event)
+        if self._notifier is not None and not self._was_ready:
+            self._notify_ready(self._notifier)
 
     async def serve_during(self, run: Awaitable[Result], stop: asyncio.Event) -> Result:
         """Run to the end, and answer probes and systemd until then. `stop` asks the run to end."""
@@ -59,7 +104,7 @@ class Supervision:
         if self._notifier is not None:
             tasks.append(asyncio.create_task(self._report(self._notifier), name="report to systemd"))
         try:
-            return await (run if self._port is None else self._port.serve_during(run))
+            return await self.port.serve_during(run)
         finally:
             self._note_stopping()
             for task in tasks:
@@ -105,27 +150,17 @@ def open_supervision(
     Raises UsageError, or MachineLacks for a port that is not free.
     """
     monitor = HealthMonitor(live)
-    with ExitStack() as stack:
-        url, port = "", None
-        if address is not None:
-            listening = stack.enter_context(listen(*address, OPTION, OPTION))
-            url, port = url_of(listening, READY), HttpPort(listening, "probes", _pages(monitor))
+
+    def page(is_good: Callable[[RunHealth], bool]) -> Render:
+        def render(_accept: str) -> Page:
+            health = monitor.read()
+            status = HTTPStatus.OK if is_good(health) else HTTPStatus.SERVICE_UNAVAILABLE
+            return Page(f"{health.state}\n".encode(errors="replace"), status=status)
+
+        return render
+
+    pages = {READY: page(attrgetter("is_ready")), LIVE: page(attrgetter("is_live"))}
+    with closing(HttpPort(address, (OPTION, OPTION), "probes", pages)) as port, ExitStack() as stack:
         if notifier is not None:
             stack.callback(notifier.close)
-        yield Supervision(monitor, port, url, notifier)
-
-
-def _pages(monitor: HealthMonitor) -> dict[str, Render]:
-    def page(state: str, *, good: bool) -> Page:
-        status = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
-        return Page(f"{state}\n".encode(errors="replace"), "text/plain; charset=utf-8", status)
-
-    def live(_accept: str) -> Page:
-        health = monitor.read()
-        return page(health.state, good=health.is_live)
-
-    def ready(_accept: str) -> Page:
-        health = monitor.read()
-        return page(health.state, good=health.is_ready)
-
-    return {LIVE: live, READY: ready}
+        yield Supervision(monitor, port, notifier)

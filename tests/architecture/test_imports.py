@@ -65,7 +65,6 @@ DOORS = {
     "pandas": {"replay"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "colorama": {"operating_system"},
     "platformdirs": {"operating_system"},
     "matplotlib": {"cli"},
     "jinja2": {"cli"},

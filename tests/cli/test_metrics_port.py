@@ -141,7 +141,6 @@ def test_options_that_make_no_sense_are_refused(here: Here, words: str, expected
 
 def test_without_the_library_the_extra_is_named(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    monkeypatch.delitem(sys.modules, "sbpair.metrics.exposition", raising=False)
     key = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=a2V5"
     for side in ("PRIMARY", "SECONDARY"):
         monkeypatch.setenv(f"SBPAIR_{side}_CONNECTION_STRING", key.replace("contoso", f"contoso-{side.lower()}"))

@@ -5,27 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
-import socket
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
 
-from sbpair.errors import MachineLacks, PortInUse, UsageError
 from sbpair.metrics import http_port
-from sbpair.metrics.http_port import MAX_CONNECTIONS, HttpPort, Page, Render, url_of
-from tests.metrics.test_live_figures import check_equal, read, run_of
-from tests.syphon.test_syphon import world
+from sbpair.metrics.http_port import MAX_CONNECTIONS, HttpPort, Page, Render
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
 Address = tuple[str, int]
-
-
-def listen(host: str, port: int) -> socket.socket:
-    return http_port.listen(host, port, "--metrics-port", "--metrics-address")
 
 
 def rendered(accept: str) -> Page:
@@ -35,14 +26,15 @@ def rendered(accept: str) -> Page:
 @asynccontextmanager
 async def served(render: Render = rendered) -> AsyncIterator[Address]:
     """Serve metrics on a free port, and yield its address."""
-    with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(HttpPort(listening, "metrics", {"/metrics": render}).serve())
+    done = asyncio.Event()
+    options = ("--metrics-port", "--metrics-address")
+    with closing(HttpPort(("127.0.0.1", 0), options, "metrics", {"/metrics": render})) as port:
+        serving = asyncio.create_task(port.serve_during(done.wait()))
         try:
-            yield listening.getsockname()[:2]
+            yield "127.0.0.1", int(port.url.removeprefix("http://127.0.0.1:").removesuffix("/metrics"))
         finally:
-            serving.cancel()
-            await asyncio.wait([serving])
-            assert serving.cancelled()
+            done.set()
+            await serving
 
 
 async def ask(address: Address, request: bytes = GET) -> bytes:
@@ -160,59 +152,3 @@ async def test_thousands_of_scrapes_leak_neither_memory_nor_descriptors() -> Non
         tracemalloc.stop()
         assert len([*descriptors.iterdir()]) <= before + MAX_CONNECTIONS
     assert size < 500_000
-
-
-async def test_scrapes_under_load_lose_nothing_and_end_with_the_receipt() -> None:
-    async with world(2, "orders", "billing/invoices") as w:
-        figures, terms = run_of(w)
-        for index in range(2):
-            w.strand(*range(1_000 * index, 1_000 * index + 600), to=("orders", "billing/invoices")[index], index=index)
-        seen: list[float] = []
-
-        def render(_: str) -> Page:
-            seen.append(sum(read(figures).get("sbpair_messages_sent_total", {}).values()))
-            return Page(b"", "text/plain")
-
-        async with served(render) as address:
-            hanging = [await asyncio.open_connection(*address) for _ in range(5)]
-            moving = asyncio.create_task(w.run(**terms))
-            while not moving.done():
-                await ask(address)
-            result = await moving
-            for _, writer in hanging:
-                writer.close()
-        assert seen == sorted(seen)
-        assert result.receipt.sent == 1_200
-        check_equal(read(figures), result.receipt)
-
-
-def test_a_port_that_is_taken_is_refused_and_any_free_one_is_found() -> None:
-    with ExitStack() as stack:
-        first = stack.enter_context(listen("127.0.0.1", 0))
-        port = first.getsockname()[1]
-        assert url_of(first, "/metrics") == f"http://127.0.0.1:{port}/metrics"
-        with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1 is in use"):
-            listen("127.0.0.1", port)
-        assert stack.enter_context(listen("localhost", 0)).getsockname()[1] != port
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
-    for host in ("192.0.2.1", "x" * 300, "a..b"):
-        with pytest.raises(UsageError, match=r"--metrics-address: '.*' is not an address of this machine"):
-            listen(host, 0)
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason="this user may open any port")
-def test_a_port_that_needs_a_right_is_refused() -> None:
-    with pytest.raises(MachineLacks, match="choose a port above 1023"):
-        listen("127.0.0.1", 80)
-
-
-@pytest.mark.skipif(not socket.has_ipv6, reason="without IPv6")
-def test_an_ipv6_address_stands_in_brackets() -> None:
-    try:
-        listening = listen("::1", 0)
-    except MachineLacks:
-        pytest.skip("without IPv6")
-    with listening:
-        assert url_of(listening, "/metrics").startswith("http://[::1]:")

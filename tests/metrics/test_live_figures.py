@@ -12,9 +12,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from sbpair.emulator.access.sas import AccessRight
-from sbpair.metrics.exposition import renderer
-from sbpair.metrics.live_figures import OTHERS, BoundedLabels, LiveFigures
-from sbpair.metrics.metric_table import METRICS
+from sbpair.metrics.live_figures import OTHERS, LiveFigures
+from sbpair.metrics.run_metrics import renderer
 from sbpair.move import events
 from sbpair.move.live_run import LiveRun
 from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
@@ -134,6 +133,7 @@ def test_a_side_is_away_until_a_queue_is_opened() -> None:
     figures.take(events.QueueFailed(QUEUE, "lost", 1.0, 1, "primary"))
     found = read(figures)
     assert found["sbpair_side_away"] == {"primary": 1, "secondary": 0}
+    assert [found[f"sbpair_messages_{bucket}_total"] for bucket in ("received", *BUCKETS)] == [{QUEUE: 0}] * 8
     assert (found["sbpair_queue_failures_total"], found["sbpair_queue_messages_held"]) == ({QUEUE: 1}, {QUEUE: 0})
     assert found["sbpair_destination_backing_off"] == {"orders": 0}
     figures.take(events.QueueOpened(QUEUE))
@@ -150,15 +150,6 @@ def test_a_run_is_paused_until_it_is_resumed() -> None:
         figures.take(event)
         seen.append(read(figures)["sbpair_run_paused"][""])
     assert seen == [0, 1, 0]
-
-
-def test_every_series_of_a_queue_begins_at_zero() -> None:
-    figures = LiveFigures(LiveRun(), {})
-    figures.take(events.QueuesFound((QUEUE,), (), managed=True))
-    found = read(figures)
-    assert {name: found[name] for name in found if name.startswith("sbpair_messages_")} == {
-        f"sbpair_messages_{bucket}_total": {QUEUE: 0} for bucket in ("received", *BUCKETS)
-    }
 
 
 def test_further_destinations_share_a_label_and_none_changes_it() -> None:
@@ -188,14 +179,6 @@ def test_hostile_names_are_escaped_and_none_is_lost(sent: list[tuple[str, int]])
     assert _samples(openmetrics.text_string_to_metric_families(renderer(figures)(OPEN_METRICS)[0].decode())) == found
 
 
-@given(st.lists(st.sampled_from("abcdefABCDEF"), max_size=40))
-def test_labels_sum_up_to_all(paths: list[str]) -> None:
-    labels = BoundedLabels(3)
-    first = labels.sums(dict.fromkeys(paths, 1.0))
-    assert sum(first.values()) == len(set(paths))
-    assert labels.sums(dict.fromkeys(reversed(paths), 2.0)) == {label: 2 * count for label, count in first.items()}
-
-
 def test_nothing_of_a_message_is_in_the_metrics() -> None:
     figures = LiveFigures(live := LiveRun(), {"command": "syphon --watch", "pair": "p"})
     named = NamedMessage(QUEUE, 77_777, "an-id", "orders", "SharedAccessKey=abc")
@@ -206,21 +189,3 @@ def test_nothing_of_a_message_is_in_the_metrics() -> None:
     text = renderer(figures)("").content.decode()
     assert 'sbpair_dead_letters_total{reason="RefusedByPrimary"} 1.0' in text
     assert [part for part in ("an-id", "77777", "abc") if part in text] == []
-
-
-def test_names_and_units_follow_the_conventions() -> None:
-    names = [metric.prometheus_name for metric in METRICS]
-    assert len({*names}) == len(names)
-    assert [name for name in names if not name.startswith("sbpair_")] == []
-    assert [metric.name for metric in METRICS if metric.prometheus_name.endswith("_total") != metric.is_counter] == []
-    assert {metric.base_unit for metric in METRICS} == {"", "seconds", "bytes"}
-    assert "sbpair_messages_sent_total" in names
-    assert "sbpair_queue_oldest_message_age_seconds" in names
-
-
-def test_a_text_of_a_hundred_destinations_is_small() -> None:
-    figures = LiveFigures(live := LiveRun(), {})
-    for number in range(5_000):
-        live.tally.sent(QUEUE, f"destination-{number}", 1, 1)
-    text = renderer(figures)("").content
-    assert text.count(b"\n") < 700

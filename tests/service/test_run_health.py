@@ -14,8 +14,7 @@ from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.move import events
 from sbpair.move.live_run import LiveRun
 from sbpair.move.raw_source import RawSource
-from sbpair.service.run_health import HealthMonitor, RunHealth
-from sbpair.service.supervision import LIVE, READY, Supervision, open_supervision
+from sbpair.service.supervision import LIVE, READY, HealthMonitor, RunHealth, Supervision, open_supervision
 from sbpair.service.systemd_notify import SystemdNotifier
 from sbpair.syphon.worker import DEFAULT_TIMINGS
 from tests.kit.waiting import until
@@ -41,7 +40,7 @@ class Probed:
 
     async def probe(self, path: str) -> tuple[int, str]:
         """Return the status and the text of a page."""
-        port = int(self._supervision.url.rpartition(":")[2].removesuffix(READY))
+        port = int(self._supervision.port.url.rpartition(":")[2].removesuffix(READY))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
         head, _, content = (await reader.read()).partition(b"\r\n\r\n")
@@ -65,7 +64,7 @@ async def probed(w: World, tmp_path: Path, **terms: Any) -> AsyncIterator[Probed
         received.bind(address)
         notifier = SystemdNotifier(address, 0.1)
         with open_supervision(live, ("127.0.0.1", 0), notifier) as supervision:
-            w.tell = supervision.observing(w.tell)  # type: ignore[method-assign]
+            w.watchers.append(supervision.take)
             run = w.run(once=False, live=live, **terms)
             watching = asyncio.create_task(supervision.serve_during(run, w.stop))
             found = Probed(supervision, received)

@@ -10,7 +10,7 @@ from sbpair.cli.options.common import Output, argument
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
-from sbpair.operating_system.terminal import can_be_redrawn
+from sbpair.operating_system import can_be_redrawn
 
 SCHEMA = "sbpair/help/1"
 FIRST = ("runbook", "architecture")

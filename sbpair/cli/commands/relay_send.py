@@ -17,8 +17,8 @@ from sbpair.cli.options.common import CONFIG, Output, argument, option
 from sbpair.cli.options.values import positive_seconds_of, selected_relay
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import ExitCode, InDoubt, MachineLacks, UsageError
+from sbpair.operating_system import end_of_input
 from sbpair.operating_system.files import open_bytes
-from sbpair.operating_system.terminal import end_of_input
 
 if TYPE_CHECKING:
     from sbpair.relay.relay_client import AsyncRelayResponse

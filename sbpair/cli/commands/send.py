@@ -21,7 +21,7 @@ from sbpair.cli.options.values import entity_names, seconds_of
 from sbpair.cli.render.screen import Document, Screen, clean, some
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, MachineLacks, UsageError
-from sbpair.operating_system.terminal import end_of_input
+from sbpair.operating_system import end_of_input
 
 if TYPE_CHECKING:
     import asyncio

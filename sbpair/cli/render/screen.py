@@ -12,7 +12,7 @@ from typing import Any
 from sbpair.cli.next_command import not_confirmed, with_options
 from sbpair.cli.options.common import Display, LogFormat, Output
 from sbpair.errors import MachineLacks, SbpairError
-from sbpair.operating_system.terminal import can_be_redrawn, discard
+from sbpair.operating_system import can_be_redrawn, discard
 
 Document = Mapping[str, object]
 CLEAR, NO_WRAP, WRAP = "\x1b[H\x1b[2J", "\x1b[?7l", "\x1b[?7h"
