@@ -19,11 +19,11 @@ from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import token_getter_for
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, unknown
-from sbpair.doctor.trial_queues import TRIAL, TrialQueues, open_trial_queues, queue_names
 from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable
+from sbpair.management.temporary_queues import IDLE, TemporaryQueues, open_temporary_queues
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
-from sbpair.model.entities import property_name
+from sbpair.model.entities import property_name, with_partitions
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome, Report, ReportItem
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient
     from sbpair.model.pair import Endpoint
 
-__all__ = ["LiveEvent", "QuestionAsked", "QuestionPending", "ask_live", "queue_names"]
+PURPOSES = ("description", "partitioned", "messages")
+TRIAL = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle=IDLE)
+"""A queue that every tier accepts."""
 
 GIGABYTES_5 = 5120
 KILOBYTES = {"Basic": 256, "Standard": 256, "Premium": 1024}
@@ -43,6 +45,11 @@ MAX_IDLE_SECONDS = 900.0
 _REFUSED = "refused, since the namespace is partitioned"
 _AS_REQUESTED = "created as requested"
 _IDLE = f"after {IDLE_SECONDS:.0f} s, as idle"
+
+
+def queue_names(tag: str) -> dict[str, str]:
+    """Return the queues that a run creates in each namespace, by purpose. A unique tag makes their names unique."""
+    return {purpose: f"sbpair-doctor-{tag}-{purpose}" for purpose in PURPOSES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ async def ask_live(
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(
-                _Questions(side, endpoint, seconds, on_event, now).ask_all(tag, sleep, slow=slow),
+                _Questions(side, endpoint, seconds, on_event, now, queue_names(tag)).ask_all(sleep, slow=slow),
                 name=f"live checks of {side}",
             )
             for side, endpoint in endpoints.items()
@@ -99,16 +106,17 @@ class _Questions:
     seconds: float
     on_event: OnEvent
     now: Callable[[], float]
+    paths: Mapping[str, str]
     checks: list[Check] = field(default_factory=list)
 
-    async def ask_all(self, tag: str, sleep: Callable[[float], Awaitable[object]], *, slow: bool) -> list[Check]:
+    async def ask_all(self, sleep: Callable[[float], Awaitable[object]], *, slow: bool) -> list[Check]:
         def left_behind(path: str, error: SbpairError) -> None:
             what = f"{path} remains in {self.endpoint.name}: {error.message}"
             self._record(failed(self._name("removed"), what, "delete that queue by hand", error.exit_code))
 
-        trials = open_trial_queues(self.endpoint, tag, seconds=self.seconds, sleep=sleep, on_failure=left_behind)
+        opening = open_temporary_queues(self.endpoint, left_behind, seconds=self.seconds, sleep=sleep)
         try:
-            async with trials as queues:
+            async with opening as queues:
                 tier = (await queues.namespace.probe()).tier
                 await self._ask_management(queues, tier)
                 await self._ask_links(queues, tier, slow=slow)
@@ -119,17 +127,16 @@ class _Questions:
 
     # Management
 
-    async def _ask_management(self, queues: TrialQueues, tier: str) -> None:
-        # First, since it shows whether the other queues must be partitioned.
+    async def _ask_management(self, queues: TemporaryQueues, tier: str) -> None:
         await self._ask("partitioned_size", self._partitioned_size(queues, tier))
         if tier == "Basic":
             self._record(unknown(self._name("description"), "a Basic namespace cannot hold a backlog queue"))
         else:
             await self._ask("description", self._description(queues))
 
-    async def _description(self, queues: TrialQueues) -> Check:
+    async def _description(self, queues: TemporaryQueues) -> Check:
         spec = backlog.queue_spec("any", 0)
-        found = await queues.namespace.description(await queues.create("description", spec))
+        found = await queues.namespace.description(await queues.create(replace(spec, path=self.paths["description"])))
         differing = [
             f"{property_name(each.name)} is {actual}"
             for each in fields(QueueSpec)
@@ -139,34 +146,34 @@ class _Questions:
         self._record(self._judged("timespan_max", TIMESPAN_MAX, " and ".join(dict.fromkeys(lasting))))
         return self._judged("description", "kept as it was sent", "; ".join(differing) or "kept as it was sent")
 
-    async def _partitioned_size(self, queues: TrialQueues, tier: str) -> Check:
-        spec = replace(TRIAL, max_size_in_megabytes=GIGABYTES_5)
+    async def _partitioned_size(self, queues: TemporaryQueues, tier: str) -> Check:
+        spec = replace(TRIAL, path=self.paths["partitioned"], max_size_in_megabytes=GIGABYTES_5)
         known = tiers.tier_named(tier)
         if known.whole_namespace:
             found = await self._unpartitioned(queues, spec)
         else:
-            found = await queues.namespace.description(await queues.create("partitioned", spec, partitioned=True))
+            found = await queues.namespace.description(await queues.create(with_partitions(spec)))
         expected = tiers.effective_megabytes(known, GIGABYTES_5, partitioned=True)
         return self._judged("partitioned_size", f"{expected} MB", f"{found.get('MaxSizeInMegabytes')} MB")
 
-    async def _unpartitioned(self, queues: TrialQueues, spec: QueueSpec) -> Mapping[str, str]:
+    async def _unpartitioned(self, queues: TemporaryQueues, spec: QueueSpec) -> Mapping[str, str]:
         """Check a queue without requested partitions in a Premium namespace, which may impose them."""
         try:
-            found = await queues.namespace.description(await queues.create("partitioned", spec))
+            found = await queues.namespace.description(await queues.create(spec, exact=True))
         except PartitionsWanted:
-            queues.partitioned_namespace, observed = True, _REFUSED
-            found = await queues.namespace.description(await queues.create("partitioned", spec, partitioned=True))
+            partitioned, observed = True, _REFUSED
+            found = await queues.namespace.description(await queues.create(with_partitions(spec)))
         else:
-            queues.partitioned_namespace = found.get("EnablePartitioning") == "true"
-            observed = "created, and partitioned" if queues.partitioned_namespace else _AS_REQUESTED
-        assumed = _REFUSED if queues.partitioned_namespace else _AS_REQUESTED
+            partitioned = found.get("EnablePartitioning") == "true"
+            observed = "created, and partitioned" if partitioned else _AS_REQUESTED
+        assumed = _REFUSED if partitioned else _AS_REQUESTED
         self._record(self._judged("unpartitioned", assumed, observed))
         return found
 
     # Links
 
-    async def _ask_links(self, queues: TrialQueues, tier: str, *, slow: bool) -> None:
-        path = await queues.create("messages", TRIAL)
+    async def _ask_links(self, queues: TemporaryQueues, tier: str, *, slow: bool) -> None:
+        path = await queues.create(replace(TRIAL, path=self.paths["messages"]))
         async with (
             token_getter_for(self.endpoint.credential, self.endpoint.name) as get,
             connect(self.endpoint, get_token=get) as client,

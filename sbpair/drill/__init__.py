@@ -21,11 +21,10 @@ from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
 from sbpair.drill import scenario
-from sbpair.drill.against_pair import OWN_QUEUES, SimulatedOutages, drill_queues
 from sbpair.drill.compare import Comparison, compare_all, message_differences
 from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessage, originals
+from sbpair.drill.drill_pair import OWN_QUEUES, SimulatedOutages, drill_queues, emulated_pair
 from sbpair.drill.drill_phases import DrillPhase, Timeline
-from sbpair.drill.emulator_process import EmulatedOutages, emulated_pair, emulator_control
 from sbpair.drill.scenario import INTERVALS, Intervals, SendTally, accounted, received, take_payloads
 from sbpair.errors import ExitCode, ProtocolError, UsageError
 from sbpair.management import provisioning
@@ -81,13 +80,12 @@ async def run_drill(
         raise UsageError(f"expected at least 1 message, got {messages}", hint="set --messages to at least 1")
     timeline = Timeline(on_event)
     timeline("start", "starting an emulator")
-    async with emulated_pair(queues) as pair:
+    async with emulated_pair(queues) as (pair, outages):
         timeline("provision", f"creating {queues} backlog queues in {pair.secondary.name}")
         await provisioning.provision(pair)
         async with open_atom(pair.primary) as control:
             for path in (*DESTINATIONS, APPLICATION):
                 await control.create(QueueSpec(path))
-        outages = EmulatedOutages(pair)
         async with scenario.application(pair, APPLICATION, outages, intervals, timeline, seed) as application:
             timeline("strand", f"stranding {messages} messages in the backlog, as the old client does")
             sent = originals(messages, now_ms=int(time.time() * 1000), seed=seed)
@@ -97,7 +95,7 @@ async def run_drill(
             followed = await scenario.play(application, outages, pair, timeline, on_event)
         timeline("compare", COMPARING)
         sending = accounted(application, await received(pair.primary, application), followed)
-        back = await _read_back(pair.primary)
+        back = await _read_back(pair.primary, outages.emulator.advance)
     return _result(sent, back, moved.receipt, sending, timeline)
 
 
@@ -135,7 +133,7 @@ async def _strand(pair: Pair, sent: list[OriginalMessage]) -> None:
             await asyncio.gather(*(senders[each.number % len(senders)].send(each.in_backlog()) for each in chunk))
 
 
-async def _read_back(primary: Endpoint) -> list[tuple[str, bytes]]:
+async def _read_back(primary: Endpoint, advance: Callable[[int], None]) -> list[tuple[str, bytes]]:
     """Receive every message of the destinations, as (destination, encoded message), scheduled ones included."""
     received_messages: list[tuple[str, bytes]] = []
     async with open_atom(primary) as control, connect(primary) as client:
@@ -145,7 +143,7 @@ async def _read_back(primary: Endpoint) -> list[tuple[str, bytes]]:
                 while (await control.counts(path)).active:
                     received_messages += [(path, payload) for payload in await take_payloads(receiver, 1.0)]
                 receiver.close()
-            await emulator_control(primary, "POST", "clock", {"advance_ms": SCHEDULE_MS + 60_000})
+            advance(SCHEDULE_MS + 60_000)
     return received_messages
 
 

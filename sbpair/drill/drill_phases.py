@@ -56,17 +56,3 @@ class Awaited:
             raise TimedOut(
                 f"the drill waited {self.max_phase_seconds:g} s for {what}", hint="run sbpair doctor"
             ) from None
-
-
-async def is_stopped(stop: asyncio.Event, seconds: float) -> bool:
-    """Return whether `stop` is set within so many seconds."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await stop.wait()
-    except TimeoutError:
-        return False
-
-
-def first_error(error: BaseException) -> BaseException:
-    """Return the error that a task group wraps."""
-    return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -19,9 +19,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from sbpair.drill.compare import MAX_EXAMPLES
-from sbpair.drill.drill_phases import Awaited, DrillPhase, EmitPhase, Timeline, first_error, is_stopped
-from sbpair.drill.emulator_process import PRIMARY, SECONDARY, EmulatedOutages, emulated_pair
+from sbpair.drill.drill_pair import PRIMARY, SECONDARY, EmulatedOutages, emulated_pair
+from sbpair.drill.drill_phases import Awaited, DrillPhase, EmitPhase, Timeline
 from sbpair.errors import BothFailed, ExitCode, InDoubt, SbpairError
+from sbpair.management.calls import first_error
+from sbpair.move.failure_latch import set_within
 from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayClient, RelayListener
 from sbpair.relay.events import RelayRolesSwapped, RelaySideDown, RelaySideUp
@@ -181,7 +183,7 @@ class RelayApplication(Awaited):
                 self.requests.append(request)
                 await turn.acquire()
                 sends.create_task(self._send(request, turn), name="send a request")
-                if await is_stopped(stop, self._seconds):
+                if await set_within(stop, self._seconds):
                     return
 
     async def _send(self, request: DrillRequest, turn: asyncio.Semaphore) -> None:
@@ -226,15 +228,14 @@ async def run_relay_drill(
     """
     timeline = Timeline(on_event)
     timeline("start", "starting an emulator with a relay in each namespace")
-    relays = [f"--relay={PRIMARY}={PATHS['primary']}", f"--relay={SECONDARY}={PATHS['secondary']}"]
-    async with emulated_pair(1, *relays) as pair:
+    async with emulated_pair(1, {PRIMARY: PATHS["primary"], SECONDARY: PATHS["secondary"]}) as (pair, outages):
         relay = RelayPair(
             RelayEndpoint.of_namespace(pair.primary, PATHS["primary"]),
             RelayEndpoint.of_namespace(pair.secondary, PATHS["secondary"]),
         )
         running = RelayApplication(relay, timeline, rate, seed, max_phase_seconds)
         async with _open(running):
-            await _play(running, EmulatedOutages(pair), timeline)
+            await _play(running, outages, timeline)
         timeline("compare", "comparing each answer byte for byte, and the executions of each request")
         tally = accounted(running.requests, running.service.executions, running.problems)
     return RelayDrillResult(tally=tally, seconds=timeline.seconds, timeline=tuple(timeline.phases))
@@ -244,13 +245,11 @@ async def run_relay_drill(
 async def _open(running: RelayApplication) -> AsyncIterator[None]:
     """Listen and send in the background, until it is closed."""
     stop = asyncio.Event()
-    try:
+    with first_error():
         async with running.client, running.listener, asyncio.TaskGroup() as tasks:
             tasks.create_task(running.send_until(stop), name="send requests")
             yield
             stop.set()
-    except BaseExceptionGroup as group:
-        raise first_error(group) from None
 
 
 async def _play(running: RelayApplication, outages: EmulatedOutages, emit: EmitPhase) -> None:
@@ -261,12 +260,12 @@ async def _play(running: RelayApplication, outages: EmulatedOutages, emit: EmitP
     emit("primary-down", f"{PRIMARY} stops, while the service executes requests of it")
     try:
         async with running.executing_on("primary"):
-            await outages.stop_relay(PRIMARY)
+            outages.stop_relay(PRIMARY)
         await running.until("the secondary to be active", lambda: running.client.active == "secondary")
         await running.until_more("answered", "secondary")
         emit("secondary-down", f"{SECONDARY} stops, too: requests fail on both sides")
         async with running.executing_on("secondary"):
-            await outages.stop_relay(SECONDARY)
+            outages.stop_relay(SECONDARY)
         await running.until_more("failed")
         before = running.swaps
         await running.until_more("failed")
@@ -274,7 +273,7 @@ async def _play(running: RelayApplication, outages: EmulatedOutages, emit: EmitP
             running.problems.append(("", "the roles were swapped while neither side was available"))
         emit("up", f"both are up again; the service connects again, and the {running.client.active} is active")
     finally:
-        await outages.restore()
+        outages.restore()
     await running.until_up()
     await running.until_more("answered")
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.types import text_of
@@ -22,22 +22,21 @@ from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import token_getter_for
 from sbpair.drill.compare import Comparison, byte_differences, compare_all, property_differences
-from sbpair.drill.drill_phases import Awaited, EmitPhase, first_error, is_stopped
+from sbpair.drill.drill_phases import Awaited, EmitPhase
 from sbpair.errors import ProtocolError, SbpairError
+from sbpair.management.calls import first_error
+from sbpair.move.failure_latch import set_within
 from sbpair.syphon import runner
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.raw_links import RawReceiver
-    from sbpair.drill.against_pair import SimulatedOutages
-    from sbpair.drill.emulator_process import EmulatedOutages
+    from sbpair.drill.drill_pair import Outages
     from sbpair.failover.clients import AsyncPairedClient, AsyncPairedSender
     from sbpair.failover.entity_states import State
     from sbpair.failover.events import SenderEvent
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.move.events import SyphonEvent
     from sbpair.move.receipt import Receipt
-
-    Outages: TypeAlias = EmulatedOutages | SimulatedOutages
 
 MIN_MESSAGES = 10
 """So many messages go to one side before the next phase."""
@@ -136,7 +135,7 @@ async def application(
         sending = Application(client, sender, intervals.max_phase)
         started.append(sending)
         stop = asyncio.Event()
-        try:
+        with first_error():
             async with asyncio.TaskGroup() as tasks:
                 sends = _send_until(sending, random.Random(seed), 1 / intervals.rate, stop)  # noqa: S311  repeatable
                 tasks.create_task(sends, name="send")
@@ -145,8 +144,6 @@ async def application(
                 finally:
                     # A pending send is completed: the SDK can swallow a cancellation.
                     stop.set()
-        except BaseExceptionGroup as group:
-            raise first_error(group) from None
 
 
 async def play(
@@ -158,19 +155,19 @@ async def play(
     primary, secondary = pair.primary.name, pair.secondary.name
     await sending.until_more("primary")
     emit("primary-down", f"{primary} stops; the application continues to send")
-    await outages.stop_primary()
+    outages.stop_primary()
     try:
         await sending.until("a failover", lambda: sending.state is State.FAILED_OVER)
         await sending.until_more("backlog")
         if sending.client.pair.backlog_queues > 1 and (queue := sending.sender.backlog_queue):
             emit("queue-down", f"its backlog queue {queue} in {secondary} stops, too")
             before = sending.left
-            await outages.stop_queue(queue)
+            outages.stop_queue(queue)
             await sending.until("a change to another backlog queue", lambda: sending.left > before)
             await sending.until_more("backlog")
         emit("primary-up", f"all are up again; a ping will find {primary}")
     finally:
-        await outages.restore()
+        outages.restore()
     await sending.until("the return to the primary", lambda: sending.state is State.HEALTHY)
     emit("syphon", "moving back the application's messages, while it continues to send")
     moved, _ = await asyncio.gather(
@@ -233,7 +230,7 @@ async def _send_until(sending: Application, chance: random.Random, seconds: floa
         else:
             sending.sent[described["message_id"]] = Sections.split(sdk_messages.encode(message))
         sending.changed.set()
-        if await is_stopped(stop, seconds):
+        if await set_within(stop, seconds):
             return
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.azure.retry import attempt
+from sbpair.errors import SbpairError
 from sbpair.model.queues import ControlEvent
 
 if TYPE_CHECKING:
@@ -36,11 +37,30 @@ def start_seconds(number: int, at_once: int) -> float:
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Raise the first error of a TaskGroup instead of the group."""
+    """Raise the first error of a TaskGroup, or of one within it, instead of the group."""
     try:
         yield
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from group
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group
+
+
+async def shielded(action: Awaitable[Result]) -> Result:
+    """Run `action` to its end through any cancellation, which is raised afterwards."""
+    task = asyncio.ensure_future(action)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except SbpairError:
+            break
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
 
 
 async def gather_all(coroutines: Iterable[Coroutine[Any, Any, object]]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sbpair import backlog
 from sbpair.azure.retry import attempt
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
+from sbpair.management.calls import shielded
 from sbpair.management.comparison import (
     Change,
     check_removable,
@@ -189,12 +190,12 @@ class Pruner:
             kept = await self._why_still_kept(path)
         except BaseException:
             # Also where the change is in doubt: a call without an answer may have succeeded.
-            await _shielded(self._restore_status(path, former))
+            await shielded(self._restore_status(path, former))
             raise
         if kept:
-            await _shielded(self._restore_status(path, former))
+            await shielded(self._restore_status(path, former))
             return replace(planned, outcome=Outcome.KEPT, reason=kept)
-        return await _shielded(self._delete(planned, former))
+        return await shielded(self._delete(planned, former))
 
     async def _status(self, path: str) -> str:
         return (await self._attempt(f"read {path}", lambda: self._queues.get(path))).spec.status
@@ -242,17 +243,6 @@ class Pruner:
     async def _enable(self, path: str, former: str) -> None:
         if (await self._queues.get(path)).spec.status == SEND_DISABLED:
             await self._set_status(path, former)
-
-
-async def _shielded(action: Coroutine[None, None, Done]) -> Done:
-    """Run `action` to its end through a first cancellation; a second one ends it."""
-    task = asyncio.create_task(action, name="finish with a queue")
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        with suppress(SbpairError):
-            await task
-        raise
 
 
 def _failed(planned: QueueItem, reason: str, code: int) -> QueueItem:

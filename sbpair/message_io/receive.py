@@ -5,8 +5,7 @@ Invariant: no message is removed before it has been shown. Messages still held a
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -15,6 +14,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.data_errors import translate_data_errors
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
+from sbpair.management.calls import shielded
 from sbpair.message_io.render import render_message, render_received
 from sbpair.move.peek.locked import peek_old
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_headers
@@ -130,7 +130,7 @@ async def _show_and_complete(
     try:
         while held:
             show(source.side_of(held[0]), source.render(held[0]))
-            await _uninterrupted(_completed(source, held.pop(0), counts))
+            await shielded(_completed(source, held.pop(0), counts))
     finally:
         with suppress(SbpairError):
             await source.give_back(held)
@@ -142,16 +142,6 @@ async def _completed(source: ReceiveSource, message: Any, counts: ReceiveCounts)
         counts.received += 1
     except (MessageLockLost, Unavailable):
         counts.not_removed += 1
-
-
-async def _uninterrupted(settling: Awaitable[None]) -> None:
-    """Wait for a started settlement even if cancelled: it ends soon, and its outcome is known."""
-    task = asyncio.ensure_future(settling)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
 
 
 @asynccontextmanager

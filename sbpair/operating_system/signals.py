@@ -1,4 +1,4 @@
-"""Signals that stop a command, and processes that do not get them.
+"""Signals that stop a command.
 
 SIGINT and SIGTERM on every system. POSIX sends SIGHUP when the terminal is lost, and `nohup` ignores it. Windows sends
 SIGBREAK for Ctrl-Break.
@@ -6,13 +6,10 @@ SIGBREAK for Ctrl-Break.
 
 import asyncio
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
@@ -66,13 +63,6 @@ def handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def detached() -> dict[str, Any]:
-    """Return the arguments that start a process which gets no signal of this terminal."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
 
 
 def _not_ignored() -> list[signal.Signals]:

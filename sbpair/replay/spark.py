@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
 from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
-from sbpair.model.python_path import is_working_directory_trusted
 from sbpair.operating_system.signals import handlers_kept
 from sbpair.replay.archive_layout import SEGMENTS
 from sbpair.replay.java import logged_stderr
@@ -95,6 +94,14 @@ def local_parallelism(master: str) -> int | None:
     return (os.cpu_count() or 1) if inside == "*" else int(inside) if inside.isdecimal() else 1
 
 
+def _is_working_directory_trusted() -> bool:
+    """Return whether this process imports from its working directory, in which others may have placed a module."""
+    try:
+        return bool({"", str(Path.cwd())} & set(sys.path))
+    except FileNotFoundError:  # it was removed
+        return False
+
+
 @contextmanager
 def spark_session(
     master: str, settings: Mapping[str, str], *, verbose: bool = False, package: str | None = None
@@ -103,7 +110,7 @@ def spark_session(
     if is_local_master(master):
         # By default workers use the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        if not is_working_directory_trusted():
+        if not _is_working_directory_trusted():
             os.environ.setdefault("PYTHONSAFEPATH", "1")
     if not verbose:
         hide_tracebacks()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.azure.atom import open_atom
-from sbpair.doctor import live_questions, trial_queues
+from sbpair.doctor import live_questions
 from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
@@ -112,7 +112,7 @@ async def test_live_check_uses_only_its_own_queue_names() -> None:
 
     async with Emulator([("contoso", 0)]) as emulator:
         await ask(emulator, lambda _event: seen.update(paths(emulator)))
-        assert seen == set(live_questions.queue_names(TAG))
+        assert seen == {*live_questions.queue_names(TAG).values()}
         assert all(path.startswith(f"sbpair-doctor-{TAG}-") and "/" not in path for path in seen)
 
 
@@ -220,7 +220,7 @@ async def test_queue_that_could_not_be_deleted_is_reported() -> None:
         assert checks["removed"].detail
         assert "by hand" in checks["removed"].detail.hint
         assert code == 6
-        assert paths(emulator) == set(live_questions.queue_names(TAG))
+        assert paths(emulator) == {*live_questions.queue_names(TAG).values()}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ async def test_a_namespace_that_is_not_there_cannot_be_asked() -> None:
 
 async def test_existing_queue_of_that_name_is_not_touched() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
-        [description, *_others] = live_questions.queue_names(TAG)
+        description = live_questions.queue_names(TAG)["description"]
         emulator.namespaces["contoso"].create_queue(description)
         checks, _ = await ask(emulator)
         assert checks["description"].outcome is Outcome.FAILED
@@ -255,21 +255,3 @@ async def test_existing_queue_of_that_name_is_not_touched() -> None:
 @pytest.mark.parametrize("size", [300, 65_536, 262_144, 1_048_576])
 def test_the_largest_message_has_exactly_that_size(size: int) -> None:
     assert len(live_questions.message_of(size)) == size
-
-
-async def test_shielded_action_ends_before_the_cancellation() -> None:
-    go, done = asyncio.Event(), []
-
-    async def work() -> None:
-        await go.wait()
-        done.append(True)
-
-    task = asyncio.create_task(trial_queues.shielded(work()))
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.sleep(0)
-    assert not task.done()
-    go.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert done == [True]

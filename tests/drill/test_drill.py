@@ -1,4 +1,4 @@
-"""The whole drill with real sockets: an emulator in a child process, and every message compared."""
+"""The whole drill with real sockets, and every message compared."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 
 from sbpair import drill, errors
 from sbpair.amqp.message import Sections
-from sbpair.drill import against_pair, emulator_process, scenario
+from sbpair.azure.atom import open_atom
+from sbpair.drill import drill_pair, scenario
 from sbpair.failover import sdk_messages
 from sbpair.failover.failover_send import Delivered
 from sbpair.move import events
 from sbpair.move.receipt import Tally
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.kit.failover_rig import Rig
 
 # The SDK leaves the sockets of what has failed to whoever collects the garbage.
@@ -52,47 +52,6 @@ async def test_a_drill_brings_every_message_back_whole() -> None:
     assert (sending.receipt.sent, sending.receipt.balanced) == (sending.backlog, True)
     # Each queue is emptied once of what was stranded, and once of what was sent.
     assert sum(isinstance(each, events.QueueDone) for each in told) == 20
-
-
-async def test_a_drills_emulator_imports_nothing_from_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("sbpair", "json", "typer"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('a foreign module')")
-    monkeypatch.chdir(tmp_path)
-    async with emulator_process.emulated_pair(1) as pair:
-        assert pair.primary.port
-
-
-async def test_a_drill_that_is_interrupted_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[asyncio.subprocess.Process] = []
-    ready = emulator_process._ready
-
-    async def seen(process: asyncio.subprocess.Process) -> Any:
-        started.append(process)
-        return await ready(process)
-
-    monkeypatch.setattr(emulator_process, "_ready", seen)
-
-    stranding = asyncio.Event()
-
-    def on_event(event: Any) -> None:
-        if isinstance(event, drill.DrillPhase) and event.name == "strand":
-            stranding.set()
-
-    task = asyncio.create_task(drill.run_drill(messages=100, queues=2, on_event=on_event))
-    await stranding.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    gc.collect()
-    assert started[0].returncode is not None
-
-
-async def test_emulator_that_does_not_start_gives_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulator_process.sys, "executable", "/bin/false")
-    with pytest.raises(errors.MachineLacks, match="the emulator did not start"):
-        await drill.run_drill(messages=1)
 
 
 TAG = "0123456789ab"
@@ -127,10 +86,24 @@ async def test_drill_on_own_namespaces_completes_and_cleans_up(rig: Rig) -> None
 
 
 async def test_incomplete_phase_raises_and_cleans_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(against_pair.SimulatedOutages, "stop_primary", lambda _self: asyncio.sleep(0))
+    monkeypatch.setattr(drill_pair.SimulatedOutages, "stop_primary", lambda _self: None)
     with pytest.raises(errors.TimedOut, match="the drill waited 3 s for a failover"):
         await on_own(rig, [], scenario.Intervals(max_phase=3.0))
     gc.collect()
+    assert left_of(rig) == []
+
+
+@pytest.mark.parametrize("seen", ["sbpair-drill", "x-servicebus-transfer"])
+async def test_a_drill_that_is_cancelled_leaves_no_queue_behind(rig: Rig, seen: str) -> None:
+    drilling = asyncio.create_task(drill.drill_against(rig.pair, TAG, queues=40))
+    await until(lambda: any(seen in path for path in left_of(rig)))
+    drilling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await drilling
+    gc.collect()
+    for endpoint in (rig.pair.primary, rig.pair.secondary) * 2:  # whatever is still on its way has come by then
+        async with open_atom(endpoint) as namespace:
+            await namespace.probe()
     assert left_of(rig) == []
 
 

@@ -1,4 +1,4 @@
-"""The drill of relays with real sockets and an emulator in a child process; the account of its requests."""
+"""The drill of relays with real sockets, and the account of its requests."""
 
 from __future__ import annotations
 

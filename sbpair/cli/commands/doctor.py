@@ -63,7 +63,7 @@ def command(
     tag = uuid.uuid4().hex[:12]
     if live and survey.endpoints:
         names = " and ".join(each.name for each in survey.endpoints.values())
-        plan = f"creates, uses and deletes in {names}: {', '.join(questions.queue_names(tag))}"
+        plan = f"creates, uses and deletes in {names}: {', '.join(questions.queue_names(tag).values())}"
         screen.confirm("--live", plan, next_command("doctor", "--yes"), yes=yes)
     subject = CheckSubject(
         survey.endpoints,

@@ -89,7 +89,7 @@ def command(
     pair = _pair_of(screen, target, messages)
     from sbpair import drill
     from sbpair.cli.progress.move_progress import EventPrinter
-    from sbpair.drill import against_pair
+    from sbpair.drill.drill_pair import OWN_QUEUES
     from sbpair.drill.drill_phases import DrillPhase
     from sbpair.drill.scenario import Intervals
 
@@ -113,7 +113,7 @@ def command(
             )
         )
     else:
-        tag, queues = uuid.uuid4().hex[:12], count or against_pair.OWN_QUEUES
+        tag, queues = uuid.uuid4().hex[:12], count or OWN_QUEUES
         screen.confirm("--against", _plan(pair, tag, queues), next_command("drill", "--yes"), yes=target.yes)
         result = run(drill.drill_against(pair, tag, queues=queues, seed=seed, intervals=intervals, on_event=on_event))
     document = {
@@ -164,7 +164,7 @@ def _pair_of(screen: Screen, target: DrillTarget, messages: int | None) -> "Pair
 
 
 def _plan(pair: "Pair", tag: str, queues: int) -> str:
-    from sbpair.drill.against_pair import drill_queue_names
+    from sbpair.drill.drill_pair import drill_queue_names
 
     queue, paths = drill_queue_names(tag, queues)
     backlog = paths[0] if queues == 1 else f"{paths[0]} to {queues - 1}"

@@ -1,0 +1,122 @@
+"""The pair of a drill: an emulator's, or the user's with queues of the drill's own. And how its outages are made.
+
+Invariant: a drill writes only to queues created for it, under unique names, and deletes them whatever happens.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from sbpair import backlog
+from sbpair.failover.simulated_outage import SimulatedOutage
+from sbpair.management.calls import gather_all
+from sbpair.management.temporary_queues import IDLE, open_temporary_queues
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Pair
+from sbpair.model.queues import QueueSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from sbpair.drill.drill_phases import EmitPhase
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.server import Emulator
+    from sbpair.model.pair import Endpoint
+
+PRIMARY, SECONDARY = "contoso", "contoso-dr"
+OWN_QUEUES = 2
+
+
+@asynccontextmanager
+async def emulated_pair(
+    backlog_queues: int, relays: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[Pair, EmulatedOutages]]:
+    """Start an emulator with a pair of namespaces, and with relay paths by namespace. Raises MachineLacks."""
+    from sbpair.emulator.server import Emulator
+
+    def create_relay(namespace: Namespace) -> None:
+        namespace.hybrid_connections.create((relays or {})[namespace.name])
+
+    wanted = [(PRIMARY, 0), (SECONDARY, 0)]
+    async with Emulator(wanted, create_entities=create_relay if relays else None) as emulator:
+        found = emulator.ready.namespaces
+        first, second = (endpoint_from_connection_string(each.connection_string, name=each.name) for each in found)
+        yield Pair("drill", first, second, backlog_queues=backlog_queues), EmulatedOutages(emulator)
+
+
+class EmulatedOutages:
+    """Outages of emulated namespaces, or of one backlog queue: connections or links break, and new ones are refused."""
+
+    outage = None
+
+    def __init__(self, emulator: Emulator) -> None:
+        self.emulator = emulator
+
+    def stop_primary(self) -> None:
+        self.emulator.faults.namespace_down(PRIMARY)
+
+    def stop_relay(self, namespace: str) -> None:
+        """Break every connection of a namespace. Later ones reach it, and its relay refuses them with 503."""
+        self.emulator.faults.relay_down(namespace, status=503)
+        with self.emulator.faults.during("namespace-down", namespace):
+            pass
+
+    def stop_queue(self, path: str) -> None:
+        self.emulator.faults.entity_down(SECONDARY, path)
+
+    def restore(self) -> None:
+        self.emulator.faults.end_all()
+
+
+class SimulatedOutages:
+    """Outages that are simulated in this client; no other client is affected."""
+
+    def __init__(self) -> None:
+        self.outage = SimulatedOutage()
+
+    def stop_primary(self) -> None:
+        self.outage.begin("primary")
+
+    def stop_queue(self, path: str) -> None:
+        self.outage.begin("backlog", path)
+
+    def restore(self) -> None:
+        self.outage.end()
+
+
+Outages: TypeAlias = EmulatedOutages | SimulatedOutages
+
+
+def drill_queue_names(tag: str, queues: int) -> tuple[str, tuple[str, ...]]:
+    """Return the queue that a drill creates in the primary, and those in the secondary."""
+    entity = f"sbpair-drill-{tag}"
+    return entity, tuple(backlog.queue_path(entity, index) for index in range(queues))
+
+
+@asynccontextmanager
+async def drill_queues(pair: Pair, tag: str, queues: int, emit: EmitPhase) -> AsyncIterator[tuple[Pair, str]]:
+    """Create the drill's queues, and delete them at the end.
+
+    Yields the pair with the drill's own backlog queues, whose paths begin with another primary's name, and the queue
+    in the primary. Needs Manage on both sides.
+    """
+    entity, _ = drill_queue_names(tag, queues)
+    emit("provision", f"creating {entity} in {pair.primary.name}, and {queues} backlog queues in {pair.secondary.name}")
+    remaining: list[str] = []
+
+    def left_in(endpoint: Endpoint) -> Callable[[str, object], object]:
+        return lambda path, _error: remaining.append(f"{path} in {endpoint.name}")
+
+    try:
+        async with (
+            open_temporary_queues(pair.primary, left_in(pair.primary)) as own,
+            open_temporary_queues(pair.secondary, left_in(pair.secondary)) as waiting,
+        ):
+            await own.create(QueueSpec(entity, auto_delete_on_idle=IDLE))
+            specs = (backlog.queue_spec(entity, index) for index in range(queues))
+            await gather_all(waiting.create(replace(spec, auto_delete_on_idle=IDLE)) for spec in specs)
+            yield replace(pair, primary=replace(pair.primary, name=entity), backlog_queues=queues), entity
+    finally:
+        emit("clean", f"not deleted, delete by hand: {', '.join(remaining)}" if remaining else "its queues are deleted")
