@@ -11,28 +11,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair import backlog
-from sbpair.amqp.message import Sections
-from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
 from sbpair.drill import scenario
-from sbpair.drill.compare import Comparison, compare_all, message_differences
+from sbpair.drill.compare import Comparison, compare_all, compared, message_differences
 from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessage, originals
 from sbpair.drill.drill_pair import OWN_QUEUES, SimulatedOutages, drill_queues, emulated_pair
 from sbpair.drill.drill_phases import DrillPhase, Timeline
 from sbpair.drill.scenario import INTERVALS, Intervals, SendTally, accounted, received, take_payloads
-from sbpair.errors import ExitCode, ProtocolError, UsageError
+from sbpair.errors import ExitCode, UsageError
 from sbpair.management import provisioning
 from sbpair.model.queues import QueueSpec
 from sbpair.move.events import SyphonEvent
 from sbpair.syphon import runner
 
 if TYPE_CHECKING:
+    from sbpair.amqp.message import Sections
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.move.receipt import Receipt
 
@@ -147,13 +146,6 @@ async def _read_back(primary: Endpoint, advance: Callable[[int], None]) -> list[
     return received_messages
 
 
-def _id_of(payload: bytes) -> str:
-    """Return the message id, "" for a message without one or an unreadable one."""
-    with suppress(ProtocolError):
-        return text_of(Sections.split(payload).read_properties().message_id) or ""
-    return ""
-
-
 def _result(
     sent: list[OriginalMessage],
     back: list[tuple[str, bytes]],
@@ -163,17 +155,14 @@ def _result(
 ) -> DrillResult:
     known = {each.message_id: each for each in sent}
 
-    def compared(destination: str, payload: bytes) -> tuple[str, list[str]]:
-        message_id = _id_of(payload)
-        original = known.get(message_id)
-        if original is None:
-            return message_id, ["it was never sent"]
-        wrong = message_differences(original, payload)
+    def differences(destination: str, original: OriginalMessage, got: Sections) -> list[str]:
+        wrong = message_differences(original, got)
         if original.destination != destination:
             wrong.append(f"expected at {original.destination}, received at {destination}")
-        return message_id, wrong
+        return wrong
 
-    figures, _ = compare_all(known, (compared(*each) for each in back))
+    found = (compared(known, payload, partial(differences, destination)) for destination, payload in back)
+    figures, _ = compare_all(known, found)
     return DrillResult(
         seconds=timeline.seconds,
         receipt=receipt,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.amqp import types
 from sbpair.amqp.message import Properties, Sections
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from sbpair.amqp.message import Header
     from sbpair.drill.drill_messages import OriginalMessage
     from sbpair.move.receipt import Receipt
+
+Original = TypeVar("Original")
 
 TICKS_PER_MS = 10_000
 MAX_HEADER_TTL_MS = 0xFFFFFFFF
@@ -80,13 +82,23 @@ def compare_all(
     return figures, repeated
 
 
-def message_differences(original: OriginalMessage, payload: bytes) -> list[str]:
-    """Return the differences, one line each; [] for an unaltered message."""
+def compared(
+    sent: Mapping[str, Original], payload: bytes, differences: Callable[[Original, Sections], list[str]]
+) -> tuple[str, list[str]]:
+    """Return the id and the differences of a received message; id "" for a message without one or an unreadable one."""
+    message_id = ""
     try:
         got = Sections.split(payload)
-        return [line for check in (_sections, _header, _annotations) for line in check(original, got)]
+        message_id = types.text_of(got.read_properties().message_id) or ""
+        original = sent.get(message_id)
+        return message_id, ["it was never sent"] if original is None else differences(original, got)
     except ProtocolError as error:
-        return [f"unreadable: {error.message}"]
+        return message_id, [f"unreadable: {error.message}"]
+
+
+def message_differences(original: OriginalMessage, got: Sections) -> list[str]:
+    """Return the differences, one line each; [] for an unaltered message. Raises ProtocolError."""
+    return [line for check in (_sections, _header, _annotations) for line in check(original, got)]
 
 
 def byte_differences(had: Sections, got: Sections, sections: Sequence[str] = _RAW) -> list[str]:

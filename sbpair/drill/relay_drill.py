@@ -105,14 +105,14 @@ class RelayDrillResult:
 
 
 class Service:
-    """A service that counts executions. `waiting` has side and method of requests whose answers are held back."""
+    """A service that counts executions. `waiting` has side and method of requests that wait until `answers` is set."""
 
     def __init__(self, changed: asyncio.Event) -> None:
         self.executions: Counter[str] = Counter()
         self.waiting: set[tuple[str, str]] = set()
         self._changed = changed
-        self._answers = asyncio.Event()
-        self._answers.set()
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def handle(self, request: RelayRequest) -> RelayAnswer:
         """Handle a request, whose path ends with its id and the size of its answer."""
@@ -122,15 +122,9 @@ class Service:
         kind = (request.side, request.method)
         self.waiting.add(kind)
         self._changed.set()
-        await self._answers.wait()
+        await self.answers.wait()
         self.waiting.discard(kind)
         return RelayAnswer(200, {"X-Side": request.side}, expected_answer(request_id, body, int(size)))
-
-    def hold_back(self) -> None:
-        self._answers.clear()
-
-    def release(self) -> None:
-        self._answers.set()
 
 
 class RelayApplication(Awaited):
@@ -164,7 +158,7 @@ class RelayApplication(Awaited):
     @asynccontextmanager
     async def executing_on(self, side: Side) -> AsyncIterator[None]:
         """Hold back answers; enter when the service has executed a POST and another request of this side."""
-        self.service.hold_back()
+        self.service.answers.clear()
         try:
             await self.until(
                 f"requests that are executed by the {side}",
@@ -172,7 +166,7 @@ class RelayApplication(Awaited):
             )
             yield
         finally:
-            self.service.release()
+            self.service.answers.set()
 
     async def send_until(self, stop: asyncio.Event) -> None:
         """Send requests steadily, and wait for those on their way at the end."""

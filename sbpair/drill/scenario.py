@@ -16,14 +16,13 @@ from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from sbpair.amqp.message import Properties, Sections
-from sbpair.amqp.types import text_of
+from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import token_getter_for
-from sbpair.drill.compare import Comparison, byte_differences, compare_all, property_differences
+from sbpair.drill.compare import Comparison, byte_differences, compare_all, compared, property_differences
 from sbpair.drill.drill_phases import Awaited, EmitPhase
-from sbpair.errors import ProtocolError, SbpairError
+from sbpair.errors import SbpairError
 from sbpair.management.calls import first_error
 from sbpair.move.failure_latch import set_within
 from sbpair.syphon import runner
@@ -201,7 +200,7 @@ async def take_payloads(receiver: RawReceiver, seconds: float) -> list[bytes]:
 
 def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> SendTally:
     """Compare every message of the application with those received."""
-    figures, repeated = compare_all(sending.sent, (_compared(sending.sent, payload) for payload in back))
+    figures, repeated = compare_all(sending.sent, (compared(sending.sent, payload, _differences) for payload in back))
     delivered, doubtful = sending.sender.delivered, sending.doubtful
     return SendTally(
         entity=sending.sender.entity_name,
@@ -248,21 +247,9 @@ def _describe(number: int, chance: random.Random) -> dict[str, Any]:
     return {"body": chance.randbytes(chance.randrange(2_000)), **own}
 
 
-def _compared(sent: dict[str, Sections], payload: bytes) -> tuple[str, list[str]]:
-    """Return the id and the differences of a received message."""
-    try:
-        got = Sections.split(payload)
-        has = got.read_properties()
-        message_id = text_of(has.message_id) or ""
-        original = sent.get(message_id)
-        return message_id, ["it was never sent"] if original is None else list(_differences(original, got, has))
-    except ProtocolError as error:
-        return "", [f"unreadable: {error.message}"]
-
-
-def _differences(original: Sections, got: Sections, has: Properties) -> list[str]:
+def _differences(original: Sections, got: Sections) -> list[str]:
     # With a time to live, the SDK also sends the time of sending.
-    wrong = [*byte_differences(original, got), *property_differences(original.read_properties(), has)]
+    wrong = [*byte_differences(original, got), *property_differences(original.read_properties(), got.read_properties())]
     ttl = original.read_header().ttl
     if ttl != (got.read_header().ttl if ttl is not None else None):
         wrong.append("the time to live differs")

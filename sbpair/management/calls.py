@@ -47,14 +47,19 @@ def first_error() -> Iterator[None]:
         raise error from group
 
 
-async def shielded(action: Awaitable[Result]) -> Result:
-    """Run `action` to its end through any cancellation, which is raised afterwards."""
+async def shielded(action: Awaitable[Result], *, always: bool = False) -> Result:
+    """Run `action` to its end through a cancellation, which is raised afterwards.
+
+    A second cancellation ends it, unless `always`.
+    """
     task = asyncio.ensure_future(action)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
+            if cancelled is not None and not always:
+                task.cancel()
             cancelled = error
         except SbpairError:
             break

@@ -38,7 +38,7 @@ class TemporaryQueues:
         # Recorded before the answer, and shielded: a queue in doubt is deleted, and not before its creation ends.
         if spec.path not in self.created:
             self.created.append(spec.path)
-        await shielded(self._create(spec, exact=exact))
+        await shielded(self._create(spec, exact=exact), always=True)
         return spec.path
 
     async def _create(self, spec: QueueSpec | Queue | Topic, *, exact: bool) -> None:
@@ -72,4 +72,4 @@ async def open_temporary_queues(
         try:
             yield queues
         finally:
-            await shielded(queues.delete_all(sleep, on_failure))
+            await shielded(queues.delete_all(sleep, on_failure), always=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -20,7 +20,7 @@ from sbpair.errors import ProtocolError, SbpairError
 
 if TYPE_CHECKING:
     from sbpair.move.interface import Batch, Destination, DestinationLink, RoutedMessage, SendOutcome
-    from sbpair.move.message.decode import Content
+    from sbpair.move.raw_primary import Sendable
 
 MAX_LINKS: Final = 128
 CONTEXT_KEYS: Final = ("traceparent", "Diagnostic-Id")
@@ -28,12 +28,6 @@ CONTEXT_KEYS: Final = ("traceparent", "Diagnostic-Id")
 
 _ENCODED_KEYS: Final = tuple(key.encode() for key in CONTEXT_KEYS)
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
-
-
-class _Sendable(Protocol):
-    """A received message with content. Undecodable payloads have none, and are never sent."""
-
-    content: Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,7 @@ class _TracedLink:
 
     def encode(self, routed: Sequence[RoutedMessage]) -> Batch:
         batch = self._link.encode(routed)
-        sent = (cast("_Sendable", each.message).content.application_properties for each in routed[: batch.count])
+        sent = (cast("Sendable", each.message).content.application_properties for each in routed[: batch.count])
         contexts = filter(None, map(_span_context, sent))
         self._links[id(batch)] = [trace.Link(each) for each in islice(contexts, MAX_LINKS)]
         return batch

@@ -114,8 +114,6 @@ class Telemetry:
 
     def traced(self, queue: str, destination: Destination) -> Destination:
         """Return a destination that records a span for each batch of this queue."""
-        if self.tracer is None:
-            return destination
         from sbpair.metrics.batch_spans import TracedDestination
 
         send = {"messaging.operation.name": "send", "messaging.operation.type": "send"}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sbpair.azure.health import HealthResponse
 from sbpair.doctor import machine
 from sbpair.doctor.access import clock_check
-from sbpair.doctor.check import bounded, diagnosis_exit_code, failed, note, of_error, ok, unknown, within
-from sbpair.errors import NotAuthorized, UsageError
+from sbpair.doctor.check import Check, bounded, diagnosis_exit_code, failed, note, ok, unknown, within
+from sbpair.errors import NotAuthorized
 from sbpair.model.report import Outcome, Report
 
 FINE = (ok("a", "fine"), note("b", "by the way"), unknown("c", "who knows"))
@@ -29,22 +31,24 @@ def test_equal_failures_share_their_exit_code_and_others_give_3(codes: tuple[int
     assert diagnosis_exit_code(Report((*FINE, *(failed("d", "wrong", "hint it", each) for each in codes)))) == code
 
 
-def test_error_becomes_a_failed_check_with_its_hint() -> None:
-    found = of_error("primary.send", NotAuthorized("may not send", hint="use a key with Send"))
-    assert (found.reason, found.exit_code) == ("may not send", 5)
-    assert found.detail
-    assert found.detail.hint == "use a key with Send"
+async def refused() -> str:
+    raise NotAuthorized("may not send", hint="use a key with Send")
 
 
-async def test_check_without_answer_times_out() -> None:
-    async def never() -> str:
-        await asyncio.Event().wait()
-        return "well"
+async def never() -> str:
+    await asyncio.Event().wait()
+    return "well"
 
-    found = await bounded("x", 0.01, never(), hint="look there")
-    assert (found.outcome, found.exit_code) == (Outcome.FAILED, 6)
-    assert found.detail
-    assert found.detail.hint == "look there"
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (refused, failed("x", "may not send", "use a key with Send", 5)),
+        (never, failed("x", "no answer within 0.01 s", "look there", 6)),
+    ],
+)
+async def test_an_error_or_no_answer_is_a_failed_check(action: Callable[[], Any], expected: Check) -> None:
+    assert await bounded("x", 0.01, action(), hint="look there") == expected
 
 
 async def test_endless_cleanup_is_cancelled_until_it_ends() -> None:
@@ -94,20 +98,18 @@ async def test_a_bug_is_not_taken_for_a_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "outcome"),
+    ("ahead", "outcome", "reason"),
     [
-        *((seconds, Outcome.OK) for seconds in (0.0, 60.4, -60.4)),
-        *((seconds, Outcome.FAILED) for seconds in (60.6, -60.6, 3_600.0, -86_400.0 * 365)),
-        (None, Outcome.UNKNOWN),
+        *((seconds, Outcome.OK, "within") for seconds in (0.0, 60.4, -60.4)),
+        *((seconds, Outcome.FAILED, "s behind that of contoso;") for seconds in (60.6, 3_600.0)),
+        *((seconds, Outcome.FAILED, "s ahead of that of contoso;") for seconds in (-60.6, -86_400.0 * 365)),
+        (None, Outcome.UNKNOWN, "does not report its time"),
     ],
 )
-def test_clocks_may_differ_by_a_minute(ahead: float | None, outcome: Outcome) -> None:
-    assert clock_check("primary.clock", "contoso", HealthResponse(401, ahead, 0.5)).outcome is outcome
-
-
-def test_clock_difference_reports_its_direction() -> None:
-    assert "120 s behind that of contoso;" in clock_check("c", "contoso", HealthResponse(401, 120, 0.5)).reason
-    assert "120 s ahead of that of contoso;" in clock_check("c", "contoso", HealthResponse(401, -120, 0.5)).reason
+def test_clocks_may_differ_by_a_minute(ahead: float | None, outcome: Outcome, reason: str) -> None:
+    found = clock_check("primary.clock", "contoso", HealthResponse(401, ahead, 0.5))
+    assert found.outcome is outcome
+    assert reason in found.reason
 
 
 # Send time-out
@@ -219,31 +221,30 @@ def test_configuration_file_writable_by_others_fails(tmp_path: Path, mode: int, 
     assert (outcome is Outcome.OK) or (found.detail and "chmod go-w" in found.detail.hint)
 
 
-def test_a_file_that_is_not_there_is_worth_a_note() -> None:
-    assert machine.file_check(Path("/nowhere/config.toml")).outcome is Outcome.NOTE
-
-
-def test_a_file_below_a_file_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("check", "path", "outcome", "code"),
+    [
+        (machine.file_check, "nothing", Outcome.NOTE, 0),
+        (machine.file_check, "file/config.toml", Outcome.FAILED, 7),
+        (machine.state_check, "", Outcome.OK, 0),
+        (machine.state_check, "a/b", Outcome.OK, 0),
+        (machine.state_check, "file", Outcome.FAILED, 7),
+        (machine.state_check, "file/below", Outcome.FAILED, 7),
+        (machine.state_check, "closed/below", Outcome.FAILED, 7),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_a_lack(
+    check: Callable[[Path], Check],
+    path: str,
+    outcome: Outcome,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (tmp_path / "file").touch()
-    assert machine.file_check(tmp_path / "file" / "config.toml").exit_code == 7
-
-
-def test_the_state_may_be_there_or_yet_to_be_made(tmp_path: Path) -> None:
-    assert machine.state_check(tmp_path).outcome is Outcome.OK
-    assert machine.state_check(tmp_path / "a" / "b").reason.endswith("which the first run creates")
-
-
-def test_a_state_that_is_no_directory_is_a_lack(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert machine.state_check(path).exit_code == 7
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-def test_a_state_that_cannot_be_written_is_a_lack(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    assert machine.state_check(tmp_path / "state").exit_code == 7
-
-
-def test_a_usage_error_keeps_its_exit_code() -> None:
-    assert of_error("configuration", UsageError("no", hint="yes")).exit_code == 2
+    (tmp_path / "closed").mkdir()
+    # Root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda directory, _mode: directory.name != "closed")
+    found = check(tmp_path / path)
+    assert (found.outcome, found.exit_code) == (outcome, code)
+    assert found.reason.endswith("which the first run creates") is (path == "a/b")

@@ -142,7 +142,7 @@ def assert_whole(
         message = by_id[shown["message_id"]]
         arrived[message.message_id] += 1
         assert destination == message.destination
-        assert message_differences(message, base64.b64decode(raw)) == []
+        assert message_differences(message, Sections.split(base64.b64decode(raw))) == []
         assert shown.get("group_id") == message.session_id
         assert shown["schedule"] == message.scheduled_at
     assert set(arrived) == set(by_id) - set(but)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,9 +117,7 @@ async def test_lines_sent_to_the_backlog_are_counted_there(rig: Rig) -> None:
     assert balanced(result)
     assert [each.after for each in events if isinstance(each, EntityChanged)] == [State.FAILING, State.FAILED_OVER]
     assert len(rig.in_backlog()) == 3
-
-
-async def test_to_backlog_sends_there_with_a_healthy_primary(rig: Rig) -> None:
+    # Also with a healthy primary, if that is wanted.
     result = await send_text(rig, b"a\nb\n", to_backlog=True)
     assert (result.delivered, rig.in_queue(rig.orders)) == (Delivered(backlog=2), [])
 
@@ -175,10 +174,6 @@ async def test_an_invalid_line_ends_the_run_after_earlier_lines(rig: Rig) -> Non
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
 
 
-async def test_an_invalid_first_line_is_a_usage_error(rig: Rig) -> None:
-    assert (await send_text(rig, b"{}\n", parse=parse_json)).exit_code == 2
-
-
 async def test_a_refused_message_ends_the_run_at_its_line(rig: Rig) -> None:
     result = await send_text(rig, b"a\n" + b"x" * 300_000 + b"\nc\n")
     assert (result.delivered, result.failed, result.line, result.next_line) == (Delivered(primary=1), 1, 2, 2)
@@ -186,10 +181,10 @@ async def test_a_refused_message_ends_the_run_at_its_line(rig: Rig) -> None:
     assert bodies(rig.in_queue(rig.orders)) == [b"a"]
 
 
-async def test_a_missing_entity_accepts_nothing(rig: Rig) -> None:
+async def test_a_first_line_that_cannot_be_sent_is_a_usage_error(rig: Rig) -> None:
+    assert (await send_text(rig, b"{}\n", parse=parse_json)).exit_code == 2
     result = await send_text(rig, b"a\n", entity="nowhere")
-    assert (result.failed, result.exit_code) == (1, 2)
-    assert rig.in_backlog() == []
+    assert (result.failed, result.exit_code, rig.in_backlog()) == (1, 2, [])
 
 
 async def test_a_stop_does_not_wait_for_more_lines(rig: Rig) -> None:
@@ -236,14 +231,9 @@ async def test_the_next_run_delivers_the_outbox(rig: Rig, tmp_path: Path) -> Non
     assert any(isinstance(each, OutboxClosed) for each in events)
     assert (await send_text(rig, b"c\n", outbox=outbox, drain_seconds=5.0)).exit_code == 0
     assert outbox_depths(outbox) == {}
+    with closing(Outbox(outbox, rig.pair)), pytest.raises(errors.LeaseHeld):
+        await send_text(rig, b"d\n", outbox=outbox)
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
-
-
-async def test_an_outbox_in_use_is_refused(rig: Rig, tmp_path: Path) -> None:
-    outbox = Outbox(tmp_path / "outbox.db", rig.pair)
-    with pytest.raises(errors.LeaseHeld):
-        await send_text(rig, b"a\n", outbox=tmp_path / "outbox.db")
-    outbox.close()
 
 
 async def test_the_rate_is_kept(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,15 +261,9 @@ async def test_pings_distinguish_up_down_and_broken(rig: Rig) -> None:
     assert pinger.ping_exit_code(answers[2:]) == 3
     # Nobody is given a ping.
     assert rig.do(rig.orders.counts).active <= 1
-
-
-async def test_a_ping_with_a_wrong_key_is_broken_without_access(rig: Rig) -> None:
-    rig.with_key("primary", "d3Jvbmc=")
-    answers = await pinger.ping_all(rig.pair.primary, ["orders"], seconds=20)
-    assert (answers[0].health, pinger.ping_exit_code(answers)) == (Health.BROKEN, 5)
-
-
-async def test_an_unanswered_ping_is_down(rig: Rig) -> None:
     with rig.broken("stall", PRIMARY):
         answers = await pinger.ping_all(rig.pair.primary, ["orders"], seconds=1)
     assert (answers[0].health, pinger.ping_exit_code(answers)) == (Health.DOWN, 6)
+    rig.with_key("primary", "d3Jvbmc=")
+    answers = await pinger.ping_all(rig.pair.primary, ["orders"], seconds=20)
+    assert (answers[0].health, pinger.ping_exit_code(answers)) == (Health.BROKEN, 5)

@@ -21,14 +21,13 @@ class Collector:
         self.status = 200
         self.answers = threading.Event()
         self.answers.set()
-        self.requests = 0
         self.resources: list[dict[str, str]] = []
         self.spans: list[Any] = []
-        self._metrics: dict[str, dict[str, float]] = {}
+        self.metrics: dict[str, dict[str, float]] = {}
+        """The last value of each series, by metric and label."""
         self.units: dict[str, str] = {}
 
     def take(self, path: str, body: bytes) -> None:
-        self.requests += 1
         if path == "/v1/traces":
             for each in ExportTraceServiceRequest.FromString(body).resource_spans:
                 self.resources.append(attributes(each.resource))
@@ -39,12 +38,7 @@ class Collector:
                 for metric in (metric for scope in each.scope_metrics for metric in scope.metrics):
                     self.units[metric.name] = metric.unit
                     data = metric.sum if metric.HasField("sum") else metric.gauge
-                    self._metrics[metric.name] = dict(map(_point, data.data_points))
-
-    @property
-    def metrics(self) -> dict[str, dict[str, float]]:
-        """The last value of each series, by metric and label."""
-        return self._metrics
+                    self.metrics[metric.name] = dict(map(_point, data.data_points))
 
 
 def _point(point: Any) -> tuple[str, float]:

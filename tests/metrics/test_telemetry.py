@@ -168,6 +168,15 @@ async def test_without_spans_no_destination_is_wrapped(collector: Collector, mon
     assert {each["service.name"] for each in collector.resources} == {"moves"}
 
 
+async def test_a_collector_that_refuses_is_one_warning(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    collector.status = 403
+    async with world(1, "orders") as w:
+        w.strand(*range(20))
+        assert (await moved(w)).receipt.sent == 20
+    mine = [each for each in caplog.records if each.name.startswith("sbpair.") and each.levelno >= logging.WARNING]
+    assert [each.getMessage()[:11] for each in mine] == ["telemetry: "]
+
+
 async def test_a_collector_that_does_not_answer_delays_the_end_by_two_seconds(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:

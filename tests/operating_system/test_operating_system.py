@@ -18,7 +18,7 @@ import pytest
 
 from sbpair.doctor.machine import file_check, java_check
 from sbpair.errors import ExitCode, MachineLacks, PortInUse, SbpairError, UsageError
-from sbpair.operating_system import can_be_redrawn, end_of_input, files, listen, require_posix, signals
+from sbpair.operating_system import can_be_redrawn, end_of_input, file_lock, files, listen, require_posix, signals
 from sbpair.replay import local_files
 from sbpair.runs.lease import Lock, is_locked
 
@@ -112,6 +112,19 @@ def test_windows_locks_a_byte_beyond_the_content(failure: int, tmp_path: Path, m
             assert is_locked(path)
         with pytest.raises(BlockingIOError if failure == errno.EACCES else MachineLacks):
             Lock(path)
+
+
+def test_a_name_is_taken_by_one_process_until_it_is_released() -> None:
+    name = f"a test, {os.getpid()}"
+    for _ in range(2):
+        taken = file_lock.take_name(name)
+        assert taken
+        with taken, pytest.raises(BlockingIOError):
+            file_lock.take_name(name)
+        assert taken.fileno() == -1
+    with file_lock.take_name(name) or socket.socket():
+        assert file_lock.holder_of_name(name) == os.getpid()
+    assert file_lock.holder_of_name(name) is None
 
 
 class LoopOfWindows(asyncio.SelectorEventLoop):

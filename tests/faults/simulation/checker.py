@@ -76,7 +76,7 @@ def _altered(course: Course, tracks: Iterable[Track]) -> Iterator[str]:
                 if not 0 < left <= original.ttl_ticks // TICKS_PER_MS - _waited_ms(course, track):
                     yield f"altered: {track}: it has {left} ms to live"
                 original = replace(original, ttl_ticks=left * TICKS_PER_MS)
-            for line in message_differences(original, payload):
+            for line in message_differences(original, Sections.split(payload)):
                 yield f"altered: {track}: {line}"
 
 
