@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -288,10 +288,10 @@ def _supervision_of(screen: Screen, live: "LiveRun", health: tuple[str, int] | N
     if health is None and not os.environ.get("NOTIFY_SOCKET"):
         yield None
         return
-    from sbpair.service.supervision import open_supervision
+    from sbpair.service.supervision import Supervision
     from sbpair.service.systemd_notify import systemd_notifier
 
-    with open_supervision(live, health, systemd_notifier(os.environ, os.getpid())) as supervision:
+    with closing(Supervision(live, health, systemd_notifier(os.environ, os.getpid()))) as supervision:
         _print_served(screen, "health", supervision.port.url, health and health[1])
         yield supervision
 

@@ -7,8 +7,9 @@ answers neither systemd nor a probe. Health has no secret, and reading it costs 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -37,66 +38,55 @@ class RunHealth(NamedTuple):
     state: str
 
 
-class HealthMonitor:
-    """Takes the events of a run. `stopping` is set by its owner."""
+class Supervision:
+    """The health of a run, over a port at `address`, if any, and to systemd. `live` is then given to the run.
 
-    def __init__(self, live: LiveRun) -> None:
+    Raises UsageError, or MachineLacks for a port that is not free.
+    """
+
+    def __init__(
+        self, live: LiveRun, address: tuple[str, int] | None = None, notifier: SystemdNotifier | None = None
+    ) -> None:
+        pages = {READY: self._page(attrgetter("is_ready")), LIVE: self._page(attrgetter("is_live"))}
+        self.port = HttpPort(address, (OPTION, OPTION), "probes", pages)
         self.stopping = False
         self._live = live
+        self._notifier = notifier
         self._away = AwaySides()
-        self._connected = self._paused = False
+        self._connected = self._paused = self._was_ready = False
+        self._status = ""
+
+    def close(self) -> None:
+        self.port.close()
+        if self._notifier is not None:
+            self._notifier.close()
 
     def take(self, event: events.SyphonEvent) -> None:
-        """Take one event in."""
+        """Take one event of the run in."""
         match event:
             case events.QueueOpened() | events.QueueDone() | events.QueueFailed():
                 self._away.take(event)
                 self._connected = self._connected or isinstance(event, events.QueueOpened)
             case events.RunPaused() | events.RunResumed():
                 self._paused = isinstance(event, events.RunPaused)
+        if self._notifier is not None and not self._was_ready:
+            self._notify_ready(self._notifier)
 
     def read(self) -> RunHealth:
         """Return the health of this moment. Call it in the run's event loop: a loop that is blocked has none."""
-        stuck = self._live.stuck_queues()
-        if stuck:
+        if stuck := self._live.stuck_queues():
             return RunHealth(is_live=False, is_ready=False, state=f"stuck: {', '.join(stuck[:3])}")
         if self.stopping:
-            return RunHealth(is_live=True, is_ready=False, state="stopping")
-        if self._away.names:
-            return RunHealth(is_live=True, is_ready=False, state=f"{' and '.join(sorted(self._away.names))} away")
-        if not self._connected:
-            return RunHealth(is_live=True, is_ready=False, state="connecting")
-        if not self._live.has_lease():
-            return RunHealth(is_live=True, is_ready=False, state="the lease is not confirmed")
-        return RunHealth(is_live=True, is_ready=True, state="paused" if self._paused else "moving")
-
-    def counts(self) -> str:
-        """Return the counts so far, in words."""
-        total: dict[str, int] = {}
-        for queue in self._live.tally.counts().queues.values():
-            for bucket, count in queue.items():
-                total[bucket] = total.get(bucket, 0) + count
-        names = ("received", "sent", "dead_lettered", "expired", "in_doubt")
-        return ", ".join(
-            f"{total.get(name, 0)} {name.replace('_', ' ')}" for name in names if name in names[:2] or total.get(name)
-        )
-
-
-class Supervision:
-    """The health of a run over `port`, and to systemd."""
-
-    def __init__(self, monitor: HealthMonitor, port: HttpPort, notifier: SystemdNotifier | None) -> None:
-        self.port = port
-        self._monitor = monitor
-        self._notifier = notifier
-        self._was_ready = False
-        self._status = ""
-
-    def take(self, event: events.SyphonEvent) -> None:
-        """Take one event of the run in."""
-        self._monitor.take(event)
-        if self._notifier is not None and not self._was_ready:
-            self._notify_ready(self._notifier)
+            state = "stopping"
+        elif self._away.names:
+            state = f"{' and '.join(sorted(self._away.names))} away"
+        elif not self._connected:
+            state = "connecting"
+        elif not self._live.has_lease():
+            state = "the lease is not confirmed"
+        else:
+            return RunHealth(is_live=True, is_ready=True, state="paused" if self._paused else "moving")
+        return RunHealth(is_live=True, is_ready=False, state=state)
 
     async def serve_during(self, run: Awaitable[Result], stop: asyncio.Event) -> Result:
         """Run to the end, and answer probes and systemd until then. `stop` asks the run to end."""
@@ -112,55 +102,48 @@ class Supervision:
                 with suppress(asyncio.CancelledError):
                     await task
 
+    def _page(self, is_good: Callable[[RunHealth], bool]) -> Render:
+        def render(_accept: str) -> Page:
+            health = self.read()
+            status = HTTPStatus.OK if is_good(health) else HTTPStatus.SERVICE_UNAVAILABLE
+            return Page(f"{health.state}\n".encode(errors="replace"), status=status)
+
+        return render
+
     async def _note_stop(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._note_stopping()
 
     def _note_stopping(self) -> None:
-        if not self._monitor.stopping:
-            self._monitor.stopping = True
+        if not self.stopping:
+            self.stopping = True
             if self._notifier is not None:
-                self._notifier.send(STOPPING=1, STATUS=f"stopping: {self._monitor.counts()}")
+                self._notifier.send(STOPPING=1, STATUS=f"stopping: {self._counts()}")
 
     def _notify_ready(self, notifier: SystemdNotifier) -> None:
-        health = self._monitor.read()
+        health = self.read()
         self._was_ready = health.is_ready and notifier.send(READY=1, STATUS=health.state)
 
     async def _report(self, notifier: SystemdNotifier) -> None:
         while True:
-            health = self._monitor.read()
+            health = self.read()
             if health.is_live and notifier.has_watchdog:
                 notifier.send(WATCHDOG=1)
             if not self._was_ready:
                 self._notify_ready(notifier)
             if health.is_live and not self._was_ready:
                 notifier.send(EXTEND_TIMEOUT_USEC=EXTEND_SECONDS * 1_000_000)
-            status = f"{health.state}: {self._monitor.counts()}"
+            status = f"{health.state}: {self._counts()}"
             if status != self._status and notifier.send(STATUS=status):
                 self._status = status
             await asyncio.sleep(notifier.interval)
 
-
-@contextmanager
-def open_supervision(
-    live: LiveRun, address: tuple[str, int] | None, notifier: SystemdNotifier | None
-) -> Iterator[Supervision]:
-    """Open a port for probes at `address`, if any. `live` is then given to the run.
-
-    Raises UsageError, or MachineLacks for a port that is not free.
-    """
-    monitor = HealthMonitor(live)
-
-    def page(is_good: Callable[[RunHealth], bool]) -> Render:
-        def render(_accept: str) -> Page:
-            health = monitor.read()
-            status = HTTPStatus.OK if is_good(health) else HTTPStatus.SERVICE_UNAVAILABLE
-            return Page(f"{health.state}\n".encode(errors="replace"), status=status)
-
-        return render
-
-    pages = {READY: page(attrgetter("is_ready")), LIVE: page(attrgetter("is_live"))}
-    with closing(HttpPort(address, (OPTION, OPTION), "probes", pages)) as port, ExitStack() as stack:
-        if notifier is not None:
-            stack.callback(notifier.close)
-        yield Supervision(monitor, port, notifier)
+    def _counts(self) -> str:
+        """Return the counts so far, in words."""
+        total: Counter[str] = Counter()
+        for queue in self._live.tally.counts().queues.values():
+            total.update(queue)
+        names = ("received", "sent", "dead_lettered", "expired", "in_doubt")
+        return ", ".join(
+            f"{total[name]} {name.replace('_', ' ')}" for name in names if name in names[:2] or total[name]
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.move import events
 from sbpair.move.live_run import LiveRun
 from sbpair.move.raw_source import RawSource
-from sbpair.service.supervision import LIVE, READY, HealthMonitor, RunHealth, Supervision, open_supervision
+from sbpair.service.supervision import LIVE, READY, RunHealth, Supervision
 from sbpair.service.systemd_notify import SystemdNotifier
 from sbpair.syphon.worker import DEFAULT_TIMINGS
 from tests.kit.waiting import until
@@ -63,7 +63,7 @@ async def probed(w: World, tmp_path: Path, **terms: Any) -> AsyncIterator[Probed
         received.setblocking(False)
         received.bind(address)
         notifier = SystemdNotifier(address, 0.1)
-        with open_supervision(live, ("127.0.0.1", 0), notifier) as supervision:
+        with closing(Supervision(live, ("127.0.0.1", 0), notifier)) as supervision:
             w.watchers.append(supervision.take)
             run = w.run(once=False, live=live, **terms)
             watching = asyncio.create_task(supervision.serve_during(run, w.stop))
@@ -106,9 +106,9 @@ async def test_a_watch_is_alive_without_a_namespace_and_ready_with_both(tmp_path
 
 
 async def test_a_paused_run_is_ready_and_a_stopping_one_is_not(tmp_path: Path) -> None:
-    live, monitor = LiveRun(), None
+    live = LiveRun()
+    monitor = Supervision(live)
     async with world() as w:
-        monitor = HealthMonitor(live)
         w.watchers.append(monitor.take)
         async with moving(w, tmp_path, once=False, live=live):
             assert monitor.read() == RunHealth(is_live=True, is_ready=False, state="connecting")
@@ -174,7 +174,7 @@ async def test_a_lease_is_unconfirmed_once_its_connection_is_lost() -> None:
 
 def test_an_unconfirmed_lease_is_alive_and_not_ready() -> None:
     live = LiveRun()
-    monitor = HealthMonitor(live)
+    monitor = Supervision(live)
     monitor.take(events.QueueOpened(QUEUE))
     live.has_lease = lambda: False
     assert monitor.read() == RunHealth(is_live=True, is_ready=False, state="the lease is not confirmed")
