@@ -19,8 +19,7 @@ from sbpair.amqp import codec, splice
 from sbpair.errors import ProtocolError, SbpairError
 
 if TYPE_CHECKING:
-    from sbpair.move.interface import Batch, Destination, DestinationLink, RoutedMessage, SendOutcome
-    from sbpair.move.raw_primary import Sendable
+    from sbpair.move.interface import Batch, Destination, DestinationLink, RoutedMessage, Sendable, SendOutcome
 
 MAX_LINKS: Final = 128
 CONTEXT_KEYS: Final = ("traceparent", "Diagnostic-Id")
