@@ -7,7 +7,7 @@ credential is: Resource Manager accepts no shared access key.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,24 +16,23 @@ from azure.core.exceptions import HttpResponseError
 from azure.mgmt.core.tools import get_arm_endpoints
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 
-from sbpair.azure.arm_json import arm_state, body_of, name_of, path_of, read, with_chosen_size
+from sbpair.azure.arm_json import arm_state, body_of, bytes_of, capacity_of, name_of, path_of, read, with_chosen_size
 from sbpair.azure.credentials import identity_credential
-from sbpair.azure.management_errors import answer_of, translate_management_errors
+from sbpair.azure.management_errors import answer_of, refuse_unreadable_answers, translate_management_errors
 from sbpair.azure.management_route import CALL_SECONDS, HttpRoute, http_route, is_local
 from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.errors import EntityMissing, NameTaken, UsageError
-from sbpair.model import tiers
 from sbpair.model.entities import Queue, Rule, Subscription, Topic, with_partitions
 from sbpair.model.pair import is_loopback
 from sbpair.model.queues import QueueSpec, QueueState
-from sbpair.model.tiers import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from sbpair.azure.interfaces import Kind, NamespaceControl, Sized
     from sbpair.model.entities import AnyEntity, Described
     from sbpair.model.pair import Endpoint, ResourceGroup
+    from sbpair.model.tiers import Capacity
 
 Json = dict[str, Any]
 Listing = list[tuple[str, Json]]
@@ -114,14 +113,16 @@ class ArmNamespace:
     # Queues by path, as the service reports them
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
-        return [
-            arm_state(path, properties, counted=counts)
-            for path, properties in await self._listed("list the queues", self._client.queues.list_by_namespace)
-            if path.lower().startswith(prefix.lower())
-        ]
+        with self._translated("list the queues"):
+            return [
+                arm_state(path, properties, counted=counts)
+                for path, properties in await self._listed(self._client.queues.list_by_namespace)
+                if path.lower().startswith(prefix.lower())
+            ]
 
     async def get(self, path: str) -> QueueState:
-        return arm_state(path, await self._read(QueueSpec(path)))
+        with self._translated(f"read the queue {path}"):
+            return arm_state(path, await self._read(QueueSpec(path)))
 
     # Entities of every kind
 
@@ -130,27 +131,28 @@ class ArmNamespace:
             if self._capacity is None:
                 with self._translated("read the namespace's tier"):
                     found = await self._client.namespaces.get(*self._address)
-                sku, partitions = found["sku"], _properties(found).get("premiumMessagingPartitions")
-                self._capacity = Capacity(tiers.tier_named(str(sku["name"])), sku.get("capacity"), partitions or None)
+                    self._capacity = capacity_of(found["sku"], _properties(found))
         return self._capacity
 
     async def list_all(self, kind: type[Sized]) -> list[tuple[Sized, int]]:
         listing = self._client.queues if issubclass(kind, Queue) else self._client.topics
-        found = await self._listed(f"list the {kind.kind}s", listing.list_by_namespace)
-        return [(await self._chosen(kind(path), each), each.get("sizeInBytes") or 0) for path, each in found]
+        with self._translated(f"list the {kind.kind}s"):
+            found = await self._listed(listing.list_by_namespace)
+            return [(await self._chosen(kind(path), each), bytes_of(each)) for path, each in found]
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
-        what, rules = f"list the rules of {topic}/{subscription}", self._client.rules.list_by_subscriptions
-        found = await self._listed(what, rules, name_of(topic), subscription)
-        return [read(Rule(topic, subscription, name), properties) for name, properties in found]
+        with self._translated(f"list the rules of {topic}/{subscription}"):
+            found = await self._listed(self._client.rules.list_by_subscriptions, name_of(topic), subscription)
+            return [read(Rule(topic, subscription, name), properties) for name, properties in found]
 
     async def read(self, like: Kind) -> Kind:
-        try:
-            found = await self._read(like)
-        except EntityMissing:
-            await self._check_other_kind(like)
-            raise
-        return await self._chosen(like, found)
+        with self._translated(f"read {_label(like)}"):
+            try:
+                found = await self._read(like)
+            except EntityMissing:
+                await self._check_other_kind(like)
+                raise
+            return await self._chosen(like, found)
 
     async def create(self, entity: Described) -> bool:
         """Create an entity after a check that it is missing: a PUT would change an existing one."""
@@ -174,11 +176,16 @@ class ArmNamespace:
         with suppress(EntityMissing), self._translated(f"delete {_label(rule)}"):
             await operations.delete(*self._address, *names)
 
-    async def _listed(self, what: str, listing: Callable[..., AsyncIterable[Any]], *address: str) -> Listing:
-        with self._translated(what):
-            # An emulator's page links are plain HTTP; all requests take its route.
-            pages = listing(*self._address, *address, enforce_https=False)
-            return [(path_of(str(each["name"])), _properties(each)) async for each in pages]
+    async def _listed(self, listing: Callable[..., Any], *address: str) -> Listing:
+        # An emulator's page links are plain HTTP; all requests take its route.
+        pages = listing(*self._address, *address, enforce_https=False).by_page()
+        found, links = [], set[str]()
+        async for page in pages:
+            found += [(path_of(str(each["name"])), _properties(each)) async for each in page]
+            if pages.continuation_token in links:
+                raise ValueError("a page leads back to an earlier one")
+            links.add(pages.continuation_token)
+        return found
 
     async def _read(self, entity: Described) -> Json:
         operations, names = self._resource(entity)
@@ -214,8 +221,13 @@ class ArmNamespace:
                 hint="rename or delete the entity of that name",
             )
 
-    def _translated(self, what: str) -> AbstractContextManager[None]:
-        return translate_management_errors(what, self._namespace, sign_in=SIGN_IN_HINT)
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        with (
+            translate_management_errors(what, self._namespace, sign_in=SIGN_IN_HINT),
+            refuse_unreadable_answers(what, self._namespace),
+        ):
+            yield
 
 
 def _properties(resource: Any) -> Json:

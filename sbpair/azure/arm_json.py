@@ -1,7 +1,8 @@
 """Conversion between entities and Azure Resource Manager's JSON. Pure.
 
 `/` in a queue's or topic's name is `~` in a resource's. Values are read from the JSON, never from the client's
-attributes: those round durations to the precision of a timedelta.
+attributes: those round durations to the precision of a timedelta. Every function that reads raises ValueError,
+LookupError, TypeError or AttributeError for JSON that is not the service's.
 """
 
 from __future__ import annotations
@@ -80,8 +81,32 @@ def read(named: Named, properties: Json) -> Named:
     """Return `named` with the properties that the service reports. An omitted one has its default."""
     if isinstance(named, Rule):
         return cast("Named", _read_rule(named, properties))
-    values = {each.name: properties.get(camel(each.name)) for each in fields(named) if each.name not in NAMES}
-    return replace(with_defaults(named), **{name: value for name, value in values.items() if value is not None})
+    values: dict[str, Any] = {}
+    for each in fields(named):
+        value = properties.get(camel(each.name)) if each.name not in NAMES else None
+        if value is not None:
+            values[each.name] = _typed(value, int if each.default is None else type(each.default))
+    return replace(with_defaults(named), **values)
+
+
+def capacity_of(sku: Json, properties: Json) -> tiers.Capacity:
+    """Convert the tier and the properties of a namespace."""
+    units, partitions = sku.get("capacity"), properties.get("premiumMessagingPartitions")
+    return tiers.Capacity(
+        tiers.tier_named(_typed(sku["name"], str)),
+        None if units is None else _typed(units, int),
+        _typed(partitions, int) if partitions else None,
+    )
+
+
+def bytes_of(properties: Json) -> int:
+    return int(_typed(properties.get("sizeInBytes") or 0, int))
+
+
+def _typed(value: Any, expected: type) -> Any:
+    if type(value) is not expected:
+        raise ValueError(f"expected {expected.__name__}, got {type(value).__name__}")
+    return value
 
 
 def with_chosen_size(entity: Sized, tier: tiers.Tier) -> Sized:
@@ -91,13 +116,14 @@ def with_chosen_size(entity: Sized, tier: tiers.Tier) -> Sized:
 
 
 def _read_rule(named: Rule, properties: Json) -> Rule:
-    action = (properties.get("action") or {}).get("sqlExpression") or ""
+    action = _typed((properties.get("action") or {}).get("sqlExpression") or "", str)
     if properties.get("filterType") != "CorrelationFilter":
         sql = (properties.get("sqlFilter") or {}).get("sqlExpression")
-        return replace(named, filter=SqlFilter(sql) if sql else SqlFilter(), action=action)
+        return replace(named, filter=SqlFilter(_typed(sql, str)) if sql else SqlFilter(), action=action)
     correlation = properties.get("correlationFilter") or {}
-    texts = {name: correlation.get(camel(name)) or "" for name in CORRELATION_KEYS}
-    own = tuple(sorted((correlation.get("properties") or {}).items()))
+    texts = {name: _typed(correlation.get(camel(name)) or "", str) for name in CORRELATION_KEYS}
+    pairs = (correlation.get("properties") or {}).items()
+    own = tuple(sorted((name, _typed(value, str)) for name, value in pairs))
     return replace(named, filter=CorrelationFilter(**texts, properties=own), action=action)
 
 

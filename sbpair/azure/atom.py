@@ -25,8 +25,8 @@ from sbpair.azure.http_client import HttpClient
 from sbpair.azure.interfaces import Kind, NamespaceProbe, Sized
 from sbpair.azure.management_errors import (
     missing,
-    not_a_service_bus,
     of_answer,
+    refuse_unreadable_answers,
     service_response,
     translate_management_errors,
 )
@@ -290,10 +290,8 @@ class AtomNamespace:
     @contextmanager
     def _reading(self, what: str) -> Iterator[str]:
         """Return `what`. Raise Unreachable if the block cannot read the service's XML."""
-        try:
+        with refuse_unreadable_answers(what, self._namespace):
             yield what
-        except (ValueError, LookupError) as error:
-            raise not_a_service_bus(what, self._namespace) from error
 
     async def _with_chosen_size(self, entity: Sized) -> Sized:
         return with_chosen_size(entity, (await self.capacity()).tier) if entity.enable_partitioning else entity

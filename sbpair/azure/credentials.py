@@ -117,9 +117,16 @@ def connection_string(authority: str, credential: SasKey | SasToken) -> str:
 async def identity_credential() -> AsyncIterator[AsyncTokenCredential]:
     """Open the SDK credential of an identity."""
     # azure-identity takes a third of a second to load, and most users have a key.
+    from azure.core.pipeline.transport import AioHttpTransport
     from azure.identity.aio import DefaultAzureCredential
 
-    async with DefaultAzureCredential() as identity, SharedTokenRequests(identity) as credential_of_all:
+    from sbpair.azure.transport import bounded_session
+
+    async with (
+        bounded_session() as session,
+        DefaultAzureCredential(transport=AioHttpTransport(session=session, session_owner=False)) as identity,
+        SharedTokenRequests(identity) as credential_of_all,
+    ):
         yield credential_of_all
 
 

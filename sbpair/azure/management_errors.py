@@ -97,6 +97,15 @@ def translate_management_errors(
         raise of_azure(error, what, namespace, sign_in) from error
 
 
+@contextmanager
+def refuse_unreadable_answers(what: str, namespace: str) -> Iterator[None]:
+    """Raise Unreachable if the block cannot read an answer: Azure's SDK checks neither its shape nor its depth."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise not_a_service_bus(what, namespace) from error
+
+
 def proxy_status(error: AzureError) -> int:
     """Return the HTTP status with which a proxy refused a connection of Azure's clients; else 0."""
     inner = error.inner_exception

@@ -5,7 +5,7 @@ Thin, like `arm`. Microsoft.Relay is a resource provider of its own. Nothing tha
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +13,11 @@ from azure.core.exceptions import ResourceNotFoundError
 
 from sbpair.azure.arm import open_client
 from sbpair.azure.arm_json import name_of
-from sbpair.azure.management_errors import translate_management_errors
+from sbpair.azure.management_errors import refuse_unreadable_answers, translate_management_errors
 from sbpair.errors import MachineLacks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from sbpair.model.pair import Endpoint, ResourceGroup
 
@@ -43,7 +43,7 @@ class RelayNamespace:
 
     async def find(self, path: str) -> HybridDescription | None:
         """Return the description of a hybrid connection; None if it does not exist. Raises SbpairError."""
-        with translate_management_errors("read a hybrid connection", self._namespace, sign_in=SIGN_IN_HINT):
+        with self._translated("read a hybrid connection"):
             try:
                 found = await self._connections.get(self._group, self._namespace, name_of(path))
             except ResourceNotFoundError as error:
@@ -51,7 +51,7 @@ class RelayNamespace:
                 if getattr(error.error, "code", "") in ("ResourceGroupNotFound", "ParentResourceNotFound"):
                     raise
                 return None
-        return HybridDescription(found.requires_client_authorization is not False, found.user_metadata or "")
+            return HybridDescription(found.requires_client_authorization is not False, found.user_metadata or "")
 
     async def create(self, path: str, description: HybridDescription) -> None:
         """Create a hybrid connection. Raises SbpairError."""
@@ -59,8 +59,16 @@ class RelayNamespace:
         if description.user_metadata:
             properties["userMetadata"] = description.user_metadata
         wanted = {"properties": properties}
-        with translate_management_errors("create a hybrid connection", self._namespace, sign_in=SIGN_IN_HINT):
+        with self._translated("create a hybrid connection"):
             await self._connections.create_or_update(self._group, self._namespace, name_of(path), wanted)
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        with (
+            translate_management_errors(what, self._namespace, sign_in=SIGN_IN_HINT),
+            refuse_unreadable_answers(what, self._namespace),
+        ):
+            yield
 
 
 @asynccontextmanager

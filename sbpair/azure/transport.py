@@ -1,6 +1,7 @@
 """The transport of the management SDKs along a route, and corrections of their requests.
 
 The SDKs speak only https, to the host that their tokens name.
+Invariant: at most MAX_ANSWER_BYTES of an answer are read, decompressed ones included.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import aiohttp
 from azure.core.exceptions import ServiceRequestTimeoutError
 from azure.core.pipeline.transport import AioHttpTransport
 
+from sbpair.azure.http_client import NotHttp
 from sbpair.azure.log_redaction import redact_proxy_credentials
 from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit, HttpRoute
 from sbpair.client_tls import client_context
@@ -18,14 +20,33 @@ from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.reachability import CONNECT_SECONDS, FirstAnswerTimeout
 
 if TYPE_CHECKING:
+    import ssl
+
     from azure.core.rest import HttpRequest
 
     from sbpair.model.pair import Endpoint
     from sbpair.model.proxy import Proxy
 
+MAX_ANSWER_BYTES = 1536 * 1024
+"""A page of a hundred descriptions has a third of a megabyte. Parsed, JSON takes up to 60 times its size."""
+
 # The SDK parses durations into a timedelta, whose six decimals round the maximum up, beyond itself.
 ROUNDED_TIMESPAN_MAX = "P10675199DT2H48M5.477581S"
 _BEARER_OF_SIGNATURE = "Bearer SharedAccessSignature "
+
+
+class BoundedResponse(aiohttp.ClientResponse):
+    """An answer that is read whole, within the limit."""
+
+    async def read(self) -> bytes:
+        """Return the body. Raises NotHttp if it is too large, and aiohttp's errors."""
+        body = bytearray()
+        async for part in self.content.iter_any():
+            body += part
+            if len(body) > MAX_ANSWER_BYTES:
+                self.close()
+                raise NotHttp(f"the response is larger than {MAX_ANSWER_BYTES} bytes")
+        return bytes(body)
 
 
 class RoutedTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core loads it lazily
@@ -85,13 +106,15 @@ def session_for(endpoint: Endpoint) -> aiohttp.ClientSession:
     """Create an HTTP session that trusts the endpoint's CA file, if any. Call it inside a running loop."""
     # A proxy may have credentials.
     redact_proxy_credentials()
-    connector = (
-        aiohttp.TCPConnector(ssl=client_context(endpoint.ca_file)) if endpoint.ca_file else aiohttp.TCPConnector()
-    )
+    # A proxy leads out of this network, not to an emulator on this machine.
+    return bounded_session(client_context(endpoint.ca_file) if endpoint.ca_file else True, trust_env=endpoint.tls)
+
+
+def bounded_session(trusted: ssl.SSLContext | bool = True, *, trust_env: bool = True) -> aiohttp.ClientSession:
+    """Create an HTTP session whose answers are bounded, as Azure's own sessions are otherwise."""
     return aiohttp.ClientSession(
-        connector=connector,
-        # A proxy leads out of this network, not to an emulator on this machine.
-        trust_env=endpoint.tls,
+        connector=aiohttp.TCPConnector(ssl=trusted),
+        trust_env=trust_env,
         cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
+        response_class=BoundedResponse,
     )

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import pairwise
+from time import process_time
 
 import pytest
 
 from sbpair import errors
+from sbpair.azure.arm import open_arm
 from sbpair.azure.atom import open_atom
-from sbpair.model.pair import Endpoint, SasKey
+from sbpair.azure.atom_writer import open_writer
+from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.relay_arm import open_relay_arm
+from sbpair.model.entities import Queue, Topic
+from sbpair.model.pair import Endpoint, Identity, ResourceGroup, SasKey
 from sbpair.relay.relay_client import AsyncRelayClient
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 
 KEY = SasKey("Root", "c2VjcmV0")
+GROUP = ResourceGroup("12345678-1234-1234-1234-123456789012", "group")
+TOKEN = (
+    b'{"access_token": "t", "expires_in": "9999", "expires_on": "9999999999", "resource": "r", "token_type": "Bearer"}'
+)
 
 
 class Hostile:
-    """A server that answers each request with `answer(port of another one)`, and notes the heads that it gets."""
+    """A server that answers each request with `answer(port of another one)`, and notes the heads that it gets.
 
-    def __init__(self, answer: Callable[[int], bytes]) -> None:
-        self._answer = answer
+    Its answers end with `endless` again and again. It is an endpoint of managed identities, too, at `/token`.
+    """
+
+    def __init__(self, answer: Callable[[int], bytes], endless: bytes = b"") -> None:
+        self._answer, self._endless = answer, endless
         self.heads: list[str] = []
         self.elsewhere: list[str] = []
         self.port = 0
@@ -37,15 +51,18 @@ class Hostile:
         async with other, server:
             yield self
 
-    @staticmethod
     def _serve(
-        heads: list[str], answer: Callable[[], bytes]
+        self, heads: list[str], answer: Callable[[], bytes]
     ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with suppress(asyncio.IncompleteReadError, ConnectionError):
                 heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
-                writer.write(answer())
+                is_token = heads[-1].startswith("GET /token")
+                writer.write(json_answer(TOKEN) if is_token else answer())
                 await writer.drain()
+                while self._endless and not is_token:
+                    writer.write(self._endless)
+                    await writer.drain()
             writer.close()
 
         return serve
@@ -91,18 +108,99 @@ def large(_port: int) -> bytes:
 @pytest.mark.parametrize("answer", [redirect, expanding, nested, wide, large])
 async def test_management_follows_no_redirect_and_its_trees_are_bounded(answer: Callable[[int], bytes]) -> None:
     async with Hostile(answer).running() as hostile, open_atom(hostile.endpoint) as queues:
-        tracemalloc.start()
-        try:
-            with pytest.raises(errors.SbpairError) as caught:
-                await queues.get("orders")
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
+        with costs_little(), pytest.raises(errors.SbpairError) as caught:
+            await queues.get("orders")
     assert hostile.elsewhere == []
     assert "SharedAccessSignature" in hostile.heads[0]
     assert "Signature" not in caught.value.message + caught.value.hint
     assert caught.value.exit_code == (3 if answer is redirect else 6)
-    assert peak < 64 * 1024 * 1024
+
+
+async def get(endpoint: Endpoint) -> object:
+    async with open_arm(endpoint, GROUP) as namespace:
+        return await namespace.get("orders")
+
+
+async def listed(endpoint: Endpoint) -> object:
+    async with open_arm(endpoint, GROUP) as namespace:
+        return await namespace.list_all(Queue)
+
+
+async def capacity(endpoint: Endpoint) -> object:
+    async with open_arm(endpoint, GROUP) as namespace:
+        return await namespace.capacity()
+
+
+async def found(endpoint: Endpoint) -> object:
+    async with open_relay_arm(endpoint, GROUP) as namespace:
+        return await namespace.find("orders")
+
+
+async def written(endpoint: Endpoint) -> object:
+    async with open_writer(endpoint, 60) as writer:
+        return await writer.create(Topic("orders"))
+
+
+def json_answer(body: bytes, head: bytes = b"Content-Type: application/json") -> bytes:
+    return b"HTTP/1.1 200 OK\r\n%s\r\nContent-Length: %d\r\n\r\n%s" % (head, len(body), body)
+
+
+XML = b"Content-Type: application/xml"
+OPEN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+UNREADABLE: dict[str, tuple[Callable[[Endpoint], Awaitable[object]], bytes, bytes]] = {
+    "30 MB": (get, json_answer(b'{"value": ["%s"]}' % (b"x" * 30_000_000)), b""),
+    "without an end": (get, OPEN + b"\r\n[", b'{"name": "x"},' * 1000),
+    "compressed": (get, json_answer(gzip.compress(b" " * 200_000_000), b"Content-Encoding: gzip"), b""),
+    "lists in lists": (get, json_answer(b"[" * 100_000), b""),
+    "lists in a value": (get, json_answer(b'{"properties": {"status": %s1%s}}' % (b"[" * 400, b"]" * 400)), b""),
+    "many values": (get, json_answer(b"[%s0]" % (b'{"":0},' * 220_000)), b""),
+    "many headers": (get, OPEN, b"X-A: %s\r\n" % (b"x" * 4000)),
+    "a long header": (get, b"HTTP/1.1 200 OK\r\nX: ", b"x" * 60_000),
+    "text for a number": (get, json_answer(b'{"properties": {"maxDeliveryCount": "many"}}'), b""),
+    "a list": (get, json_answer(b"[]"), b""),
+    "not JSON": (get, json_answer(b"hello"), b""),
+    "an entity that is a number": (listed, json_answer(b'{"value": [1]}'), b""),
+    "a page that leads to itself": (listed, json_answer(b'{"value": [], "nextLink": "https://contoso/a"}'), b""),
+    "no tier": (capacity, json_answer(b"{}"), b""),
+    "a relay's lists in lists": (found, json_answer(b"[" * 100_000), b""),
+    "a written topic's elements": (written, json_answer(b"<a>%s</a>" % (b"<a/>" * 380_000), XML), b""),
+    "a written topic's lists": (written, json_answer(b"[" * 100_000), b""),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+async def test_an_unreadable_answer_to_azures_sdk_costs_little(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, answer, endless = UNREADABLE[case]
+    async with Hostile(lambda _: answer, endless).running() as hostile:
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://127.0.0.1:{hostile.port}/token")
+        monkeypatch.setenv("IDENTITY_HEADER", "secret")
+        with costs_little(), pytest.raises(errors.Unreachable) as caught:
+            await call(hostile.endpoint)
+    assert caught.value.hint
+
+
+async def test_an_endless_token_of_an_identity_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Hostile(lambda _: OPEN + b"\r\n[", b" " * 100_000).running() as hostile:
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://127.0.0.1:{hostile.port}/other")
+        monkeypatch.setenv("IDENTITY_HEADER", "secret")
+        async with token_getter_for(Identity(), "contoso") as token:
+            assert token is not None
+            with costs_little(), pytest.raises(errors.NotAuthenticated):
+                await token("scope/.default")
+
+
+@contextmanager
+def costs_little() -> Iterator[None]:
+    """Fail if the block takes more than 100 MB of memory. Most of its time is the tracing's."""
+    started = process_time()
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000_000
+    assert process_time() - started < 20
 
 
 async def test_a_relay_client_follows_no_redirect() -> None:
