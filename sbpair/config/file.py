@@ -25,6 +25,7 @@ from sbpair.config.setting import (
 )
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
+from sbpair.operating_system.user_documents import check_dotted_keys, read_document
 
 PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval")
 SIDE_KEYS = (
@@ -124,21 +125,14 @@ def _named_tables(path: Path, kind: str) -> dict[str, object]:
 
 
 def _read_tables(path: Path, kind: str) -> dict[str, object]:
+    text = read_document(path, hint="name a file, with --config or SBPAIR_CONFIG", missing="")
+    check_dotted_keys(text, str(path))
     try:
-        with path.open("rb") as file:
-            content: dict[str, object] = tomllib.load(file)
-    except FileNotFoundError:
-        return {}
-    except (IsADirectoryError, NotADirectoryError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}", hint="name a file, with --config or SBPAIR_CONFIG"
-        ) from error
-    except OSError as error:
-        raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8, as TOML is", hint="save it as UTF-8") from error
+        content: dict[str, object] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deeply", hint="write tables with key = value lines") from None
     entries = _table(content, ("pairs", "namespaces", "relays"), str(path))
     tables = entries.get(kind, {})
     if not isinstance(tables, dict):

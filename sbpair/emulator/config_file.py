@@ -16,7 +16,8 @@ from sbpair.emulator.declared_entities import DeclarationFault, Defaults, Member
 from sbpair.emulator.entities.description import TIERS
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.server import RequestedNamespace, check_requested
-from sbpair.errors import MachineLacks, SbpairError, UsageError
+from sbpair.errors import SbpairError, UsageError
+from sbpair.operating_system.user_documents import read_document
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +37,9 @@ VENDOR_DEFAULTS: Final[Defaults] = {
 NO_NAMESPACE: Final = 'add a namespace to the file: {"UserConfig": {"Namespaces": [{"Name": "sbemulatorns"}]}}'
 LOGGING_TYPES: Final = ("File", "Console", "File,Console", "Console,File")
 
-_STRING: Final = r'"(?:[^"\\]|\\.)*"'
-_COMMENT: Final = re.compile(rf"({_STRING})|//[^\n]*|/\*.*?\*/", re.DOTALL)
+# It matches also without its end: a search at each quote would take a time that grows with their square.
+_STRING: Final = r'"(?:[^"\\]|\\.)*+"?'
+_COMMENT: Final = re.compile(rf"({_STRING}|/\*(?!.*?\*/).*)|//[^\n]*|/\*.*?\*/", re.DOTALL)
 _TRAILING_COMMA: Final = re.compile(rf"({_STRING}|[^\s,\[{{\"])(?:(\s*),(?=\s*[\]}}]))?", re.DOTALL)
 
 
@@ -99,17 +101,7 @@ class ConfigFile:
 
 def load_config(path: Path) -> ConfigFile:
     """Read a file. Raises UsageError and MachineLacks where it cannot be read, or is not JSON."""
-    try:
-        # Editors of the vendor's platform write a byte order mark.
-        text = path.read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="check the path") from error
-    except OSError as error:
-        hint = "check its permissions"
-        raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint=hint) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
-    return parse_config(text, path.name)
+    return parse_config(read_document(path, hint="check the path"), path.name)
 
 
 def parse_config(text: str, source: str) -> ConfigFile:

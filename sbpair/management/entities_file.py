@@ -31,6 +31,7 @@ from sbpair.model.entities import (
     Subscription,
     Topic,
 )
+from sbpair.operating_system.user_documents import check_dotted_keys
 
 SECTIONS = ("queues", "topics")
 Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)
@@ -64,6 +65,7 @@ def parse_entities(text: str, source: str) -> EntitiesDocument:
         raise UsageError(
             f"{source} holds a connection string, which is a secret", hint="remove it: entities need no keys"
         )
+    check_dotted_keys(text, source)
     try:
         tables = tomllib.loads(text)
         reader = _EntitiesReader(key_positions(text))

@@ -12,6 +12,9 @@ from typing import NamedTuple
 Path = tuple[str | int, ...]
 """Keys from the root on; a number is an index in an array."""
 
+MAX_LEVELS = 32
+"""Paths of more levels would take a memory that grows with their square."""
+
 _GAP = re.compile(r"(?:[ \t\n,]|#[^\n]*)*")
 _BLANK = re.compile(r"[ \t]*")
 _OPENING = re.compile(r"\[\[?")
@@ -32,7 +35,10 @@ class TextPosition(NamedTuple):
 
 
 def key_positions(text: str) -> dict[Path, TextPosition]:
-    """Return the first position of each key of a document: in a header, dotted, quoted or inline."""
+    """Return the first position of each key of a document: in a header, dotted, quoted or inline.
+
+    Raises RecursionError for a document with more than MAX_LEVELS levels.
+    """
     text = text.replace("\r\n", "\n")
     walk = _Walk(text)
     walk.read_document()
@@ -92,6 +98,8 @@ class _Walk:
             at = self._at
             path = (*path, self._skip(_BARE) or str(tomllib.loads(f"key = {self._skip(_QUOTED)}")["key"]))
             self.found.setdefault(path, at)
+            if len(path) > MAX_LEVELS:
+                raise RecursionError(f"a key has more than {MAX_LEVELS} levels")
             if not self._skip(_DOT):
                 return path
 

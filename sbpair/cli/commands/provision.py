@@ -13,8 +13,8 @@ from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
-from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.report import Outcome
+from sbpair.operating_system.user_documents import read_document
 
 if TYPE_CHECKING:
     from sbpair.management.entities_file import EntitiesDocument
@@ -87,14 +87,8 @@ def read_entities(path: Path | None) -> "EntitiesDocument":
 
     if path is None:
         return entities_file.NO_ENTITIES
-    try:
-        return entities_file.parse_entities(path.read_text("utf-8"), str(path))
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise UsageError(f"--entities: {path} cannot be read: {error.strerror}", hint="name a TOML file") from error
-    except OSError as error:
-        raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
+    text = read_document(path, option="--entities", hint="name a TOML file")
+    return entities_file.parse_entities(text, str(path))
 
 
 def _entry(item: "EntityItem") -> dict[str, object]:
