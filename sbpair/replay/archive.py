@@ -205,7 +205,7 @@ class Archive:
             try:
                 # Files are small and many: a thread for each would cost as much as the reading.
                 table = file.read(columns=columns, use_threads=False)
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, ValueError) as error:
                 raise self.broken(path, error) from error
         if missing := [name for name in columns or () if name not in table.column_names]:
             raise self.broken(path, f"missing columns: {', '.join(missing)}")
@@ -221,9 +221,12 @@ class Archive:
         try:
             file = self._fs.open_input_file(f"{self.root}/{path}")
             # From an object store, all columns of a read are fetched at once.
-            return pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=not self.is_local)
-        except (pa.ArrowInvalid, OSError) as error:
+            opened = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=not self.is_local)
+            # The footer, unlike the pages, has no checksum: its names may not even be text.
+            file_metadata(opened.schema_arrow)
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise self.broken(path, error) from error
+        return opened
 
     def footer(self, path: str) -> Footer:
         """Read a file's footer. Raises StateRefused if it is broken or cut short."""

@@ -195,7 +195,7 @@ class SegmentReader:
         file, starts = self._files[segment]
         try:
             table = file.read_row_group(number, columns=[*KEY, "message"], use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise self._archive.broken(self._paths[segment], error) from error
         rows = list(zip(table_keys(table), table.column("message").to_pylist(), strict=True))
         return RowGroup(starts[number], rows, table.nbytes, len(rows))

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 0.5  # how often the driver writes a heartbeat
 POLL_SECONDS = 0.5  # how often a task reads it
 DETACHED = "detached-"  # begins the name of a heartbeat whose tasks outlive the driver
+MAX_VALID_SECONDS = 600.0  # twice the longest lock of a lease
 ALIVE_SECONDS = 20.0  # how long such tasks send after the last heartbeat without a lease
 SPARE_SECONDS = 3.0  # for messages on their way
 READY_SECONDS = 30.0  # how long a task waits for its first confirmation, which takes two heartbeats
@@ -152,10 +153,16 @@ def end_detached_tasks(archive: Archive, *, but: str | None = None, spare_second
 
 
 def _read_heartbeat(archive: Archive, path: str) -> dict[str, Any] | None:
+    """Return the fields of a heartbeat; None if it is missing. Raises StateRefused for a broken one."""
     try:
-        return archive.read_json(path)
+        found = archive.read_json(path)
     except FileNotFoundError:
         return None
+    match found:
+        case {"number": int(), "valid_seconds": int() | float() as seconds, "lost": None | str()}:
+            if 0 <= seconds <= MAX_VALID_SECONDS:
+                return found
+    raise archive.broken(path, "it does not have the fields of a heartbeat")
 
 
 class LeaseKeeper:
@@ -260,9 +267,8 @@ class TaskLease:
 
     def _read(self, heartbeat: str) -> None:
         self._checked_at = self._now()
-        try:
-            found = self._archive.read_json(heartbeat)
-        except FileNotFoundError:
+        found = _read_heartbeat(self._archive, heartbeat)
+        if found is None:
             return
         if found["number"] != self._number:
             # It was begun after the heartbeat before it was written, and so after the one before that was read.

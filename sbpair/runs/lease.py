@@ -225,5 +225,5 @@ def _holder(path: Path) -> str:
         record = json.loads(path.read_text())
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record["started_ms"] / 1000))
         return f"process {record['pid']} (run {record['run']}, since {since} UTC)"
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return "another process"

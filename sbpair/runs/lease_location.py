@@ -52,7 +52,7 @@ class LeaseHolder:
             found = json.loads(state or b"")
             holder = cls(str(found["host"])[:255], int(found["pid"]), str(found["run"])[:64], int(found["since_ms"]))
             return holder if (holder.host + holder.run).isprintable() and str(holder) else None
-        except (ValueError, LookupError, TypeError, OverflowError, OSError):
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError, OSError):
             return None
 
     def __str__(self) -> str:
