@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from bisect import bisect_left
 from typing import NamedTuple
 
 Path = tuple[str | int, ...]
@@ -42,9 +43,12 @@ def key_positions(text: str) -> dict[Path, TextPosition]:
     text = text.replace("\r\n", "\n")
     walk = _Walk(text)
     walk.read_document()
-    return {
-        path: TextPosition(text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)) for path, at in walk.found.items()
-    }
+    line_ends = [-1, *(found.start() for found in re.finditer("\n", text))]
+    positions = {}
+    for path, at in walk.found.items():
+        line = bisect_left(line_ends, at)
+        positions[path] = TextPosition(line, at - line_ends[line - 1])
+    return positions
 
 
 class _Walk:
