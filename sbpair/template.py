@@ -1,8 +1,6 @@
-"""Templates of definitions and code: text files of the package, filled with values by escapes that they name.
+"""Jinja's templates in packages' folders `templates`, and filters that escape values for their languages.
 
-The marks are those of Mustache, with an escape after a colon: `{{value:yaml}}`. `{{#name}}...{{/name}}` stands for each
-item of a list or mapping, else for a value that is true; `{{^name}}...{{/name}}` for one that is not. `{{> file}}` is
-another template, indented as its line is.
+`{{ value | yaml }}` is a whole literal, with its quotes. In HTML every value is escaped.
 
 Invariant: a value is never read as a template.
 """
@@ -13,74 +11,49 @@ import base64
 import json
 import re
 import shlex
-import textwrap
-from collections.abc import Callable, Mapping
-from importlib.resources import files
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-_MARK = re.compile(
-    r"(?P<line>^ *)?{{(?P<kind>[#^])(?P<section>\w+)}}(?(line)\n)(?P<inner>.*?)(?(line)^ *){{/(?P=section)}}(?(line)\n)"
-    r"|(?P<indent>^ *)?{{> (?P<file>[\w./-]+)(?::(?P<file_escape>\w+))?}}(?(indent)\n)"
-    r"|{{(?P<name>\w+)(?::(?P<escape>\w+))?}}",
-    re.DOTALL | re.MULTILINE,
-)
-_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 
-def filled(package: str, file: str, values: Mapping[str, Any], **escapes: Callable[[Any], str]) -> str:
-    """Return a template of a package's folder `templates`, filled with values. `escapes` are added to those here."""
-    known = ESCAPES | escapes
-
-    def fill(template: str, values: Mapping[str, Any]) -> str:
-        return _MARK.sub(lambda mark: replacement(mark, values), template)
-
-    def replacement(mark: re.Match[str], values: Mapping[str, Any]) -> str:
-        if mark["section"]:
-            scopes = _scopes(values[mark["section"]])
-            scopes = scopes if mark["kind"] == "#" else [] if scopes else [{}]
-            return "".join(fill(mark["inner"], {**values, **each}) for each in scopes)
-        if mark["file"]:
-            text = fill((files(package) / "templates" / mark["file"]).read_text("utf-8"), values)
-            escape = mark["file_escape"]
-            return known[escape](text) if escape else textwrap.indent(text, mark["indent"] or "")
-        value = values[mark["name"]]
-        return known[mark["escape"]](value) if mark["escape"] else str(value)
-
-    return fill(f"{{{{> {file}}}}}", values)
+def filled(package: str, file: str, /, **values: Any) -> str:
+    """Return a template of a package, filled with values."""
+    return _environment(package).get_template(file).render(values)
 
 
-def _scopes(value: Any) -> list[dict[str, Any]]:
-    if isinstance(value, Mapping):
-        return [{"key": key, "value": each, "assignment": f"{key}={each}"} for key, each in value.items()]
-    if isinstance(value, list | tuple):
-        return [each if isinstance(each, dict) else {"value": each} for each in value]
-    return [{}] if value else []
+@cache
+def _environment(package: str) -> Environment:
+    environment = Environment(
+        loader=PackageLoader(package),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(ESCAPES)
+    return environment
 
 
-def json_text(text: str) -> str:
-    """Return a document of JSON in its usual layout. A comma may follow the last item."""
-    document = json.loads(_TRAILING_COMMA.sub(lambda found: found[1] or "", text))
-    return json.dumps(document, indent=2) + "\n"
-
-
-def escaped_unless_printable(text: str) -> str:
+def _escaped_unless_printable(text: str) -> str:
     """Return a text in which `\\U0000202e` stands for a character that is not printable."""
     return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
 
 
 def _double_quoted(text: str) -> str:
-    return escaped_unless_printable(json.dumps(text, ensure_ascii=False)[1:-1])
+    return _escaped_unless_printable(json.dumps(text, ensure_ascii=False))
 
 
 def _systemd(text: str) -> str:
     """Return a word of an assignment in a unit: systemd.syntax(7)."""
-    text = escaped_unless_printable(text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%"))
+    text = _escaped_unless_printable(text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%"))
     return f'"{text}"' if re.search(r"[^\w@%+=:,./-]", text, re.ASCII) or not text else text
 
 
 ESCAPES: dict[str, Callable[[Any], str]] = {
-    # Between double quotes.
-    "json": lambda text: json.dumps(text)[1:-1],
+    "json": json.dumps,
     "yaml": _double_quoted,
     "python": _double_quoted,
     # A dollar sign begins a variable, in Kubernetes only with a parenthesis.
@@ -92,6 +65,6 @@ ESCAPES: dict[str, Callable[[Any], str]] = {
     "shell": shlex.quote,
     "base64": lambda text: base64.b64encode(text.encode()).decode(),
     # Names that a secret may have: in Azure Key Vault, and in Container Apps.
-    "vault": lambda name: name.replace("_", "-"),
-    "secret": lambda name: name.replace("_", "-").lower(),
+    "vault_name": lambda name: name.replace("_", "-"),
+    "secret_name": lambda name: name.replace("_", "-").lower(),
 }

@@ -63,19 +63,9 @@ class CodeResource:
     needs: tuple[str, ...] = ()
 
     @property
-    def values(self) -> dict[str, Any]:
-        """The values of the resource in a template."""
-        return {
-            "symbol": self.symbol,
-            "type": TYPES[self.entity.kind],
-            "name": self.name,
-            "parent": self.parent,
-            "properties": self.properties,
-            "body": {"properties": self.properties},
-            "depends": [{"needs": self.needs}] if self.needs else [],
-            "has_messages": self.entity.kind != "rule",
-            "is_partitioned": self.properties.get("enablePartitioning"),
-        }
+    def type(self) -> str:
+        """The type of the resource in Resource Manager."""
+        return TYPES[self.entity.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +87,12 @@ class NamespaceCode:
     origin: str
 
     @property
-    def values(self) -> dict[str, Any]:
-        """The values of a template."""
+    def content(self) -> str:
+        """The content of the file, in words."""
         content = [f"the backlog queues of {self.primary}"] if self.backlog_queues else []
         if number := len(self.resources):
             content.append("one other entity" if number == 1 else f"{number} other entities")
-        return {
-            "namespace": self.namespace,
-            "content": " and ".join(content) or "nothing",
-            "origin": self.origin,
-            "external": self.external,
-            "namespace_type": f"{NAMESPACES}@{API_VERSION}",
-            "primary": self.primary,
-            "backlog_queues": self.backlog_queues,
-            "backlog": [self.backlog.values] if self.backlog_queues else [],
-            "resources": [each.values for each in self.resources],
-            "default_rules": [each.values for each in self.default_rules],
-        }
+        return " and ".join(content) or "nothing"
 
 
 def namespace_code(

@@ -9,13 +9,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.errors import UsageError
+from sbpair.planning.entity_code import API_VERSION, NamespaceCode
 from sbpair.template import filled
-
-if TYPE_CHECKING:
-    from sbpair.planning.entity_code import NamespaceCode
 
 MAX_RESOURCES = 800
 """The limit of a template of Bicep, and of a loop in it."""
@@ -31,12 +29,12 @@ def bicep(code: NamespaceCode) -> str:
             f"{total} resources: a Bicep file deploys at most {MAX_RESOURCES}",
             hint="describe fewer entities or queues, or write Terraform",
         )
-    return filled("sbpair.planning", "namespace.bicep", code.values, literal=bicep_literal)
+    return filled("sbpair.planning", "namespace.bicep", code=code, api_version=API_VERSION, literal=bicep_literal)
 
 
 def terraform(code: NamespaceCode) -> str:
     """Return the file. Raises UsageError for a text that Terraform would change."""
-    return filled("sbpair.planning", "namespace.tf", code.values, literal=terraform_literal)
+    return filled("sbpair.planning", "namespace.tf", code=code, literal=terraform_literal)
 
 
 def bicep_literal(value: Any) -> str:

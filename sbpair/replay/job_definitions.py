@@ -5,6 +5,7 @@ The files are templates, in a folder for each platform. Invariant: a definition 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from sbpair.model.pair_variables import pair_variables
 from sbpair.replay.package import build_package
 from sbpair.replay.secret_references import PRINCIPAL
 from sbpair.replay.spark import PLATFORM, SETTINGS
-from sbpair.template import filled, json_text
+from sbpair.template import filled
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -95,10 +96,11 @@ def define_job(
         native = build_package(directory / PACKAGE)[0].native
         values = _values(found, pair, archive.rstrip("/"), native)
         values |= {"name": name, "identifier": re.sub(r"\W", "_", name), "vault": vault}
-        texts = {file: filled("sbpair.replay", template, values) for file, template in _templates(platform)}
+        texts = {file: filled("sbpair.replay", template, **values) for file, template in _templates(platform)}
         for file, text in texts.items():
             is_json = file.endswith((".json", ".yml"))
-            (directory / file).write_text(json_text(text) if is_json else text, "utf-8", newline="\n")
+            laid_out = json.dumps(json.loads(text), indent=2) + "\n" if is_json else text
+            (directory / file).write_text(laid_out, "utf-8", newline="\n")
     except OSError as error:
         raise MachineLacks(
             f"{directory} cannot be written: {error.strerror}", hint="choose a writable directory"
@@ -110,7 +112,7 @@ def _values(platform: Platform, pair: Pair, archive: str, native: dict[str, str]
     environment, secrets = pair_variables(pair)
     secrets = (*platform.secrets, *secrets)
     requirements = (*NEEDED, *platform.requirements, *(f"{each}=={version}" for each, version in native.items()))
-    words = ("run", "--archive", archive, "--master", PLATFORM, "--count", str(pair.backlog_queues))
+    words = ("replay", "run", "--archive", archive, "--master", PLATFORM, "--count", str(pair.backlog_queues))
     return {
         "archive": archive,
         "code": f"{archive}-job",
@@ -118,7 +120,6 @@ def _values(platform: Platform, pair: Pair, archive: str, native: dict[str, str]
         "settings": {**SETTINGS, "spark.redaction.regex": REDACTED},
         "environment": {**environment, "XDG_STATE_HOME": "/tmp/sbpair"},  # noqa: S108  of the driver's own container
         "secrets": secrets,
-        "secret_list": ", ".join(secrets),
         "requirements": tuple({re.split("[<>=]", each)[0]: each for each in requirements}.values()),
     }
 

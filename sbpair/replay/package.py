@@ -17,7 +17,7 @@ from sbpair.errors import MachineLacks, UsageError
 
 NAME = "sbpair"
 NATIVE = (".so", ".pyd", ".dylib")
-WITHOUT_NATIVE = ("websockets",)
+WITHOUT_NATIVE = ("markupsafe", "websockets")
 """Packages that replace a missing native part with Python."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -6,7 +6,7 @@ Invariant: a definition names secrets, and has none.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sbpair.errors import UsageError
@@ -78,6 +78,11 @@ class ServiceDefinition:
         """The variables whose values the service gets from elsewhere."""
         return pair_variables(self.pair)[1]
 
+    @property
+    def has_identity(self) -> bool:
+        """Whether the service signs in to a namespace with an identity, without a secret."""
+        return any(isinstance(end.credential, Identity) for end in (self.pair.primary, self.pair.secondary))
+
 
 def _is_cron(text: str) -> bool:
     fields = text.split(" ")
@@ -93,13 +98,4 @@ def definition_text(kind: str, service: ServiceDefinition) -> str:
         raise UsageError(
             f"--schedule goes with {' and '.join(SCHEDULED)} only", hint="leave it out: a watch moves messages at once"
         )
-    ends = (service.pair.primary, service.pair.secondary)
-    values = {
-        **{each.name: getattr(service, each.name) for each in fields(service)},
-        "count": service.pair.backlog_queues,
-        "environment": service.environment,
-        "identity": any(isinstance(end.credential, Identity) for end in ends),
-        "secrets": service.secrets,
-        "secret_list": ", ".join(service.secrets),
-    }
-    return filled("sbpair.service", KINDS[kind], values)
+    return filled("sbpair.service", KINDS[kind], service=service)

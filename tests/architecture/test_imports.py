@@ -67,7 +67,7 @@ DOORS = {
     "rich": {"cli"},
     "platformdirs": {"operating_system"},
     "matplotlib": {"cli"},
-    "jinja2": {"cli"},
+    "jinja2": {"template"},
     "opentelemetry": {"failover", "metrics"},
     "prometheus_client": {"metrics"},
     "pytest": {"testing"},

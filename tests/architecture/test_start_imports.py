@@ -12,8 +12,8 @@ from sbpair.testing import Emulator
 from tests.kit.command import environment, finished, run_program, start
 
 MANAGEMENT_SDK = {"azure.mgmt", "azure.servicebus.management"}
-HEAVY = {*MANAGEMENT_SDK, "aiohttp", "azure", "cryptography", "lark", "opentelemetry", "pandas", "pyarrow", "pydantic"}
-HEAVY |= {"pyspark", "prometheus_client", "requests", "rich", "websockets"}
+HEAVY = {*MANAGEMENT_SDK, "aiohttp", "azure", "cryptography", "jinja2", "lark", "opentelemetry", "pandas", "pyarrow"}
+HEAVY |= {"pydantic", "pyspark", "prometheus_client", "requests", "rich", "websockets"}
 CLIENT = {"sbpair.amqp_client", "sbpair.azure.atom"}
 TRACE = ("-X", "importtime")
 IMPORTED = re.compile(r"^import time: .*\| +(\S+)$", re.MULTILINE)

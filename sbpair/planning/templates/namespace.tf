@@ -1,8 +1,27 @@
-# Service Bus namespace {{namespace}}: {{content}}.
-# Written by: {{origin}}
-{{#external}}
-# Needs {{value}}, which exists outside this file.
-{{/external}}
+{% macro depends_on(resource) %}
+  {% if resource.needs %}
+  depends_on = [
+    {% for symbol in resource.needs %}
+    azapi_resource.{{ symbol }},
+    {% endfor %}
+  ]
+  {% endif %}
+{% endmacro %}
+{% macro lifecycle(resource) %}
+  {% if resource.entity.kind != "rule" %}
+  lifecycle {
+    prevent_destroy = true
+    {% if resource.properties.get("enablePartitioning") %}
+    ignore_changes  = [body.properties.maxSizeInMegabytes]
+    {% endif %}
+  }
+  {% endif %}
+{% endmacro %}
+# Service Bus namespace {{ code.namespace }}: {{ code.content }}.
+# Written by: {{ code.origin }}
+{% for target in code.external %}
+# Needs {{ target }}, which exists outside this file.
+{% endfor %}
 # Import existing entities before the first apply, which fails for them.
 
 terraform {
@@ -23,70 +42,56 @@ variable "resource_group_id" {
 variable "namespace_name" {
   description = "Name of the namespace"
   type        = string
-  default     = {{namespace:literal}}
+  default     = {{ literal(code.namespace) }}
 }
-{{#backlog}}
+{% if code.backlog_queues %}
 
 variable "primary_name" {
   description = "Name of the primary namespace, which is part of each backlog queue's name"
   type        = string
-  default     = {{primary:literal}}
+  default     = {{ literal(code.primary) }}
 }
 
 variable "backlog_queues" {
   description = "Number of backlog queues: every client of the pair uses the same"
   type        = number
-  default     = {{backlog_queues}}
+  default     = {{ code.backlog_queues }}
 }
-{{/backlog}}
+{% endif %}
 
 locals {
   namespace_id = "${var.resource_group_id}/providers/Microsoft.ServiceBus/namespaces/${var.namespace_name}"
 }
-{{#backlog}}
+{% if code.backlog_queues %}
 
 resource "azapi_resource" "backlog" {
   count     = var.backlog_queues
-  type      = "{{type}}"
+  type      = "{{ code.backlog.type }}"
   parent_id = local.namespace_id
   name      = "${var.primary_name}~x-servicebus-transfer~${count.index}"
-  body = {{body:literal}}
-  {{> lifecycle.tf}}
+  body = {{ literal({"properties": code.backlog.properties}) }}
+{{ lifecycle(code.backlog) -}}
 }
-{{/backlog}}
-{{#resources}}
+{% endif %}
+{% for resource in code.resources %}
 
-resource "azapi_resource" "{{symbol}}" {
-  type      = "{{type}}"
-  parent_id = {{#parent}}azapi_resource.{{parent}}.id{{/parent}}{{^parent}}local.namespace_id{{/parent}}
-  name      = {{name:literal}}
-  body = {{body:literal}}
-  {{#depends}}
-  depends_on = [
-    {{#needs}}
-    azapi_resource.{{value}},
-    {{/needs}}
-  ]
-  {{/depends}}
-  {{#has_messages}}
-  {{> lifecycle.tf}}
-  {{/has_messages}}
+resource "azapi_resource" "{{ resource.symbol }}" {
+  type      = "{{ resource.type }}"
+  parent_id = {{ "azapi_resource." ~ resource.parent ~ ".id" if resource.parent else "local.namespace_id" }}
+  name      = {{ literal(resource.name) }}
+  body = {{ literal({"properties": resource.properties}) }}
+{{ depends_on(resource) -}}
+{{ lifecycle(resource) -}}
 }
-{{/resources}}
-{{#default_rules}}
+{% endfor %}
+{% for rule in code.default_rules %}
 
 # The service gives a new subscription a rule that accepts every message: deleted once all others exist.
-resource "azapi_resource_action" "{{symbol}}" {
-  type             = "{{type}}"
-  resource_id      = "${azapi_resource.{{parent}}.id}/rules/{{name}}"
+resource "azapi_resource_action" "{{ rule.symbol }}" {
+  type             = "{{ rule.type }}"
+  resource_id      = "${azapi_resource.{{ rule.parent }}.id}/rules/{{ rule.name }}"
   method           = "DELETE"
   ignore_not_found = true
-  {{#depends}}
-  depends_on = [
-    {{#needs}}
-    azapi_resource.{{value}},
-    {{/needs}}
-  ]
-  {{/depends}}
+{{ depends_on(rule) -}}
 }
-{{/default_rules}}
+{% endfor %}
