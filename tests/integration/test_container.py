@@ -220,7 +220,7 @@ def test_the_command_line_keeps_its_state_in_the_volume_alone(images: Path) -> N
 
 def test_definitions_of_services_fit_the_image() -> None:
     templates = ROOT / "sbpair/service/templates"
-    for name in ("kubernetes-pod.yaml", "containerapp-container.yaml", "compose.yaml"):
+    for name in ("kubernetes-pod.yaml", "containerapp.yaml", "compose.yaml"):
         text = (templates / name).read_text()
         assert step("VOLUME").text in text
         assert {*re.findall(r"(?:runAsUser: |user: .)(\d+)", text)} <= {USER}
