@@ -10,10 +10,10 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair import errors
 from sbpair.amqp.conditions import MISSING_HINT, status_error
@@ -22,8 +22,9 @@ from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, UInt, Va
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawReceiver, RawSender
 from sbpair.amqp_client.request_client import RequestClient, Response
 from sbpair.amqp_client.stream import Stream, open_stream
-from sbpair.amqp_client.tokens import GetToken, TokenSource, source_for
+from sbpair.model.pair import SasKey, SasToken
 from sbpair.model.reachability import FIRST_ANSWER_SECONDS, key_hint, unreachable
+from sbpair.model.signature import Token, signed_token
 
 if TYPE_CHECKING:
     from sbpair.amqp.session import Session
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Now = Callable[[], float]
+GetToken = Callable[[str], Awaitable[tuple[str, float]]]
+"""scope -> (token, its expiry in seconds since 1970)"""
+
+SAS_TYPE, JWT_TYPE = "servicebus.windows.net:sastoken", "jwt"
+ENTRA_SCOPE = "https://servicebus.azure.net/.default"
 
 RENEW_LEFT = 1 / 3
 """The remaining part of a token's life at which it is renewed."""
@@ -41,6 +47,8 @@ MIN_RENEW_SECONDS = 5.0
 RETRY_RENEW_SECONDS = 10.0
 """Delay before a failed renewal is retried, if the token lives that long."""
 
+
+LinkT = TypeVar("LinkT", bound=RawSender | RawReceiver)
 
 FILTER = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
@@ -105,10 +113,10 @@ class Claim:
 class AmqpClient:
     """A signed-in connection. Created by `connect`."""
 
-    def __init__(self, stream: Stream, endpoint: Endpoint, tokens: TokenSource, now: Now) -> None:
+    def __init__(self, stream: Stream, endpoint: Endpoint, get_token: GetToken | None, now: Now) -> None:
         self._stream = stream
         self._endpoint = endpoint
-        self._tokens = tokens
+        self._get_token = get_token
         self._now = now
         self._nodes: dict[str, RequestClient] = {}
         self._claims: dict[str, Claim] = {}
@@ -130,16 +138,12 @@ class AmqpClient:
         await self._authorize(address)
         if self._sending is None or not self._sending.usable:
             self._sending = self._begin()
-        sender = RawSender(self._stream, self._sending, address)
-        await sender.attach()
-        return sender
+        return await self._attached(RawSender(self._stream, self._sending, address))
 
     async def receiver(self, address: str) -> RawReceiver:
         """Open a link that receives from an entity under lock, without credit until `grant`."""
         await self._authorize(address)
-        receiver = RawReceiver(self._stream, self._begin(), address)
-        await receiver.attach()
-        return receiver
+        return await self._attached(RawReceiver(self._stream, self._begin(), address))
 
     async def session(self, address: str, session_id: str) -> SessionReceiver:
         """Lock a session of an entity for the link's life; its lock must be renewed.
@@ -147,16 +151,12 @@ class AmqpClient:
         Raises SessionLocked if another receiver holds it, ServiceRefused if the entity has no sessions.
         """
         await self._authorize(address)
-        session = SessionReceiver(self._stream, self._begin(), address, session_id)
-        await session.attach()
-        return session
+        return await self._attached(SessionReceiver(self._stream, self._begin(), address, session_id))
 
     async def next_session(self, address: str, seconds: float) -> SessionReceiver:
         """Lock the next session of an entity that has messages. Raises TimedOut if none is free within `seconds`."""
         await self._authorize(address)
-        session = SessionReceiver(self._stream, self._begin(), address, None, seconds)
-        await session.attach()
-        return session
+        return await self._attached(SessionReceiver(self._stream, self._begin(), address, None, seconds))
 
     async def request(
         self, entity: str, operation: str, body: dict[str, Value], *, link: RawReceiver | None = None
@@ -250,6 +250,10 @@ class AmqpClient:
     async def close(self) -> None:
         await self._stream.close()
 
+    async def _attached(self, link: LinkT) -> LinkT:
+        await link.attach()
+        return link
+
     def _begin(self) -> Session:
         if self._stream.error is not None:
             raise self._stream.error
@@ -270,13 +274,13 @@ class AmqpClient:
             self._claims[audience] = Claim(again, claim.expires_at)
 
     async def _put_token(self, audience: str) -> None:
-        token = await self._tokens(audience, self._now())
+        kind, token = await self._token(audience)
         entity = audience.split("/", 3)[3]
         doing = f"signing in to {self._endpoint.authority} for {entity!r}"
         try:
             async with asyncio.timeout(None if self._claims else FIRST_ANSWER_SECONDS):
                 cbs = await self._node("$cbs")
-                answer = await cbs.call({"operation": "put-token", "type": token.kind, "name": audience}, token.value)
+                answer = await cbs.call({"operation": "put-token", "type": kind, "name": audience}, token.value)
             _check_status(answer, doing, 200, 202)
         except TimeoutError:
             silent = unreachable(self._endpoint.name, self._stream.peer, FIRST_ANSWER_SECONDS, doing=doing)
@@ -294,6 +298,14 @@ class AmqpClient:
         life = max((token.expires_at - now) * (1 - RENEW_LEFT), MIN_RENEW_SECONDS)
         self._claims[audience] = Claim(now + life, token.expires_at)
         self._claimed.set()
+
+    async def _token(self, audience: str) -> tuple[str, Token]:
+        credential = self._endpoint.credential
+        if isinstance(credential, SasKey | SasToken):
+            return SAS_TYPE, signed_token(credential, audience, self._now())
+        if self._get_token is None:
+            raise errors.UsageError("sign-in by identity needs a token provider", hint="pass get_token")
+        return JWT_TYPE, Token(*await self._get_token(ENTRA_SCOPE))
 
     async def _node(self, name: str) -> RequestClient:
         node = self._nodes.get(name)
@@ -334,7 +346,7 @@ async def connect(
     `get_token` (scope -> token, seconds since 1970) is required if the endpoint's credential is an Identity.
     """
     stream = await open_stream(endpoint, f"sbpair-{uuid.uuid4()}")
-    client = AmqpClient(stream, endpoint, source_for(endpoint.credential, get_token), now)
+    client = AmqpClient(stream, endpoint, get_token, now)
     renewing = asyncio.create_task(client.renew_claims(), name=f"renew claims of {endpoint.name}")
     try:
         yield client
@@ -353,6 +365,3 @@ def lock_token(tag: bytes) -> uuid.UUID:
     if len(tag) != 16:
         raise errors.ProtocolError("a delivery's tag is not a lock token", condition="amqp:invalid-field")
     return uuid.UUID(bytes_le=tag)
-
-
-__all__ = ["AmqpClient", "GetToken", "RawReceiver", "RawSender", "connect", "lock_token"]

@@ -1,4 +1,4 @@
-"""Background work of an application: a thread with an event loop, and a syphon as long as its paired client is open.
+"""Background work of programs that block: event loops in threads, and a syphon while its paired client is open.
 
 Invariant: a failure of the syphon is an event and is retried. It never reaches the application.
 """
@@ -12,9 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
-from sbpair.errors import LeaseHeld, SbpairError
+from sbpair.errors import LeaseHeld, SbpairError, UsageError
 from sbpair.failover.events import SyphonFaulted
 from sbpair.model.backoff import Backoff
 
@@ -32,15 +33,18 @@ HURRY_SECONDS = 10.0
 
 RunSyphon: TypeAlias = Callable[..., Awaitable["SyphonResult"]]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 
 class LoopThread:
-    """A thread with an event loop of its own, which runs one coroutine."""
+    """A thread with an event loop of its own. It ends with `work`, or by `end`."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+    def __init__(self, name: str, work: Coroutine[Any, Any, object] | None = None) -> None:
         self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(coroutine, context=Context())
+        self._task = self._loop.create_task(work or asyncio.Event().wait(), context=Context())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -48,16 +52,30 @@ class LoopThread:
     def running(self) -> bool:
         return self._thread.is_alive()
 
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop, and return its result. Raises UsageError after the end, or in the loop."""
+        if not self.running or threading.current_thread() is self._thread:
+            coroutine.close()
+            raise UsageError("this object has been closed, or is used by its own event loop", hint="make another one")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the loop, unless that has ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
-    def cancel(self) -> None:
+    def end(self, seconds: float | None = None) -> None:
+        """Cancel all that runs in the loop, and wait until the thread has ended, at most `seconds`."""
         self.call(self._task.cancel)
+        self.join(seconds)
 
-    def join(self, seconds: float) -> bool:
-        """Wait until the coroutine has ended, except in this thread itself. Returns False if time is over first."""
+    def join(self, seconds: float | None) -> bool:
+        """Wait until the thread has ended, except in this thread itself. Returns False if time is over first."""
         if threading.current_thread() is self._thread:
             return True
         self._thread.join(seconds)
@@ -66,6 +84,26 @@ class LoopThread:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
             runner.get_loop().run_until_complete(self._task)
+
+
+class InLoop(Generic[T]):
+    """The blocking form of an asyncio object, whose coroutines run in the event loop of a thread."""
+
+    def __init__(self, wrapped: T, thread: LoopThread) -> None:
+        self._wrapped = wrapped
+        self._thread = thread
+
+
+def in_loop(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[InLoop[Any], P], T]:
+    """Return a method that calls an async method of the wrapped object, and blocks until it ends."""
+
+    @wraps(method)
+    def blocking(self: InLoop[Any], /, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._thread.run(method(self._wrapped, *arguments, **options))
+
+    return blocking
 
 
 class SyphonSupervisor:
@@ -116,7 +154,7 @@ class BackgroundSyphon(SyphonSupervisor):
 
     def __init__(self, run: RunSyphon, publish: Callable[[SyphonFaulted], object]) -> None:
         super().__init__(run, publish)
-        self._thread = LoopThread(self._run(), "sbpair syphon")
+        self._thread = LoopThread("sbpair syphon", self._run())
 
     @property
     def running(self) -> bool:

@@ -60,8 +60,7 @@ class PairedClient(base.ClientBase[PairedSender, BackgroundSyphon], SyncClosable
             self._syphon.stop()
         self._closed = True
         if self._pinger_thread is not None:
-            self._pinger_thread.cancel()
-            self._pinger_thread.join(STOP_SECONDS)
+            self._pinger_thread.end(STOP_SECONDS)
         for sender in self._senders:
             sender.close()
         self._close_outbox()
@@ -71,7 +70,7 @@ class PairedClient(base.ClientBase[PairedSender, BackgroundSyphon], SyncClosable
         if self._closed:
             return
         if self._pinger_thread is None:
-            self._pinger_thread = LoopThread(self._pinger.run(), "sbpair pinger")
+            self._pinger_thread = LoopThread("sbpair pinger", self._pinger.run())
         self._pinger_thread.call(self._pinger.wake)
 
 

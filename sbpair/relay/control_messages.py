@@ -20,6 +20,10 @@ HOP_BY_HOP: Final = frozenset({
     "transfer-encoding", "upgrade",
 })  # fmt: skip
 
+TOKEN_HEADER: Final = "ServiceBusAuthorization"  # noqa: S105  # a header's name
+NOT_PASSED: Final = HOP_BY_HOP | {"host", "content-length", "expect", TOKEN_HEADER.lower()}
+"""Headers of a connection, or of the relay: no request may be given them, and none is passed on with them."""
+
 _PHRASES: Final = {each.value: each.phrase for each in HTTPStatus}
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")

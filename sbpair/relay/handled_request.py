@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
@@ -25,6 +25,7 @@ from sbpair.relay.control_messages import (
     response_head,
     response_message,
 )
+from sbpair.relay.events import RelayAnswerLost, RelayRequestFailed
 from sbpair.relay.relay_clock import RelayClock, TimeLimit
 from sbpair.relay.relay_connections import send_message
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from websockets.asyncio.client import ClientConnection
 
+    from sbpair.relay.events import RelayReporter
+    from sbpair.relay.listener_side import ControlChannel
     from sbpair.relay.relay_endpoint import Side
 
 BUFFER_SECONDS: Final = 2.0
@@ -47,18 +50,6 @@ MAX_WHOLE: Final = 256 * 1024
 
 
 log = logging.getLogger(__name__)
-
-
-class AnswerChannel(Protocol):
-    """The control channel of a request, and the addresses beside it."""
-
-    side: Side
-
-    async def send_answer(self, request: RequestMessage, text: str, body: bytes) -> bool:
-        """Send an answer over the control channel. Returns False if it has ended."""
-
-    async def meet(self, address: str) -> ClientConnection:
-        """Open a rendezvous connection. Raises SbpairError."""
 
 
 class RelayRequest:
@@ -99,23 +90,23 @@ RelayHandler = Callable[[RelayRequest], Awaitable[RelayAnswer]]
 
 
 class HandledRequest:
-    """One request on its way. `on_failed(request id, status, reason)` and `on_lost(request id, reason)` report."""
+    """One request on its way. `path` is that of the endpoint, for the events."""
 
     def __init__(
         self,
         message: RequestMessage,
         body: bytes,
-        channel: AnswerChannel,
+        channel: ControlChannel,
         clock: RelayClock,
-        on_failed: Callable[[str, int, str], object],
-        on_lost: Callable[[str, str], object],
+        path: str,
+        report: RelayReporter,
     ) -> None:
         self._message = message
         self._body = body
         self._channel = channel
         self._clock = clock
-        self._on_failed = on_failed
-        self._on_lost = on_lost
+        self._path = path
+        self._report = report
         self._meeting: ClientConnection | None = None
         self._sent_body: AsyncIterator[bytes] | None = None
 
@@ -128,9 +119,9 @@ class HandledRequest:
             answer, head = await self._answer_of(handler, RelayRequest(self._message, self._channel.side, body))
             await self._send(head, answer.body)
         except (SbpairError, RelayMessageInvalid, WebSocketException, OSError) as error:
-            self._on_lost(self._message.request_id, str(error) or type(error).__name__)
+            self._report_lost(str(error) or type(error).__name__)
         except asyncio.CancelledError:
-            self._on_lost(self._message.request_id, "the listener was closed")
+            self._report_lost("the listener was closed")
             raise
         finally:
             await self._leave()
@@ -142,7 +133,13 @@ class HandledRequest:
             return RelayAnswer(status, {"Content-Type": "text/plain"}, reason.encode())
 
         await self.handle(refusal)
-        self._on_failed(self._message.request_id, status, reason)
+        self._report_failed(status, reason)
+
+    def _report_failed(self, status: int, reason: str) -> None:
+        self._report(RelayRequestFailed(self._path, self._channel.side, self._message.request_id, status, reason))
+
+    def _report_lost(self, reason: str) -> None:
+        self._report(RelayAnswerLost(self._path, self._channel.side, self._message.request_id, reason))
 
     async def _fetch(self) -> bytes | AsyncIterator[bytes]:
         """Fetch the request from its address. Raises SbpairError, RelayMessageInvalid, WebSocketException."""
@@ -183,7 +180,7 @@ class HandledRequest:
             return self._failed(500, f"the handler failed with {type(error).__name__}")
 
     def _failed(self, status: int, reason: str) -> tuple[RelayAnswer, dict[str, Any]]:
-        self._on_failed(self._message.request_id, status, reason)
+        self._report_failed(status, reason)
         answer = RelayAnswer(status)
         return answer, response_head(answer)
 
@@ -209,7 +206,7 @@ class HandledRequest:
                 _, failure = self._failed(500, reason)
                 await self._send_bytes(failure, b"")
             else:
-                self._on_lost(self._message.request_id, reason)
+                self._report_lost(reason)
         finally:
             await parts.close()
 

@@ -12,7 +12,7 @@ from sbpair.azure.http_client import HttpClient, HttpResponse, NotHttp
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, SbpairError, Unreachable
 from sbpair.model.reachability import DOCTOR_HINT, unreachable
-from sbpair.relay.relay_clock import SystemRelayClock
+from sbpair.relay.relay_clock import RelayClock
 from sbpair.relay.relay_connections import service_error
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, Side
 from sbpair.relay.relay_tokens import RelayTokens
@@ -66,7 +66,7 @@ async def _read(side: Side, endpoint: Endpoint, relay: RelayEndpoint, seconds: f
 
 
 async def _get(endpoint: Endpoint, relay: RelayEndpoint) -> HttpResponse:
-    tokens = RelayTokens(relay, SystemRelayClock())
+    tokens = RelayTokens(relay, RelayClock())
     try:
         headers = {"Authorization": (await tokens.get()).value, "X-PROCESS-AT": "ServiceBus"}
         async with HttpClient(endpoint) as client:

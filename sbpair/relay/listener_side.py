@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from sbpair.errors import AccessError, EntityMissing, SbpairError, Unreachable, UsageError
 from sbpair.model.backoff import StepBackoff
 from sbpair.relay.control_messages import (
+    TOKEN_HEADER,
     AcceptMessage,
     RelayMessageInvalid,
     RequestMessage,
@@ -28,7 +29,7 @@ from sbpair.relay.events import RelayAnswerLost, RelayReporter, RelaySideDown, R
 from sbpair.relay.relay_clock import sleep
 from sbpair.relay.relay_connections import one_line, open_frames, send_message
 from sbpair.relay.relay_decisions import TRACKING
-from sbpair.relay.relay_tokens import RENEW_SECONDS, TOKEN_HEADER, RelayTokens
+from sbpair.relay.relay_tokens import RENEW_SECONDS, RelayTokens
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -6,70 +6,40 @@ Invariant: nothing is decided here. Handlers run in threads of their own, so tha
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from sbpair.errors import Unreachable, UsageError
+from aiohttp import ClientWebSocketResponse
+
+from sbpair.errors import Unreachable
+from sbpair.failover.background import InLoop, LoopThread, in_loop
 from sbpair.relay.control_messages import RelayAnswer
+from sbpair.relay.handled_request import RelayRequest
 from sbpair.relay.relay_client import TIMEOUT_SECONDS, AsyncRelayClient, AsyncRelayResponse
 from sbpair.relay.relay_connections import MAX_MESSAGE_BYTES
 from sbpair.relay.relay_listener import CLOSE_SECONDS, AsyncRelayListener
+from sbpair.relay.socket_offer import RelayOffer
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
 
-    from aiohttp import ClientWebSocketResponse
-
     from sbpair.relay.control_messages import Headers
     from sbpair.relay.events import OnRelayEvent
-    from sbpair.relay.handled_request import RelayRequest
     from sbpair.relay.relay_clock import RelayClock
     from sbpair.relay.relay_decisions import Reissue
     from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
-    from sbpair.relay.socket_offer import RelayOffer
 
 T = TypeVar("T")
 
 MAX_SOCKETS: Final = 100
 """Default of WebSockets at once, each of which has a thread."""
 
-
-class RelayThread:
-    """A thread with an event loop, for calls from other threads."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, and return its result. Raises UsageError after `close`, or in the loop."""
-        if not self._thread.is_alive() or threading.current_thread() is self._thread:
-            coroutine.close()
-            raise UsageError("this object has been closed, or is used by its own event loop", hint="make another one")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """End the loop. Its tasks are cancelled."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.get_loop().run_forever()
+_ABNORMAL: Final = 1006
 
 
-class _ClosedAfterBlock:
+class _ClosedAfterBlock(InLoop[T]):
     """A context manager that is closed after its block."""
 
     close: Callable[..., None]
@@ -81,34 +51,32 @@ class _ClosedAfterBlock:
         self.close()
 
 
-class RelaySocket(_ClosedAfterBlock):
+class RelaySocket(_ClosedAfterBlock[ClientWebSocketResponse]):
     """A WebSocket for programs that block. Iterate over it for the messages until it is closed."""
 
-    def __init__(self, socket: ClientWebSocketResponse, thread: RelayThread) -> None:
-        self._socket = socket
-        self._thread = thread
+    def __init__(self, socket: ClientWebSocketResponse, thread: LoopThread) -> None:
+        super().__init__(socket, thread)
         self.protocol = socket.protocol
 
     @property
     def close_code(self) -> int | None:
         """The code with which the connection was closed; None while it is open."""
-        return self._socket.close_code
+        return self._wrapped.close_code
 
     def send(self, message: str | bytes) -> None:
         """Send a text or binary message. Raises Unreachable if the connection has ended."""
-        send = self._socket.send_str if isinstance(message, str) else self._socket.send_bytes
+        send = self._wrapped.send_str if isinstance(message, str) else self._wrapped.send_bytes
         try:
-            self._thread.call(send(message))  # type: ignore[arg-type]
+            self._thread.run(send(message))  # type: ignore[arg-type]
         except (ConnectionError, RuntimeError):
             raise Unreachable("the WebSocket has ended", hint="open another one") from None
 
     def receive(self) -> str | bytes | None:
         """Return the next message, or None after the end. Raises Unreachable if the connection was lost."""
-        message = self._thread.call(self._socket.receive())
-        data = message.data
+        data = self._thread.run(self._wrapped.receive()).data
         if isinstance(data, (str, bytes)):
             return data
-        if self._socket.close_code == _ABNORMAL or isinstance(data, Exception):
+        if self._wrapped.close_code == _ABNORMAL or isinstance(data, Exception):
             raise Unreachable("the WebSocket was lost", hint="open another one")
         return None
 
@@ -117,32 +85,30 @@ class RelaySocket(_ClosedAfterBlock):
             yield message
 
     def close(self, code: int = 1000) -> None:
-        self._thread.call(_closed(self._socket, code))
+        async def close() -> None:
+            await self._wrapped.close(code=code)
+
+        self._thread.run(close())
 
 
-class RelayResponse(_ClosedAfterBlock):
+class RelayResponse(_ClosedAfterBlock[AsyncRelayResponse]):
     """The answer of a listener. Read it whole, or iterate over it; then, or to abandon it, close it."""
 
-    def __init__(self, response: AsyncRelayResponse, thread: RelayThread) -> None:
+    def __init__(self, response: AsyncRelayResponse, thread: LoopThread) -> None:
+        super().__init__(response, thread)
         self.side = response.side
         self.status = response.status
         self.reason = response.reason
         self.headers = response.headers
-        self._response = response
-        self._thread = thread
 
-    def read(self) -> bytes:
-        """Return the whole body. Raises InDoubt if it ends too soon."""
-        return self._thread.call(self._response.read())
+    read = in_loop(AsyncRelayResponse.read)
+    close = in_loop(AsyncRelayResponse.close)
 
     def __iter__(self) -> Iterator[bytes]:
-        return _iterate(self._response.__aiter__(), self._thread)
-
-    def close(self) -> None:
-        self._thread.call(self._response.close())
+        return _iterate(aiter(self._wrapped), self._thread)
 
 
-class RelayClient(_ClosedAfterBlock):
+class RelayClient(_ClosedAfterBlock[AsyncRelayClient]):
     __doc__ = AsyncRelayClient.__doc__
 
     def __init__(
@@ -155,19 +121,17 @@ class RelayClient(_ClosedAfterBlock):
         on_event: OnRelayEvent | None = None,
         clock: RelayClock | None = None,
     ) -> None:
-        self._client = AsyncRelayClient(
-            pair, first=first, chance=chance, timeout=timeout, on_event=on_event, clock=clock
-        )
-        self._thread = RelayThread("sbpair relay client")
+        client = AsyncRelayClient(pair, first=first, chance=chance, timeout=timeout, on_event=on_event, clock=clock)
+        super().__init__(client, LoopThread("sbpair relay client"))
 
     @property
     def active(self) -> Side:
         """The side that requests go to first."""
-        return self._client.active
+        return self._wrapped.active
 
     def swap_roles(self) -> None:
         """Swap the roles, as after a failure of the active side."""
-        self._client.swap_roles()
+        self._wrapped.swap_roles()
 
     def request(
         self,
@@ -180,15 +144,8 @@ class RelayClient(_ClosedAfterBlock):
         timeout: float | None = None,
     ) -> RelayResponse:
         sent = body if body is None or isinstance(body, (bytes, bytearray, str)) else _pulled(iter(body), None)
-        asking = self._client.request(
-            method,
-            suffix,
-            headers=headers,
-            body=sent,
-            reissue=reissue,
-            timeout=timeout,
-        )
-        return RelayResponse(self._thread.call(asking), self._thread)
+        asking = self._wrapped.request(method, suffix, headers=headers, body=sent, reissue=reissue, timeout=timeout)
+        return RelayResponse(self._thread.run(asking), self._thread)
 
     def connect(
         self,
@@ -199,64 +156,58 @@ class RelayClient(_ClosedAfterBlock):
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         timeout: float | None = None,
     ) -> RelaySocket:
-        opening = self._client.connect(
+        opening = self._wrapped.connect(
             suffix, protocols=protocols, headers=headers, max_message_bytes=max_message_bytes, timeout=timeout
         )
-        return RelaySocket(self._thread.call(opening), self._thread)
+        return RelaySocket(self._thread.run(opening), self._thread)
 
     request.__doc__ = AsyncRelayClient.request.__doc__
     connect.__doc__ = AsyncRelayClient.connect.__doc__
 
     def close(self) -> None:
         """Close all connections, also those of WebSockets."""
-        if not self._client.is_closed:
-            self._thread.call(self._client.close())
-            self._thread.close()
+        if not self._wrapped.is_closed:
+            self._thread.run(self._wrapped.close())
+            self._thread.end()
 
 
-class BlockingRelayRequest:
+class BlockingRelayRequest(InLoop[RelayRequest]):
     """An HTTP request for a handler. Iterate over it for the body, or `read` it whole."""
 
-    def __init__(self, request: RelayRequest, thread: RelayThread) -> None:
+    def __init__(self, request: RelayRequest, thread: LoopThread) -> None:
+        super().__init__(request, thread)
         self.side = request.side
         self.request_id = request.request_id
         self.method = request.method
         self.target = request.target
         self.headers: Mapping[str, str] = request.headers
         self.remote = request.remote
-        self._request = request
-        self._thread = thread
 
-    def read(self) -> bytes:
-        """Return the whole body. Raises Unreachable if it ends too soon."""
-        return self._thread.call(self._request.read())
+    read = in_loop(RelayRequest.read)
 
     def __iter__(self) -> Iterator[bytes]:
-        return _iterate(self._request.__aiter__(), self._thread)
+        return _iterate(aiter(self._wrapped), self._thread)
 
 
-class BlockingRelayOffer:
+class BlockingRelayOffer(InLoop[RelayOffer]):
     """A WebSocket that a sender wants to open. A handler accepts or rejects it once, within 20 seconds."""
 
-    def __init__(self, offer: RelayOffer, thread: RelayThread) -> None:
+    def __init__(self, offer: RelayOffer, thread: LoopThread) -> None:
+        super().__init__(offer, thread)
         self.side = offer.side
         self.target = offer.target
         self.headers: Mapping[str, str] = offer.headers
         self.protocols = offer.protocols
         self.remote = offer.remote
-        self._offer = offer
-        self._thread = thread
 
     def accept(self, protocol: str | None = None) -> RelaySocket:
         """Open the WebSocket with one of `protocols`. Raises UsageError; Unavailable if the sender has gone."""
-        return RelaySocket(self._thread.call(self._offer.accept(protocol)), self._thread)
+        return RelaySocket(self._thread.run(self._wrapped.accept(protocol)), self._thread)
 
-    def reject(self, status: int = 400, reason: str = "Rejected by user code") -> None:
-        """Refuse the WebSocket with a status from 400 to 599. Raises UsageError; Unavailable if the sender has gone."""
-        self._thread.call(self._offer.reject(status, reason))
+    reject = in_loop(RelayOffer.reject)
 
 
-class RelayListener(_ClosedAfterBlock):
+class RelayListener(_ClosedAfterBlock[AsyncRelayListener]):
     __doc__ = AsyncRelayListener.__doc__
 
     def __init__(
@@ -271,11 +222,21 @@ class RelayListener(_ClosedAfterBlock):
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         clock: RelayClock | None = None,
     ) -> None:
-        self._handler, self._on_websocket = handler, on_websocket
-        self._listener = AsyncRelayListener(
+        async def handle(request: RelayRequest) -> RelayAnswer:
+            answer: RelayAnswer = await _in_thread(self._requests, handler, BlockingRelayRequest(request, self._thread))
+            body: object = getattr(answer, "body", None)
+            if isinstance(answer, RelayAnswer) and hasattr(body, "__iter__") and not isinstance(body, (str, *_BYTES)):
+                parts = _pulled(iter(body), self._requests)
+                return RelayAnswer(answer.status, answer.headers, parts, answer.reason)
+            return answer
+
+        async def serve(offer: RelayOffer) -> None:
+            await _in_thread(self._sockets, on_websocket, BlockingRelayOffer(offer, self._thread))
+
+        listener = AsyncRelayListener(
             where,
-            None if handler is None else self._handle,
-            on_websocket=None if on_websocket is None else self._serve,
+            handler and handle,
+            on_websocket=on_websocket and serve,
             on_event=on_event,
             max_requests=max_requests,
             max_sockets=max_sockets,
@@ -284,22 +245,20 @@ class RelayListener(_ClosedAfterBlock):
         )
         self._requests = ThreadPoolExecutor(max_requests, "sbpair relay request")
         self._sockets = ThreadPoolExecutor(max_sockets, "sbpair relay socket")
-        self._thread = RelayThread("sbpair relay listener")
+        super().__init__(listener, LoopThread("sbpair relay listener"))
 
     @property
     def up_sides(self) -> tuple[Side, ...]:
         """The sides that are connected now."""
-        return self._listener.up_sides
+        return self._wrapped.up_sides
 
-    def start(self) -> None:
-        """Begin to listen, and wait for the first attempt on each side. Raises UsageError after `close`."""
-        self._thread.call(self._listener.start())
+    start = in_loop(AsyncRelayListener.start)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Take no more requests, and finish accepted ones and open WebSockets within `seconds`. Others are reported."""
-        if not self._listener.is_closed:
-            self._thread.call(self._listener.close(seconds))
-            self._thread.close()
+        if not self._wrapped.is_closed:
+            self._thread.run(self._wrapped.close(seconds))
+            self._thread.end()
             self._requests.shutdown(wait=False, cancel_futures=True)
             self._sockets.shutdown(wait=False, cancel_futures=True)
 
@@ -307,25 +266,13 @@ class RelayListener(_ClosedAfterBlock):
         self.start()
         return self
 
-    async def _handle(self, request: RelayRequest) -> RelayAnswer:
-        assert self._handler is not None  # noqa: S101  # it was given
-        work = partial(self._handler, BlockingRelayRequest(request, self._thread))
-        answer = await asyncio.get_running_loop().run_in_executor(self._requests, work)
-        body: object = getattr(answer, "body", None)
-        if isinstance(answer, RelayAnswer) and hasattr(body, "__iter__") and not isinstance(body, (str, *_BYTES)):
-            parts = _pulled(iter(body), self._requests)
-            return RelayAnswer(answer.status, answer.headers, parts, answer.reason)
-        return answer
 
-    async def _serve(self, offer: RelayOffer) -> None:
-        assert self._on_websocket is not None  # noqa: S101  # it was given
-        work = partial(self._on_websocket, BlockingRelayOffer(offer, self._thread))
-        await asyncio.get_running_loop().run_in_executor(self._sockets, work)
-
-
-_ABNORMAL: Final = 1006
 _BYTES: Final = (bytes, bytearray, memoryview)
 _END: Final = object()
+
+
+async def _in_thread(executor: Executor, function: Any, argument: object) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(executor, function, argument)
 
 
 async def _pulled(parts: Iterator[bytes], executor: Executor | None) -> AsyncIterator[bytes]:
@@ -335,13 +282,9 @@ async def _pulled(parts: Iterator[bytes], executor: Executor | None) -> AsyncIte
         yield part  # type: ignore[misc]
 
 
-def _iterate(parts: AsyncIterator[bytes], thread: RelayThread) -> Iterator[bytes]:
+def _iterate(parts: AsyncIterator[bytes], thread: LoopThread) -> Iterator[bytes]:
     async def take() -> bytes | None:
         return await anext(parts, None)
 
-    while (part := thread.call(take())) is not None:
+    while (part := thread.run(take())) is not None:
         yield part
-
-
-async def _closed(socket: ClientWebSocketResponse, code: int) -> None:
-    await socket.close(code=code)

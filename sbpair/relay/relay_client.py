@@ -18,20 +18,28 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError, Unavailable, UsageError
-from sbpair.relay import events
-from sbpair.relay.control_messages import HOP_BY_HOP, Headers, checked_headers
-from sbpair.relay.events import OnRelayEvent, RelayReporter, relay_reporter
-from sbpair.relay.relay_clock import RelayClock, SystemRelayClock, TimeLimit
+from sbpair.relay.body_parts import RequestBody, SentBody
+from sbpair.relay.control_messages import NOT_PASSED, TOKEN_HEADER, Headers, checked_headers
+from sbpair.relay.events import (
+    OnRelayEvent,
+    RelayBothFailed,
+    RelayReporter,
+    RelayRolesSwapped,
+    RelaySideChosen,
+    RelaySideFailed,
+    relay_reporter,
+)
+from sbpair.relay.relay_clock import RelayClock, TimeLimit
 from sbpair.relay.relay_connections import (
     LOST,
     MAX_MESSAGE_BYTES,
     SentMark,
     close_session,
     failure_of,
-    handshake_reason,
     http_options,
     one_line,
     open_session,
+    open_socket,
     service_error,
 )
 from sbpair.relay.relay_decisions import (
@@ -43,8 +51,7 @@ from sbpair.relay.relay_decisions import (
     may_reissue,
 )
 from sbpair.relay.relay_endpoint import SIDES, RelayPair, Side, other_side
-from sbpair.relay.relay_tokens import TOKEN_HEADER, RelayTokens
-from sbpair.relay.request_body import RequestBody, SentBody
+from sbpair.relay.relay_tokens import RelayTokens
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
@@ -55,7 +62,6 @@ TIMEOUT_SECONDS: Final = 70.0
 MAX_ERROR_BYTES: Final = 16 * 1024
 
 _METHOD: Final = re.compile(r"[A-Za-z][A-Za-z0-9!#$%&'*+.^_`|~-]{0,31}")
-_NOT_GIVEN: Final = HOP_BY_HOP | {"host", "content-length", "expect", TOKEN_HEADER.lower()}
 
 T = TypeVar("T")
 
@@ -158,7 +164,7 @@ class AsyncRelayClient:
             raise UsageError(f"expected primary or secondary, got {first!r}", hint="leave it out for a random one")
         self.pair = pair
         self._timeout = _checked_timeout(timeout)
-        self._clock = clock or SystemRelayClock()
+        self._clock = clock or RelayClock()
         self._report: RelayReporter = relay_reporter("a relay client", on_event)
         chosen: Side = (chance or random.SystemRandom()).choice(SIDES)
         self._active: Side = chosen if first is None else first
@@ -166,7 +172,7 @@ class AsyncRelayClient:
         self._session: aiohttp.ClientSession | None = None
         self._answers: weakref.WeakSet[AsyncRelayResponse] = weakref.WeakSet()
         self.is_closed = False
-        self._report(events.RelaySideChosen(pair[self._active].path, self._active))
+        self._report(RelaySideChosen(pair[self._active].path, self._active))
 
     async def __aenter__(self) -> Self:
         return self
@@ -277,7 +283,7 @@ class AsyncRelayClient:
             except SideUnavailable as failure:
                 failures[side], reasons[side] = failure, failure.error
                 in_doubt = failure.verdict is AnswerVerdict.IN_DOUBT
-                self._report(events.RelaySideFailed(self.pair[side].path, side, failure.error.message, in_doubt))
+                self._report(RelaySideFailed(self.pair[side].path, side, failure.error.message, in_doubt))
                 if side == active and not may(failure.verdict):
                     self._leave(active, failure.error.message)
                     raise self._alone(side, failure) from None
@@ -307,7 +313,7 @@ class AsyncRelayClient:
     def _both_failed(self, failures: dict[Side, SideUnavailable], reasons: dict[str, Exception]) -> BothFailed:
         doubtful = tuple(side for side, each in failures.items() if each.verdict is AnswerVerdict.IN_DOUBT)
         text = "; ".join(f"the {side}: {error}" for side, error in reasons.items())
-        self._report(events.RelayBothFailed(self.pair[self._active].path, text))
+        self._report(RelayBothFailed(self.pair[self._active].path, text))
         hints = {error.hint for error in reasons.values() if isinstance(error, SbpairError)}
         hint = hints.pop() if len(hints) == 1 else "send it again once one of them is available"
         if doubtful:
@@ -321,24 +327,24 @@ class AsyncRelayClient:
 
     def _become(self, active: Side, reason: str) -> None:
         self._active = active
-        self._report(events.RelayRolesSwapped(self.pair[active].path, active, other_side(active), reason))
+        self._report(RelayRolesSwapped(self.pair[active].path, active, other_side(active), reason))
 
     # One side
 
     async def _request(self, side: Side, call: _Call) -> AsyncRelayResponse:
         endpoint, mark = self.pair[side], SentMark()
         headers, session, options = await self._prepared(side, call.headers)
-        body = call.body.open()
-        is_whole = body is None or isinstance(body, bytes)
-        if call.body.length is not None and not is_whole:
-            headers["Content-Length"] = str(call.body.length)
+        body = call.body
+        if body.data is body and body.length is not None:
+            headers["Content-Length"] = str(body.length)
         try:
             async with TimeLimit(self._clock, call.seconds) as limit:
+                body.on_part = limit.postpone
                 response = await session.request(
                     call.method,
                     URL(endpoint.request_url(call.suffix), encoded=True),
                     headers=headers,
-                    data=body if is_whole else ProgressingBody(call.body, limit),
+                    data=body.data,
                     allow_redirects=False,
                     trace_request_ctx=mark,
                     **options,
@@ -346,11 +352,11 @@ class AsyncRelayClient:
                 has_via = "Via" in response.headers
                 verdict = judged_answer(response.status, has_via=has_via, was_repeated=mark.was_repeated)
                 if verdict is AnswerVerdict.ANSWER:
-                    return AsyncRelayResponse(response, call.body, side, self._clock, call.seconds)
+                    return AsyncRelayResponse(response, body, side, self._clock, call.seconds)
                 refusal = service_error(endpoint, response.status, await _refusal_text(response))
         except LOST as error:
-            if call.body.error is not None:
-                raise call.body.error from None
+            if body.error is not None:
+                raise body.error from None
             lost = failure_of(error, endpoint, was_sent=mark.was_sent, seconds=call.seconds)
             raise SideUnavailable(judged_silence(was_sent=mark.was_sent), lost) from None
         if verdict.is_unavailable:
@@ -368,27 +374,16 @@ class AsyncRelayClient:
     ) -> aiohttp.ClientWebSocketResponse:
         endpoint = self.pair[side]
         headers, session, options = await self._prepared(side, given)
-        reasons: list[str] = []
-        collecting = handshake_reason.set(reasons)
+        options |= {"protocols": protocols, "headers": headers, "max_msg_size": max_message_bytes}
         try:
             async with TimeLimit(self._clock, seconds):
-                socket: aiohttp.ClientWebSocketResponse = await session.ws_connect(
-                    URL(endpoint.connect_url(suffix), encoded=True),
-                    protocols=protocols,
-                    headers=headers,
-                    max_msg_size=max_message_bytes,
-                    **options,
-                )
-                return socket
+                return await open_socket(session, endpoint.connect_url(suffix), **options)
         except aiohttp.WSServerHandshakeError as error:
-            reason = reasons[-1] if reasons else ""
-            status = error.status
+            status, reason = error.status, error.message
             refusal, verdict = service_error(endpoint, status, reason), judged_handshake(status, reason)
         except LOST as error:
             lost = failure_of(error, endpoint, was_sent=False, seconds=seconds)
             raise SideUnavailable(AnswerVerdict.NOT_EXECUTED, lost) from None
-        finally:
-            handshake_reason.reset(collecting)
         if verdict is AnswerVerdict.ANSWER:
             text = one_line(reason)
             what = f"{endpoint}: the listener rejects the WebSocket: {status} {text}".rstrip()
@@ -408,27 +403,6 @@ class AsyncRelayClient:
         headers = CIMultiDict(given)
         headers[TOKEN_HEADER] = (await self._tokens[side].get()).value
         return headers, self._session, http_options(endpoint)
-
-
-class ProgressingBody:
-    """The parts of a body, each of which postpones the time-out of its request.
-
-    aiohttp 3.10 repeats a request whose idle connection was closed, from the part of the body that it has come to. So
-    each iteration begins anew, or fails.
-    """
-
-    def __init__(self, body: RequestBody, limit: TimeLimit) -> None:
-        self._body = body
-        self._limit = limit
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        parts = self._body.open()
-        assert parts is not None  # noqa: S101  # a body that is sent in parts
-        assert not isinstance(parts, bytes)  # noqa: S101
-        async for part in parts:
-            self._limit.postpone()
-            yield part
-        self._limit.postpone()
 
 
 async def _refusal_text(response: aiohttp.ClientResponse) -> str:
@@ -453,7 +427,7 @@ def _sent_headers(headers: Headers | None) -> list[tuple[str, str]]:
     """Return the headers of a request. Raises UsageError for those that belong to the connection or the relay."""
     pairs = checked_headers(headers)
     for name, _ in pairs:
-        if name.lower() in _NOT_GIVEN or name.lower().startswith("sec-websocket-"):
+        if name.lower() in NOT_PASSED or name.lower().startswith("sec-websocket-"):
             raise UsageError(
                 f"the header {name[:40]} cannot be given", hint="the client makes it, or the relay drops it"
             )

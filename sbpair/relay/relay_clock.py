@@ -6,32 +6,19 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 RESOLUTION = 0.001
 """Seconds by which a timer may be early, for clocks that round."""
 
 
-class RelayTimer(Protocol):
-    """A call in the future."""
-
-    def cancel(self) -> None: ...
-
-
-class RelayClock(Protocol):
-    """Seconds since 1970, and calls in the event loop after some seconds."""
-
-    def now(self) -> float: ...
-    def call_later(self, seconds: float, callback: Callable[[], object]) -> RelayTimer: ...
-
-
-class SystemRelayClock:
-    """The clock of this machine."""
+class RelayClock:
+    """The clock of this machine, in seconds since 1970. A subclass may tell another time, and make other timers."""
 
     def now(self) -> float:
         return time.time()
 
-    def call_later(self, seconds: float, callback: Callable[[], object]) -> RelayTimer:
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, callback)
 
 

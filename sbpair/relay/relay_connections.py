@@ -65,7 +65,7 @@ _quiet = logging.getLogger(f"{__name__}.frames")
 # The library logs headers and payloads, and they could hold a token or a key.
 _quiet.setLevel(logging.CRITICAL)
 
-handshake_reason: ContextVar[list[str]] = ContextVar("handshake_reason")
+_handshake_reasons: ContextVar[list[str]] = ContextVar("handshake_reasons")
 """Collects the reason phrase of a handshake, which the error of aiohttp lacks."""
 
 _transports: WeakKeyDictionary[aiohttp.ClientSession, WeakKeyDictionary[asyncio.Transport, TransportSocket]]
@@ -161,9 +161,24 @@ async def _on_end(session: aiohttp.ClientSession, _context: object, params: aioh
     transport = None if connection is None else connection.transport
     if transport is not None and transport.get_extra_info("ssl_object") is not None:
         _transports.setdefault(session, WeakKeyDictionary())[transport] = transport.get_extra_info("socket")
-    reasons = handshake_reason.get(None)
+    reasons = _handshake_reasons.get(None)
     if reasons is not None:
         reasons.append(params.response.reason or "")
+
+
+async def open_socket(session: aiohttp.ClientSession, url: str, **options: Any) -> aiohttp.ClientWebSocketResponse:
+    """Open a WebSocket of whole messages. Raises WSServerHandshakeError with the reason phrase; the errors of LOST."""
+    reasons: list[str] = []
+    collecting = _handshake_reasons.set(reasons)
+    try:
+        socket: aiohttp.ClientWebSocketResponse = await session.ws_connect(URL(url, encoded=True), **options)
+    except aiohttp.WSServerHandshakeError as error:
+        error.message = reasons[-1] if reasons else ""
+        raise
+    else:
+        return socket
+    finally:
+        _handshake_reasons.reset(collecting)
 
 
 class _Connect(connect):

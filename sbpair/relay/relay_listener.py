@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from sbpair.errors import SbpairError, UsageError
 from sbpair.relay.control_messages import AcceptMessage, RelayAnswer, RequestMessage
-from sbpair.relay.events import OnRelayEvent, RelayAnswerLost, RelayReporter, RelayRequestFailed, relay_reporter
+from sbpair.relay.events import OnRelayEvent, RelayReporter, RelayRequestFailed, relay_reporter
 from sbpair.relay.handled_request import HandledRequest, RelayHandler, RelayRequest
 from sbpair.relay.listener_side import ControlChannel, ListenerSide, ListenerTasks
-from sbpair.relay.relay_clock import RelayClock, SystemRelayClock, TimeLimit
+from sbpair.relay.relay_clock import RelayClock, TimeLimit
 from sbpair.relay.relay_connections import MAX_MESSAGE_BYTES, close_session, open_session
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side
 from sbpair.relay.socket_offer import RelayOffer
@@ -77,7 +77,7 @@ class AsyncRelayListener:
         self._report: RelayReporter = relay_reporter("a relay listener", on_event)
         self._max_requests, self._max_sockets = max_requests, max_sockets
         self._max_message_bytes = max_message_bytes
-        self._clock = clock or SystemRelayClock()
+        self._clock = clock or RelayClock()
         self._sides: dict[Side, ListenerSide] = {}
         self._runs: list[asyncio.Task[None]] = []
         self._work: set[asyncio.Task[None]] = set()
@@ -171,15 +171,8 @@ class AsyncRelayListener:
         self._spawn(self._serve_request(message, body, channel))
 
     async def _serve_request(self, message: RequestMessage, body: bytes, channel: ControlChannel) -> None:
-        path, side = self._endpoints[channel.side].path, channel.side
-        handled = HandledRequest(
-            message,
-            body,
-            channel,
-            self._clock,
-            lambda request_id, status, why: self._report(RelayRequestFailed(path, side, request_id, status, why)),
-            lambda request_id, why: self._report(RelayAnswerLost(path, side, request_id, why)),
-        )
+        path = self._endpoints[channel.side].path
+        handled = HandledRequest(message, body, channel, self._clock, path, self._report)
         if self._requests >= self._max_requests * (1 + WAITING_PER_REQUEST):
             await handled.refuse(503, "the listener is busy")
             return

@@ -20,17 +20,9 @@ from yarl import URL
 
 from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unreachable, UsageError
-from sbpair.relay.control_messages import HOP_BY_HOP, Body, RelayAnswer, is_header
-from sbpair.relay.relay_connections import (
-    LOST,
-    MAX_MESSAGE_BYTES,
-    close_session,
-    handshake_reason,
-    one_line,
-    open_session,
-)
+from sbpair.relay.control_messages import NOT_PASSED, Body, RelayAnswer, is_header
+from sbpair.relay.relay_connections import LOST, MAX_MESSAGE_BYTES, close_session, one_line, open_session, open_socket
 from sbpair.relay.relay_endpoint import climbs
-from sbpair.relay.relay_tokens import TOKEN_HEADER
 
 if TYPE_CHECKING:
     from sbpair.relay.handled_request import RelayRequest
@@ -39,7 +31,6 @@ if TYPE_CHECKING:
 
 NO_CONTENT, NOT_MODIFIED, BAD_REQUEST, BAD_GATEWAY = 204, 304, 400, 502
 
-_NOT_PASSED: Final = HOP_BY_HOP | {"host", "content-length", "expect", TOKEN_HEADER.lower()}
 _FORWARDED: Final = ("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto")
 _SENDABLE_CODES: Final = frozenset({*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)})
 
@@ -180,11 +171,10 @@ class ReverseProxy:
         headers = self._headers(offer.headers, offer.side, offer.remote)
         for name in [each for each in headers if each.lower().startswith("sec-websocket-")]:
             headers.popall(name, None)
-        reasons: list[str] = []
-        collecting = handshake_reason.set(reasons)
         try:
-            inner = await self._open_session.ws_connect(
-                URL("ws" + self._target.removeprefix("http") + suffix, encoded=True),
+            inner = await open_socket(
+                self._open_session,
+                f"ws{self._target.removeprefix('http')}{suffix}",
                 protocols=offer.protocols,
                 headers=headers,
                 max_msg_size=MAX_MESSAGE_BYTES,
@@ -192,14 +182,12 @@ class ReverseProxy:
             )
         except aiohttp.WSServerHandshakeError as error:
             noted.status = error.status if 400 <= error.status <= 599 else BAD_GATEWAY
-            await offer.reject(noted.status, reasons[-1] if reasons else "")
+            await offer.reject(noted.status, error.message)
             return "the target rejects the WebSocket"
         except (*LOST, ValueError, SbpairError) as error:
             noted.status = BAD_GATEWAY
             await offer.reject(BAD_GATEWAY, "Bad Gateway")
             return _reason(error)
-        finally:
-            handshake_reason.reset(collecting)
         try:
             outer = await offer.accept(inner.protocol or "")
             noted.status = 101
@@ -326,7 +314,7 @@ def _passed(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the headers that are passed on: not those of the connection, also as Connection names them."""
     pairs = list(headers)
     named = {each.strip().lower() for name, value in pairs if name.lower() == "connection" for each in value.split(",")}
-    return [(name, value) for name, value in pairs if name.lower() not in _NOT_PASSED | named]
+    return [(name, value) for name, value in pairs if name.lower() not in NOT_PASSED | named]
 
 
 def _reason(error: Exception) -> str:

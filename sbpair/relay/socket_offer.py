@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import aiohttp
-from yarl import URL
 
 from sbpair.errors import Unavailable, UsageError
 from sbpair.model.reachability import CONNECT_SECONDS
 from sbpair.relay.relay_clock import RelayClock, TimeLimit
-from sbpair.relay.relay_connections import LOST, http_options, one_line
+from sbpair.relay.relay_connections import LOST, http_options, one_line, open_socket
 from sbpair.relay.relay_endpoint import RelayEndpoint, Side, target_of
 
 if TYPE_CHECKING:
@@ -94,12 +93,9 @@ class RelayOffer:
         self.is_decided = True
 
     async def _meet(self, address: str, protocols: tuple[str, ...]) -> aiohttp.ClientWebSocketResponse:
-        options: dict[str, Any] = http_options(self._endpoint)
+        options = http_options(self._endpoint) | {"protocols": protocols, "max_msg_size": self._max_message_bytes}
         async with TimeLimit(self._clock, CONNECT_SECONDS):
-            socket: aiohttp.ClientWebSocketResponse = await self._session.ws_connect(
-                URL(address, encoded=True), protocols=protocols, max_msg_size=self._max_message_bytes, **options
-            )
-            return socket
+            return await open_socket(self._session, address, **options)
 
     def _gone(self, error: Exception) -> Unavailable:
         status = f" ({error.status})" if isinstance(error, aiohttp.WSServerHandshakeError) else ""

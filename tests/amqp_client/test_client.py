@@ -38,7 +38,7 @@ from sbpair.amqp_client.client import AmqpClient, connect, lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, RawReceiver, dead_letter
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint, SasKey, SasToken
+from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
 from sbpair.model.signature import sign
 from sbpair.move.raw_source import RawSource
 from sbpair.testing import Emulator
@@ -249,6 +249,12 @@ async def test_a_ready_made_signature_that_is_good_serves() -> None:
         good = sign(f"sb://{endpoint.authority}/{QUEUE}", endpoint.credential, 4_000_000_000)
         async with connect(replace(endpoint, credential=SasToken(good))) as wire:
             await (await wire.sender(QUEUE)).send(message())
+
+
+async def test_an_identity_needs_a_token_provider() -> None:
+    async with scripted() as (_, endpoint), connect(replace(endpoint, credential=Identity())) as wire:
+        with pytest.raises(errors.UsageError, match="token provider"):
+            await wire.sender(QUEUE)
 
 
 async def test_a_key_without_the_claim_is_refused_and_the_connection_stays_open() -> None:
