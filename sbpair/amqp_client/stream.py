@@ -226,7 +226,8 @@ async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float =
 
     Raises Unavailable, NetworkRefused; UsageError for a wrong CA file or a malformed proxy.
     """
-    context, stream = _tls(endpoint), Stream(endpoint, container_id)
+    context = client_context(endpoint.ca_file) if endpoint.tls else None
+    stream = Stream(endpoint, container_id)
     try:
         async with asyncio.timeout(seconds):
             await _connect(endpoint, stream, context)
@@ -256,7 +257,3 @@ async def _connect(endpoint: Endpoint, stream: Stream, context: ssl.SSLContext |
     from sbpair.amqp_client.websocket import open_websocket
 
     await open_websocket(endpoint, stream, context, name)
-
-
-def _tls(endpoint: Endpoint) -> ssl.SSLContext | None:
-    return client_context(endpoint.ca_file) if endpoint.tls else None

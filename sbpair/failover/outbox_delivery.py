@@ -17,24 +17,17 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp import splice
-from sbpair.amqp.message import (
-    APPLICATION_PROPERTIES,
-    BATCH_FORMAT,
-    MESSAGE_ANNOTATIONS,
-    Properties,
-    Sections,
-    batch_of,
-    encode_map,
-)
-from sbpair.amqp.types import Described, Long, Symbol
+from sbpair.amqp.message import APPLICATION_PROPERTIES, BATCH_FORMAT, Sections, batch_of
+from sbpair.amqp.types import Described, Long
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter_for
 from sbpair.backlog import TICKS_PER_MS, TIME_TO_LIVE, TIMESPAN
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused
 from sbpair.failover.events import OutboxExpired, OutboxRefused, SendInDoubt
 from sbpair.failover.failures import describe_error, to_sdk_error
-from sbpair.move.message.envelope import PARTITION_KEY, partition_key, read_facts, restore
+from sbpair.move.message.envelope import partition_key, read_facts, restore
 from sbpair.move.message.route import Send, route, waited_ms
+from sbpair.move.raw_primary import ENVELOPE_BYTES, MEMBER_BYTES, key_envelope
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.raw_links import RawSender
@@ -49,7 +42,6 @@ TURN_SECONDS = 10.0
 """How long one entity is delivered before the next timer task has its turn."""
 
 MIN_LIFE_MS = 1
-ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 
 
 class PreparedMessage(NamedTuple):
@@ -203,9 +195,5 @@ def _encode_batch(batch: Sequence[PreparedMessage]) -> tuple[bytes, int]:
     if len(batch) == 1:
         return batch[0].payload, 0
     session_id, key = batch[0].key
-    envelope = b""
-    if session_id is not None:
-        envelope = Properties(group_id=session_id).encode()
-    elif key is not None:
-        envelope = encode_map(MESSAGE_ANNOTATIONS, {Symbol(PARTITION_KEY): key})
+    envelope = key_envelope(key if session_id is None else session_id, is_session=session_id is not None)
     return batch_of([each.payload for each in batch], envelope), BATCH_FORMAT

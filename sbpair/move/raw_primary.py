@@ -89,11 +89,17 @@ class RawDestinationLink:
 
 def _envelope(routed: Sequence[RoutedMessage]) -> bytes:
     """Encode the key that all members share: the service selects the partition by it."""
-    first = routed[0]
-    key = partition_key_of(first)
-    if key is None or any(partition_key_of(each) != key for each in routed):
+    key = partition_key_of(routed[0])
+    if any(partition_key_of(each) != key for each in routed):
         return b""
-    if first.send.session_id is not None:
+    return key_envelope(key, is_session=routed[0].send.session_id is not None)
+
+
+def key_envelope(key: str | None, *, is_session: bool) -> bytes:
+    """Encode the session or the partition key of a batch."""
+    if key is None:
+        return b""
+    if is_session:
         return Properties(group_id=key).encode()
     return encode_map(MESSAGE_ANNOTATIONS, {Symbol(PARTITION_KEY): key})
 

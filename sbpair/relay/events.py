@@ -16,22 +16,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RelaySideUp:
-    """A listener is connected to one side. `path` is the path of the hybrid connection."""
+class _RelaySideEvent:
+    """Something that happened on one side. `path` is the path of the hybrid connection."""
 
     path: str
     side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySideUp(_RelaySideEvent):
+    """A listener is connected to one side."""
 
     def __str__(self) -> str:
         return f"{self.path}: listening on the {self.side}"
 
 
 @dataclass(frozen=True, slots=True)
-class RelaySideDown:
+class RelaySideDown(_RelaySideEvent):
     """A listener is not connected to one side. It tries again after so many seconds, and reports a new reason."""
 
-    path: str
-    side: Side
     reason: str
     retry_seconds: float
 
@@ -40,11 +43,9 @@ class RelaySideDown:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayTokenNotRenewed:
+class RelayTokenNotRenewed(_RelaySideEvent):
     """A listener could not renew its token, and tries again. The service ends the channel of an expired token."""
 
-    path: str
-    side: Side
     reason: str
 
     def __str__(self) -> str:
@@ -52,11 +53,9 @@ class RelayTokenNotRenewed:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayRequestFailed:
+class RelayRequestFailed(_RelaySideEvent):
     """A handler failed, or returned an answer that cannot be sent. The sender got `status`."""
 
-    path: str
-    side: Side
     request_id: str
     status: int
     reason: str
@@ -66,11 +65,9 @@ class RelayRequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayAnswerLost:
+class RelayAnswerLost(_RelaySideEvent):
     """A request was accepted, and its answer did not reach the service, or not all of it. It may have been executed."""
 
-    path: str
-    side: Side
     request_id: str
     reason: str
 
@@ -79,22 +76,17 @@ class RelayAnswerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class RelaySideChosen:
+class RelaySideChosen(_RelaySideEvent):
     """A client has chosen its first active side."""
-
-    path: str
-    side: Side
 
     def __str__(self) -> str:
         return f"{self.path}: the {self.side} is active"
 
 
 @dataclass(frozen=True, slots=True)
-class RelaySideFailed:
+class RelaySideFailed(_RelaySideEvent):
     """A side was not available to a client. `in_doubt` if a listener may have executed the request all the same."""
 
-    path: str
-    side: Side
     reason: str
     in_doubt: bool
 

@@ -10,7 +10,6 @@ import random
 import re
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import aiohttp
@@ -128,17 +127,6 @@ class AsyncRelayResponse:
         await self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A request as it was given."""
-
-    method: str
-    suffix: str
-    headers: list[tuple[str, str]]
-    body: RequestBody
-    seconds: float
-
-
 class AsyncRelayClient:
     """A client of a service that listens on two relay endpoints.
 
@@ -229,15 +217,18 @@ class AsyncRelayClient:
         seconds = self._timeout if timeout is None else _checked_timeout(timeout)
         for endpoint in (self.pair.primary, self.pair.secondary):
             endpoint.request_url(suffix)
-        call = _Call(method, suffix, _sent_headers(headers), RequestBody(body), seconds)
+        given, sent = _sent_headers(headers), RequestBody(body)
+
+        async def attempt(side: Side) -> AsyncRelayResponse:
+            return await self._request(side, method, suffix, given, sent, seconds)
 
         def may(verdict: AnswerVerdict) -> bool:
-            return may_reissue(verdict, method, reissue, is_complete=call.body.is_complete)
+            return may_reissue(verdict, method, reissue, is_complete=sent.is_complete)
 
         try:
-            response = await self._on_either_side(lambda side: self._request(side, call), may)
+            response = await self._on_either_side(attempt, may)
         except BaseException:
-            await call.body.close()
+            await sent.close()
             raise
         # Its body may still be on its way.
         self._answers.add(response)
@@ -331,18 +322,19 @@ class AsyncRelayClient:
 
     # One side
 
-    async def _request(self, side: Side, call: _Call) -> AsyncRelayResponse:
+    async def _request(
+        self, side: Side, method: str, suffix: str, given: list[tuple[str, str]], body: RequestBody, seconds: float
+    ) -> AsyncRelayResponse:
         endpoint, mark = self.pair[side], SentMark()
-        headers, session, options = await self._prepared(side, call.headers)
-        body = call.body
+        headers, session, options = await self._prepared(side, given)
         if body.data is body and body.length is not None:
             headers["Content-Length"] = str(body.length)
         try:
-            async with TimeLimit(self._clock, call.seconds) as limit:
+            async with TimeLimit(self._clock, seconds) as limit:
                 body.on_part = limit.postpone
                 response = await session.request(
-                    call.method,
-                    URL(endpoint.request_url(call.suffix), encoded=True),
+                    method,
+                    URL(endpoint.request_url(suffix), encoded=True),
                     headers=headers,
                     data=body.data,
                     allow_redirects=False,
@@ -352,12 +344,12 @@ class AsyncRelayClient:
                 has_via = "Via" in response.headers
                 verdict = judged_answer(response.status, has_via=has_via, was_repeated=mark.was_repeated)
                 if verdict is AnswerVerdict.ANSWER:
-                    return AsyncRelayResponse(response, body, side, self._clock, call.seconds)
+                    return AsyncRelayResponse(response, body, side, self._clock, seconds)
                 refusal = service_error(endpoint, response.status, await _refusal_text(response))
         except LOST as error:
             if body.error is not None:
                 raise body.error from None
-            lost = failure_of(error, endpoint, was_sent=mark.was_sent, seconds=call.seconds)
+            lost = failure_of(error, endpoint, was_sent=mark.was_sent, seconds=seconds)
             raise SideUnavailable(judged_silence(was_sent=mark.was_sent), lost) from None
         if verdict.is_unavailable:
             raise SideUnavailable(verdict, refusal)

@@ -16,6 +16,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class _ReplicationSideEvent:
+    """Something that happened on one side."""
+
+    entity: str
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
 class OneSideOnly:
     """Messages of an active sender are in one namespace only: `missing` has not accepted its copies."""
 
@@ -27,11 +35,9 @@ class OneSideOnly:
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class Unanswered(_ReplicationSideEvent):
     """An attempt was never answered: this side may have the messages, or have them twice."""
 
-    entity: str
-    side: Side
     message_ids: tuple[str, ...]
     reason: str
 
@@ -47,51 +53,40 @@ class RolesSwapped:
 
 
 @dataclass(frozen=True, slots=True)
-class DuplicateCompleted:
+class DuplicateCompleted(_ReplicationSideEvent):
     """A further copy of a completed message was completed without being given to the application."""
 
-    entity: str
-    side: Side
     key: str
     sequence_number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Redelivered:
+class Redelivered(_ReplicationSideEvent):
     """A copy is given although an earlier one may have been processed."""
 
-    entity: str
-    side: Side
     key: str
     sequence_number: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class NoKey:
+class NoKey(_ReplicationSideEvent):
     """A message without a key is given: its duplicates cannot be detected."""
 
-    entity: str
-    side: Side
     sequence_number: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class SideLost:
+class SideLost(_ReplicationSideEvent):
     """One side cannot be received from at the moment. The other goes on."""
 
-    entity: str
-    side: Side
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class SideBack:
+class SideBack(_ReplicationSideEvent):
     """A lost side can be received from again."""
-
-    entity: str
-    side: Side
 
 
 ReplicationEvent: TypeAlias = (
