@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
+import inspect
 import itertools
 import math
 from collections.abc import AsyncIterator, Callable
@@ -87,13 +89,22 @@ class RelayPairBench:
     handled: list[tuple[Side, str, str, bytes]] = field(default_factory=list)
 
     async def listen(self, handler: Any = None, *, side: Side | None = None, **options: Any) -> AsyncRelayListener:
+        """Listen with a handler, async or not; without one, echo."""
+
+        async def handle(request: RelayRequest) -> Any:
+            answer = (handler or self.echo)(request)
+            return await answer if inspect.isawaitable(answer) else answer
+
         where = self.pair if side is None else self.pair[side]
-        listener = AsyncRelayListener(
-            where, handler or self.echo, clock=self.clock, on_event=self.events.append, **options
-        )
+        listener = AsyncRelayListener(where, handle, clock=self.clock, on_event=self.events.append, **options)
         self.stack.push_async_callback(listener.close, 0)
         await listener.start()
         return listener
+
+    async def served(self, handler: Any = None, **options: Any) -> AsyncRelayClient:
+        """Listen as `listen` does, and return a client."""
+        await self.listen(handler, **options)
+        return await self.client()
 
     async def client(self, pair: RelayPair | None = None, **options: Any) -> AsyncRelayClient:
         options = {"first": "primary", **options}
@@ -113,6 +124,19 @@ class RelayPairBench:
         """Return the kinds of events so far, of these kinds only if any are named."""
         found = [type(each).__name__.removeprefix("Relay") for each in self.events]
         return [each for each in found if not names or each in names]
+
+
+class Gate:
+    """A handler that waits, once started, until it is opened, and then answers."""
+
+    def __init__(self, answer: RelayAnswer | None = None) -> None:
+        self._answer = answer or RelayAnswer()
+        self.started, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _request: RelayRequest) -> RelayAnswer:
+        self.started.set()
+        await self.opened.wait()
+        return self._answer
 
 
 async def echo_socket(offer: RelayOffer) -> None:

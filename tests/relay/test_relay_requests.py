@@ -21,11 +21,12 @@ from sbpair.errors import (
 from sbpair.model.pair import SasKey
 from sbpair.relay.body_parts import RequestBody
 from sbpair.relay.control_messages import RelayAnswer
+from sbpair.relay.events import RelaySideFailed
 from sbpair.relay.relay_client import AsyncRelayClient
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
 from tests.kit.async_tests import InLoop
 from tests.kit.waiting import until
-from tests.relay.relay_pairs import RelayPairBench, endpoint_of, open_pair
+from tests.relay.relay_pairs import Gate, RelayPairBench, endpoint_of, open_pair
 
 if TYPE_CHECKING:
     from sbpair.relay.handled_request import RelayRequest
@@ -58,17 +59,23 @@ async def test_a_request_reaches_the_active_side_and_is_answered(bench: RelayPai
 @pytest.mark.parametrize("size", [0, 1, 65_000, 66_000, 3_000_000])
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_bodies_of_any_size_pass_both_ways(bench: RelayPairBench, size: int, streamed: bool) -> None:
+    sizes: list[int] = []
+
     async def handler(request: RelayRequest) -> RelayAnswer:
-        body = await request.read()
+        found = [part async for part in request]
+        sizes.extend(map(len, found))
+        body = b"".join(found)
         return RelayAnswer(200, {}, parts(body[:100], body[100:]) if streamed else body)
 
-    await bench.listen(handler)
-    client = await bench.client()
+    client = await bench.served(handler)
     sent = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
 
     response = await client.request("POST", body=parts(sent[:7], sent[7:]) if streamed else sent)
 
-    assert await response.read() == sent
+    found = [part async for part in response]
+    assert b"".join(found) == sent
+    # Neither end collects a large body.
+    assert max([0, *sizes, *map(len, found)]) < 1_000_000
 
 
 async def test_answers_keep_status_reason_and_headers(bench: RelayPairBench) -> None:
@@ -77,8 +84,7 @@ async def test_answers_keep_status_reason_and_headers(bench: RelayPairBench) -> 
         headers = [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2"), ("X", "1"), ("X", "2"), ("Connection", "close")]
         return RelayAnswer(503, headers, b"mine", "Own reason")
 
-    await bench.listen(handler)
-    client = await bench.client()
+    client = await bench.served(handler)
 
     response = await client.request("GET", headers=[("A", "1"), ("A", "2")])
 
@@ -88,30 +94,20 @@ async def test_answers_keep_status_reason_and_headers(bench: RelayPairBench) -> 
     assert client.active == "primary"
 
 
-async def test_without_listeners_a_request_goes_to_the_backup_and_roles_swap(bench: RelayPairBench) -> None:
-    await bench.listen(side="secondary")
-    # A listener of one endpoint calls it primary.
-    client = await bench.client()
-
-    for _ in range(2):
-        assert (await client.request("POST", body=b"x")).side == "secondary"
-
-    assert client.active == "secondary"
-    assert len(bench.handled) == 2
-    assert bench.kinds("SideFailed", "RolesSwapped", "BothFailed") == ["SideFailed", "RolesSwapped"]
-    assert not next(each for each in bench.events if type(each).__name__ == "RelaySideFailed").in_doubt
-
-
-@pytest.mark.parametrize("fault", ["relay-no-listeners", "relay-down", "relay-down 503"])
-async def test_each_way_of_being_unavailable_swaps(bench: RelayPairBench, fault: str) -> None:
-    await bench.listen()
-    client = await bench.client()
+@pytest.mark.parametrize(
+    ("fault", "method"), [("relay-no-listeners", "POST"), ("relay-down 503", "POST"), ("relay-down", "GET")]
+)
+async def test_each_way_of_being_unavailable_swaps(bench: RelayPairBench, fault: str, method: str) -> None:
+    client = await bench.served()
     kind, _, status = fault.partition(" ")
     options = {"status": int(status)} if status else {}
     with bench.emulator.faults.during(kind, "contoso", **options):
-        response = await client.request("GET", "/x")
-    assert (response.side, client.active) == ("secondary", "secondary")
-    assert [side for side, *_ in bench.handled] == ["secondary"]
+        for _ in range(2):
+            assert (await client.request(method, "/x")).side == "secondary"
+    assert client.active == "secondary"
+    assert [side for side, *_ in bench.handled] == ["secondary"] * 2
+    assert bench.kinds("SideFailed", "RolesSwapped", "BothFailed") == ["SideFailed", "RolesSwapped"]
+    assert next(each for each in bench.events if isinstance(each, RelaySideFailed)).in_doubt is (fault == "relay-down")
 
 
 async def test_when_both_fail_the_roles_stay(bench: RelayPairBench) -> None:
@@ -146,8 +142,7 @@ async def silent(client: Any, bench: RelayPairBench, method: str, **options: Any
 
 
 async def test_a_lost_answer_is_in_doubt_and_not_reissued(bench: RelayPairBench) -> None:
-    await bench.listen()
-    client = await bench.client()
+    client = await bench.served()
     with pytest.raises(InDoubt) as doubt:
         await (await silent(client, bench, "POST"))
     assert doubt.value.side == "primary"
@@ -157,15 +152,11 @@ async def test_a_lost_answer_is_in_doubt_and_not_reissued(bench: RelayPairBench)
 
 
 async def test_a_request_that_was_repeated_and_then_refused_is_in_doubt(bench: RelayPairBench) -> None:
-    never = asyncio.Event()
-
-    async def handler(request: RelayRequest) -> RelayAnswer:
+    async def handler(request: RelayRequest) -> None:
         await bench.echo(request)
-        await never.wait()
-        return RelayAnswer()
+        await asyncio.Event().wait()
 
-    await bench.listen(handler, side="primary")
-    client = await bench.client()
+    client = await bench.served(handler, side="primary")
     asking = asyncio.create_task(client.request("GET"))
     await until(lambda: bool(bench.handled))
     with bench.emulator.faults.during("relay-down", "contoso", status=503):
@@ -178,30 +169,20 @@ async def test_a_request_that_was_repeated_and_then_refused_is_in_doubt(bench: R
 
 @pytest.mark.parametrize(("method", "reissue"), [("PUT", "safe"), ("POST", "always")])
 async def test_a_lost_answer_is_reissued_where_it_may_be(bench: RelayPairBench, method: str, reissue: str) -> None:
-    await bench.listen()
-    client = await bench.client()
+    client = await bench.served()
     response = await (await silent(client, bench, method, reissue=reissue))
     assert response.side == "secondary"
     assert [side for side, *_ in bench.handled] == ["primary", "secondary"]
 
 
 async def test_the_clients_own_time_out_is_in_doubt(bench: RelayPairBench) -> None:
-    never = asyncio.Event()
-    started = asyncio.Event()
-
-    async def handler(_request: RelayRequest) -> RelayAnswer:
-        started.set()
-        await never.wait()
-        return RelayAnswer()
-
-    await bench.listen(handler)
-    client = await bench.client()
+    gate = Gate()
+    client = await bench.served(gate)
     asking = asyncio.create_task(client.request("POST", timeout=5))
-    await started.wait()
+    await gate.started.wait()
     bench.clock.advance(5)
     with pytest.raises(InDoubt, match="no answer within 5 s"):
         await asking
-    never.set()
 
 
 async def test_a_wrong_key_is_refused_and_does_not_swap(bench: RelayPairBench) -> None:
@@ -215,27 +196,21 @@ async def test_a_wrong_key_is_refused_and_does_not_swap(bench: RelayPairBench) -
 
 
 async def test_the_listeners_own_errors_are_answers(bench: RelayPairBench) -> None:
-    async def handler(request: RelayRequest) -> RelayAnswer:
-        return RelayAnswer(int(request.target.rpartition("/")[2]))
-
-    await bench.listen(handler)
-    client = await bench.client()
+    client = await bench.served(lambda request: RelayAnswer(int(request.target.rpartition("/")[2])))
     for status in (400, 401, 403, 404, 500, 502, 503, 504):
         response = await client.request("POST", f"/{status}")
         assert (response.status, response.side) == (status, "primary")
 
 
 async def test_a_stream_is_reissued_if_little_of_it_was_read(bench: RelayPairBench) -> None:
-    await bench.listen()
-    client = await bench.client()
+    client = await bench.served()
     with bench.emulator.faults.during("relay-down", "contoso", status=503):
         response = await client.request("POST", body=parts(b"a" * 1000, b"b" * 1000))
     assert await response.read() == b"a" * 1000 + b"b" * 1000
 
 
 async def test_a_long_stream_that_was_begun_is_not_reissued(bench: RelayPairBench) -> None:
-    await bench.listen()
-    client = await bench.client()
+    client = await bench.served()
     gate = asyncio.Event()
 
     async def long() -> AsyncIterator[bytes]:
@@ -255,8 +230,7 @@ async def test_a_long_stream_that_was_begun_is_not_reissued(bench: RelayPairBenc
 
 
 async def test_an_error_of_the_body_is_the_callers(bench: RelayPairBench) -> None:
-    await bench.listen()
-    client = await bench.client()
+    client = await bench.served()
 
     async def failing() -> AsyncIterator[bytes]:
         yield b"a"
@@ -275,8 +249,7 @@ async def test_a_failing_handler_costs_its_request_only(bench: RelayPairBench) -
             return RelayAnswer(200, {"X": "a\r\nInjected: 1"})
         return "text" if request.method == "PATCH" else RelayAnswer(204)
 
-    await bench.listen(handler)
-    client = await bench.client()
+    client = await bench.served(handler)
     for method, status in (("GET", 500), ("PUT", 500), ("PATCH", 500), ("DELETE", 204)):
         response = await client.request(method)
         assert (response.status, await response.read(), "Injected" in response.headers) == (status, b"", False)
@@ -289,11 +262,7 @@ async def test_an_answer_that_breaks_off_is_never_taken_for_whole(bench: RelayPa
         yield b"a" * 100_000
         raise RuntimeError("source failed")
 
-    async def handler(_request: RelayRequest) -> RelayAnswer:
-        return RelayAnswer(200, {}, broken())
-
-    await bench.listen(handler)
-    client = await bench.client()
+    client = await bench.served(lambda _request: RelayAnswer(200, {}, broken()))
     response = await client.request("GET")
     with pytest.raises(InDoubt):
         await response.read()
@@ -309,11 +278,7 @@ async def test_a_slow_stream_begins_before_it_ends(bench: RelayPairBench) -> Non
         await gate.wait()
         yield b"second"
 
-    async def handler(_request: RelayRequest) -> RelayAnswer:
-        return RelayAnswer(200, {}, slow())
-
-    await bench.listen(handler)
-    client = await bench.client()
+    client = await bench.served(lambda _request: RelayAnswer(200, {}, slow()))
     asking = asyncio.create_task(client.request("GET"))
     await began.wait()
     await until(lambda: 2.0 in bench.clock.waits)
@@ -326,17 +291,11 @@ async def test_a_slow_stream_begins_before_it_ends(bench: RelayPairBench) -> Non
 
 
 async def test_more_requests_than_allowed_wait_or_are_refused(bench: RelayPairBench) -> None:
-    gate = asyncio.Event()
-
-    async def handler(_request: RelayRequest) -> RelayAnswer:
-        await gate.wait()
-        return RelayAnswer(200)
-
-    await bench.listen(handler, max_requests=1)
-    client = await bench.client()
+    gate = Gate()
+    client = await bench.served(gate, max_requests=1)
     asked = [asyncio.create_task(client.request("POST")) for _ in range(13)]
     await until(lambda: sum(each.done() for each in asked) >= 2)
-    gate.set()
+    gate.opened.set()
     statuses = sorted([(await each).status for each in asked])
     assert statuses == [200] * 11 + [503] * 2
 
@@ -379,8 +338,7 @@ async def test_the_first_side_is_random_or_chosen(bench: RelayPairBench) -> None
 async def test_wrong_arguments_are_refused_before_anything_is_sent(
     bench: RelayPairBench, wrong: dict[str, Any]
 ) -> None:
-    await bench.listen()
-    client = await bench.client()
+    client = await bench.served()
     given = {"method": "GET", **wrong}
     with pytest.raises(UsageError):
         await client.request(given.pop("method"), **given)
@@ -399,8 +357,7 @@ async def test_a_refusal_without_via_is_the_services(bench: RelayPairBench) -> N
     async def teapot(_request: RelayRequest) -> RelayAnswer:
         return RelayAnswer(418)
 
-    await bench.listen(teapot)
-    client = await bench.client()
+    client = await bench.served(teapot)
     bench.emulator.faults.relay_without_via("contoso", count=1)
     with pytest.raises(ServiceRefused) as refused:
         await client.request("GET")
@@ -486,8 +443,7 @@ async def test_a_body_goes_on_while_its_answer_comes(bench: RelayPairBench, is_a
 
         return RelayAnswer(200, {}, echo())
 
-    await bench.listen(handler)
-    client = await bench.client()
+    client = await bench.served(handler)
     response = await client.request("POST", body=both())
     if is_abandoned:
         await response.close()
@@ -507,10 +463,6 @@ async def test_an_answer_whose_body_fails_at_once_is_a_500(bench: RelayPairBench
             raise failing("x")
         yield failing
 
-    async def handler(_request: RelayRequest) -> RelayAnswer:
-        return RelayAnswer(200, {}, body())
-
-    await bench.listen(handler)
-    client = await bench.client()
+    client = await bench.served(lambda _request: RelayAnswer(200, {}, body()))
     assert (await client.request("GET")).status == 500
     assert bench.kinds("RequestFailed", "AnswerLost") == ["RequestFailed"]

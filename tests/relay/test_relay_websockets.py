@@ -35,8 +35,7 @@ async def test_messages_pass_both_ways_and_a_close_ends_both(bench: RelayPairBen
         await echo_socket(offer)
         ended.set()
 
-    await bench.listen(on_websocket=serve)
-    client = await bench.client()
+    client = await bench.served(on_websocket=serve)
     socket = await client.connect("/a%20b?x=1", headers={"X-A": "1"})
     await socket.send_str("text")
     await socket.send_bytes(b"\0\1")
@@ -80,8 +79,7 @@ async def test_the_listener_chooses_the_protocol(bench: RelayPairBench) -> None:
             await offer.accept("three")
         await offer.accept("two")
 
-    await bench.listen(on_websocket=serve)
-    client = await bench.client()
+    client = await bench.served(on_websocket=serve)
     socket = await client.connect(protocols=["one", "two"])
     assert socket.protocol == "two"
     assert (await socket.receive()).type is WSMsgType.CLOSE
@@ -96,8 +94,7 @@ async def test_a_rejection_has_the_listeners_status_and_does_not_swap(bench: Rel
         with pytest.raises(UsageError):
             await offer.accept()
 
-    await bench.listen(on_websocket=serve)
-    client = await bench.client()
+    client = await bench.served(on_websocket=serve)
     with pytest.raises(RelayRejected) as rejected:
         await client.connect()
     assert (rejected.value.status, rejected.value.reason) == (503, "Not now X: 1")
@@ -110,8 +107,7 @@ async def test_a_handler_that_does_not_decide_rejects(bench: RelayPairBench, how
         if how == "fails":
             raise RuntimeError("secret")
 
-    await bench.listen(on_websocket=None if how == "none" else serve)
-    client = await bench.client()
+    client = await bench.served(on_websocket=None if how == "none" else serve)
     with pytest.raises(RelayRejected) as rejected:
         await client.connect()
     assert rejected.value.status == status
@@ -126,8 +122,7 @@ async def test_a_connect_goes_to_the_backup_and_swaps(bench: RelayPairBench, fau
         sides.append(offer.side)
         await echo_socket(offer)
 
-    await bench.listen(on_websocket=serve)
-    client = await bench.client()
+    client = await bench.served(on_websocket=serve)
     kind, _, status = fault.partition(" ")
     with bench.emulator.faults.during(kind, "contoso", **({"status": int(status)} if status else {})):
         socket = await client.connect()
@@ -154,8 +149,7 @@ async def test_a_wrong_key_refuses_the_connect(bench: RelayPairBench) -> None:
 
 
 async def test_open_sockets_survive_the_restart_of_their_channel(bench: RelayPairBench) -> None:
-    await bench.listen(on_websocket=echo_socket)
-    client = await bench.client()
+    client = await bench.served(on_websocket=echo_socket)
     socket = await client.connect()
     bench.emulator.faults.relay_drop_listeners("contoso")
     await until(lambda: len(bench.kinds("SideUp")) == 3)
@@ -165,8 +159,7 @@ async def test_open_sockets_survive_the_restart_of_their_channel(bench: RelayPai
 
 
 async def test_more_sockets_than_allowed_are_rejected(bench: RelayPairBench) -> None:
-    await bench.listen(on_websocket=echo_socket, max_sockets=2)
-    client = await bench.client()
+    client = await bench.served(on_websocket=echo_socket, max_sockets=2)
     opened = [await client.connect() for _ in range(2)]
     with pytest.raises(RelayRejected) as rejected:
         await client.connect()
@@ -191,8 +184,7 @@ async def test_closing_the_listener_ends_open_sockets_after_a_time(bench: RelayP
 
 
 async def test_large_messages_pass_to_the_byte(bench: RelayPairBench) -> None:
-    await bench.listen(on_websocket=echo_socket)
-    client = await bench.client()
+    client = await bench.served(on_websocket=echo_socket)
     socket = await client.connect()
     sent = bytes(range(256)) * 20_000
     for _ in range(3):

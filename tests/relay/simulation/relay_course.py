@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -54,10 +53,6 @@ class RelayCourse:
     def ended(self, number: int, outcome: RequestOutcome) -> None:
         self.outcomes[number] = outcome
         self.tell(f"request {number} ends: {outcome}")
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()[:16]
 
     @property
     def counts(self) -> Counter[str]:

@@ -61,7 +61,6 @@ class RelayVerdict:
     plan: RelayPlan
     wrong: tuple[str, ...]
     lines: tuple[str, ...]
-    digest: str
     counts: dict[str, int]
 
 
@@ -434,7 +433,7 @@ def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> Re
                 course.accuse(f"{count} objects of {kind} remain")
         for context in loop.broken:
             course.accuse(repr(context.get("exception") or context["message"]))
-    return RelayVerdict(plan, tuple(course.wrong), tuple(course.lines), course.digest, dict(course.counts))
+    return RelayVerdict(plan, tuple(course.wrong), tuple(course.lines), dict(course.counts))
 
 
 @contextmanager
