@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import ssl
-import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -41,7 +38,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
 from sbpair.model.signature import sign
 from sbpair.move.raw_source import RawSource
-from sbpair.testing import Emulator
+from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.waiting import until
 
 QUEUE = "orders"
@@ -49,8 +46,8 @@ TEST_SECONDS = 10.0
 
 
 @asynccontextmanager
-async def emulated() -> AsyncIterator[tuple[Emulator, Endpoint]]:
-    async with Emulator([("contoso", 0)]) as emulator:
+async def emulated(**options: Any) -> AsyncIterator[tuple[Emulator, Endpoint]]:
+    async with Emulator([("contoso", 0)], options=EmulatorOptions(**options)) as emulator:
         emulator.namespaces["contoso"].create_queue(QUEUE)
         yield emulator, endpoint_of(emulator)
 
@@ -173,8 +170,6 @@ def replying(*statuses: int) -> Callable[[Peer, Any], bool]:
 @asynccontextmanager
 async def scripted(
     script: Callable[[Peer, Any], bool | None] = lambda _peer, _event: None,
-    *,
-    tls: ssl.SSLContext | None = None,
     **terms: Any,
 ) -> AsyncIterator[tuple[list[Peer], Endpoint]]:
     peers: list[Peer] = []
@@ -183,11 +178,10 @@ async def scripted(
         peers.append(Peer(script, terms))
         return peers[-1]
 
-    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    host = "localhost" if tls else "127.0.0.1"
     try:
-        yield peers, Endpoint("contoso", f"{host}:{port}", "127.0.0.1", port, tls is not None, SasKey("k", "key"))
+        yield peers, Endpoint("contoso", f"127.0.0.1:{port}", "127.0.0.1", port, False, SasKey("k", "key"))
     finally:
         for peer in peers:
             if peer.transport is not None:
@@ -337,41 +331,13 @@ async def test_a_peer_that_speaks_something_else_is_unreachable(words: bytes) ->
         assert "check the address" in caught.value.hint
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    where = tmp_path_factory.mktemp("tls")
-    key, cert = where / "key.pem", where / "cert.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-            *("-keyout", key, "-out", cert),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return key, cert
-
-
-def server_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate[1], certificate[0])
-    return context
-
-
-async def test_tls_serves_where_the_certificate_is_trusted(certificate: tuple[Path, Path]) -> None:
-    async with scripted(tls=server_context(certificate)) as (_, endpoint):
-        trusting = replace(endpoint, ca_file=str(certificate[1]))
-        async with connect(trusting) as wire:
+async def test_tls_serves_only_where_the_certificate_is_trusted() -> None:
+    async with emulated(tls=True) as (emulator, _):
+        text = str(emulator.ready.namespaces[0].tls_connection_string)
+        async with connect(endpoint_from_connection_string(text, ca_file=emulator.ready.ca_file)) as wire:
             await (await wire.sender(QUEUE)).send(message(1, size=150_000))
-
-
-async def test_an_untrusted_certificate_is_unreachable(certificate: tuple[Path, Path]) -> None:
-    async with scripted(tls=server_context(certificate)) as (_, endpoint):
         with pytest.raises(errors.Unreachable, match="its certificate is not trusted"):
-            async with connect(endpoint):
+            async with connect(endpoint_from_connection_string(text)):
                 pass
 
 
@@ -549,26 +515,7 @@ async def test_messages_of_a_closed_receiver_stay_locked() -> None:
 # Peers that misbehave
 
 
-async def test_a_peer_that_hangs_up_in_the_middle_of_a_send_leaves_doubt() -> None:
-    def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, Delivery) and terminus_address(event.link.remote.target) == QUEUE:
-            peer.transport.abort()
-            return True
-        return False
-
-    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.InDoubt, match="no answer came"):
-            await sender.send(message())
-        with pytest.raises(errors.Unreachable):
-            await sender.send(message())
-        with pytest.raises(errors.Unreachable):
-            await wire.sender("other")
-        with pytest.raises(errors.Unreachable):
-            await wire.receiver("other")
-
-
-def on_message(act: Callable[[Peer, Delivery], None]) -> Callable[[Peer, Any], bool]:
+def on_message(act: Callable[[Peer, Delivery], object]) -> Callable[[Peer, Any], bool]:
     def script(peer: Peer, event: Any) -> bool:
         ours = isinstance(event, Delivery) and terminus_address(event.link.remote.target) == QUEUE
         if ours:
@@ -576,6 +523,56 @@ def on_message(act: Callable[[Peer, Delivery], None]) -> Callable[[Peer, Any], b
         return ours
 
     return script
+
+
+LOSSES: dict[str, tuple[Callable[[Peer, Delivery], object], type[errors.SbpairError], str, bool]] = {
+    "hangs up": (lambda peer, _: peer.transport.abort(), errors.InDoubt, "no answer came", True),
+    "violates the protocol": (
+        lambda peer, _: peer.transport.write(b"\x00\x00\x00\x08\x01\x00\x00\x00" * 3),
+        errors.InDoubt,
+        "no answer came",
+        True,
+    ),
+    "ends the session": (
+        lambda _, event: event.link.session.end(Error("amqp:internal-error", "moved")),
+        errors.InDoubt,
+        "moved",
+        False,
+    ),
+    "detaches the link": (
+        lambda _, event: event.link.close(Error("amqp:link:detach-forced", "IdleTimerExpired")),
+        errors.InDoubt,
+        "IdleTimerExpired",
+        False,
+    ),
+    "refuses by a detach": (
+        lambda _, event: event.link.close(Error("amqp:link:message-size-exceeded", "too big")),
+        errors.ServiceRefused,
+        "too big",
+        False,
+    ),
+}
+"""What a peer does with a message, the error of its send, and whether the connection is lost."""
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_a_loss_during_a_send_fails_no_more_than_is_lost(loss: str) -> None:
+    act, kind, text, is_lost = LOSSES[loss]
+    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        with pytest.raises(kind, match=text):
+            await sender.send(message())
+        # The next message is another one, and was not refused.
+        with pytest.raises(errors.Unreachable):
+            await sender.send(message())
+        if is_lost:
+            assert isinstance(wire.error, errors.Unreachable)
+            for opening in (wire.sender, wire.receiver):
+                with pytest.raises(errors.Unreachable):
+                    await opening("other")
+        else:
+            await (await wire.sender("other")).send(message())
+            assert wire.error is None
 
 
 @pytest.mark.parametrize(
@@ -668,31 +665,6 @@ async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
         await sending
 
 
-async def test_a_detached_link_fails_its_sends_and_not_the_connection() -> None:
-    def act(_peer: Peer, event: Delivery) -> None:
-        event.link.close(Error("amqp:link:detach-forced", "IdleTimerExpired"))
-
-    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.InDoubt, match="IdleTimerExpired"):
-            await sender.send(message())
-        assert isinstance(sender.error, errors.Unreachable)
-        await (await wire.sender("other")).send(message())
-
-
-async def test_a_message_that_is_refused_by_letting_go_of_the_link_is_refused() -> None:
-    def act(_peer: Peer, event: Delivery) -> None:
-        event.link.close(Error("amqp:link:message-size-exceeded", "too big"))
-
-    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.ServiceRefused, match="too big"):
-            await sender.send(message())
-        # The next message is another one, and was not refused.
-        with pytest.raises(errors.Unreachable):
-            await sender.send(message())
-
-
 async def test_a_message_larger_than_the_link_takes_is_refused_here() -> None:
     async with emulated() as (_, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
@@ -700,29 +672,6 @@ async def test_a_message_larger_than_the_link_takes_is_refused_here() -> None:
             await sender.send(message(1, size=sender.max_message_size))
         assert caught.value.condition == "amqp:link:message-size-exceeded"
         await sender.send(message(2))
-
-
-async def test_a_session_ended_by_the_peer_fails_its_links_not_the_connection() -> None:
-    def act(_peer: Peer, event: Delivery) -> None:
-        event.link.session.end(Error("amqp:internal-error", "moved"))
-
-    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.InDoubt, match="moved"):
-            await sender.send(message())
-        await (await wire.sender("other")).send(message())
-        assert wire.error is None
-
-
-async def test_a_protocol_violation_ends_the_connection_as_unreachable() -> None:
-    def act(peer: Peer, _event: Delivery) -> None:
-        peer.transport.write(b"\x00\x00\x00\x08\x01\x00\x00\x00" * 3)
-
-    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.InDoubt):
-            await sender.send(message())
-        assert isinstance(wire.error, errors.Unreachable)
 
 
 async def test_a_link_that_is_never_answered_is_given_up() -> None:
@@ -811,10 +760,9 @@ async def test_a_late_answer_to_a_request_is_not_kept() -> None:
 
 async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
     def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, Delivery):
+        if asked := isinstance(event, Delivery):
             peer.transport.abort()
-            return True
-        return False
+        return asked
 
     async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
         with pytest.raises(errors.Unavailable):
@@ -1053,23 +1001,3 @@ def test_a_lock_token_is_a_guid_in_the_order_of_dotnet() -> None:
     assert lock_token(token.bytes_le) == token
     with pytest.raises(errors.ProtocolError):
         lock_token(b"short")
-
-
-def test_the_public_face_of_the_client_is_small() -> None:
-    public = {name for name in dir(AmqpClient) if not name.startswith("_")}
-    assert public == {
-        *(
-            "abort",
-            "close",
-            "endpoint",
-            "error",
-            "renew_claims",
-            "lost",
-            "next_session",
-            "peek",
-            "receiver",
-            "renew_locks",
-        ),
-        *("request", "sender", "settle_locked"),
-        *("session", "renew_session", "session_state", "set_session_state"),
-    }

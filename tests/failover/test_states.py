@@ -15,14 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.failover.entity_states import (
     TRANSITIONS,
-    Delays,
     Deliver,
     EntityEvent,
-    EntityStatus,
     Ping,
     Probe,
     State,
-    next_status,
 )
 from sbpair.failover.events import EntityChanged, OutboxEmptied, OutboxStuck, QueueLeft, QueueReturned
 from sbpair.failover.shared_state import JITTER, FailoverState
@@ -294,13 +291,6 @@ def test_every_transition_changes_the_state_and_each_has_an_exit() -> None:
     assert all((state, EntityEvent.FAILBACK) in TRANSITIONS for state in State if state is not State.HEALTHY)
 
 
-@pytest.mark.parametrize("event", list(EntityEvent))
-@pytest.mark.parametrize("state", list(State))
-def test_an_event_outside_of_the_table_changes_no_state(state: State, event: EntityEvent) -> None:
-    then = next_status(EntityStatus(state), event, 0, Delays(1, lambda: 1))
-    assert then.state is TRANSITIONS.get((state, event), state)
-
-
 def test_an_interval_of_zero_fails_over_at_the_first_failure() -> None:
     failover_state = new_state(failover_interval=0)
     failover_state.primary_failed("orders", ValueError("gone"), 5)
@@ -427,24 +417,6 @@ def test_events_hold_no_secrets_of_an_error() -> None:
     failover_state.primary_failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
     assert "c2VjcmV0" not in published[0].reason
     assert "\n" not in published[0].reason
-
-
-def test_the_outbox_is_delivered_as_soon_as_a_side_returns() -> None:
-    failover_state = new_state(backlog_queues=1, ping_interval=5)
-    queue, _ = failover_state.pick_queue(None)
-    failover_state.command(EntityEvent.FORCE, "orders", 0)
-    failover_state.queue_failed(queue, ValueError("gone"), 0)
-    failover_state.outbox_stored("orders", ValueError("gone"), 0)
-    assert failover_state.target_for("orders", None, 0) is None
-    assert failover_state.pop_due(5) == Probe(queue)
-    assert failover_state.pop_due(5) is None, "there is nowhere to deliver to"
-    failover_state.probed(queue, None, 6)
-    assert failover_state.pop_due(6) == Deliver("orders")
-    assert failover_state.pop_due(60) is None, "it is under way"
-    failover_state.outbox_remains("orders", None, failover_state.target_for("orders", None, 60), 60)
-    assert failover_state.pop_due(60) == Deliver("orders")
-    failover_state.outbox_emptied("orders")
-    assert failover_state.next_due() is None
 
 
 def test_a_lasting_refusal_is_reported_once_and_kept_as_stuck() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusQuotaExceededError
@@ -61,24 +60,6 @@ class Client:
 
     def close(self) -> None:
         pass
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "accepted", "active", "tried"),
-    [
-        ([ACCEPTED], "primary", "primary", ["primary"]),
-        ([REFUSED], None, "primary", ["primary"]),
-        ([GONE, ACCEPTED], "secondary", "secondary", ["primary", "secondary"]),
-        ([GONE, GONE], None, "primary", ["primary", "secondary"]),
-        ([GONE, REFUSED], None, "primary", ["primary", "secondary"]),
-    ],
-)
-def test_one_send_changes_roles_by_its_outcomes(
-    outcomes: list[type[AzureError] | None], accepted: str | None, active: str, tried: list[str]
-) -> None:
-    sides = Sides()
-    assert sides.send(outcomes) == accepted
-    assert (sides.sender.active, sides.tried, sides.outcomes) == (active, tried, [])
 
 
 @given(st.lists(st.tuples(OUTCOMES, OUTCOMES)), st.sets(st.integers(0, 20)))
