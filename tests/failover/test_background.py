@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def syphon_of(client: Any, **options: Any) -> Any:
     async def make() -> Any:
         return client._wrapped.syphon(**options)
 
-    return asyncio.run_coroutine_threadsafe(make(), client._loop).result(PATIENCE_SECONDS)
+    return client._thread.run(make())
 
 
 def is_fault(event: Any) -> bool:

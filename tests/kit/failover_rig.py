@@ -16,6 +16,7 @@ from azure.servicebus import ServiceBusMessage
 from sbpair import PairedClient, aio
 from sbpair.backlog import queue_path
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.failover.background import LoopThread
 from sbpair.failover.events import EntityChanged, SendInDoubt
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
@@ -83,8 +84,8 @@ class EventLog:
 class Faced:
     """A client or sender whose coroutines run to their end on a loop in another thread."""
 
-    def __init__(self, wrapped: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._wrapped, self._loop = wrapped, loop
+    def __init__(self, wrapped: Any, thread: LoopThread) -> None:
+        self._wrapped, self._thread = wrapped, thread
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._wrapped, name)
@@ -94,8 +95,8 @@ class Faced:
         def call(*arguments: Any, **keywords: Any) -> Any:
             result = value(*arguments, **keywords)
             if inspect.iscoroutine(result):
-                return asyncio.run_coroutine_threadsafe(result, self._loop).result(120)
-            return Faced(result, self._loop) if name.endswith("_sender") else result
+                return self._thread.run(result)
+            return Faced(result, self._thread) if name.endswith("_sender") else result
 
         return call
 
@@ -103,21 +104,17 @@ class Faced:
 @contextmanager
 def faced(make: Callable[[], Any]) -> Iterator[Any]:
     """Give an async client or sender that lives on a loop in another thread, and close it with the loop."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
+    thread = LoopThread("aio client")
     try:
-        client = Faced(make(), loop)
+        client = Faced(make(), thread)
         try:
             client.__getattr__("__aenter__")()
             yield client
         finally:
             client.close()
-            asyncio.run_coroutine_threadsafe(_ended(), loop).result(PATIENCE_SECONDS)
     finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
+        # With the SDK's keep-alive tasks, which outlive their connections.
+        thread.end(PATIENCE_SECONDS)
 
 
 class Rig:
@@ -185,14 +182,6 @@ class Rig:
         endpoint = getattr(self.pair, side)
         assert isinstance(endpoint.credential, SasKey)
         self.pair = replace(self.pair, **{side: replace(endpoint, credential=SasKey(endpoint.credential.name, key))})
-
-
-async def _ended() -> None:
-    """Cancel the SDK's keep-alive tasks, which outlive their connections."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 def ids(messages: list[Sections]) -> list[Any]:
