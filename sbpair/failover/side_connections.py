@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from sbpair.azure.data_errors import is_answer
@@ -35,28 +36,16 @@ Side: TypeAlias = Literal["primary", "backlog"]
 SideT = TypeVar("SideT", bound=str)
 
 
-def _sync_identity() -> Any:
-    from azure.identity import DefaultAzureCredential
-
-    return DefaultAzureCredential()
-
-
-def _async_identity() -> Any:
-    from azure.identity.aio import DefaultAzureCredential
-
-    return DefaultAzureCredential()
-
-
 class ClientKind(NamedTuple):
-    """`client(endpoint, credential, seconds)` returns an SDK client, `identity()` a DefaultAzureCredential."""
+    """`client(endpoint, credential, seconds)` returns an SDK client; `identity` is the module of its credentials."""
 
     client: Callable[[Endpoint, Any, float], Any]
-    identity: Callable[[], Any]
+    identity: str
     lock: Callable[[], Any]
 
 
-SYNC = ClientKind(sync_client, _sync_identity, threading.RLock)
-ASYNC = ClientKind(aio_client, _async_identity, asyncio.Lock)
+SYNC = ClientKind(sync_client, "azure.identity", threading.RLock)
+ASYNC = ClientKind(aio_client, "azure.identity.aio", asyncio.Lock)
 
 
 class ClientFactory:
@@ -70,7 +59,8 @@ class ClientFactory:
         """Return a client that is not connected yet. `seconds` limits operations without a limit of their own."""
         credential = signed(endpoint)
         if credential is None:
-            credential = self._identity = self._identity or self._kind.identity()
+            self._identity = self._identity or import_module(self._kind.identity).DefaultAzureCredential()
+            credential = self._identity
         return self._kind.client(endpoint, credential, seconds)
 
     def close(self) -> Steps[None]:

@@ -77,14 +77,7 @@ class RelayEndpoint:
 
         Raises ConnectionStringError, which never repeats a value; NameInvalid.
         """
-        rest, own = split_entity_path(text)
-        given = own[0] if own else ""
-        if len(own) > 1 or (given and path and given.lower() != path.lower()):
-            raise ConnectionStringError(
-                "the connection string is invalid: its EntityPath is not the path of the endpoint",
-                hint="leave the path out, or use a shared access policy of the namespace",
-            )
-        path = path or given
+        rest, path = split_entity_path(text, path)
         if not path:
             raise ConnectionStringError(
                 "the connection string has no EntityPath, and no path is given", hint="give the path of the endpoint"
@@ -156,12 +149,21 @@ class RelayPair:
         return self.primary if side == "primary" else self.secondary
 
 
-def split_entity_path(text: str) -> tuple[str, list[str]]:
-    """Return a connection string without its EntityPath, and the values of that."""
+def split_entity_path(text: str, path: str | None) -> tuple[str, str | None]:
+    """Return a connection string without its EntityPath, and the path, given or from there.
+
+    Raises ConnectionStringError for several paths.
+    """
     pieces = text.split(";")
     own = [each for each in pieces if each.partition("=")[0].strip().lower() == "entitypath"]
-    rest = ";".join(each for each in pieces if each not in own)
-    return rest, [each.partition("=")[2].strip() for each in own]
+    found = [each.partition("=")[2].strip() for each in own]
+    if len(found) > 1 or (path and found and found[0] and found[0].lower() != path.lower()):
+        what = "it has several EntityPaths" if len(found) > 1 else "its EntityPath is not the path of the endpoint"
+        raise ConnectionStringError(
+            f"the connection string is invalid: {what}",
+            hint="leave the path out, or use a shared access policy of the namespace",
+        )
+    return ";".join(each for each in pieces if each not in own), path or next(iter(found), None)
 
 
 def other_side(side: Side) -> Side:

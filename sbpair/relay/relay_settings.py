@@ -74,16 +74,13 @@ def _side(relay: RelaySettings, side: Side) -> tuple[Endpoint, RelayEndpoint]:
         )
     path = settings.get(f"{prefix}.path")
     if isinstance(address.value, Secret):
-        rest, own = split_entity_path(address.value.text)
+        try:
+            rest, own = split_entity_path(address.value.text, None if path is None else str(path.value))
+        except ConnectionStringError as error:
+            raise ConnectionStringError(f"{address.source}: {error.message}", hint=error.hint) from None
         settings[f"{prefix}.address"] = replace(address, value=Secret(rest))
-        if len(own) > 1 or (own and path and own[0].lower() != str(path.value).lower()):
-            what = "its EntityPath is not the path of the endpoint" if path else "it has several EntityPaths"
-            raise ConnectionStringError(
-                f"{address.source}: the connection string is invalid: {what}",
-                hint="leave the path out, or use a shared access policy of the namespace",
-            )
-        if own and path is None:
-            path = replace(address, value=own[0])
+        if own is not None and path is None:
+            path = replace(address, value=own)
     endpoint = build_endpoint(prefix, settings, relay.name)
     if path is None:
         raise UsageError(

@@ -52,10 +52,6 @@ class ProxiedRequest:
     seconds: float | None = None
     problem: str = ""
 
-    @property
-    def is_socket(self) -> bool:
-        return self.method == "WEBSOCKET"
-
 
 OnProxied = Callable[[ProxiedRequest], object]
 
