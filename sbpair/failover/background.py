@@ -12,8 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sbpair.errors import LeaseHeld, SbpairError, UsageError
 from sbpair.failover.events import SyphonFaulted
@@ -33,7 +32,6 @@ HURRY_SECONDS = 10.0
 
 RunSyphon: TypeAlias = Callable[..., Awaitable["SyphonResult"]]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -84,26 +82,6 @@ class LoopThread:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
             runner.get_loop().run_until_complete(self._task)
-
-
-class InLoop(Generic[T]):
-    """The blocking form of an asyncio object, whose coroutines run in the event loop of a thread."""
-
-    def __init__(self, wrapped: T, thread: LoopThread) -> None:
-        self._wrapped = wrapped
-        self._thread = thread
-
-
-def in_loop(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[InLoop[Any], P], T]:
-    """Return a method that calls an async method of the wrapped object, and blocks until it ends."""
-
-    @wraps(method)
-    def blocking(self: InLoop[Any], /, *arguments: P.args, **options: P.kwargs) -> T:
-        return self._thread.run(method(self._wrapped, *arguments, **options))
-
-    return blocking
 
 
 class SyphonSupervisor:

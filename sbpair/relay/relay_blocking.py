@@ -6,14 +6,15 @@ Invariant: nothing is decided here. Handlers run in threads of their own, so tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from aiohttp import ClientWebSocketResponse
 
 from sbpair.errors import Unreachable
-from sbpair.failover.background import InLoop, LoopThread, in_loop
+from sbpair.failover.background import LoopThread
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.handled_request import RelayRequest
 from sbpair.relay.relay_client import TIMEOUT_SECONDS, AsyncRelayClient, AsyncRelayResponse
@@ -31,12 +32,33 @@ if TYPE_CHECKING:
     from sbpair.relay.relay_decisions import Reissue
     from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_SOCKETS: Final = 100
 """Default of WebSockets at once, each of which has a thread."""
 
 _ABNORMAL: Final = 1006
+
+
+class InLoop(Generic[T]):
+    """The blocking form of an asyncio object, whose coroutines run in the event loop of a thread."""
+
+    def __init__(self, wrapped: T, thread: LoopThread) -> None:
+        self._wrapped = wrapped
+        self._thread = thread
+
+
+def in_loop(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[InLoop[Any], P], T]:
+    """Return a method that calls an async method of the wrapped object, and blocks until it ends."""
+
+    @wraps(method)
+    def blocking(self: InLoop[Any], /, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._thread.run(method(self._wrapped, *arguments, **options))
+
+    return blocking
 
 
 class _ClosedAfterBlock(InLoop[T]):
