@@ -124,10 +124,12 @@ class RelayResponse(_ClosedAfterBlock[AsyncRelayResponse]):
         self.headers = response.headers
 
     read = in_loop(AsyncRelayResponse.read)
-    close = in_loop(AsyncRelayResponse.close)
 
     def __iter__(self) -> Iterator[bytes]:
         return _iterate(aiter(self._wrapped), self._thread)
+
+    def close(self) -> None:
+        self._thread.run(self._wrapped.close())
 
 
 class RelayClient(_ClosedAfterBlock[AsyncRelayClient]):

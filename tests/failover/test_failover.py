@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -27,7 +26,7 @@ from sbpair.errors import EntityMissing, NameInvalid, UsageError
 from sbpair.failover.base import ShortTimeout
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import QueueLeft, QueueReturned, SendInDoubt
-from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PRIMARY, SLOW, SYNC_FIRST, Rig, a_message, ids
+from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PRIMARY, SYNC_FIRST, Rig, a_message, ids
 
 pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
 
@@ -37,51 +36,6 @@ HOUR = timedelta(hours=1)
 def is_missing(error: Any) -> bool:
     """The SDK gives a missing entity the class of a wrong key: what it means is in what caused it."""
     return isinstance(from_sdk_error(error, "sending"), EntityMissing)
-
-
-OLD_CLIENTS_BYTES = (
-    b"\xa1\x09x-ms-path\xa1\x06orders\xa1\x0ex-ms-sessionid\xa1\x01s"
-    b"\xa1\x0fx-ms-timetolive\x00\xa3\x16com.microsoft:timespan\x81" + (36_000_000_000).to_bytes(8, "big")
-)
-"""The aliases of a message for `orders` in session `s` that lives for an hour."""
-
-
-OUTAGES = [
-    ("sync", "namespace_down", (PRIMARY,)),
-    pytest.param("aio", "namespace_down", (PRIMARY,), marks=SLOW),
-    ("aio", "entity_down", (PRIMARY, "orders")),
-    ("sync", "stall", (PRIMARY,)),
-    ("sync", "throttle", (PRIMARY, "orders")),
-    pytest.param("aio", "swallow_acks", (PRIMARY, "orders"), marks=SLOW),
-]
-
-
-@pytest.mark.parametrize(("kind", "fault", "where"), OUTAGES)
-def test_sending_goes_on_while_the_primary_is_unavailable(
-    rig: Rig, kind: str, fault: str, where: tuple[str, ...]
-) -> None:
-    with rig.client(kind) as (client, log):
-        sender = client.get_queue_sender("orders")
-        sender.send_messages(a_message("before"))
-        with rig.broken(fault, *where):
-            sender.send_messages(a_message("first"), timeout=8)
-            sender.send_messages(a_message("second", session_id="s", time_to_live=HOUR), timeout=8)
-            first, second = rig.in_backlog()
-            assert (ids([first]), ids([second])) == (["first"], ["second"])
-            assert second.application_properties.endswith(OLD_CLIENTS_BYTES)
-        log.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
-        assert log.path == [State.FAILING, State.FAILED_OVER, State.HEALTHY]
-        sender.send_messages(a_message("after"))
-        assert "after" in ids(rig.in_queue(rig.orders))
-    arrived = rig.brought_back()
-    counted = Counter(each for each in ids(arrived) if each in ("before", "first", "second", "after"))
-    assert counted.keys() == {"before", "first", "second", "after"}
-    assert {each for each, times in counted.items() if times > 1} <= log.doubtful_ids
-    # No ping is among them: the service hands it to nobody.
-    assert sum(counted.values()) == len(arrived)
-    second = next(each for each in arrived if each.read_properties().message_id == "second")
-    assert second.read_properties().group_id == "s"
-    assert second.read_header().ttl == 3_600_000
 
 
 def test_a_missing_queue_counts_by_article_or_function(rig: Rig) -> None:
@@ -96,8 +50,7 @@ def test_a_missing_queue_counts_by_article_or_function(rig: Rig) -> None:
 
 
 def test_errors_are_raised_until_the_interval_ends_or_a_success(rig: Rig) -> None:
-    with rig.client(failover_interval=60) as (client, log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending(failover_interval=60) as (sender, client, log):
         with rig.broken("throttle", PRIMARY, "orders"):
             for _ in range(2):
                 with pytest.raises(ServiceBusServerBusyError):
@@ -109,8 +62,7 @@ def test_errors_are_raised_until_the_interval_ends_or_a_success(rig: Rig) -> Non
 
 
 def test_a_send_may_wait_for_the_primary(rig: Rig) -> None:
-    with rig.client(failover_interval=60, on_failure="wait") as (client, log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending(failover_interval=60, on_failure="wait") as (sender, _client, log):
         with rig.broken("throttle", PRIMARY, "orders", count=1):
             sender.send_messages(a_message("m"), timeout=20)
         assert log.path == [State.FAILING, State.HEALTHY]
@@ -125,8 +77,7 @@ def test_a_waiting_send_fails_over_with_its_entity(rig: Rig) -> None:
 
 
 def test_backlog_now_sends_to_the_backlog_before_the_failover(rig: Rig) -> None:
-    with rig.client(failover_interval=60, on_failure="backlog-now") as (client, log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending(failover_interval=60, on_failure="backlog-now") as (sender, _client, log):
         with rig.broken("throttle", PRIMARY, "orders"):
             sender.send_messages(a_message("first"), timeout=5)
         sender.send_messages(a_message("second"))
@@ -151,8 +102,7 @@ def test_a_failed_backlog_queue_is_left_by_all_senders_and_returns(rig: Rig, kin
 
 
 def test_with_both_sides_down_the_error_is_raised(rig: Rig) -> None:
-    with rig.client() as (client, log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending() as (sender, _client, log):
         with rig.broken("namespace_down", PRIMARY), rig.broken("namespace_down", "contoso-dr"):
             for _ in range(2):
                 with pytest.raises(ServiceBusError) as raised:
@@ -165,8 +115,7 @@ def test_with_both_sides_down_the_error_is_raised(rig: Rig) -> None:
 
 
 def test_a_deleted_entity_raises_instead_of_filling_the_backlog(rig: Rig) -> None:
-    with rig.client() as (client, log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending() as (sender, _client, log):
         with rig.broken("entity_down", PRIMARY, "orders"):
             sender.send_messages(a_message("m"), timeout=5)
         rig.do(lambda: rig.running.namespace.delete_queue("orders"))
@@ -183,8 +132,7 @@ def test_a_deleted_entity_raises_instead_of_filling_the_backlog(rig: Rig) -> Non
 
 @KINDS
 def test_every_argument_of_an_sdk_sender_goes_to_either_side(rig: Rig, kind: str) -> None:
-    with rig.client(kind) as (client, _log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending(kind) as (sender, client, _log):
         for side in ("p", "b"):
             batch = sender.create_message_batch()
             batch.add_message(a_message(f"{side}6"))
@@ -211,8 +159,7 @@ def test_every_argument_of_an_sdk_sender_goes_to_either_side(rig: Rig, kind: str
 
 
 def test_a_batch_too_large_with_aliases_is_split(rig: Rig) -> None:
-    with rig.client() as (client, _log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending() as (sender, client, _log):
         batch = sender.create_message_batch()
         number = 0
         with suppress(MessageSizeExceededError):
@@ -247,8 +194,7 @@ def test_a_partly_sent_list_notes_how_many_were_accepted(rig: Rig) -> None:
 
 
 def test_a_message_too_large_for_the_backlog_is_refused_early(rig: Rig) -> None:
-    with rig.client() as (client, log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending() as (sender, client, log):
         fits = ServiceBusMessage(b"x" * 261_500, message_id="fits")
         sender.send_messages(fits)
         with pytest.raises(MessageSizeExceededError, match=r"has 26\d{4} bytes, 26\d{4} .* accepts 262144"):
@@ -263,8 +209,7 @@ def test_a_message_too_large_for_the_backlog_is_refused_early(rig: Rig) -> None:
 @SYNC_FIRST
 def test_scheduled_messages_can_be_cancelled_in_the_primary(rig: Rig, kind: str) -> None:
     at = datetime.now(UTC).replace(microsecond=0) + HOUR
-    with rig.client(kind) as (client, _log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending(kind) as (sender, client, _log):
         numbers = sender.schedule_messages([a_message("kept"), a_message("cancelled")], at)
         sender.cancel_scheduled_messages(numbers[1])
         client.force_failover()
@@ -308,8 +253,7 @@ async def test_a_sender_works_after_a_cancelled_send(rig: Rig) -> None:
 
 
 def test_threads_may_share_a_sender(rig: Rig) -> None:
-    with rig.client() as (client, _log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending() as (sender, client, _log):
         client.force_failover()
 
         def send(first: int) -> None:

@@ -60,21 +60,19 @@ def is_empty(event: Any) -> bool:
 @pytest.mark.parametrize(("kind", "back"), [("sync", "primary"), ("aio", "primary"), ("sync", "secondary")])
 def test_messages_wait_for_a_side_and_arrive_in_order(rig: Rig, path: Path, kind: str, back: str) -> None:
     at = datetime.now(UTC).replace(microsecond=0) + HOUR
-    with rig.client(kind, outbox=path) as (client, log):
-        sender = client.get_queue_sender("orders")
-        with both_down(rig) as sides:
-            sender.send_messages(a_message("m0"), timeout=8)
-            sender.send_messages([a_message("m1"), a_message("m2", session_id="s", time_to_live=HOUR)], timeout=8)
-            batch = sender.create_message_batch()
-            batch.add_message(a_message("m3"))
-            sender.send_messages(batch, timeout=8)
-            assert all(number < 0 for number in sender.schedule_messages(a_message("m4"), at, timeout=8))
-            assert [len(log.of(each)) for each in (OutboxBegun, OutboxEmptied)] == [1, 0]
-            assert outbox_depths(path)["orders"].messages == 5
-            sides[back].close()
-            log.wait_for(is_empty)
-            there = rig.in_backlog() if back == "secondary" else rig.in_queue(rig.orders)
-            assert ids(there) == ["m0", "m1", "m2", "m3", "m4"]
+    with rig.sending(kind, outbox=path) as (sender, _client, log), both_down(rig) as sides:
+        sender.send_messages(a_message("m0"), timeout=8)
+        sender.send_messages([a_message("m1"), a_message("m2", session_id="s", time_to_live=HOUR)], timeout=8)
+        batch = sender.create_message_batch()
+        batch.add_message(a_message("m3"))
+        sender.send_messages(batch, timeout=8)
+        assert all(number < 0 for number in sender.schedule_messages(a_message("m4"), at, timeout=8))
+        assert [len(log.of(each)) for each in (OutboxBegun, OutboxEmptied)] == [1, 0]
+        assert outbox_depths(path)["orders"].messages == 5
+        sides[back].close()
+        log.wait_for(is_empty)
+        there = rig.in_backlog() if back == "secondary" else rig.in_queue(rig.orders)
+        assert ids(there) == ["m0", "m1", "m2", "m3", "m4"]
     assert (outbox_depths(path), log.events[-1]) == ({}, OutboxClosed(str(path), 0))
     arrived = {each.read_properties().message_id: each for each in rig.brought_back()}
     assert arrived.keys() == {"m0", "m1", "m2", "m3", "m4"}
@@ -124,8 +122,7 @@ async def test_an_async_client_may_be_created_before_its_loop(rig: Rig, path: Pa
 
 def test_later_messages_go_behind_those_in_the_outbox(rig: Rig, path: Path) -> None:
     """Messages are sent while the first delivery is held back at its only message."""
-    with rig.client(outbox=path) as (client, log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending(outbox=path) as (sender, client, log):
         other = client.get_queue_sender("ORDERS")
         with both_down(rig) as sides:
             sender.send_messages(a_message("m0"), timeout=5)
@@ -142,16 +139,14 @@ def test_later_messages_go_behind_those_in_the_outbox(rig: Rig, path: Path) -> N
 
 @KINDS
 def test_a_full_outbox_raises_the_error_of_the_send_with_a_note(rig: Rig, path: Path, kind: str) -> None:
-    with rig.client(kind, outbox=path, outbox_messages=2) as (client, _log):
-        sender = client.get_queue_sender("orders")
-        with both_down(rig):
-            with pytest.raises(ServiceBusError) as raised:
-                sender.send_messages([a_message(f"too many {number}") for number in range(3)], timeout=5)
-            assert "outbox.db is full: it has 0 messages" in raised.value.__notes__[-1]
-            sender.send_messages([a_message("m0"), a_message("m1")], timeout=5)
-            with pytest.raises(ServiceBusError, match="'orders' are still in the outbox") as raised:
-                sender.send_messages(a_message("m2"), timeout=5)
-            assert "limits 2 and" in raised.value.__notes__[-1]
+    with rig.sending(kind, outbox=path, outbox_messages=2) as (sender, _client, _log), both_down(rig):
+        with pytest.raises(ServiceBusError) as raised:
+            sender.send_messages([a_message(f"too many {number}") for number in range(3)], timeout=5)
+        assert "outbox.db is full: it has 0 messages" in raised.value.__notes__[-1]
+        sender.send_messages([a_message("m0"), a_message("m1")], timeout=5)
+        with pytest.raises(ServiceBusError, match="'orders' are still in the outbox") as raised:
+            sender.send_messages(a_message("m2"), timeout=5)
+        assert "limits 2 and" in raised.value.__notes__[-1]
     assert outbox_depths(path)["orders"].messages == 2
 
 

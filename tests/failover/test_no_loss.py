@@ -76,7 +76,10 @@ FAULTS: dict[str, list[tuple[str, ...]]] = {
     "all queues too": [THE_NAMESPACE, *(("throttle", SECONDARY, queue) for queue in QUEUES)],
     "both": [THE_NAMESPACE, ("namespace_down", SECONDARY)],
 }
-FAST = {("sync", "a queue too"), ("aio", "all queues too"), ("sync", "both")}
+FAST = {
+    *(("sync", fault) for fault in ("the namespace", "stalled", "throttled", "a queue too", "both")),
+    *(("aio", fault) for fault in ("the entity", "all queues too")),
+}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,7 @@ def test_all_sends_return_and_arrive_during_an_outage(rig: Rig, tmp_path: Path, 
         log.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
         promised.send("after")
         outbox_is_empty(client)
+    assert log.path[:3] == [State.FAILING, State.FAILED_OVER, State.HEALTHY]
     assert not promised.raised
     promised.are_kept(rig, log.doubtful_ids)
 

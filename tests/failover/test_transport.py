@@ -52,8 +52,7 @@ def place() -> Iterator[tuple[Rig, Proxy]]:
 @KINDS
 def test_a_proxy_that_fails_is_an_outage_of_its_side(place: tuple[Rig, Any], kind: str) -> None:
     rig, proxy = place
-    with rig.client(kind) as (client, log):
-        sender = client.get_queue_sender("orders")
+    with rig.sending(kind) as (sender, _client, log):
         sender.send_messages(a_message("before"))
         assert ids(rig.in_queue(rig.orders)) == ["before"]
         proxy.answer = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"

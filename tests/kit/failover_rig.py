@@ -149,6 +149,12 @@ class Rig:
             yield client, log
 
     @contextmanager
+    def sending(self, kind: str = "sync", **terms: Any) -> Iterator[tuple[Any, Any, EventLog]]:
+        """Open a client, and give a sender to `orders`, the client, and its events."""
+        with self.client(kind, **terms) as (client, log):
+            yield client.get_queue_sender("orders"), client, log
+
+    @contextmanager
     def broken(self, kind: str, *where: Any, **terms: Any) -> Iterator[None]:
         """Inject a fault for the block."""
         fault = self.do(lambda: getattr(self.faults, kind)(*where, **terms))
