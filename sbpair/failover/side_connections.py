@@ -9,7 +9,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from sbpair.azure.data_errors import is_answer
@@ -36,16 +35,28 @@ Side: TypeAlias = Literal["primary", "backlog"]
 SideT = TypeVar("SideT", bound=str)
 
 
+def _sync_identity() -> Any:
+    from azure.identity import DefaultAzureCredential
+
+    return DefaultAzureCredential()
+
+
+def _async_identity() -> Any:
+    from azure.identity.aio import DefaultAzureCredential
+
+    return DefaultAzureCredential()
+
+
 class ClientKind(NamedTuple):
-    """`client(endpoint, credential, seconds)` returns an SDK client; `identity` is the module of its credentials."""
+    """`client(endpoint, credential, seconds)` returns an SDK client, `identity()` a DefaultAzureCredential."""
 
     client: Callable[[Endpoint, Any, float], Any]
-    identity: str
+    identity: Callable[[], Any]
     lock: Callable[[], Any]
 
 
-SYNC = ClientKind(sync_client, "azure.identity", threading.RLock)
-ASYNC = ClientKind(aio_client, "azure.identity.aio", asyncio.Lock)
+SYNC = ClientKind(sync_client, _sync_identity, threading.RLock)
+ASYNC = ClientKind(aio_client, _async_identity, asyncio.Lock)
 
 
 class ClientFactory:
@@ -59,8 +70,7 @@ class ClientFactory:
         """Return a client that is not connected yet. `seconds` limits operations without a limit of their own."""
         credential = signed(endpoint)
         if credential is None:
-            self._identity = self._identity or import_module(self._kind.identity).DefaultAzureCredential()
-            credential = self._identity
+            credential = self._identity = self._identity or self._kind.identity()
         return self._kind.client(endpoint, credential, seconds)
 
     def close(self) -> Steps[None]:
