@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbpair.model.pair import SasKey
+from sbpair.relay import aio
 from sbpair.relay.control_messages import RelayAnswer
-from sbpair.relay.relay_client import AsyncRelayClient
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
-from sbpair.relay.relay_listener import AsyncRelayListener
 from sbpair.testing import Emulator, EmulatorOptions, ManualClock
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class RelayPairBench:
     events: list[Any] = field(default_factory=list)
     handled: list[tuple[Side, str, str, bytes]] = field(default_factory=list)
 
-    async def listen(self, handler: Any = None, *, side: Side | None = None, **options: Any) -> AsyncRelayListener:
+    async def listen(self, handler: Any = None, *, side: Side | None = None, **options: Any) -> aio.RelayListener:
         """Listen with a handler, async or not; without one, echo."""
 
         async def handle(request: RelayRequest) -> Any:
@@ -96,19 +95,19 @@ class RelayPairBench:
             return await answer if inspect.isawaitable(answer) else answer
 
         where = self.pair if side is None else self.pair[side]
-        listener = AsyncRelayListener(where, handle, clock=self.clock, on_event=self.events.append, **options)
+        listener = aio.RelayListener(where, handle, clock=self.clock, on_event=self.events.append, **options)
         self.stack.push_async_callback(listener.close, 0)
         await listener.start()
         return listener
 
-    async def served(self, handler: Any = None, **options: Any) -> AsyncRelayClient:
+    async def served(self, handler: Any = None, **options: Any) -> aio.RelayClient:
         """Listen as `listen` does, and return a client."""
         await self.listen(handler, **options)
         return await self.client()
 
-    async def client(self, pair: RelayPair | None = None, **options: Any) -> AsyncRelayClient:
+    async def client(self, pair: RelayPair | None = None, **options: Any) -> aio.RelayClient:
         options = {"first": "primary", **options}
-        made = AsyncRelayClient(pair or self.pair, clock=self.clock, on_event=self.events.append, **options)
+        made = aio.RelayClient(pair or self.pair, clock=self.clock, on_event=self.events.append, **options)
         return await self.stack.enter_async_context(made)
 
     async def echo(self, request: RelayRequest) -> RelayAnswer:

@@ -55,6 +55,8 @@ def test_requests_and_sockets_pass_between_threads(pair: RelayPair) -> None:
             assert (socket.receive(), socket.receive()) == ("text", b"bytes")
         with pytest.raises(RelayRejected):
             client.connect("/no")
+        client.swap_roles()
+        assert client.active == "primary"
     with pytest.raises(UsageError):
         client.request("GET")
     listener.close()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbpair import errors
 from sbpair.errors import ConnectionStringError, NameInvalid, SbpairError, UsageError
 from sbpair.model.backoff import StepBackoff
 from sbpair.model.pair import SasKey
@@ -254,6 +255,25 @@ def test_the_text_of_a_refusal_is_one_bounded_line(status: int, text: str) -> No
     assert isinstance(error, SbpairError)
     assert error.message.isprintable()
     assert len(error.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind"),
+    [
+        (401, "", errors.NotAuthenticated),
+        (403, "", errors.NotAuthorized),
+        (403, "The quota of listeners is used up", errors.ServiceRefused),
+        (404, "Endpoint does not exist", errors.EntityMissing),
+        (404, "There are no listeners connected", errors.Unavailable),
+        (418, "", errors.ServiceRefused),
+        (429, "", errors.Throttled),
+        (503, "", errors.Unavailable),
+    ],
+)
+def test_each_refusal_of_the_service_has_its_error(status: int, text: str, kind: type[Exception]) -> None:
+    error = service_error(endpoint(), status, text)
+    assert type(error) is kind
+    assert error.hint
 
 
 # Messages
