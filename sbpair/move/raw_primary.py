@@ -90,7 +90,7 @@ class RawDestinationLink:
 def _envelope(routed: Sequence[RoutedMessage]) -> bytes:
     """Encode the key that all members share: the service selects the partition by it."""
     key = partition_key_of(routed[0])
-    if any(partition_key_of(each) != key for each in routed):
+    if key is None or any(partition_key_of(each) != key for each in routed):
         return b""
     return key_envelope(key, is_session=routed[0].send.session_id is not None)
 
