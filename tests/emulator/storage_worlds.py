@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED
+from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.emulator.storage.storage import Storage
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.subqueue import SubQueue
 
 REQUESTED = RequestedNamespace("contoso", 5672)
-PORTS = [5672]
 
 
 class NoTimer:
@@ -50,22 +49,29 @@ class World:
         storage = None
         if path is not None:
             storage = Storage(path, [REQUESTED], durable=True)
-            storage.start({"contoso": namespace}, PORTS, clock, never)
+            storage.start({"contoso": namespace}, [REQUESTED.port], clock, never)
         return cls(namespace, clock, path, storage)
 
-    def restart(self, *, kill: bool) -> World:
-        """Return the world that a new emulator has: from the file, or after a kill from copies of what was on disk."""
-        assert self.path is not None
-        assert self.storage is not None
-        if not kill:
+    def close(self) -> None:
+        if self.storage is not None:
             self.storage.close()
-            return World.start(self.clock, self.path)
+
+    def kill(self) -> Path:
+        """Close the file; return a copy of what was on disk before."""
+        assert self.path is not None
         assert self.namespace.store_changes()
         copy = self.path.with_name(self.path.name + "+")
         for suffix in ("", "-wal"):
             shutil.copyfile(f"{self.path}{suffix}", f"{copy}{suffix}")
-        self.storage.close()
-        return World.start(self.clock, copy)
+        self.close()
+        return copy
+
+    def restart(self, *, kill: bool) -> World:
+        """Return the world that a new emulator has: from the file, or after a kill from copies of what was on disk."""
+        if kill:
+            return World.start(self.clock, self.kill())
+        self.close()
+        return World.start(self.clock, self.path)
 
     def entities(self) -> list[QueueEntity]:
         topics = self.namespace.topics()
@@ -82,14 +88,13 @@ class World:
                     if message.state == LOCKED:
                         messages.release(message.lock_token)
 
-    def resume_forwarding(self) -> None:
-        """Resume in the order in which the entities were created."""
-        for entity in self.namespace._entities.values():
-            entity.resume_forwarding()
-
     def advance(self, ms: int) -> None:
-        self.clock.advance(ms)
-        self.namespace.timers.advance(self.clock.now_ms())
+        """Advance from deadline to deadline, as the timer of an emulator does: the order of what is due is theirs."""
+        until = self.clock.now_ms() + ms
+        while (due := self.namespace.timers.next_deadline_ms()) is not None and due <= until:
+            self.clock.advance(max(0, due - self.clock.now_ms()))
+            self.namespace.timers.advance(self.clock.now_ms())
+        self.clock.advance(until - self.clock.now_ms())
 
 
 def sub_queues(entity: QueueEntity) -> tuple[SubQueue, ...]:
@@ -124,19 +129,18 @@ def _entity(entity: QueueEntity) -> dict[str, Any]:
 def _sub_queue(messages: SubQueue) -> dict[str, Any]:
     sessions = messages._sessions.sessions.values() if isinstance(messages, SessionMessages) else ()
     return {
-        "numbers": list(messages._last_numbers),
+        "numbers": list(messages.last_numbers),
         "messages": [_message(each) for each in messages._store.read_from(0)],
         "sessions": {each.id: (each.state, each.state_changed_ms) for each in sessions if each.state is not None},
     }
 
 
-_FIELDS = """size message_id ttl_ms session_id scheduled_at_ms partition_key sequence_number enqueued_at_ms
-    expires_at_ms
-    delivery_count reported_state dead_letter enqueued_sequence_number hops"""
+_LOCK = {"content", "lock_token", "locked_until_ms", "state"}
+_FIELDS = [each.name for each in fields(StoredMessage) if each.name not in _LOCK]
 
 
-def _message(message: Any) -> dict[str, Any]:
-    fields = {name: getattr(message, name) for name in _FIELDS.split()}
+def _message(message: StoredMessage) -> dict[str, Any]:
+    kept = {name: getattr(message, name) for name in [*_FIELDS, "enqueued_sequence_number", "hops"]}
     unlocked = DEFERRED if message.reported_state == DEFERRED else ACTIVE
     state = unlocked if message.state == LOCKED else message.state
-    return {"state": state, "content": message.sections.join(), **fields}
+    return {"state": state, "content": message.sections.join(), **kept}

@@ -14,8 +14,7 @@ from azure.servicebus.aio import ServiceBusClient
 
 from sbpair.azure.atom import open_atom
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
-from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import QueueSpec
 from sbpair.testing import Emulator, EmulatorOptions
@@ -75,32 +74,6 @@ async def test_messages_are_in_every_state_that_they_had(options: EmulatorOption
                 [dead] = await receiver.receive_messages(10, max_wait_time=5)
                 assert (str(dead), dead.dead_letter_reason, dead.dead_letter_source) == ("m2", "bad", "orders")
             await sender.cancel_scheduled_messages(7)
-
-
-async def test_sessions_and_subscriptions_are_as_they_were(options: EmulatorOptions) -> None:
-    async with Emulator(ONE, options=options) as emulator:
-        namespace = emulator.namespaces["contoso"]
-        namespace.create_queue("by-session", QueueDescription(requires_session=True))
-        red = SubscriptionRule("red", SqlRuleFilter("color = 'red'"))
-        namespace.create_topic("news").create_subscription("red", SubscriptionDescription(), red)
-        async with client_of(namespace) as client:
-            async with client.get_queue_sender("by-session") as sender:
-                await sender.send_messages([ServiceBusMessage(text, session_id="a") for text in ("one", "two")])
-            async with client.get_queue_receiver("by-session", session_id="a") as receiver:
-                await receiver.session.set_state(b"half way")
-                [first] = await receiver.receive_messages(1, max_wait_time=5)
-                await receiver.complete_message(first)
-    async with Emulator(ONE, options=options) as emulator:
-        namespace = emulator.namespaces["contoso"]
-        async with client_of(namespace) as client:
-            async with client.get_queue_receiver("by-session", session_id="a") as receiver:
-                assert await receiver.session.get_state() == b"half way"
-                assert texts(await receiver.receive_messages(1, max_wait_time=5)) == [("two", 2, 0)]
-            async with client.get_topic_sender("news") as sender:
-                for color in ("blue", "red"):
-                    await sender.send_messages(ServiceBusMessage(color, application_properties={"color": color}))
-            async with client.get_subscription_receiver("news", "red") as receiver:
-                assert [str(each) for each in await receiver.receive_messages(2, max_wait_time=5)] == ["red"]
 
 
 async def test_the_clock_does_not_go_back_and_due_messages_expire(options: EmulatorOptions) -> None:

@@ -70,8 +70,16 @@ class MessageStore:
             del self._pages[number]
             del self._numbers[bisect_left(self._numbers, number)]
 
+    # A store that is kept in a file overrides these.
+
+    def changed(self, message: StoredMessage) -> None:
+        """React to a message whose lock has ended, with its delivery count or state changed."""
+
+    def numbered(self) -> None:
+        """React to another last number of the sub-queue."""
+
     def session_changed(self, session: SessionState) -> None:
-        """React to another state of a session: a store that is kept in a file stores it."""
+        """React to another state of a session."""
 
     def read_from(self, sequence: int) -> Iterator[StoredMessage]:
         """Yield the messages numbered `sequence` and above, in order. The store must not change meanwhile."""

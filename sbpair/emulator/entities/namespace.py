@@ -113,7 +113,7 @@ class Namespace:
     @keys.setter
     def keys(self, keys: tuple[AuthorizationRule, ...]) -> None:
         self._keys = keys
-        self.observer.keys_changed()
+        self.observer.namespace_changed(self)
 
     @property
     def endpoint(self) -> str:

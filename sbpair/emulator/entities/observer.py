@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
 
 
@@ -23,8 +24,5 @@ class EntityObserver:
     def deleted(self, entity: QueueEntity) -> None:
         """React to a deletion, before the messages and the subscriptions of the entity are gone."""
 
-    def relay_changed(self) -> None:
-        """React to a hybrid connection that was created, changed or deleted."""
-
-    def keys_changed(self) -> None:
-        """React to new keys of the namespace."""
+    def namespace_changed(self, namespace: Namespace) -> None:
+        """React to new keys of the namespace, or to a change of its hybrid connections."""

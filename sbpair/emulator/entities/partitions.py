@@ -160,7 +160,7 @@ class PartitionedMessages(SubQueue):
     def _reset(self) -> None:
         super()._reset()
         self._ready = PartitionedReadyQueue(self._partitions)
-        self._last_numbers = [number << NUMBER_BITS for number in range(self._partitions.count)]
+        self.last_numbers = [number << NUMBER_BITS for number in range(self._partitions.count)]
         self._partitions.subqueues.add(self)
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:

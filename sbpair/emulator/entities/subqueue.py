@@ -62,7 +62,7 @@ class SubQueue:
         self._clock = namespace.clock
         self._timers = namespace.timers
         self._partitions = partitions
-        self._last_numbers = [0]
+        self.last_numbers = [0]
         self._on_dead_lettered = on_dead_lettered
         self._locks = Locks(description.lock_ms)
         self._waiting: OrderedDict[Consumer, None] = OrderedDict()
@@ -104,10 +104,6 @@ class SubQueue:
         return len(self._locks)
 
     @property
-    def lock_ms(self) -> int:
-        return self._locks.duration_ms
-
-    @property
     def has_consumers(self) -> bool:
         return bool(self._waiting)
 
@@ -116,7 +112,7 @@ class SubQueue:
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         """Give each message its sequence number and store it; a scheduled one waits for its time."""
         now = self.accessed_at_ms = self.advance_if_due()
-        number, ttl_limit = self._last_numbers[self._partition], self._description.ttl_ms
+        number, ttl_limit = self.last_numbers[self._partition], self._description.ttl_ms
         for message in messages:
             number += 1
             message.sequence_number = number
@@ -134,7 +130,8 @@ class SubQueue:
                 self._expiries.add(now + ttl, number)
                 self._advance_by(now + ttl)
             self._ready.put(message)
-        self._last_numbers[self._partition] = number
+        self.last_numbers[self._partition] = number
+        self._store.numbered()
         self._wake_soon()
 
     def add_dead_letter(self, message: StoredMessage) -> None:
@@ -145,23 +142,25 @@ class SubQueue:
 
     def add_numbered_dead_letter(self, message: StoredMessage) -> None:
         """Store a message under a number of this sub-queue's own: others may have messages of the same number."""
-        self._last_numbers[self._partition] += 1
-        message.sequence_number = self._last_numbers[self._partition]
+        self._number(message, self._partition)
         self.add_dead_letter(message)
 
     def dead_letter_on_arrival(self, message: StoredMessage, reason: str, description: str) -> None:
         """Dead-letter a message under a number of its own, before it can be received."""
         message.enqueued_at_ms = self.accessed_at_ms = self.advance_if_due()
-        self._last_numbers[self._partition] += 1
-        message.sequence_number = self._last_numbers[self._partition]
+        self._number(message, self._partition)
         assert self._on_dead_lettered is not None  # noqa: S101  # only a dead-letter queue has none
         self._on_dead_lettered(message, reason, description)
 
     def reserve(self, messages: Iterable[StoredMessage]) -> None:
         """Give messages the sequence numbers under which `put_scheduled` stores them later, or never."""
         for partition, message in self._assign(messages):
-            self._last_numbers[partition] += 1
-            message.sequence_number = self._last_numbers[partition]
+            self._number(message, partition)
+
+    def _number(self, message: StoredMessage, partition: int) -> None:
+        self.last_numbers[partition] += 1
+        message.sequence_number = self.last_numbers[partition]
+        self._store.numbered()
 
     def _assign(self, messages: Iterable[StoredMessage]) -> Iterator[tuple[int, StoredMessage]]:
         """Yield each message with its partition."""
@@ -213,10 +212,9 @@ class SubQueue:
 
     # Storage
 
-    def keep_in(self, store: MessageStore, locks: Locks, numbers: list[int]) -> None:
-        """Use these empty containers, which record what changes in them, in place of the present empty ones."""
-        numbers.extend(self._last_numbers)
-        self._store, self._locks, self._last_numbers = store, locks, numbers
+    def keep_in(self, store: MessageStore) -> None:
+        """Use this empty store, which records what changes in it, in place of the present empty one."""
+        self._store = store
 
     def restore(self, messages: Iterable[StoredMessage]) -> None:
         """Store messages in the state that they have. What is due by now happens with the next operation."""
@@ -388,7 +386,9 @@ class SubQueue:
     def _return(self, message: StoredMessage) -> None:
         if message.expires_at_ms <= self._clock.now_ms():
             self._expire(message)
-        elif message.reported_state == DEFERRED:
+            return
+        self._store.changed(message)
+        if message.reported_state == DEFERRED:
             message.state = DEFERRED
         else:
             message.state = ACTIVE

@@ -163,10 +163,11 @@ class TopicMessages(SubQueue):
         for message in messages:
             is_scheduled = message.scheduled_at_ms is not None and message.scheduled_at_ms > now
             (scheduled if is_scheduled else ready).append(message)
-        for number, message in enumerate(ready, self._last_numbers[self._partition] + 1):
+        for number, message in enumerate(ready, self.last_numbers[self._partition] + 1):
             message.sequence_number = number
             message.enqueued_at_ms = now
-        self._last_numbers[self._partition] += len(ready)
+        self.last_numbers[self._partition] += len(ready)
+        self._store.numbered()
         if scheduled:
             super().enqueue(scheduled)
         if ready:

@@ -114,7 +114,7 @@ class HybridConnections:
         if self.find(path) is not None or self._namespace.is_taken(path):
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
         created = self._by_key[path.lower()] = HybridConnection(path, description, self._namespace.clock.now_ms())
-        self._namespace.observer.relay_changed()
+        self._namespace.observer.namespace_changed(self._namespace)
         return created
 
     def change(self, entity: HybridConnection, description: HybridConnectionDescription) -> None:
@@ -124,13 +124,13 @@ class HybridConnections:
             raise ArgumentInvalid("The property RequiresClientAuthorization of an existing endpoint cannot be changed.")
         entity.description = description
         entity.updated_at_ms = self._namespace.clock.now_ms()
-        self._namespace.observer.relay_changed()
+        self._namespace.observer.namespace_changed(self._namespace)
 
     def delete(self, entity: HybridConnection) -> None:
         """Delete an entity and close the control channels of its listeners."""
         del self._by_key[entity.key]
         entity.drop_listeners(1001, "The endpoint was deleted.")
-        self._namespace.observer.relay_changed()
+        self._namespace.observer.namespace_changed(self._namespace)
 
     def choose(
         self, entity: HybridConnection, allowed: str | None = None, disallowed: str | None = None

@@ -2,108 +2,269 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
+from sbpair.emulator.entities.observer import EntityObserver
+from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity
 from sbpair.emulator.faults.fault_points import Unwritable
 from sbpair.emulator.storage import data_file
-from sbpair.emulator.storage.change_log import CallLater, ChangeLog
-from sbpair.emulator.storage.documents import decode
-from sbpair.emulator.storage.recorded import Observer
-from sbpair.emulator.storage.restore import restore
-from sbpair.emulator.storage.unreadable import UNREADABLE, reason, unreadable
+from sbpair.emulator.storage.changes import CallLater, Changes, EntityRow, RecordedHistory, RecordedStore, Rows
+from sbpair.emulator.storage.documents import checksum, decode, encode, read_message
+from sbpair.errors import SbpairError
 
 if TYPE_CHECKING:
+    import sqlite3
     from pathlib import Path
 
     from sbpair.emulator.clock import Clock
     from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.entities.sessions import SessionMessages
+    from sbpair.emulator.entities.stored_message import StoredMessage
+    from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.server import RequestedNamespace
 
+SUB_QUEUES: Final = ("messages", "dead_letters", "transfer_dead_letters")
+"""The sub-queues of each entity. Others are named after the destination of a transfer, behind TRANSFER."""
 
-class Storage:
-    """The file of an emulator. With `durable`, nothing is acknowledged before it is stored.
+TRANSFER: Final = "transfer "
+SESSIONS: Final = "sessions"
+SEEN: Final = "seen"
+UNREADABLE: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError, SbpairError)
+"""The errors of reading a row whose content is not the expected one."""
+
+
+class EntityRecord:
+    """An entity, its sub-queues with their last numbers and times of use, and the rows of what is in it."""
+
+    def __init__(self, changes: Changes, entity: QueueEntity) -> None:
+        self.id = f"{entity.namespace.name}/{entity.path}"
+        self.rows: dict[str, Rows] = {}
+        self.sub_queues: dict[str, SubQueue] = {}
+        self._changes = changes
+        self._entity = entity
+        self._document: str | None = None
+        self.history = RecordedHistory(self._add_rows(SEEN))
+        entity.keep_history_in(self.history)
+        self._add_rows(SESSIONS)
+        for part in SUB_QUEUES:
+            self._add(part, getattr(entity, part))
+
+    def _add_rows(self, part: str) -> Rows:
+        rows = self.rows[part] = Rows(self._changes, self.id, part)
+        return rows
+
+    def add_transfer(self, destination: str) -> None:
+        self._add(TRANSFER + destination, self._entity.transfers_to(destination))
+
+    def _add(self, part: str, messages: SubQueue) -> None:
+        """Record a sub-queue, which is still empty."""
+        messages.keep_in(RecordedStore(self._add_rows(part), self.rows[SESSIONS], self.note))
+        self.sub_queues[part] = messages
+
+    def note(self) -> None:
+        self._changes.note(self.id, self._row)
+
+    def described(self) -> None:
+        """Store the present description."""
+        self._document = None
+        self.note()
+
+    def delete(self) -> None:
+        self._changes.delete(self.id)
+        for rows in self.rows.values():
+            for row in rows.values():
+                self._changes.drop(row)
+
+    def _row(self) -> EntityRow:
+        entity = self._entity
+        if self._document is None:
+            times = {"created_at_ms": entity.created_at_ms, "updated_at_ms": entity.updated_at_ms}
+            rules = {"rules": entity.rules} if isinstance(entity, SubscriptionEntity) else {}
+            self._document = encode({"description": entity.description, **times, **rules})
+        state = {
+            name: (each.last_numbers, each.accessed_at_ms, each.read_at_ms) for name, each in self.sub_queues.items()
+        }
+        return self.id, self._document, encode(state), entity.namespace.clock.now_ms()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore last numbers and times."""
+        for part, (numbers, accessed_at_ms, read_at_ms) in state.items():
+            if part.startswith(TRANSFER):
+                self.add_transfer(part.removeprefix(TRANSFER))
+            messages = self.sub_queues[part]
+            messages.last_numbers[:] = numbers
+            messages.accessed_at_ms, messages.read_at_ms = accessed_at_ms, read_at_ms
+
+
+class Storage(EntityObserver):
+    """The file of an emulator, and the observer of its entities. With `durable`, it stores before clients are answered.
 
     `ports` has the port that each namespace had. Raises StateRefused for a file that is broken, of another kind or
-    version, or of other namespaces; MachineLacks for one that cannot be read or written. Such a file is not changed.
+    version, or of other namespaces; MachineLacks for one that cannot be read or written.
     """
 
     def __init__(self, path: Path, requested: Sequence[RequestedNamespace], *, durable: bool = False) -> None:
         self._path = path
         self._durable = durable
-        self._log: ChangeLog | None = None
-        self._clock: ClockRecord | None = None
-        self._namespaces: list[Namespace] = []
-        self._observers: list[Observer] = []
+        self._changes: Changes | None = None
+        self._namespaces: Mapping[str, Namespace] = {}
+        self._records: dict[QueueEntity, EntityRecord] = {}
         self._unwritable = Unwritable()
         self.ports: dict[str, int] = {}
-        with data_file.reading(path) as db:
-            if db is not None:
-                self._check_namespaces(db, requested)
+        self._db = data_file.open_file(path)
+        try:
+            self._check_namespaces(requested)
+        except BaseException:
+            self._db.close()
+            raise
 
-    def _check_namespaces(self, db: sqlite3.Connection, requested: Sequence[RequestedNamespace]) -> None:
-        kinds: dict[str, tuple[str, int]] = {}
-        for name, text in db.execute("SELECT * FROM namespaces"):
-            try:
+    def _check_namespaces(self, requested: Sequence[RequestedNamespace]) -> None:
+        saved: dict[str, tuple[int, str, int]] = {}
+        with self._rows("namespace", "SELECT id, document FROM entities WHERE id NOT LIKE '%/%'") as rows:
+            for name, text in rows:
                 document = decode(text)
-                self.ports[name] = int(document["port"])
-                kinds[name] = (str(document["tier"]), int(document["partitions"]))
-            except UNREADABLE as error:
-                raise data_file.broken(self._path, unreadable(f"namespace '{name}'", error)) from error
-        wanted = {each.name: (each.tier.lower(), each.partitions) for each in requested}
-        if kinds and kinds != wanted:
-            start_with = " ".join(f"--namespace {_option(name, self.ports[name], *kinds[name])}" for name in kinds)
-            raise data_file.of_others(self._path, _described(kinds), _described(wanted), start_with)
+                self.ports[name] = document["port"]
+                saved[name] = (document["port"], document["tier"], document["partitions"])
+        wanted = {
+            each.name: (self.ports.get(each.name, each.port), each.tier.lower(), each.partitions) for each in requested
+        }
+        if saved and saved != wanted:
+            raise data_file.of_others(self._path, _options(saved), _options(wanted))
+
+    # Restore
 
     def start(self, namespaces: Mapping[str, Namespace], ports: Sequence[int], clock: Clock, later: CallLater) -> None:
         """Restore the namespaces, and store all that changes in them from now on."""
-        self._namespaces = list(namespaces.values())
-        log = ChangeLog(self._path, later, self._on_failing)
-        self._observers = [Observer(log, *each) for each in zip(self._namespaces, ports, strict=True)]
-        with data_file.reading(self._path) as db:
-            if db is not None:
-                try:
-                    restore(db, dict(zip(namespaces, self._observers, strict=True)), log, clock)
-                except UNREADABLE as error:
-                    raise data_file.broken(self._path, reason(error)) from error
-        log.open(data_file.open_for_writing(self._path))
-        self._log, self._clock = log, ClockRecord(clock)
-        for namespace, observer in zip(self._namespaces, self._observers, strict=True):
-            namespace.observer = observer
-            observer.keys_changed()
+        self._namespaces = namespaces
+        self.ports = dict(zip(namespaces, ports, strict=True))
+        changes = Changes(self._path, self._db, later, self._on_failing)
+        changes.begin(self._restore(changes, clock))
+        self._changes = changes
+        for namespace in namespaces.values():
+            namespace.observer = self
+            self.namespace_changed(namespace)
             if self._durable:
                 namespace.store_changes = self._store_changes
-        for observer in self._observers:
-            observer.resume_forwarding()
+        for namespace in namespaces.values():
+            namespace.resume_forwarding()
         with data_file.errors(self._path):
-            log.write()
+            changes.write()
+
+    def _restore(self, changes: Changes, clock: Clock) -> int:
+        """Restore all that is in the file; return the last row of contents."""
+        with self._rows("time", "SELECT max(at_ms) FROM entities") as [[at_ms]]:
+            clock.advance(max(0, (at_ms or 0) - clock.now_ms()))
+        records: dict[str, EntityRecord] = {}
+        # By name: a namespace comes before its entities, and a topic before its subscriptions.
+        with self._rows("entity", "SELECT id, document, state FROM entities ORDER BY id") as rows:
+            for identity, text, state in rows:
+                name, _, path = identity.partition("/")
+                document = decode(text)
+                if not path:
+                    _restore_namespace(self._namespaces[name], document)
+                    continue
+                entity = _restore_entity(self._namespaces[name], path, document)
+                record = self._records[entity] = records[identity] = EntityRecord(changes, entity)
+                record.restore(decode(state))
+        messages: dict[SubQueue, list[StoredMessage]] = defaultdict(list)
+        row = 0
+        with self._rows("row", "SELECT * FROM contents ORDER BY id") as rows:
+            for row, identity, part, key, fields, content, check in rows:
+                record = records[identity]
+                record.rows[part][key] = row
+                if check != checksum(identity, part, key, fields, content):
+                    raise ValueError
+                if part == SEEN:
+                    at_ms, number = map(int, fields.split())
+                    record.history[key] = (at_ms, number)
+                elif part == SESSIONS:
+                    sessions = cast("SessionMessages", record.sub_queues["messages"])
+                    sessions.restore_state(key, content, int(fields))
+                else:
+                    messages[record.sub_queues[part]].append(read_message(key, fields, content))
+        for sub_queue, found in messages.items():
+            sub_queue.restore(sorted(found, key=lambda message: message.sequence_number))
+        return row
+
+    @contextmanager
+    def _rows(self, kind: str, query: str) -> Iterator[Iterator[tuple[Any, ...]]]:
+        """Yield the rows of a query. Raises StateRefused with the first column of a row that the block cannot read."""
+        row: tuple[Any, ...] = ("",)
+
+        def rows(found: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
+            nonlocal row
+            for row in found:  # noqa: UP028  # `yield from` would not set it
+                yield row
+
+        # A cursor that is left open would keep the file open and locked.
+        with data_file.errors(self._path), closing(self._db.execute(query)) as found:
+            try:
+                yield rows(found)
+            except UNREADABLE as error:
+                raise data_file.broken(self._path, f"{kind} {row[0]} is not as it was written") from error
+
+    # EntityObserver
+
+    def created(self, entity: QueueEntity) -> None:
+        assert self._changes is not None  # noqa: S101  # it observes since then
+        self._records[entity] = EntityRecord(self._changes, entity)
+        self._records[entity].note()
+
+    def changed(self, entity: QueueEntity) -> None:
+        # An entity that is being created is noted once it is complete.
+        if entity in self._records:
+            self._records[entity].described()
+
+    def transfer_begun(self, entity: QueueEntity, destination: str) -> None:
+        self._records[entity].add_transfer(destination)
+        self._records[entity].note()
+
+    def deleted(self, entity: QueueEntity) -> None:
+        subscriptions = entity.subscriptions if isinstance(entity, TopicEntity) else ()
+        for each in (entity, *subscriptions):
+            self._records.pop(each).delete()
+
+    def namespace_changed(self, namespace: Namespace) -> None:
+        if self._changes is not None:
+            self._changes.note(namespace.name, partial(_namespace_row, namespace, self.ports[namespace.name]))
+
+    # Commit
 
     def on_clock_advanced(self) -> None:
         """Store the time: the next emulator's clock continues from there."""
-        if self._log is not None and self._clock is not None:
-            self._log.note(self._clock)
+        for namespace in self._namespaces.values():
+            self.namespace_changed(namespace)
 
     def close(self) -> None:
-        """Store what is left, and close the file. Raises MachineLacks if it cannot be stored."""
-        if self._log is not None:
-            self.on_clock_advanced()
-            for observer in self._observers:
-                observer.note_times()
-            self._log.close()
+        """Store what is left, times of use too, and close the file. Raises MachineLacks if it cannot be stored."""
+        try:
+            if self._changes is not None:
+                self.on_clock_advanced()
+                for record in self._records.values():
+                    record.note()
+                with data_file.errors(self._path):
+                    self._changes.end()
+        finally:
+            self._db.close()
 
     def _store_changes(self) -> bool:
         """Store all changes. If that fails, break all connections: nothing may be acknowledged that waits for it."""
-        if self._log is None or self._log.commit():
+        if self._changes is None or self._changes.commit():
             return True
-        for namespace in self._namespaces:
+        for namespace in self._namespaces.values():
             for connection in list(namespace.fault_points.connections):
                 connection.output.transport.abort()
         return False
 
     def _on_failing(self, failing: bool) -> None:
         """Refuse operations while the file cannot be written."""
-        for namespace in self._namespaces:
+        for namespace in self._namespaces.values():
             points = namespace.fault_points
             if failing:
                 points.meters.append(self._unwritable)
@@ -112,25 +273,44 @@ class Storage:
                 points.resume()
 
 
-class ClockRecord:
-    """The time of the emulator, which may be ahead of the machine's."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def write(self, db: sqlite3.Connection) -> None:
-        db.execute("UPDATE clock SET now_ms = ?", (self._clock.now_ms(),))
-
-    def forget(self) -> None:
-        """Do nothing: the time is written as it is."""
-
-
-def _option(name: str, port: int, tier: str, partitions: int) -> str:
-    return f"{name}={port},{tier}" + (f",{partitions}" if partitions > 1 else "")
+def _namespace_row(namespace: Namespace, port: int) -> EntityRow:
+    names = ("path", "description", "created_at_ms", "updated_at_ms")
+    document = {
+        "tier": namespace.tier.name.lower(),
+        "partitions": namespace.partitions,
+        "port": port,
+        "created_at_ms": namespace.created_at_ms,
+        "keys": namespace.keys,
+        "relays": [{name: getattr(each, name) for name in names} for each in namespace.hybrid_connections.all()],
+    }
+    return namespace.name, encode(document), "{}", namespace.clock.now_ms()
 
 
-def _described(namespaces: Mapping[str, tuple[str, int]]) -> str:
-    return " and ".join(
-        f"{name} ({tier}{f', {partitions} partitions' if partitions > 1 else ''})"
-        for name, (tier, partitions) in namespaces.items()
-    )
+def _restore_namespace(namespace: Namespace, document: dict[str, Any]) -> None:
+    namespace.created_at_ms, namespace.keys = document["created_at_ms"], tuple(document["keys"])
+    for each in document["relays"]:
+        relay = namespace.hybrid_connections.create(each["path"], each["description"])
+        relay.created_at_ms, relay.updated_at_ms = each["created_at_ms"], each["updated_at_ms"]
+
+
+def _restore_entity(namespace: Namespace, path: str, document: dict[str, Any]) -> QueueEntity:
+    description = document["description"]
+    entity: QueueEntity
+    if isinstance(description, SubscriptionDescription):
+        topic, _, name = path.rpartition(f"/{SUBSCRIPTIONS_SEGMENT}/")
+        entity = subscription = namespace.topic(topic).create_subscription(name, description)
+        subscription.set_rules(document["rules"])
+    elif isinstance(description, TopicDescription):
+        entity = namespace.create_topic(path, description)
+    else:
+        entity = namespace.create_queue(path, description)
+    entity.created_at_ms, entity.updated_at_ms = document["created_at_ms"], document["updated_at_ms"]
+    return entity
+
+
+def _options(namespaces: Mapping[str, tuple[int, str, int]]) -> list[str]:
+    """Return namespaces as values of --namespace."""
+    return [
+        f"{name}={port},{tier}" + (f",{partitions}" if partitions > 1 else "")
+        for name, (port, tier, partitions) in namespaces.items()
+    ]
