@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from sbpair import timespan
 from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import rules
@@ -32,6 +31,8 @@ from sbpair.emulator.frontends.http.management_parts import (
 )
 from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.emulator.service_errors import ServiceError
+from sbpair.timespan import TICKS_PER_SECOND
+from sbpair.timespan import parse as parse_timespan
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.description import QueueDescription
@@ -44,7 +45,7 @@ Defaults = Mapping[str, Mapping[str, str]]
 T = TypeVar("T")
 
 WINDOW: Final = "DuplicateDetectionHistoryTimeWindow"
-MIN_WINDOW: Final = 5 * timespan.TICKS_PER_SECOND
+MIN_WINDOW: Final = 5 * TICKS_PER_SECOND
 """The vendor's emulator accepts shorter windows than the service, whose minimum is 20 seconds."""
 
 _FILTERS: Final = {"Correlation": "CorrelationFilter", "Sql": "SqlFilter"}
@@ -310,7 +311,7 @@ class _Declaration(Members):
 def _short_window(text: str) -> int | None:
     """Return the ticks of a window that only the vendor's emulator accepts."""
     with suppress(ValueError):
-        ticks = timespan.parse(text)
+        ticks = parse_timespan(text)
         if MIN_WINDOW <= ticks < 4 * MIN_WINDOW:
             return ticks
     return None

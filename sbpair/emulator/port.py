@@ -102,9 +102,8 @@ class Port:
         if self._server is not None:
             self._server.close()
         self.break_connections()
-        if self._namespace.hybrid_connections.gateway is not None:
-            # Senders that wait for a listener would wait until the time to stop is over.
-            self._namespace.hybrid_connections.gateway.break_off()
+        # Senders that wait for a listener would wait until the time to stop is over.
+        self._namespace.hybrid_connections.break_off()
         if self._http is not None:
             # Closes idle connections, so that shutdown() waits only for requests in progress.
             self._http.pre_shutdown()

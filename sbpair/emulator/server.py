@@ -211,7 +211,8 @@ class Emulator:
     def _open_storage(self, path: Path) -> Storage:
         from sbpair.emulator.storage.storage import Storage
 
-        return Storage(path, self._requested, durable=self._options.durable)
+        requested = {each.name: (each.port, each.tier.lower(), each.partitions) for each in self._requested}
+        return Storage(path, requested, durable=self._options.durable)
 
     def _bind(self, requested: RequestedNamespace) -> Iterator[socket.socket]:
         """Open the ports of a namespace: where any will do, the one that it had before, if that is free."""

@@ -13,10 +13,11 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Final, NamedTuple
 
-from sbpair import timespan
 from sbpair.amqp import types
 from sbpair.amqp.types import Described, Float, Long, Symbol, Timestamp, Value, type_of
 from sbpair.rules.values import Instant, TimeSpanValue, amqp_value, rule_value
+from sbpair.timespan import parse as parse_timespan
+from sbpair.timespan import show as show_timespan
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -58,7 +59,7 @@ def _xml_text(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, TimeSpanValue):
-        return timespan.show(value)
+        return show_timespan(value)
     if isinstance(value, Instant):
         # From the year 1, whose first tick is 0.
         return (datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=value // 10)).isoformat().replace("+00:00", "Z")
@@ -106,7 +107,7 @@ _READERS: Final[dict[str, Callable[[str], Value]]] = {
     "char": lambda text: types.Char(chr(int(text))),
     "guid": uuid.UUID,
     "dateTime": _time,
-    "duration": lambda text: Described(Symbol("com.microsoft:timespan"), Long(timespan.parse(text))),
+    "duration": lambda text: Described(Symbol("com.microsoft:timespan"), Long(parse_timespan(text))),
 }
 
 _KINDS: Final[dict[object, str]] = {

@@ -12,7 +12,6 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
-from sbpair.emulator.server import RequestedNamespace
 from sbpair.emulator.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.subqueue import SubQueue
 
-REQUESTED = RequestedNamespace("contoso", 5672)
+PORT = 5672
+CONTOSO = {"contoso": (PORT, "standard", 1)}
 
 
 class NoTimer:
@@ -48,8 +48,8 @@ class World:
         namespace = Namespace("contoso", clock)
         storage = None
         if path is not None:
-            storage = Storage(path, [REQUESTED], durable=True)
-            storage.start({"contoso": namespace}, [REQUESTED.port], clock, never)
+            storage = Storage(path, CONTOSO, durable=True)
+            storage.start({"contoso": namespace}, [PORT], clock, never)
         return cls(namespace, clock, path, storage)
 
     def close(self) -> None:

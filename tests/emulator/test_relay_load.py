@@ -113,13 +113,11 @@ async def test_a_sender_that_does_not_read_holds_the_listener_back(bench: RelayB
             sent += len(PART)
             yield PART
 
-    gateway = bench.namespace.hybrid_connections.gateway
-    assert gateway is not None
     async with connect(request["address"], compression=None) as meeting, asyncio.TaskGroup() as group:
         await meeting.send(response_to(request))
         answer = await asking
         group.create_task(meeting.send(flood()))
-        [waiting] = gateway.waiting.values()
+        [waiting] = bench.namespace.hybrid_connections.waiting.values()
         transport = waiting._rendezvous.connection._transport  # type: ignore[union-attr]
         await until(lambda: not transport.is_reading())
         is_held = True
@@ -140,9 +138,7 @@ async def test_a_listener_that_does_not_read_holds_the_sender_back(bench: RelayB
     pointer = await listener.next("request")
     async with connect(pointer["address"], compression=None, max_queue=1, max_size=None) as meeting:
         request = json.loads(await meeting.recv())["request"]
-        gateway = bench.namespace.hybrid_connections.gateway
-        assert gateway is not None
-        [waiting] = gateway.waiting.values()
+        [waiting] = bench.namespace.hybrid_connections.waiting.values()
         await until(lambda: waiting._rendezvous.connection._is_full)  # type: ignore[union-attr]
         is_held.set()
         received = 0

@@ -21,17 +21,14 @@ from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.server import RequestedNamespace
 from sbpair.emulator.storage import data_file
 from sbpair.emulator.storage.storage import Storage
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.benchmarks.emulator import message
-from tests.emulator.storage_worlds import World
+from tests.emulator.storage_worlds import CONTOSO, World
 from tests.kit.waiting import until
-
-CONTOSO = RequestedNamespace("contoso", 5672)
 
 
 @pytest.fixture
@@ -60,20 +57,20 @@ def digests(directory: Path) -> dict[str, str]:
     return {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in sorted(directory.iterdir())}
 
 
-def refusal(path: Path, *requested: RequestedNamespace) -> SbpairError:
+def refusal(path: Path, requested: dict[str, tuple[int, str, int]] = CONTOSO) -> SbpairError:
     """Return the error of an emulator that starts with this file, which is not changed."""
     before = digests(path.parent)
     with pytest.raises((StateRefused, MachineLacks)) as raised:
-        load(path, *requested)
+        load(path, requested)
     assert digests(path.parent) == before
     assert str(path) in raised.value.message
     assert raised.value.hint
     return raised.value
 
 
-def load(path: Path, *requested: RequestedNamespace) -> None:
+def load(path: Path, requested: dict[str, tuple[int, str, int]] = CONTOSO) -> None:
     clock = ManualClock()
-    storage = Storage(path, requested or [CONTOSO])
+    storage = Storage(path, requested)
     try:
         storage.start({"contoso": Namespace("contoso", clock)}, [5672], clock, lambda *_: None)  # type: ignore[arg-type,return-value]
     finally:
@@ -184,14 +181,14 @@ def test_a_file_of_another_version_is_refused(filled: Path, version: int, text: 
 @pytest.mark.parametrize(
     "requested",
     [
-        [RequestedNamespace("fabrikam", 5672)],
-        [RequestedNamespace("contoso", 5672, "premium")],
-        [RequestedNamespace("contoso", 5672, "premium", 2)],
-        [CONTOSO, RequestedNamespace("contoso-dr", 5673)],
+        {"fabrikam": (5672, "standard", 1)},
+        {"contoso": (5672, "premium", 1)},
+        {"contoso": (5672, "premium", 2)},
+        {**CONTOSO, "contoso-dr": (5673, "standard", 1)},
     ],
 )
 def test_a_file_of_other_namespaces_is_refused_with_what_to_start(filled: Path, requested) -> None:
-    error = refusal(filled, *requested)
+    error = refusal(filled, requested)
     assert "holds contoso=5672,standard, not " in error.message
     assert error.hint is not None
     assert "--namespace contoso=5672,standard" in error.hint
@@ -202,7 +199,7 @@ def test_a_refused_file_of_a_killed_emulator_keeps_its_messages(filled: Path) ->
     send(world, queue_bytes=100, count=5)
     killed = world.kill()
     with pytest.raises(StateRefused):
-        Storage(killed, [RequestedNamespace("fabrikam", 5672)])
+        Storage(killed, {"fabrikam": (5672, "standard", 1)})
     again = World.start(ManualClock(), killed)
     assert len(again.namespace.queue("orders").messages) == 305
     again.close()
@@ -223,7 +220,7 @@ def test_what_is_not_a_file_is_refused_by_name(tmp_path: Path, make: Callable[[P
     path.parent.mkdir()
     make(path)
     with pytest.raises(MachineLacks, match=text) as raised:
-        Storage(path, [CONTOSO])
+        Storage(path, CONTOSO)
     assert str(path) in raised.value.message
 
 

@@ -1,4 +1,4 @@
-"""The first of the seeded fault schedules of the relay, and single schedules.
+"""The first of the seeded fault schedules of the relay, that a seed replays all of one, and that the checks can fail.
 
 The rest: python -m tests.relay.schedules --seeds 0:500
 """
@@ -8,15 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from sbpair.emulator.relay.hybrid_connection import HybridConnections
+from sbpair.emulator.relay.listener_channel import ListenerChannel
+from sbpair.relay import relay_client
+from sbpair.relay.listener_side import ControlChannel, ListenerSide
+from sbpair.relay.relay_decisions import AnswerVerdict
 from sbpair.relay.relay_endpoint import SIDES
+from sbpair.relay.body_parts import RequestBody
 from tests.faults.simulation.network import Weather
-from tests.relay.simulation.relay_plan import PlannedBody, RelayPlan, RelayStep, relay_plan
+from tests.relay.simulation.relay_plan import ROUGH, PlannedBody, RelayPlan, RelayStep, relay_plan
 from tests.relay.simulation.relay_run import simulate_relay
 
 SEEDS_A_TEST = 8
+ENOUGH_TO_CATCH = range(60)
 ONE = 3
 """A seed with answers of all kinds."""
 
@@ -38,31 +46,25 @@ def test_each_request_is_answered_once_or_named_under_seeded_faults(first: int) 
     assert not {seed: lines for seed, lines in wrong.items() if lines}, "python -m tests.relay.schedules --seeds N -v"
 
 
+@pytest.mark.parametrize("seed", [0, ONE])
+def test_a_seed_replays_the_whole_schedule(seed: int) -> None:
+    once, again = simulate_relay(seed), simulate_relay(seed)
+    assert once.lines == again.lines
+    assert len(once.lines) > 50
+
+
 def test_no_object_of_the_relay_outlives_a_schedule() -> None:
     assert not simulate_relay(ONE, counts_objects=True).wrong
 
 
-def posting(body: PlannedBody, steps: Iterable[RelayStep], *, every: float = 0.001) -> RelayPlan:
-    """Return a plan whose requests are posted from second 5 on, one `every` so many seconds."""
-    drawn = relay_plan(ONE)
-    requests = [
-        replace(
-            each,
-            at=each.at if each.at == math.inf else 5.0 + each.number * every,
-            method="POST",
-            always=False,
-            work=0.1,
-            early=False,
-            abandoned=False,
-            timeout=None,
-            pause=0.0,
-            sent=replace(body, name=each.sent.name),
-            answer=replace(body, name=each.answer.name),
-        )
-        for each in drawn.requests
-    ]
-    weather = Weather(slow=0.05, jitter=0.3)
-    return replace(drawn, listeners=1, weather=weather, steps=tuple(steps), requests=tuple(requests), sockets=())
+def test_each_kind_of_fault_request_and_body_is_in_many_schedules() -> None:
+    plans = [relay_plan(seed) for seed in range(500)]
+    kinds = [step.kind for plan in plans for step in plan.steps]
+    methods = [request.method for plan in plans for request in plan.requests]
+    assert all(kinds.count(kind) > 50 for kind in ROUGH), kinds
+    assert min(methods.count(method) for method in set(methods)) > 500
+    assert sum(plan.is_gentle for plan in plans) > 50
+    assert sum(len(plan.sockets) for plan in plans) > 500
 
 
 def test_a_day_passes_with_renewed_tokens_and_one_restart() -> None:
@@ -93,3 +95,117 @@ def test_a_client_that_pauses_gets_the_end_of_an_answer() -> None:
     drawn = posting(PlannedBody("", 1_000_000, 1, 0.0), ())
     requests = [replace(each, pause=12.0, sent=replace(each.sent, size=10)) for each in drawn.requests]
     assert not simulate_relay(replace(drawn, requests=tuple(requests))).wrong
+
+
+# The checks have to catch a relay that is wrong
+
+
+def caught(complaint: str) -> bool:
+    """Return whether one of the first schedules is found wrong in this way."""
+    return any(complaint in line for seed in ENOUGH_TO_CATCH for line in simulate_relay(seed).wrong)
+
+
+def posting(body: PlannedBody, steps: Iterable[RelayStep], *, every: float = 0.001) -> RelayPlan:
+    """Return a plan whose requests are posted from second 5 on, one `every` so many seconds."""
+    drawn = relay_plan(ONE)
+    requests = [
+        replace(
+            each,
+            at=each.at if each.at == math.inf else 5.0 + each.number * every,
+            method="POST",
+            always=False,
+            work=0.1,
+            early=False,
+            abandoned=False,
+            timeout=None,
+            pause=0.0,
+            sent=replace(body, name=each.sent.name),
+            answer=replace(body, name=each.answer.name),
+        )
+        for each in drawn.requests
+    ]
+    weather = Weather(slow=0.05, jitter=0.3)
+    return replace(drawn, listeners=1, weather=weather, steps=tuple(steps), requests=tuple(requests), sockets=())
+
+
+def wrong_of(body: PlannedBody, *steps: RelayStep) -> str:
+    """Return the complaints about faults while many requests, each a POST with such a body, are on their way."""
+    return "; ".join(simulate_relay(posting(body, steps)).wrong)
+
+
+def test_a_client_that_reissues_a_request_in_doubt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def always(verdict: AnswerVerdict, *_: Any, is_complete: bool) -> bool:
+        return verdict.is_unavailable and is_complete
+
+    monkeypatch.setattr(relay_client, "may_reissue", always)
+    assert "was executed 2 times" in wrong_of(SMALL, RelayStep(0.0, 90.0, "swallow", "primary", 2))
+
+
+def test_a_client_that_takes_silence_for_no_execution_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_client, "judged_silence", lambda **_: AnswerVerdict.NOT_EXECUTED)
+    assert "was executed 2 times" in wrong_of(SMALL, RelayStep(5.4, 1.0, "outage", "primary", 0))
+
+
+def test_a_client_that_names_no_doubt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = relay_client.AsyncRelayClient._both_failed
+
+    def certain(client: Any, failures: Any, reasons: Any) -> Any:
+        error = really(client, failures, reasons)
+        error.in_doubt = ()
+        return error
+
+    monkeypatch.setattr(relay_client.AsyncRelayClient, "_both_failed", certain)
+    assert caught("which is not named as in doubt")
+
+
+def test_a_body_that_is_reissued_in_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rest(_body: Any, parts: Any) -> Any:
+        while (part := await parts.next()) is not None:
+            yield part
+
+    monkeypatch.setattr(RequestBody, "_stream", rest)
+    hidden = RelayStep(0.0, 90.0, "no-listeners", "primary", 0)
+    assert "has another body than was sent" in wrong_of(PlannedBody("", 1_000, 3, 0.3), hidden)
+
+
+def test_a_relay_that_swaps_two_answers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = ListenerChannel._finish
+
+    def finish(channel: Any, head: Any, body: bytes) -> None:
+        others = [each for each in channel.requests if each != head.request_id]
+        really(channel, replace(head, request_id=others[0]) if others else head, body)
+
+    monkeypatch.setattr(ListenerChannel, "_finish", finish)
+    assert caught("got the answer of request")
+
+
+def test_a_listener_that_forgets_unconfirmed_answers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def leave(channel: Any) -> None:
+        channel._unconfirmed.clear()
+
+    monkeypatch.setattr(ControlChannel, "leave", leave)
+    drops = (RelayStep(5.4, 1.0, "drop-listeners", side, 0) for side in SIDES)
+    assert "lost its answer although no fault takes one" in wrong_of(SMALL, *drops)
+
+
+def test_a_listener_that_does_not_connect_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pause(side: Any, _seconds: float) -> None:
+        await side._stopping.wait()
+
+    monkeypatch.setattr(ListenerSide, "_pause", pause)
+    assert "not all services listen" in wrong_of(SMALL, RelayStep(0.0, 1.0, "drop-listeners", "primary", 0))
+
+
+def test_a_relay_that_keeps_senders_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept(dict[str, Any]):
+        def pop(self, key: str, *default: Any) -> Any:
+            return self.get(key, *default)
+
+    really = HybridConnections.__init__
+
+    def keeping(entities: Any, namespace: Any) -> None:
+        really(entities, namespace)
+        entities.waiting = Kept()
+
+    monkeypatch.setattr(HybridConnections, "__init__", keeping)
+    assert caught("senders wait")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from sbpair import timespan
 from sbpair.emulator.entities.description import (
     STANDARD,
     D,
@@ -18,6 +17,8 @@ from sbpair.emulator.entities.description import (
     validate,
 )
 from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.timespan import parse as parse_timespan
+from sbpair.timespan import show as show_timespan
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AuthorizationRule
@@ -163,7 +164,7 @@ def read_value(name: str, text: str, settable: Settable = SETTABLE) -> int | boo
     text = text.strip() if kind != "text" else text
     try:
         if kind == "duration":
-            return timespan.parse(text)
+            return parse_timespan(text)
         if kind == "int":
             return int(text)
         if kind == "bool":
@@ -190,5 +191,5 @@ def format_value(description: QueueDescription, name: str, settable: Settable = 
     if value is None:
         return None
     if kind == "duration":
-        return timespan.show(value)
+        return show_timespan(value)
     return str(value).lower() if kind == "bool" else str(value)

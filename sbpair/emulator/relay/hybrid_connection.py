@@ -25,7 +25,6 @@ from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, Unauth
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.relay.relay_gateway import RelayGateway
 
 AUDIENCES: Final = ("https://relay.azure.net",)
 MAX_LISTENERS: Final = 25
@@ -39,6 +38,13 @@ class ConnectedListener(Protocol):
 
     def close(self, code: int, reason: str) -> None: ...
     def abort(self) -> None: ...
+
+
+class WaitingSender(Protocol):
+    """A request or a WebSocket of a sender that a listener can meet."""
+
+    def break_off(self) -> None:
+        """End the sender's connection without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +87,17 @@ class HybridConnection:
 
 
 class HybridConnections:
-    """The hybrid connections of a namespace. `chance` chooses among listeners, and tests may set one with a seed."""
+    """The hybrid connections of a namespace, and the senders that wait for a listener, by id.
+
+    `chance` chooses among listeners, and tests may set one with a seed.
+    """
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
         self._by_key: dict[str, HybridConnection] = {}
         self.chance = random.Random()  # noqa: S311  # balance, not secrecy
-        self.gateway: RelayGateway | None = None
+        self.waiting: dict[str, WaitingSender] = {}
+        namespace.on_outage.add(self.break_off)
 
     def __bool__(self) -> bool:
         return bool(self._by_key)
@@ -95,6 +105,11 @@ class HybridConnections:
     def all(self) -> list[HybridConnection]:
         """Return all hybrid connections, in order of their paths."""
         return [each for _, each in sorted(self._by_key.items())]
+
+    def break_off(self) -> None:
+        """End the connections of all senders that wait."""
+        for each in list(self.waiting.values()):
+            each.break_off()
 
     def find(self, path: str) -> HybridConnection | None:
         return self._by_key.get(path.strip("/").lower())

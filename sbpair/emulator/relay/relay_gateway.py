@@ -37,26 +37,12 @@ class EndpointSilent(Exception):
     """A fault ends connections to the endpoint without an answer."""
 
 
-def gateway_of(namespace: Namespace) -> RelayGateway:
-    """Return the gateway of a namespace, which all of its ports share."""
-    if namespace.hybrid_connections.gateway is None:
-        namespace.hybrid_connections.gateway = RelayGateway(namespace)
-    return namespace.hybrid_connections.gateway
-
-
 class RelayGateway:
-    """The gateway of one namespace. `waiting` has the senders that a listener can meet, by id."""
+    """The gateway of one namespace."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
         self._entities = namespace.hybrid_connections
-        self.waiting: dict[str, RelayedRequest | OfferedSocket] = {}
-        namespace.on_outage.add(self.break_off)
-
-    def break_off(self) -> None:
-        """End the connections of all senders that wait."""
-        for each in list(self.waiting.values()):
-            each.break_off()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request. Every error becomes a refusal, with its text in the reason phrase."""
@@ -127,7 +113,7 @@ class RelayGateway:
         identity = f"{given_id[:_MAX_ID]}{'_' if given_id else ''}{uuid.uuid4()}_G0_G1"
         address = channel.address.rendezvous(target.with_query, "accept", identity)
         peer = (request.transport and request.transport.get_extra_info("peername")) or ("", 0)
-        offered = self.waiting[identity] = OfferedSocket(self._namespace, handshake)
+        offered = self._entities.waiting[identity] = OfferedSocket(self._namespace, handshake)
         channel.send(
             {
                 "accept": {
@@ -141,12 +127,12 @@ class RelayGateway:
         try:
             await offered.wait()
         finally:
-            self.waiting.pop(identity, None)
+            self._entities.waiting.pop(identity, None)
         return web.Response()
 
     def _meet(self, request: web.BaseRequest, target: RelayTarget, identity: str) -> web.StreamResponse:
         """Answer a listener at a rendezvous address, which can be used once."""
-        waiting = self.waiting.get(identity)
+        waiting = self._entities.waiting.get(identity)
         if isinstance(waiting, OfferedSocket) and target.parameters["sb-hc-action"].lower() == "accept":
             return waiting.meet(request, target)
         if isinstance(waiting, RelayedRequest) and target.parameters["sb-hc-action"].lower() == "request":
@@ -174,11 +160,13 @@ class RelayGateway:
         # The listener may have left while the body was read.
         channel = self._choose(request, entity)
         identity = f"{uuid.uuid4()}_G0"
-        relayed = self.waiting[identity] = RelayedRequest(self._namespace, request, target, identity, entity.key)
+        relayed = self._entities.waiting[identity] = RelayedRequest(
+            self._namespace, request, target, identity, entity.key
+        )
         try:
             return await relayed.relay(channel, body, without=stripped)
         finally:
-            self.waiting.pop(identity, None)
+            self._entities.waiting.pop(identity, None)
 
     def _find(self, target: RelayTarget) -> HybridConnection:
         entity = self._entities.find_within(target.path)

@@ -126,6 +126,7 @@ class Changes:
 
     def end(self) -> None:
         """Store all changes, for the last time. Raises sqlite3.Error."""
+        self._has_new = False
         if self._timer is not None:
             self._timer.cancel()
         self.write()

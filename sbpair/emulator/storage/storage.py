@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.sessions import SessionMessages
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
-    from sbpair.emulator.server import RequestedNamespace
 
 SUB_QUEUES: Final = ("messages", "dead_letters", "transfer_dead_letters")
 """The sub-queues of each entity. Others are named after the destination of a transfer, behind TRANSFER."""
@@ -35,6 +34,9 @@ SUB_QUEUES: Final = ("messages", "dead_letters", "transfer_dead_letters")
 TRANSFER: Final = "transfer "
 SESSIONS: Final = "sessions"
 SEEN: Final = "seen"
+Requested = tuple[int, str, int]
+"""The port, the tier and the partitions of a namespace."""
+
 UNREADABLE: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError, SbpairError)
 """The errors of reading a row whose content is not the expected one."""
 
@@ -105,11 +107,11 @@ class EntityRecord:
 class Storage(EntityObserver):
     """The file of an emulator, and the observer of its entities. With `durable`, it stores before clients are answered.
 
-    `ports` has the port that each namespace had. Raises StateRefused for a file that is broken, of another kind or
-    version, or of other namespaces; MachineLacks for one that cannot be read or written.
+    `requested` are the namespaces to start; `ports` has the port that each had. Raises StateRefused for a file that is
+    broken, of another kind or version, or of other namespaces; MachineLacks for one that cannot be read or written.
     """
 
-    def __init__(self, path: Path, requested: Sequence[RequestedNamespace], *, durable: bool = False) -> None:
+    def __init__(self, path: Path, requested: Mapping[str, Requested], *, durable: bool = False) -> None:
         self._path = path
         self._durable = durable
         self._changes: Changes | None = None
@@ -124,16 +126,14 @@ class Storage(EntityObserver):
             self._db.close()
             raise
 
-    def _check_namespaces(self, requested: Sequence[RequestedNamespace]) -> None:
-        saved: dict[str, tuple[int, str, int]] = {}
+    def _check_namespaces(self, requested: Mapping[str, Requested]) -> None:
+        saved: dict[str, Requested] = {}
         with self._rows("namespace", "SELECT id, document FROM entities WHERE id NOT LIKE '%/%'") as rows:
             for name, text in rows:
                 document = decode(text)
-                self.ports[name] = document["port"]
                 saved[name] = (document["port"], document["tier"], document["partitions"])
-        wanted = {
-            each.name: (self.ports.get(each.name, each.port), each.tier.lower(), each.partitions) for each in requested
-        }
+        self.ports = {name: port for name, (port, *_) in saved.items()}
+        wanted = {name: (self.ports.get(name, port), tier, count) for name, (port, tier, count) in requested.items()}
         if saved and saved != wanted:
             raise data_file.of_others(self._path, _options(saved), _options(wanted))
 
@@ -308,7 +308,7 @@ def _restore_entity(namespace: Namespace, path: str, document: dict[str, Any]) -
     return entity
 
 
-def _options(namespaces: Mapping[str, tuple[int, str, int]]) -> list[str]:
+def _options(namespaces: Mapping[str, Requested]) -> list[str]:
     """Return namespaces as values of --namespace."""
     return [
         f"{name}={port},{tier}" + (f",{partitions}" if partitions > 1 else "")

@@ -16,7 +16,6 @@ from aiohttp import connector
 from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.http.http_frontend import http_server
 from sbpair.emulator.port import ProtocolSniffer
-from sbpair.emulator.relay.relay_gateway import gateway_of
 from sbpair.model.pair import SasKey
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
 from tests.faults.simulation.loop import VirtualLoop
@@ -106,7 +105,7 @@ class RelayWorld(World):
     def remains(self) -> Iterator[str]:
         """Yield each thing that the relay still has of connections that have ended."""
         for side in HOSTS:
-            if waiting := gateway_of(self.namespaces[HOSTS[side]]).waiting:
+            if waiting := self.namespaces[HOSTS[side]].hybrid_connections.waiting:
                 yield f"{len(waiting)} senders wait in the {side}"
             if listeners := self.entity(side).listeners:
                 yield f"the {side} has {len(listeners)} listeners"

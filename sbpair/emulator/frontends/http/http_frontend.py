@@ -80,9 +80,9 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
         if namespace.fault_points.latency_seconds:
             await asyncio.sleep(namespace.fault_points.latency_seconds)
         if is_relayed(namespace, request):
-            from sbpair.emulator.relay.relay_gateway import gateway_of
+            from sbpair.emulator.relay.relay_gateway import RelayGateway
 
-            return await gateway_of(namespace).answer(request)
+            return await RelayGateway(namespace).answer(request)
         response = await answer(atom, namespace, request)
         # The emulator's clock can be ahead of the machine's.
         response.headers[hdrs.DATE] = formatdate(namespace.clock.now_ms() / 1000, usegmt=True)
