@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.description import SubscriptionDescription as SubscriptionDescription
     from sbpair.emulator.entities.description import TopicDescription as TopicDescription
     from sbpair.emulator.faults.active import Faults as Faults
-    from sbpair.emulator.faults.kinds import Fault as Fault
+    from sbpair.emulator.faults.fault_points import Fault as Fault
     from sbpair.emulator.server import Emulator as Emulator
     from sbpair.emulator.server import EmulatorOptions as EmulatorOptions
     from sbpair.emulator.server import RequestedNamespace as RequestedNamespace

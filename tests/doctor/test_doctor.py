@@ -15,7 +15,7 @@ import pytest
 from sbpair import doctor
 from sbpair.doctor import CheckSubject
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.faults.kinds import Fault
+from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string

@@ -13,7 +13,7 @@ from sbpair.doctor import live_questions
 from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.faults.kinds import Fault
+from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.model.pair import SasKey
 from sbpair.model.report import Outcome

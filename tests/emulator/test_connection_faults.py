@@ -120,7 +120,7 @@ async def test_latency_delays_answers_in_order(scene: Scene) -> None:
             async with scene.wire() as another:
                 await another.receiver("orders")
         await sender.send(MESSAGE)
-    assert scene.emulator.namespaces["contoso"].fault_points.faulty == {}
+    assert scene.emulator.namespaces["contoso"].fault_points.wrapped == set()
 
 
 async def test_an_accepted_send_is_never_acknowledged(scene: Scene) -> None:

@@ -7,8 +7,9 @@ import pytest
 from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import BadField, FaultUnknown
-from sbpair.emulator.faults.faulty_connection import FrameCounter
-from sbpair.emulator.faults.kinds import KINDS, Fault
+from sbpair.emulator.faults.fault_points import Fault
+from sbpair.emulator.faults.kinds import KINDS
+from sbpair.emulator.frontends.amqp.faulty_connection import FrameCounter
 from sbpair.emulator.service_errors import EntityUnavailable, ServerBusy
 
 OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT"}
@@ -90,8 +91,7 @@ def test_every_kind_of_fault_begins_and_ends(faults, namespace, queue) -> None:
             assert list(faults.active()) == [identity]
     assert faults.active() == {}
     points = namespace.fault_points
-    assert (points.meters, points.suppressed_acks, points.latency_seconds, points.faulty) == ([], [], 0.0, {})
-    assert points.request_faults == []
+    assert (points.meters, points.acting, points.connection_faults, points.latency_seconds) == ([], [], [], 0.0)
     assert not namespace.is_down
     points.check(queue.path)
 

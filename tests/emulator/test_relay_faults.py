@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientConnectionError
 
 from sbpair.emulator.faults.active import BadField
-from sbpair.emulator.faults.kinds import Fault
+from sbpair.emulator.faults.fault_points import Fault
 from tests.emulator.relay_peers import RelayBench, RelayPeer, open_bench, refusal
 from tests.kit.async_tests import InLoop
 

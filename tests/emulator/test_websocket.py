@@ -443,7 +443,7 @@ async def test_latency_delays_the_answers_of_a_websocket(stage: Stage) -> None:
             await peer.send(sender, data_body(b"x"))
             assert loop.time() - started >= 0.1
         await peer.send(sender, data_body(b"x"))
-    assert stage.namespace.fault_points.faulty == {}
+    assert stage.namespace.fault_points.wrapped == set()
 
 
 async def test_an_outage_ends_every_websocket(stage: Stage) -> None:

@@ -13,8 +13,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.entities.description import PARTITIONS
-from sbpair.emulator.faults.fault_points import METHODS, REFUSALS
-from sbpair.emulator.faults.kinds import KINDS, Fault, FaultContext, FaultKind, partitions_of
+from sbpair.emulator.faults.fault_points import METHODS, REFUSALS, Fault
+from sbpair.emulator.faults.kinds import KINDS, FaultContext, FaultKind, partitions_of
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound
 
 if TYPE_CHECKING:

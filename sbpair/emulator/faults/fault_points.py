@@ -6,13 +6,13 @@ Meters limit operations and deliveries. Their credits are counted on the emulato
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Final, Protocol, TypeVar
 
-from sbpair.emulator.access.sas import is_within
+from sbpair.emulator.access.sas import is_within, scope_of
 from sbpair.emulator.clock import NEVER, Clock, Timers
-from sbpair.emulator.faults.faulty_connection import ConnectionFault, FaultyConnection
-from sbpair.emulator.faults.relay_faults import RelayFaultPoints
 from sbpair.emulator.service_errors import (
     EntityFull,
     EntityUnavailable,
@@ -21,10 +21,6 @@ from sbpair.emulator.service_errors import (
     ServiceError,
     partition_unavailable,
 )
-
-if TYPE_CHECKING:
-    from sbpair.emulator.faults.kinds import Fault
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 MAX_CONNECTIONS: Final = 5_000
 PERIOD_MS: Final = 1_000
@@ -52,6 +48,70 @@ _SUB_CODES: Final[dict[int, str]] = {
 """Texts of SubCodes that differ from the text of their status."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A requested fault. `kinds.KINDS` lists the optional fields that each kind needs or takes."""
+
+    kind: str
+    namespace: str
+    entity: str | None = None
+    partition: int | None = None
+    after_frames: int | None = None
+    count: int | None = None
+    ms: int | None = None
+    status: int | None = None
+    sub_code: int | None = None
+    method: str | None = None
+    retry_after_seconds: int | None = None
+
+    @property
+    def path(self) -> str:
+        """The entity's path in lower case; "" for all entities."""
+        return scope_of(self.entity or "")
+
+    def hits(self) -> Iterator[bool]:
+        """Return an iterator that ends after `count` hits; without a count, never."""
+        return repeat(True) if self.count is None else repeat(True, self.count)
+
+
+class ServedConnection(Protocol):
+    """An AMQP connection to the namespace. The frontend has the class: entities and faults know no frontend."""
+
+    def has_link_to(self, entity: str) -> bool: ...
+
+    def take_down(self, entity: str, error: EntityUnavailable) -> None:
+        """Fail the transactions that have used an entity, and close the links to it."""
+
+    def detach(self, entity: str, error: EntityUnavailable) -> None:
+        """Close the links to an entity."""
+
+    def on_faults_changed(self) -> None:
+        """Apply the faults and the latency of connections as they are now."""
+
+    def resume(self) -> None:
+        """Continue deliveries that a meter held back."""
+
+    def abort(self) -> None:
+        """Break the connection."""
+
+
+class ConnectionFault:
+    """A drop, stall or reset of connections, after some frames each, and the number of connections it has left.
+
+    With an entity, it acts only on connections with a link to it.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        self.action = fault.kind
+        self.after_frames = fault.after_frames or 0
+        self._entity = fault.path
+        self._hits = fault.hits()
+
+    def strikes(self, connection: ServedConnection) -> bool:
+        """Return whether the fault acts on this connection now, and count it."""
+        return connection.has_link_to(self._entity) and next(self._hits, False)
 
 
 class RequestRefused(ServiceError):
@@ -159,17 +219,17 @@ class FaultPoints:
     """The fault points of one namespace. Paths are in lower case; "" means every entity."""
 
     def __init__(self) -> None:
-        self.relay = RelayFaultPoints()
-        self.connections: set[AmqpConnection] = set()
-        self.faulty: dict[AmqpConnection, FaultyConnection] = {}
-        self.meters: list[CreditBudget | Throttle | Unwritable] = []
-        self.suppressed_acks: list[tuple[Fault, Iterator[bool]]] = []
-        self.request_faults: list[tuple[Fault, Iterator[bool]]] = []
-        """Faults with the hits they have left."""
+        self.connections: set[ServedConnection] = set()
+        self.wrapped: set[ServedConnection] = set()
+        """Connections on which faults act. They may be among those that end."""
 
+        self.meters: list[CreditBudget | Throttle | Unwritable] = []
+        self.acting: list[tuple[Fault, Iterator[bool]]] = []
+        """The faults for which the points of their kind ask, with the hits they have left."""
+
+        self.connection_faults: list[ConnectionFault] = []
         self.latency_seconds = 0.0
         self.max_connections = MAX_CONNECTIONS
-        self._connection_faults: list[ConnectionFault] = []
         self._latencies: list[float] = []
         self._down: list[str] = []
         self.partitions_down: list[int] = []
@@ -177,59 +237,46 @@ class FaultPoints:
 
     # Connections
 
-    def register(self, connection: AmqpConnection) -> None:
+    def register(self, connection: ServedConnection) -> None:
         """Add a new connection and apply the active faults of connections to it."""
         self.connections.add(connection)
-        if self._connection_faults or self._latencies:
-            self._wrap(connection)
+        connection.on_faults_changed()
 
     def check_connections(self) -> None:
         """Raise EntityFull if the latest connection is one too many."""
         if len(self.connections) > self.max_connections:
             raise EntityFull(f"ConnectionsQuotaExceeded: the namespace has {self.max_connections} connections.")
 
-    def _wrap(self, connection: AmqpConnection) -> None:
-        faulty = self.faulty[connection] = FaultyConnection(connection, self)
-        for fault in self._connection_faults:
-            faulty.add(fault)
+    @contextmanager
+    def breaking(self, fault: Fault) -> Iterator[None]:
+        """Let a fault act on connections."""
+        breaking = ConnectionFault(fault)
+        self.connection_faults.append(breaking)
+        self._notify()
+        yield
+        self.connection_faults.remove(breaking)
+        self._notify()
 
-    def _wrap_all(self) -> None:
-        for connection in self.connections - self.faulty.keys():
-            self._wrap(connection)
-
-    def _unwrap_all(self) -> None:
-        if not (self._connection_faults or self._latencies):
-            self.faulty = {connection: faulty for connection, faulty in self.faulty.items() if not faulty.unwrap()}
-
-    def add_connection_fault(self, fault: ConnectionFault) -> None:
-        for faulty in self.faulty.values():
-            faulty.add(fault)
-        self._connection_faults.append(fault)
-        self._wrap_all()
-
-    def remove_connection_fault(self, fault: ConnectionFault) -> None:
-        self._connection_faults.remove(fault)
-        for faulty in list(self.faulty.values()):
-            faulty.remove(fault)
-        self._unwrap_all()
-
-    def add_latency(self, seconds: float) -> None:
+    @contextmanager
+    def delaying(self, seconds: float) -> Iterator[None]:
+        """Delay all answers."""
         self._latencies.append(seconds)
-        self.latency_seconds = sum(self._latencies)
-        self._wrap_all()
-
-    def remove_latency(self, seconds: float) -> None:
+        self._notify()
+        yield
         self._latencies.remove(seconds)
+        self._notify()
+
+    def _notify(self) -> None:
         self.latency_seconds = sum(self._latencies)
-        self._unwrap_all()
+        for connection in self.connections | self.wrapped:
+            connection.on_faults_changed()
 
     # Entities
 
     def take_down(self, entity: str) -> None:
         self._down.append(entity)
-        for connection in self.connections:
-            connection.transactions.doom(entity, unavailable(entity).message)
-        self.detach(entity, unavailable(entity))
+        for connection in list(self.connections):
+            connection.take_down(entity, unavailable(entity))
 
     def bring_up(self, entity: str) -> None:
         self._down.remove(entity)
@@ -251,19 +298,31 @@ class FaultPoints:
 
     # Requests, sends and limits
 
+    @contextmanager
+    def acting_on(self, fault: Fault) -> Iterator[None]:
+        """Let a fault act where the points of its kind ask for it."""
+        entry = (fault, fault.hits())
+        self.acting.append(entry)
+        yield
+        self.acting.remove(entry)
+
+    def hit(self, kind: str, path: str, method: str | None = None) -> Fault | None:
+        """Return the fault of this kind that acts on a path now, and count the hit."""
+        for fault, hits in self.acting:
+            matches = fault.kind == kind and is_within(path, fault.path) and fault.method in (None, method)
+            if matches and next(hits, False):
+                return fault
+        return None
+
     def check_request(self, method: str, path: str) -> None:
         """Raise RequestRefused if a fault refuses this management request."""
-        for fault, hits in self.request_faults:
-            matches = method == (fault.method or method) and is_within(path.lower(), fault.path)
-            if matches and next(hits, False):
-                raise RequestRefused(fault.status or 500, fault.sub_code, fault.retry_after_seconds)
+        fault = self.hit("refuse-requests", path.lower(), method)
+        if fault is not None:
+            raise RequestRefused(fault.status or 500, fault.sub_code, fault.retry_after_seconds)
 
     def acknowledged(self, path: str, accepted: list[T]) -> list[T]:
         """Return the accepted deliveries that may be acknowledged."""
-        for fault, hits in self.suppressed_acks:
-            if is_within(path, fault.path):
-                accepted = accepted[sum(islice(hits, len(accepted))) :]
-        return accepted
+        return [each for each in accepted if self.hit("swallow-acks", path) is None] if self.acting else accepted
 
     def spend(self, operations: int, path: str) -> None:
         """Raise ServerBusy if so many operations are too many for a meter."""

@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sbpair.emulator.access.sas import scope_of
-from sbpair.emulator.faults.fault_points import Throttle
-from sbpair.emulator.faults.faulty_connection import ConnectionFault
-from sbpair.emulator.faults.relay_faults import relay_down, relay_drop_listeners, relay_fault
+from sbpair.emulator.faults.fault_points import Fault, Throttle
 from sbpair.emulator.service_errors import EntityUnavailable
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.partitions import Partitions
     from sbpair.emulator.entities.subqueue import SubQueue
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A requested fault. KINDS lists the optional fields that each kind needs or takes."""
-
-    kind: str
-    namespace: str
-    entity: str | None = None
-    partition: int | None = None
-    after_frames: int | None = None
-    count: int | None = None
-    ms: int | None = None
-    status: int | None = None
-    sub_code: int | None = None
-    method: str | None = None
-    retry_after_seconds: int | None = None
-
-    @property
-    def path(self) -> str:
-        """The entity's path in lower case; "" for all entities."""
-        return scope_of(self.entity or "")
-
-    def hits(self) -> Iterator[bool]:
-        """Return an iterator that ends after `count` hits; without a count, never."""
-        return repeat(True) if self.count is None else repeat(True, self.count)
+    from sbpair.emulator.relay.hybrid_connection import ConnectedListener
 
 
 class FaultContext(NamedTuple):
@@ -112,10 +82,8 @@ def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
 
 def latency(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Delay every answer, over AMQP or HTTP, by `ms`, in order."""
-    points, seconds = context.namespace.fault_points, (fault.ms or 0) / 1000
-    points.add_latency(seconds)
-    yield
-    points.remove_latency(seconds)
+    with context.namespace.fault_points.delaying((fault.ms or 0) / 1000):
+        yield
 
 
 def break_connections(context: FaultContext, fault: Fault) -> Iterator[None]:
@@ -123,18 +91,14 @@ def break_connections(context: FaultContext, fault: Fault) -> Iterator[None]:
 
     The first `after_frames` frames of the client are processed and answered; the next one is not.
     """
-    points, breaking = context.namespace.fault_points, ConnectionFault(fault)
-    points.add_connection_fault(breaking)
-    yield
-    points.remove_connection_fault(breaking)
+    with context.namespace.fault_points.breaking(fault):
+        yield
 
 
-def swallow_acks(context: FaultContext, fault: Fault) -> Iterator[None]:
-    """Enqueue messages without acknowledging them to the sender."""
-    suppressed, suppression = context.namespace.fault_points.suppressed_acks, (fault, fault.hits())
-    suppressed.append(suppression)
-    yield
-    suppressed.remove(suppression)
+def act_at_points(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Answer the points that ask for this kind: `count` times, or always; for one entity, or for all."""
+    with context.namespace.fault_points.acting_on(fault):
+        yield
 
 
 def detach(context: FaultContext, fault: Fault) -> Iterator[None]:
@@ -166,12 +130,28 @@ def throttle(context: FaultContext, fault: Fault) -> Iterator[None]:
     points.resume()
 
 
-def refuse_requests(context: FaultContext, fault: Fault) -> Iterator[None]:
-    """Answer management requests with `status`: `count` of them, or all; of one entity, or of one method."""
-    request_faults, refusing = context.namespace.fault_points.request_faults, (fault, fault.hits())
-    request_faults.append(refusing)
+RESTART_CODE: Final = 1011
+RESTART_REASON: Final = "ConnectionLost: InternalServerError: NameRenewalFailed"
+
+
+def relay_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Drop the listeners, and refuse senders and listeners with `status`, or else end their connections."""
+    with context.namespace.fault_points.acting_on(fault):
+        for listener in _listeners(context.namespace, fault.path):
+            listener.abort()
+        yield
+
+
+def relay_drop_listeners(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Close the control channels once, as the service does each day."""
+    for listener in _listeners(context.namespace, fault.path):
+        listener.close(RESTART_CODE, RESTART_REASON)
     yield
-    request_faults.remove(refusing)
+
+
+def _listeners(namespace: Namespace, path: str) -> list[ConnectedListener]:
+    entities = [each for each in namespace.hybrid_connections.all() if path in ("", each.key)]
+    return [listener for entity in entities for listener in entity.listeners]
 
 
 def clock(context: FaultContext, fault: Fault) -> Iterator[None]:
@@ -191,15 +171,15 @@ KINDS: Final[dict[str, FaultKind]] = {
     "drop": FaultKind(break_connections, takes=_CONNECTION),
     "stall": FaultKind(break_connections, takes=_CONNECTION),
     "reset": FaultKind(break_connections, takes=_CONNECTION),
-    "swallow-acks": FaultKind(swallow_acks, takes=("entity", "count")),
+    "swallow-acks": FaultKind(act_at_points, takes=("entity", "count")),
     "detach": FaultKind(detach, takes=("entity",)),
     "expire-locks": FaultKind(expire_locks, takes=("entity",)),
     "throttle": FaultKind(throttle, takes=("entity", "count")),
-    "refuse-requests": FaultKind(refuse_requests, needs=("status",), takes=_REQUESTS, of_any_entity=True),
+    "refuse-requests": FaultKind(act_at_points, needs=("status",), takes=_REQUESTS, of_any_entity=True),
     "clock": FaultKind(clock, needs=("ms",)),
     "relay-down": FaultKind(relay_down, takes=("entity", "status"), of_relay=True),
-    "relay-no-listeners": FaultKind(relay_fault, takes=("entity",), of_relay=True),
+    "relay-no-listeners": FaultKind(act_at_points, takes=("entity",), of_relay=True),
     "relay-drop-listeners": FaultKind(relay_drop_listeners, takes=("entity",), of_relay=True),
-    "relay-swallow-response": FaultKind(relay_fault, takes=("entity", "count"), of_relay=True),
-    "relay-without-via": FaultKind(relay_fault, takes=("entity", "count"), of_relay=True),
+    "relay-swallow-response": FaultKind(act_at_points, takes=("entity", "count"), of_relay=True),
+    "relay-without-via": FaultKind(act_at_points, takes=("entity", "count"), of_relay=True),
 }

@@ -176,7 +176,7 @@ class RelayGateway:
 
     def _check_up(self, entity: HybridConnection) -> None:
         """Raise RelayRefused or EndpointSilent if a fault has taken an endpoint down."""
-        fault = self._namespace.fault_points.relay.hit("relay-down", entity.key)
+        fault = self._namespace.fault_points.hit("relay-down", entity.key)
         if fault is not None and fault.status is None:
             raise EndpointSilent
         if fault is not None:
@@ -184,7 +184,7 @@ class RelayGateway:
 
     def _choose(self, request: web.BaseRequest, entity: HybridConnection) -> ListenerChannel:
         self._check_up(entity)
-        if self._namespace.fault_points.relay.hit("relay-no-listeners", entity.key):
+        if self._namespace.fault_points.hit("relay-no-listeners", entity.key):
             raise refusals.no_listeners()
         chosen = self._entities.choose(entity, request.headers.get(ALLOWED), request.headers.get(DISALLOWED))
         return cast("ListenerChannel", chosen)

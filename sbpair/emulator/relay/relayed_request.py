@@ -181,7 +181,7 @@ class RelayedRequest:
         """Take the listener's answer; another one is dropped, as is one that a fault swallows."""
         if self._answer.done():
             return
-        if self._points.relay.hit("relay-swallow-response", self.path) is not None:
+        if self._points.hit("relay-swallow-response", self.path) is not None:
             return
         if isinstance(body, BodyStream):
             self._body = body
@@ -221,7 +221,7 @@ class RelayedRequest:
                 response.headers.add(name, value)
             elif value.isascii() and value.isdigit() and len(value) < 16 and not isinstance(response, web.Response):
                 response.content_length = int(value)
-        if self._points.relay.hit("relay-without-via", self.path) is None:
+        if self._points.hit("relay-without-via", self.path) is None:
             before = response.headers.popall(hdrs.VIA, [])
             response.headers[hdrs.VIA] = ", ".join([*before, self._via])
         await response.prepare(self._request)

@@ -259,7 +259,7 @@ class Storage(EntityObserver):
             return True
         for namespace in self._namespaces.values():
             for connection in list(namespace.fault_points.connections):
-                connection.output.transport.abort()
+                connection.abort()
         return False
 
     def _on_failing(self, failing: bool) -> None:

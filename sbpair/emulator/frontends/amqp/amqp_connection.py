@@ -25,6 +25,7 @@ from sbpair.emulator.entities.idle import IdleLink
 from sbpair.emulator.frontends.amqp.cbs import Claims
 from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput
 from sbpair.emulator.frontends.amqp.coordinator_link import Transactions
+from sbpair.emulator.frontends.amqp.faulty_connection import FaultyConnection
 from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, amqp_error
 from sbpair.emulator.frontends.amqp.link_opening import open_link
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
@@ -64,6 +65,7 @@ class AmqpConnection(asyncio.Protocol):
         self._to_flush: dict[LinkEndpoint, None] = {}
         self._heartbeat: asyncio.TimerHandle | None = None
         self._released = False
+        self._faulty: FaultyConnection | None = None
 
     # The socket
 
@@ -270,6 +272,22 @@ class AmqpConnection(asyncio.Protocol):
     def has_link_to(self, entity: str) -> bool:
         return not entity or any(is_within(link.context.path, entity) for link in self._entity_links())
 
+    def on_faults_changed(self) -> None:
+        points = self.namespace.fault_points
+        are_active = bool(points.connection_faults or points.latency_seconds)
+        if are_active and self._faulty is None:
+            self._faulty = FaultyConnection(self)
+            points.wrapped.add(self)
+        if self._faulty is not None:
+            self._faulty.apply(points.connection_faults)
+            if not are_active and self._faulty.unwrap():
+                self._faulty = None
+                points.wrapped.discard(self)
+
+    def take_down(self, entity: str, error: ServiceError) -> None:
+        self.transactions.doom(entity, error.message)
+        self.detach(entity, error)
+
     def detach(self, entity: str, error: ServiceError) -> None:
         for link in self._entity_links():
             if is_within(link.context.path, entity):
@@ -281,6 +299,9 @@ class AmqpConnection(asyncio.Protocol):
         self.output.flush_soon()
 
     # The end
+
+    def abort(self) -> None:
+        self.output.transport.abort()
 
     def _on_outage(self) -> None:
         self._fail(ServiceUnavailable(f"The namespace '{self.namespace.name}' is not available."))

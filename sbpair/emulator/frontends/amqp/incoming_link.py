@@ -115,7 +115,7 @@ class IncomingLink(LinkEndpoint):
         received, self._received = self._received, []
         self._enqueue(received)
         self.idle.touch()
-        if self._fault_points.suppressed_acks:
+        if self._fault_points.acting:
             self._accepted = self._fault_points.acknowledged(self.path, self._accepted)
         for first, last in id_ranges(self._accepted):
             self._link.session.dispose(first, last, Accepted(), receiver=True, settled=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sbpair.emulator.faults.fault_points import FaultPoints
-    from sbpair.emulator.faults.kinds import Fault
+    from collections.abc import Sequence
+
+    from sbpair.emulator.faults.fault_points import ConnectionFault
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
     from sbpair.emulator.frontends.amqp.websocket_frontend import WebSocketFrontend
 
@@ -58,23 +59,6 @@ class FrameCounter:
         return len(data)
 
 
-class ConnectionFault:
-    """A drop, stall or reset of connections, after some frames each, and the number of connections it has left.
-
-    With an entity, it acts only on connections with a link to it.
-    """
-
-    def __init__(self, fault: Fault) -> None:
-        self.action = fault.kind
-        self.after_frames = fault.after_frames or 0
-        self._entity = fault.path
-        self._hits = fault.hits()
-
-    def strikes(self, connection: AmqpConnection) -> bool:
-        """Return whether the fault acts on this connection now, and count it."""
-        return connection.has_link_to(self._entity) and next(self._hits, False)
-
-
 @dataclass(frozen=True, slots=True)
 class _Stall:
     """The bytes that a stalled connection holds back in each direction; None is the end of output."""
@@ -87,14 +71,15 @@ class _Stall:
 class FaultyConnection(asyncio.Transport, asyncio.Protocol):
     """The connection's transport and the socket transport's protocol at once."""
 
-    def __init__(self, inner: AmqpConnection, points: FaultPoints) -> None:
+    def __init__(self, inner: AmqpConnection) -> None:
         super().__init__()
         self._transport = inner.output.transport
         self._websocket: WebSocketFrontend | None = self._transport.get_extra_info("websocket")
         self._inner = inner
-        self._points = points
+        self._points = inner.namespace.fault_points
         self._loop = asyncio.get_running_loop()
         self._counter = FrameCounter(inner.unread)
+        self._faults: Sequence[ConnectionFault] = ()
         self._due: dict[ConnectionFault, int] = {}
         self._stall: _Stall | None = None
         self._late: deque[bytes | None] = deque()
@@ -105,10 +90,15 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
 
     # Faults
 
-    def add(self, fault: ConnectionFault) -> None:
-        self._due[fault] = fault.after_frames
+    def apply(self, faults: Sequence[ConnectionFault]) -> None:
+        """Begin those of these faults that are new, and end the earlier ones that are not among them."""
+        before, self._faults = self._faults, tuple(faults)
+        self._due |= {fault: fault.after_frames for fault in faults if fault not in before}
+        for fault in before:
+            if fault not in faults:
+                self._end(fault)
 
-    def remove(self, fault: ConnectionFault) -> None:
+    def _end(self, fault: ConnectionFault) -> None:
         """End a fault and pass on all bytes it held back."""
         self._due.pop(fault, None)
         stall = self._stall
@@ -176,7 +166,7 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
         self._late.clear()
-        self._points.faulty.pop(self._inner, None)
+        self._points.wrapped.discard(self._inner)
         self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
