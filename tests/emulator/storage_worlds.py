@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,28 +29,28 @@ class NoTimer:
     def cancel(self) -> None: ...
 
 
-def never(_delay: float, _callback: Callable[[], object]) -> Any:
-    return NoTimer()
-
-
 @dataclass
 class World:
-    """A namespace with its clock, and a file if it has one."""
+    """A namespace with its clock, and a file if it has one. `delays` are those of the timers that never run."""
 
     namespace: Namespace
     clock: ManualClock
     path: Path | None = None
     storage: Storage | None = None
     down: bool = False
+    delays: list[float] = field(default_factory=list)
 
     @classmethod
     def start(cls, clock: ManualClock, path: Path | None = None) -> World:
-        namespace = Namespace("contoso", clock)
-        storage = None
+        world = cls(Namespace("contoso", clock), clock, path)
         if path is not None:
-            storage = Storage(path, CONTOSO, durable=True)
-            storage.start({"contoso": namespace}, [PORT], clock, never)
-        return cls(namespace, clock, path, storage)
+            world.storage = Storage(path, CONTOSO, durable=True)
+            world.storage.start({"contoso": world.namespace}, [PORT], clock, world._never)
+        return world
+
+    def _never(self, delay: float, _callback: Callable[[], object]) -> Any:
+        self.delays.append(delay)
+        return NoTimer()
 
     def close(self) -> None:
         if self.storage is not None:

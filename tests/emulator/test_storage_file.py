@@ -22,6 +22,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.storage import data_file
+from sbpair.emulator.storage.changes import COMMIT_SECONDS, MAX_CHANGES
 from sbpair.emulator.storage.storage import Storage
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -311,7 +312,17 @@ async def test_an_emulator_that_cannot_store_at_its_end_says_so(path: Path) -> N
         await fill_and_stop(path)
 
 
-# Before it is acknowledged
+# When it is written
+
+
+def test_many_changes_are_written_at_once(path: Path) -> None:
+    world = World.start(ManualClock(), path)
+    world.namespace.create_queue("orders")
+    send(world, queue_bytes=10, count=MAX_CHANGES - 1)
+    before = list(world.delays)
+    send(world, queue_bytes=10, count=1)
+    assert (before, world.delays) == ([COMMIT_SECONDS], [COMMIT_SECONDS, 0])
+    world.close()
 
 
 async def test_a_durable_send_is_stored_when_it_is_acknowledged(path: Path) -> None:

@@ -435,7 +435,14 @@ def test_nothing_is_left_in_the_file_of_a_deleted_entity(tmp_path: Path) -> None
     queue.send([StoredMessage(b"", 1, session_id="a", message_id="1")])
     assert isinstance(queue.messages, SessionMessages)
     queue.messages.accept("a").set_state(b"half way")
+    done = queue.messages.accept("b")
+    done.set_state(b"half way")
     assert world.namespace.store_changes()
+    done.set_state(None)
+    assert world.namespace.store_changes()
+    assert world.storage is not None
+    states = "SELECT key FROM contents WHERE part = 'sessions'"
+    assert world.storage._db.execute(states).fetchall() == [("a",)]
     world.namespace.delete_queue("orders")
     world.close()
     db = sqlite3.connect(tmp_path / "data")
