@@ -429,6 +429,18 @@ def test_many_emulators_restart_with_all_that_they_had(data: st.DataObject) -> N
     restart_at_random(data, 100)
 
 
+def test_times_of_use_are_kept_over_a_stop(tmp_path: Path) -> None:
+    world = World.start(ManualClock(), tmp_path / "data")
+    world.namespace.create_queue("orders")
+    world.advance(1_000)
+    world.namespace.queue("orders").messages.peek(0, 1)
+    used = world.clock.now_ms()
+    again = world.restart(kill=False)
+    messages = again.namespace.queue("orders").messages
+    assert (messages.accessed_at_ms, messages.read_at_ms) == (used, used)
+    again.close()
+
+
 def test_nothing_is_left_in_the_file_of_a_deleted_entity(tmp_path: Path) -> None:
     world = World.start(ManualClock(), tmp_path / "data")
     queue = world.namespace.create_queue("orders", replace(QUEUES["sessions"], requires_duplicate_detection=True))
@@ -443,6 +455,7 @@ def test_nothing_is_left_in_the_file_of_a_deleted_entity(tmp_path: Path) -> None
     assert world.storage is not None
     states = "SELECT key FROM contents WHERE part = 'sessions'"
     assert world.storage._db.execute(states).fetchall() == [("a",)]
+    queue.send([StoredMessage(b"", 1, session_id="a", message_id="2")])
     world.namespace.delete_queue("orders")
     world.close()
     db = sqlite3.connect(tmp_path / "data")
