@@ -276,9 +276,14 @@ async def test_without_room_nothing_is_acknowledged_until_there_is(path: Path, c
         async with ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client:
             async with client.get_queue_sender("orders") as sender:
                 await sender.send_messages(ServiceBusMessage("stored"))
-                limit_pages(emulator, 0)
-                with pytest.raises(ServiceBusError):
-                    await sender.send_messages(ServiceBusMessage("x" * 200_000))
+                async with client.get_queue_sender("orders"):
+                    limit_pages(emulator, 0)
+                    broken = set(namespace.fault_points.connections)
+                    with pytest.raises(ServiceBusError):
+                        await sender.send_messages(ServiceBusMessage("x" * 200_000))
+                    # Another connection may wait for what the same commit would have stored.
+                    await until(lambda: not broken & namespace.fault_points.connections)
+            assert len(broken) == 2
             async with client.get_queue_sender("orders") as sender:
                 with pytest.raises(ServiceBusError, match="data file cannot be written"):
                     await sender.send_messages(ServiceBusMessage("refused"))
