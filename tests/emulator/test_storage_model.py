@@ -429,6 +429,18 @@ def test_many_emulators_restart_with_all_that_they_had(data: st.DataObject) -> N
     restart_at_random(data, 100)
 
 
+def test_a_deferred_message_under_lock_is_deferred_after_a_restart(tmp_path: Path) -> None:
+    world = World.start(ManualClock(), tmp_path / "data")
+    messages = world.namespace.create_queue("orders").messages
+    messages.enqueue([StoredMessage(b"", 1)])
+    [received] = messages.receive(1)
+    messages.defer(received.lock_token)
+    messages.receive_deferred([1])
+    again = world.restart(kill=True)
+    assert again.namespace.queue("orders").messages.receive_deferred([1])
+    again.close()
+
+
 def test_times_of_use_are_kept_over_a_stop(tmp_path: Path) -> None:
     world = World.start(ManualClock(), tmp_path / "data")
     world.namespace.create_queue("orders")
