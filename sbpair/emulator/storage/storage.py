@@ -223,7 +223,6 @@ class Storage(EntityObserver):
 
     def transfer_begun(self, entity: QueueEntity, destination: str) -> None:
         self._records[entity].add_transfer(destination)
-        self._records[entity].note()
 
     def deleted(self, entity: QueueEntity) -> None:
         subscriptions = entity.subscriptions if isinstance(entity, TopicEntity) else ()
