@@ -441,6 +441,17 @@ def test_a_deferred_message_under_lock_is_deferred_after_a_restart(tmp_path: Pat
     again.close()
 
 
+def test_the_key_of_a_transfer_is_found_after_a_restart(tmp_path: Path) -> None:
+    world = World.start(ManualClock(), tmp_path / "data")
+    annotations = encode_map(MESSAGE_ANNOTATIONS, Map([(Symbol("x-opt-via-partition-key"), "key")]))
+    content = Sections(message_annotations=annotations, body=data_body(b""))
+    world.namespace.create_queue("orders").send([StoredMessage(content, 1)])
+    again = world.restart(kill=True)
+    [message] = again.namespace.queue("orders").messages.receive(1)
+    assert service_envelope.via_partition_key(message) == "key"
+    again.close()
+
+
 def test_times_of_use_are_kept_over_a_stop(tmp_path: Path) -> None:
     world = World.start(ManualClock(), tmp_path / "data")
     world.namespace.create_queue("orders")
