@@ -15,7 +15,6 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.server import RequestedNamespace
 from sbpair.emulator.storage.storage import Storage
 from sbpair.errors import SbpairError
 from sbpair.failover.outbox import Outbox, outbox_depths
@@ -53,7 +52,7 @@ from tests.replay.segments import write_segment
 from tests.runs.states import KEY, PAIR, accepted, sending
 
 ROUNDS = 300
-CONTOSO = RequestedNamespace("contoso", 0)
+CONTOSO = {"contoso": (5672, "standard", 1)}
 
 
 def write_state(directory: Path) -> Path:
@@ -95,7 +94,7 @@ def read_outbox(path: Path) -> None:
 def write_data(directory: Path) -> Path:
     path = directory / "data.db"
     namespace = Namespace("contoso", ManualClock())
-    with closing(Storage(path, [CONTOSO])) as storage:
+    with closing(Storage(path, CONTOSO)) as storage:
         storage.start({"contoso": namespace}, [5672], namespace.clock, lambda *_: None)  # type: ignore[arg-type,return-value]
         queue = namespace.create_queue("orders")
         queue.send([StoredMessage(Sections(), 10) for _ in range(200)])
@@ -104,7 +103,7 @@ def write_data(directory: Path) -> Path:
 
 def read_data(path: Path) -> None:
     namespace = Namespace("contoso", ManualClock())
-    with closing(Storage(path, [CONTOSO])) as storage:
+    with closing(Storage(path, CONTOSO)) as storage:
         storage.start({"contoso": namespace}, [5672], namespace.clock, lambda *_: None)  # type: ignore[arg-type,return-value]
 
 
