@@ -32,6 +32,7 @@ from tests.benchmarks.engines import measure, relayed
 from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, spread, summary
 from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator, peak_mb, user_instructions
 from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
+from tests.kit.processes import offspring
 
 MODES = ("archive", "direct")
 STARTING = ("begin", "check", "spark")
@@ -76,15 +77,6 @@ class Tree:
 
     def worker_mb(self) -> float:
         return max((mb for (_pid, kind), mb in self.peaks.items() if kind == WORKERS), default=0.0)
-
-
-def offspring(pid: int) -> list[int]:
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, path.read_text().split()):
-                found += (child, *offspring(child))
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,9 @@ from tests.benchmarks.figures import emit, log
 from tests.benchmarks.processes import cpu_seconds, emulated_environment
 from tests.benchmarks.replay import Mark, namespaces
 from tests.benchmarks.stranded import Stranded
+from tests.kit.processes import offspring
 from tests.replay.cluster import HASTY, Cluster, standalone
-from tests.replay.replays import is_java, offspring
+from tests.replay.replays import is_java
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint

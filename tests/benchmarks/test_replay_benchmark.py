@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.kit import benchmark
-from tests.benchmarks.replay import DRIVER, JVM, WORKERS, Mark, Tree, figures, offspring, slopes
+from tests.benchmarks.replay import DRIVER, JVM, WORKERS, Mark, Tree, figures, slopes
+from tests.kit.processes import offspring
 
 
 def spent(driver: float, jvm: float, workers: float) -> Counter[str]:

@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, SEGMENTS
 from sbpair.replay.direct_task import MAX_HELD
 from sbpair.replay.send_task import MAX_CHUNK
+from tests.kit.processes import offspring, read
 from tests.kit.running import Running
 from tests.replay.cluster import HASTY, Cluster, standalone
 from tests.replay.process_output import ProcessOutput
@@ -153,24 +154,6 @@ def replay(place: World, directory: Path, **parameters: Any) -> Iterator[Replay]
 def end(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def offspring(pid: int) -> list[int]:
-    children = defaultdict(list)
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        if fields := read(path).rpartition(")")[2].split():
-            children[int(fields[1])].append(int(path.parent.name))
-    found = [pid]
-    for each in found:
-        found += children[each]
-    return found[1:]
-
-
-def read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def python_workers(pid: int) -> list[int]:

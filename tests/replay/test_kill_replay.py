@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kit.processes import offspring
 from tests.replay.replays import (
     LATENCY_MS,
     OPTIONS,
@@ -20,7 +21,6 @@ from tests.replay.replays import (
     end,
     is_connected,
     nothing_is_lost,
-    offspring,
     python_workers,
     replay,
 )

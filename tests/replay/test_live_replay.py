@@ -14,7 +14,8 @@ import pytest
 
 from sbpair.replay.archive_layout import LEDGER
 from tests.kit import command
-from tests.replay.replays import PATIENCE_SECONDS, end, is_java, nothing_is_lost, offspring
+from tests.kit.processes import offspring
+from tests.replay.replays import PATIENCE_SECONDS, end, is_java, nothing_is_lost
 from tests.replay.world import HASTY, World, world
 
 if TYPE_CHECKING:

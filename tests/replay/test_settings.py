@@ -15,7 +15,8 @@ from py4j.protocol import Py4JNetworkError
 from sbpair import errors
 from sbpair.replay import pyspark_daemon, selection, spark
 from sbpair.replay.archive import Archive
-from tests.replay.replays import offspring, pointed, read
+from tests.kit.processes import offspring, read
+from tests.replay.replays import pointed
 from tests.replay.world import HASTY
 
 if TYPE_CHECKING:
