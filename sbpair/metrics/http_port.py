@@ -1,7 +1,8 @@
 """The HTTP port of a run: small pages, for few readers such as a scraper of metrics or a health probe.
 
-Invariant: a run never waits for a reader. A connection has MAX_SECONDS for all; at most MAX_CONNECTIONS are open, and
-further ones wait in the kernel. Rendering takes at most one part in REST of the time, however many scrapes there are.
+Invariant: a run never waits for a reader, and no request ends it. A connection has MAX_SECONDS for all. At most
+MAX_CONNECTIONS are served: a further one waits, or ends the oldest whose request did not come within PATIENCE_SECONDS.
+Rendering takes at most one part in REST of the time, however many scrapes there are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 16
 MAX_SECONDS: Final = 10.0
+PATIENCE_SECONDS: Final = 0.25
 REST: Final = 50
 MAX_REQUEST_BYTES: Final = 16_384
 ACCEPT_AGAIN_SECONDS: Final = 1.0
@@ -55,6 +58,9 @@ class HttpPort:
         self._listening = None if address is None else listen(*address, *options)
         self._title = title
         self._pages = pages
+        self._reading: dict[asyncio.Task[None], float] = {}
+        """Since when each task waits for its request, the oldest first."""
+
         self._turn = asyncio.Lock()
         self._next_turn = 0.0
 
@@ -85,32 +91,60 @@ class HttpPort:
         loop, free = asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONNECTIONS)
         async with asyncio.TaskGroup() as answers:
             while True:
-                await free.acquire()
                 try:
                     connection, _ = await loop.sock_accept(listening)
                 except OSError as error:
-                    free.release()
                     log.info("no connection to the %s: %s", self._title, error)
                     await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                     continue
-                answers.create_task(self._handle(connection)).add_done_callback(lambda _: free.release())
+                with ExitStack() as until_served:
+                    until_served.enter_context(connection)
+                    await self._acquire(free)
+                    task = answers.create_task(self._handle(connection))
+                    self._reading[task] = loop.time()
+                    task.add_done_callback(partial(self._end, connection, free))
+                    until_served.pop_all()
+
+    async def _acquire(self, free: asyncio.Semaphore) -> None:
+        while free.locked() and self._reading:
+            oldest, since = next(iter(self._reading.items()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(since + PATIENCE_SECONDS):
+                    await free.acquire()
+                    return
+            if oldest in self._reading:
+                oldest.cancel()
+                break
+        await free.acquire()
+
+    def _end(self, connection: socket.socket, free: asyncio.Semaphore, task: asyncio.Task[None]) -> None:
+        connection.close()
+        self._reading.pop(task, None)
+        free.release()
 
     async def _handle(self, connection: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with connection, suppress(OSError):
+        with suppress(OSError):
             async with asyncio.timeout(MAX_SECONDS):
-                await loop.sock_sendall(connection, await self._answer(connection))
+                try:
+                    answer = await self._answer(connection)
+                except h11.LocalProtocolError:
+                    log.exception("no answer of the %s", self._title)
+                    return
+                await asyncio.get_running_loop().sock_sendall(connection, answer)
 
     async def _answer(self, connection: socket.socket) -> bytes:
         """Read a request, and return the answer; b"" for a client that has gone."""
         loop, http = asyncio.get_running_loop(), h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
         request: object = None
+        page: Page | None = None
         try:
             while (request := http.next_event()) is h11.NEED_DATA:
                 http.receive_data(await loop.sock_recv(connection, MAX_REQUEST_BYTES))
         except h11.RemoteProtocolError:
             page = Page(b"expected an HTTP request\n", status=400)
-        else:
+        finally:
+            self._reading.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
+        if page is None:
             if not isinstance(request, h11.Request):
                 return b""
             page = await self._page(request)

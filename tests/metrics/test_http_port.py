@@ -54,6 +54,7 @@ async def ask(address: Address, request: bytes = GET) -> bytes:
         (b"GET /metrics?name=x HTTP/1.0\r\n\r\n", 200),
         (b"HEAD /metrics HTTP/1.1\r\nHost: h\r\n\r\n", 200),
         (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+        (b"HEAD / HTTP/1.1\r\nHost: h\r\n\r\n", 404),
         (b"GET /metrics/../etc HTTP/1.1\r\nHost: h\r\n\r\n", 404),
         (b"POST /metrics HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n", 405),
         (b"\x16\x03\x01\x00\x05hello\r\n\r\n", 400),
@@ -88,6 +89,21 @@ async def test_a_client_that_leaves_or_says_nothing_costs_its_connection_only(mo
         # All connections are taken: this one waits until the first ones are ended.
         assert b"200" in await ask(address)
         assert await asyncio.gather(*(reader.read() for reader, _ in silent)) == [b""] * len(silent)
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_clients_without_a_request_do_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "MAX_SECONDS", 1_000.0)
+    async with served() as address:
+        silent = [await asyncio.open_connection(*address) for _ in range(3 * MAX_CONNECTIONS)]
+        for _, writer in silent:
+            writer.write(b"GET /metrics HTTP/1.1\r\n")
+        assert b"200" in await ask(address)
+        for reader, writer in silent[: 2 * MAX_CONNECTIONS]:
+            assert await reader.read() == b""
+            writer.close()
+        assert b"200" in await ask(address)
         for _, writer in silent:
             writer.close()
 
