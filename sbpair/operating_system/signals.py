@@ -49,20 +49,23 @@ def interrupt_when_signalled() -> None:
 def handlers_kept() -> Iterator[None]:
     """Restore this process's handlers after a block that starts Spark, whose own one would cancel jobs at once.
 
-    Java inherits that SIGHUP is ignored: when the terminal is lost, the driver stops in order.
+    A signal takes effect after the block: a start that is cut off would leave Java running for ever. Java inherits that
+    SIGHUP is ignored: when the terminal is lost, the driver stops in order.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hang_up = [number for number in SIGNALS if number.name == "SIGHUP"]
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *hang_up)}
-    for number in hang_up:
-        signal.signal(number, signal.SIG_IGN)
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in _not_ignored():
+        signal.signal(number, signal.SIG_IGN if number.name == "SIGHUP" else lambda number, _: came.append(number))
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def _not_ignored() -> list[signal.Signals]:

@@ -8,18 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sbpair.replay.archive_layout import LEDGER
 from tests.kit import command
-from tests.kit.processes import offspring
-from tests.replay.replays import PATIENCE_SECONDS, end, is_java, nothing_is_lost
+from tests.kit.processes import offspring, read
+from tests.replay.replays import PATIENCE_SECONDS, all_end, end, is_java, nothing_is_lost
 from tests.replay.world import HASTY, World, world
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -164,6 +162,28 @@ def test_a_second_interrupt_ends_with_the_command_that_continues(tmp_path: Path)
         )
         [listed] = shell.runs("list")
         assert (listed["id"], listed["outcome"]) == (run, "stopped")
+
+
+def test_an_interrupted_start_leaves_no_java(tmp_path: Path) -> None:
+    with world() as place:
+        place.strand_many(1)
+        shell = Shell(place, tmp_path)
+        first, started = shell.start("run", *SPARK), []
+        try:
+            # The first Java only prints its version.
+            wait_for(lambda: [pid for pid in offspring(first.pid) if is_java(pid) and is_spark(pid)], first)
+            started = offspring(first.pid)
+            first.send_signal(signal.SIGTERM)
+            _, err = first.communicate(timeout=PATIENCE_SECONDS)
+            assert first.returncode == 130, err
+            all_end(started)
+        finally:
+            for pid in (*started, first.pid):
+                end(pid)
+
+
+def is_spark(pid: int) -> bool:
+    return "SparkSubmit" in read(Path(f"/proc/{pid}/cmdline"))
 
 
 def test_a_killed_java_ends_with_the_command_that_continues(tmp_path: Path) -> None:
