@@ -55,10 +55,6 @@ class _Connection:
         self._reader = reader
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
 
-    @property
-    def usable(self) -> bool:
-        return not (self._reader.at_eof() or self.writer.is_closing())
-
     async def exchange(self, request: h11.Request) -> HttpResponse:
         """Return the whole response. Raises OSError; NotHttp."""
         head = await self.send(request)
@@ -71,6 +67,8 @@ class _Connection:
 
     async def send(self, request: h11.Request) -> h11.Response:
         """Return the head of the response. Raises OSError; NotHttp."""
+        if self._reader.at_eof() or self.writer.is_closing():
+            raise ConnectionResetError("the connection was closed before the request")
         self.writer.write((self._http.send(request) or b"") + (self._http.send(h11.EndOfMessage()) or b""))
         await self.writer.drain()
         while not isinstance(head := await self._next_event(), h11.Response):
@@ -131,7 +129,8 @@ class HttpClient:
         given = {"Host": self._route.authority, "User-Agent": "sbpair", "Accept": "*/*", **(headers or {})}
         request = h11.Request(method=method, target=target, headers=list(given.items()))
         # The peer may have closed a connection that is idle: only a GET can be sent again.
-        if method == "GET" and self._idle and (connection := self._idle.pop()).usable:
+        if method == "GET" and self._idle:
+            connection = self._idle.pop()
             with suppress(ConnectionError):
                 return await self._exchange(connection, request)
         return await self._exchange(await self._connect(), request)

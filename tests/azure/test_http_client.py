@@ -97,6 +97,15 @@ async def test_a_get_is_sent_again_where_an_idle_connection_was_closed() -> None
     assert peer.connections == 2
 
 
+async def test_an_idle_connection_that_its_peer_ended_is_closed() -> None:
+    async with connected(OK, OK, per_connection=1) as (_, client):
+        await client.request("GET", "/")
+        [ended] = client._idle
+        await until(ended._reader.at_eof)
+        await client.request("GET", "/")
+        assert ended.writer.is_closing()
+
+
 async def test_a_deletion_has_a_connection_of_its_own() -> None:
     async with connected(OK, OK) as (peer, client):
         await client.request("GET", "/")
