@@ -25,7 +25,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode, ServiceBu
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
 
-from tests.kit import command
+from tests.kit.emulated import EmulatorProcess
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -70,29 +70,14 @@ class Ledger:
         self.moves[message_id] = [(0, place)]
 
 
-class Emulated:
-    """An emulator process with a data file."""
+class Emulated(EmulatorProcess):
+    """An emulator process with a data file and one queue."""
 
     def __init__(self, directory: Path) -> None:
-        self._config = directory / "Config.json"
-        self._config.write_text(json.dumps(CONFIG))
-        self._file = directory / "emulator.db"
-
-    async def __aenter__(self) -> Emulated:
-        words = ("--data", str(self._file), "--durable", "--config-file", str(self._config), "--http-port", "0")
-        self.process = await command.start(
-            "emulator", "-o", "json", "--namespace", "contoso=0", *words, env=command.environment(None)
-        )
-        assert self.process.stdout is not None
-        line = await self.process.stdout.readline()
-        assert line, await self.process.communicate()
-        self.connection_string = json.loads(line)["namespaces"][0]["connection_string"]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.communicate()
+        config = directory / "Config.json"
+        config.write_text(json.dumps(CONFIG))
+        words = ("--namespace", "contoso=0", "--config-file", str(config), "--http-port", "0")
+        super().__init__(directory / "emulator.db", *words)
 
     def client(self) -> ServiceBusClient:
         return ServiceBusClient.from_connection_string(self.connection_string, retry_total=0, logging_enable=False)

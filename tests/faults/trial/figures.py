@@ -1,0 +1,96 @@
+"""The figures of a trial by kind of round: a file that is written after every round, and the table of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Final
+
+MAX_FINDINGS: Final = 100
+HEADS: Final = {
+    "kind": "kind",
+    "rounds": "rounds",
+    "messages": "messages",
+    "lost": "lost",
+    "altered": "altered",
+    "unnamed": "duplicates unnamed",
+    "late": "late",
+    "tracebacks": "traceback/exit 1",
+    "other": "other",
+    "peak_mb": "peak MB",
+    "longest_s": "longest s",
+}
+
+
+@dataclass
+class Figures:
+    """Sums of rounds. `unnamed` are duplicates that no receipt names, `late` messages that others overtook.
+
+    `other` counts everything else that must not be: an unexpected exit code, a command without end, a secret or a
+    control character in an output, a port that does not answer. `peak_mb` is memory of a command and its children.
+    """
+
+    rounds: int = 0
+    messages: int = 0
+    lost: int = 0
+    altered: int = 0
+    unnamed: int = 0
+    late: int = 0
+    tracebacks: int = 0
+    other: int = 0
+    peak_mb: float = 0.0
+    longest_s: float = 0.0
+    findings: list[str] = field(default_factory=list)
+
+    def find(self, column: str, text: str, times: int = 1) -> None:
+        """Count a finding, and keep its text."""
+        setattr(self, column, getattr(self, column) + times)
+        self.findings.append(f"{column} {times}: {text}"[:2_000])
+
+    def add(self, other: Figures) -> None:
+        for each in fields(self):
+            ours, theirs = getattr(self, each.name), getattr(other, each.name)
+            setattr(self, each.name, max(ours, theirs) if each.name in ("peak_mb", "longest_s") else ours + theirs)
+        del self.findings[MAX_FINDINGS:]
+
+    @property
+    def wrong(self) -> int:
+        return self.lost + self.altered + self.unnamed + self.tracebacks + self.other
+
+
+class Table:
+    """The figures of each kind. The file of an interrupted trial is continued."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.kinds: dict[str, Figures] = {}
+        if path and path.exists():
+            self.kinds = {kind: Figures(**each) for kind, each in json.loads(path.read_text()).items()}
+
+    def of(self, kind: str) -> Figures:
+        return self.kinds.setdefault(kind, Figures())
+
+    def add(self, kind: str, figures: Figures) -> None:
+        self.of(kind).add(figures)
+        if self._path:
+            beside = self._path.with_suffix(".new")
+            beside.write_text(json.dumps({kind: asdict(each) for kind, each in self.kinds.items()}, indent=1) + "\n")
+            beside.replace(self._path)
+
+    def __str__(self) -> str:
+        total = Figures()
+        for each in self.kinds.values():
+            total.add(each)
+        shown = {**self.kinds, "all": total}
+        rows = [list(HEADS.values())]
+        for kind, each in shown.items():
+            values = {"kind": kind, **asdict(each)}
+            rows.append(
+                [f"{values[name]:.1f}" if name.endswith(("_mb", "_s")) else str(values[name]) for name in HEADS]
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+        return "\n".join(
+            "  ".join(f"{cell:{'<' if column == 0 else '>'}{widths[column]}}" for column, cell in enumerate(row))
+            for row in rows
+        )
