@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 import traceback
@@ -65,6 +66,8 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     options, end = parsed(), time.monotonic()
+    # A shell ignores it for a command in the background, and commands would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     end += options.minutes * 60
     table = Table(options.table)
     drawing = Random(f"{options.seed} {sum(each.rounds for each in table.kinds.values())}")
