@@ -112,6 +112,7 @@ class HttpClient:
         self._address = urlsplit(f"{self._route.scheme}://{self._route.netloc}")
         self._endpoint = endpoint
         self._idle: list[_Connection] = []
+        self._closed = False
 
     @property
     def netloc(self) -> str:
@@ -121,6 +122,7 @@ class HttpClient:
         return self
 
     async def __aexit__(self, *_details: object) -> None:
+        self._closed = True
         while self._idle:
             self._idle.pop().close()
 
@@ -139,7 +141,7 @@ class HttpClient:
         reusable = False
         try:
             response = await connection.exchange(request)
-            reusable = connection.next_cycle()
+            reusable = connection.next_cycle() and not self._closed
         finally:
             if reusable:
                 self._idle.append(connection)

@@ -106,6 +106,15 @@ async def test_an_idle_connection_that_its_peer_ended_is_closed() -> None:
         assert ended.writer.is_closing()
 
 
+async def test_a_response_after_the_end_of_the_client_closes_its_connection() -> None:
+    async with connected(OK) as (peer, client):
+        asking = asyncio.create_task(client.request("GET", "/"))
+        await until(lambda: peer.requests)
+        await client.__aexit__()
+        assert (await asking).body == b"hi"
+        assert client._idle == []
+
+
 async def test_a_deletion_has_a_connection_of_its_own() -> None:
     async with connected(OK, OK) as (peer, client):
         await client.request("GET", "/")
