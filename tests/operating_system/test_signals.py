@@ -11,9 +11,14 @@ from sbpair.operating_system.signals import handlers_kept
 
 def test_a_signal_while_spark_starts_takes_effect_afterwards() -> None:
     steps = []
-    with pytest.raises(KeyboardInterrupt), handlers_kept():
-        signal.raise_signal(signal.SIGINT)
-        steps.append("started")
+
+    def start() -> None:
+        with handlers_kept():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
     assert steps == ["started"]
 
 
