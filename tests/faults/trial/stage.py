@@ -197,7 +197,7 @@ class Stage:
         for place, sections in copies:
             if place == DEAD and sections.join() != stranded.payload:
                 yield "altered", "in the dead-letter queue"
-            for line in message_differences(stranded.original, sections.join()) if place == wanted != DEAD else ():
+            for line in message_differences(stranded.original, sections) if place == wanted != DEAD else ():
                 yield "altered", line
         if places[wanted] > 1 and stranded.id not in self.named:
             yield "unnamed", f"is {places[wanted]} times in {wanted}"
