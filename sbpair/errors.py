@@ -31,6 +31,7 @@
     │   ├── UnreadableMessage       3  a delivered message cannot be decoded
     │   └── RelayRejected           3  a relay listener rejects a WebSocket
     ├── SkipLimitReached            3  as many messages as permitted are skipped and kept locked
+    ├── WouldDiscard                3  topics would discard more messages than permitted
     ├── RampStopped                 3  dead letters of the destination grew after a step of a ramp
     ├── ProtocolError               6  bytes that violate AMQP 1.0
     └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
