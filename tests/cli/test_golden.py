@@ -1,6 +1,6 @@
 """Help texts and completion scripts against golden files.
 
-`python tests/cli/test_golden.py` writes them again.
+`python tests/cli/test_golden.py` writes them again, and the published schemas of `test_schemas.py`.
 """
 
 from __future__ import annotations
@@ -193,6 +193,10 @@ def regenerate() -> None:
         (GOLDEN / f"{name}.txt").write_text(help_text(name))
     for shell, file in SCRIPTS.items():
         (ROOT / "completions" / file).write_text(completion_script(shell))
+    from sbpair.cli.schemas import all_schemas
+    from tests.cli.test_schemas import PUBLISHED, published
+
+    PUBLISHED.write_text(published(all_schemas()))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from tests.cli.test_golden import sbpair
 from tests.kit.json_schemas import parse_validated
 
 SOURCE = Path(__file__).parents[2] / "sbpair" / "cli"
+PUBLISHED = Path(__file__).parent / "published_schemas.json"
+"""What programs rely on: every schema without its descriptions. `python tests/cli/test_golden.py` writes it again."""
 
 
 def objects(schema: Any) -> list[dict[str, Any]]:
@@ -22,6 +24,32 @@ def objects(schema: Any) -> list[dict[str, Any]]:
     children = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else []
     found = [each for child in children for each in objects(child)]
     return [*found, schema] if isinstance(schema, dict) and "type" in schema and "properties" in schema else found
+
+
+def published(schemas: dict[str, Any]) -> str:
+    """Return a JSON object with a line for each schema."""
+    lines = [f'"{name}": {json.dumps(without_texts(schemas[name]), sort_keys=True)}' for name in sorted(schemas)]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def without_texts(schema: Any) -> Any:
+    """Return a schema without descriptions and examples; keys named so remain. Required keys are sorted."""
+    match schema:
+        case {"properties": properties}:
+            rest = without_texts({key: value for key, value in schema.items() if key != "properties"})
+            return rest | {"properties": {key: without_texts(value) for key, value in properties.items()}}
+        case dict():
+            kept = schema.keys() - {"description", "examples"}
+            return {key: sorted(schema[key]) if key == "required" else without_texts(schema[key]) for key in kept}
+        case list():
+            return [without_texts(each) for each in schema]
+    return schema
+
+
+def test_the_schemas_are_as_they_were_last_agreed() -> None:
+    assert json.loads(published(all_schemas())) == json.loads(PUBLISHED.read_text()), (
+        "if they should change: python tests/cli/test_golden.py"
+    )
 
 
 @pytest.mark.parametrize("name", all_schemas())
