@@ -1,26 +1,30 @@
-"""Events of a run: facts about its progress, for a display or a log. None needs a reaction."""
+"""Events of a run: facts about its progress, for a display or a log. None needs a reaction.
 
-from __future__ import annotations
+The descriptions of fields are those of the JSON Schema of event lines.
+"""
 
+import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+from sbpair.move.receipt import RampState
+
+Queue = Annotated[str, "Path of the backlog queue"]
+Destination = Annotated[str, "Path of the destination"]
 
 
 @dataclass(frozen=True, slots=True)
 class QueuesFound:
-    """The backlog queues to empty. `stranded` ones are beyond the pair's count.
+    """The backlog queues to empty."""
 
-    `managed` is False if they could not be listed without the Manage claim, and follow from the count.
-    """
-
-    queues: tuple[str, ...]
-    stranded: tuple[str, ...]
-    managed: bool
+    queues: Annotated[tuple[Queue, ...], "Backlog queues"]
+    stranded: Annotated[tuple[Queue, ...], "Backlog queues beyond the pair's count"]
+    managed: Annotated[bool, "Whether they were listed with the Manage claim; otherwise they follow from the count"]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueOpened:
-    queue: str
+    queue: Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class QueueProgress:
     locked, at the latest until `locked_until_ms`.
     """
 
-    queue: str
+    queue: Queue
     received: int
     sent: int
     held: int
@@ -53,7 +57,7 @@ class QueueDepths:
     `oldest_ms` is when the first of them was enqueued, if known.
     """
 
-    queue: str
+    queue: Queue
     messages: int
     oldest_ms: int | None = None
 
@@ -62,7 +66,7 @@ class QueueDepths:
 class DestinationProgress:
     """How many messages a destination has accepted from all workers, and how many wait while it backs off."""
 
-    destination: str
+    destination: Destination
     sent: int
     waiting: int
 
@@ -71,105 +75,94 @@ class DestinationProgress:
 class QueueBlocked:
     """A worker holds as many messages as it may for destinations that back off, and receives no more."""
 
-    queue: str
-    destinations: tuple[str, ...]
+    queue: Queue
+    destinations: Annotated[tuple[Destination, ...], "Unavailable destinations"]
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesLocked:
-    """So many messages of a queue are locked by another receiver, or were left locked by one that was killed.
+    """Messages of a queue are locked by others."""
 
-    `until_ms` is when they are free at the latest, in ms since 1970, unless their locks are renewed. `waiting` is
-    whether the run waits for them. `overdue`: some should have been free by now.
-    """
-
-    queue: str
-    locked: int
-    until_ms: int
-    waiting: bool
-    overdue: bool
+    queue: Queue
+    locked: Annotated[int, "Messages that another receiver or a killed run has locked"]
+    until_ms: Annotated[int, "When they are free at the latest, unless renewed, in ms since 1970"]
+    waiting: Annotated[bool, "Whether the run waits for them"]
+    overdue: Annotated[bool, "Whether some should have been free before: a live receiver renews them"]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDone:
-    queue: str
+    queue: Queue
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFailed:
-    """A worker could not go on. `retry_seconds` is None if it does not try again.
+    """A worker could not go on."""
 
-    `away_since_ms` is when the namespace was lost that cannot be reached, in ms since 1970; None if both can be. `side`
-    is that namespace, primary or secondary.
-    """
-
-    queue: str
-    reason: str
-    retry_seconds: float | None
-    away_since_ms: int | None = None
-    side: str | None = None
+    queue: Queue
+    reason: Annotated[str, "Why it failed"]
+    retry_seconds: Annotated[float | None, "Time until the next attempt; null for none"]
+    away_since_ms: Annotated[int | None, "When the namespace was lost, in ms since 1970; null if both are there"] = None
+    side: Annotated[str | None, "Namespace that cannot be reached, primary or secondary; null if both can"] = None
 
 
 @dataclass(frozen=True, slots=True)
 class DestinationBackingOff:
-    queue: str
-    destination: str
-    reason: str
-    seconds: float
-    waiting: int
+    queue: Queue
+    destination: Destination
+    reason: Annotated[str, "Why it is unavailable"]
+    seconds: Annotated[float, "Time until the next attempt"]
+    waiting: Annotated[int, "Messages that wait for it"]
 
 
 @dataclass(frozen=True, slots=True)
 class DestinationRecovered:
-    queue: str
-    destination: str
+    queue: Queue
+    destination: Destination
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsUnchecked:
     """The rules of topics cannot be read: messages that no subscription takes are sent all the same."""
 
-    reason: str
+    reason: Annotated[str, "Why the rules of topics cannot be read"]
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
-    queue: str
-    sequence_number: int
-    message_id: str | None
-    reason: str
-    description: str
-    destination: str | None = None
+    queue: Queue
+    sequence_number: Annotated[int, "Its sequence number"]
+    message_id: Annotated[str | None, "Its message id"]
+    reason: Annotated[str, "Dead-letter reason"]
+    description: Annotated[str, "Its description"]
+    destination: Annotated[str | None, "Queue or topic that it is for; null if none"] = None
 
 
 @dataclass(frozen=True, slots=True)
 class LimitChanged:
-    """The limit that slows the run down, in messages a second, and what sets it. None if no limit does any more."""
+    """The limit that slows the run down."""
 
-    per_second: float | None
-    by: str | None
+    per_second: Annotated[float | None, "Messages a second that the run is limited to; null if no limit slows it down"]
+    by: Annotated[str | None, "What sets the limit", {"examples": ["--credits 50%"]}]
 
 
 @dataclass(frozen=True, slots=True)
 class RampProgress:
-    """A ramp is in step `step` of `steps`, which ends at `total` sent messages; `sent` were sent so far.
+    """A ramp is in a step, or its state has changed."""
 
-    `state` is that of `receipt.RampState`. It observes dead letters for `observe_seconds` then.
-    """
-
-    step: int
-    steps: int
-    total: int
-    sent: int
-    state: str
-    observe_seconds: float
+    step: Annotated[int, "Number of the step, from 1"]
+    steps: Annotated[int, "Steps of the ramp"]
+    total: Annotated[int, "Messages sent since the start, after which the step ends"]
+    sent: Annotated[int, "Messages sent so far"]
+    state: Annotated[RampState, "Where the ramp is"]
+    observe_seconds: Annotated[float, "How long dead letters are observed after the step"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
     """A request of another process to the run with this id."""
 
-    run: str
+    run: Annotated[str, "Id of the run"]
 
 
 class RunPausing(RunEvent):
@@ -209,3 +202,11 @@ SyphonEvent: TypeAlias = (
     | RunResumed
     | RunCancelled
 )
+
+WARNINGS = (QueueBlocked, MessagesLocked, QueueFailed, DestinationBackingOff, TopicsUnchecked, DeadLettered)
+
+
+def name_and_level(kind: type[SyphonEvent]) -> tuple[str, str]:
+    """Return the name and the level of an event in a log."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
+    return name, "warning" if kind in WARNINGS else "info"

@@ -292,7 +292,7 @@ class Ramp:
         self._tally.ramp = self._record
         if emit:
             seconds = self._steps.observe_seconds
-            event = RampProgress(self._at + 1, len(self._steps.totals), total, sent, str(state), seconds)
+            event = RampProgress(self._at + 1, len(self._steps.totals), total, sent, state, seconds)
             self._run.context.on_event(event)
 
 

@@ -33,16 +33,16 @@ def published(schemas: dict[str, Any]) -> str:
 
 
 def without_texts(schema: Any) -> Any:
-    """Return a schema without descriptions and examples; keys named so remain. Required keys are sorted."""
+    """Return a schema without descriptions and examples; keys named so remain. Lists are sorted."""
     match schema:
         case {"properties": properties}:
             rest = without_texts({key: value for key, value in schema.items() if key != "properties"})
             return rest | {"properties": {key: without_texts(value) for key, value in properties.items()}}
         case dict():
-            kept = schema.keys() - {"description", "examples"}
-            return {key: sorted(schema[key]) if key == "required" else without_texts(schema[key]) for key in kept}
+            return {key: without_texts(schema[key]) for key in schema.keys() - {"description", "examples"}}
         case list():
-            return [without_texts(each) for each in schema]
+            # Neither the order of required keys nor that of alternatives matters.
+            return sorted(map(without_texts, schema), key=lambda each: json.dumps(each, sort_keys=True))
     return schema
 
 

@@ -5,7 +5,6 @@ change, at most once an interval; repeated events are written once. All other li
 with bursts of BURST. Dropped lines are counted.
 """
 
-import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,15 +25,6 @@ FIRST_SECONDS = 2.0
 
 MAX_KINDS = 1_000
 BURST = 200
-WARNINGS = (
-    "queue-failed",
-    "queue-blocked",
-    "messages-locked",
-    "destination-backing-off",
-    "topics-unchecked",
-    "dead-lettered",
-    "events-dropped",
-)
 
 
 class DeadLetterCounts:
@@ -81,7 +71,7 @@ class EventLines:
     def connecting(self, pair: "Ends", now_ms: int) -> Document:
         """Return the first line."""
         names = {"primary": pair.primary.name, "secondary": pair.secondary.name}
-        return {**_head("connecting", now_ms), **names}
+        return {**event_line(SCHEMA, "connecting", now_ms), **names}
 
     def take(self, event: events.SyphonEvent, now: float, now_ms: int) -> list[Document]:
         """Return the lines of one event."""
@@ -135,7 +125,7 @@ class EventLines:
         self._allowance, self._at = min(BURST, self._allowance + now - self._at), now
         limit = int(self._allowance)
         if lines and limit and self._dropped:
-            lines = [_head("events-dropped", now_ms) | {"events": self._dropped}, *lines]
+            lines = [event_line(SCHEMA, "events-dropped", now_ms, level="warning") | {"events": self._dropped}, *lines]
             self._dropped = 0
         self._allowance -= len(lines[:limit])
         self._dropped += len(lines[limit:])
@@ -144,20 +134,16 @@ class EventLines:
 
 def line(event: events.SyphonEvent, now_ms: int) -> Document:
     """Return one event as JSON: its name and its fields."""
-    name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(event).__name__).lower()
-    return _head(name, now_ms) | asdict(event)
+    name, level = events.name_and_level(type(event))
+    return event_line(SCHEMA, name, now_ms, level=level) | asdict(event)
 
 
 def _dead_lettered(event: events.DeadLettered, messages: int, now_ms: int) -> Document:
     return {**line(event, now_ms), "messages": messages}
 
 
-def _head(name: str, now_ms: int) -> dict[str, object]:
-    return event_line(SCHEMA, name, now_ms, level="warning" if name in WARNINGS else "info")
-
-
 def _queue(row: QueueRow, now_ms: int) -> Document:
-    return _head("progress", now_ms) | {
+    return event_line(SCHEMA, "progress", now_ms) | {
         "queue": row.queue,
         "remaining": row.remaining,
         "counted": row.remaining is not None and row.exact,
@@ -174,7 +160,7 @@ def _queue(row: QueueRow, now_ms: int) -> Document:
 
 
 def _destination(row: DestinationRow, now_ms: int) -> Document:
-    return _head("destination-progress", now_ms) | {
+    return event_line(SCHEMA, "destination-progress", now_ms) | {
         "destination": row.destination,
         "sent": row.sent,
         "per_second": round(row.per_second, 1),

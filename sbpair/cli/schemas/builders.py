@@ -1,10 +1,28 @@
-"""Builders of JSON Schema (draft 2020-12): each returns a schema as plain values."""
+"""Builders of JSON Schema (draft 2020-12): each returns a schema as plain values.
 
-from dataclasses import dataclass
-from typing import Any
+The schema of a dataclass follows from its fields. They are annotated with their descriptions, and may be with keywords of
+the schema: `Annotated[int, "Which one", {"examples": [1]}]`.
+"""
+
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as fields_of
+from enum import Enum
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+from sbpair.move.events import name_and_level
+
+if TYPE_CHECKING:
+    from sbpair.move.events import SyphonEvent
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+PLAIN: dict[object, Schema] = {
+    str: {"type": "string"},
+    int: {"type": "integer", "minimum": 0},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +106,38 @@ def optional(schema: Schema | Optional) -> Optional:
     return schema if isinstance(schema, Optional) else Optional(schema)
 
 
+def typed(kind: Any) -> Schema:
+    """Return the schema of a type; of a dataclass, that of an object with its fields."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        inner, description, *keywords = arguments
+        return typed(inner) | {"description": description} | (keywords[0] if keywords else {})
+    if NoneType in arguments:
+        return nullable(typed(next(each for each in arguments if each is not NoneType)))
+    if origin in (list, tuple):
+        return {"type": "array", "items": typed(arguments[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": typed(arguments[1])}
+    if is_dataclass(kind):
+        return record(str(kind.__doc__).partition("\n")[0], **keys_of(kind))
+    return {"enum": [each.value for each in kind]} if issubclass(kind, Enum) else PLAIN[kind]
+
+
+def keys_of(kind: Any) -> dict[str, Schema | Optional]:
+    """Return the keys of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {each.name: typed(hints[each.name]) for each in fields_of(kind)}
+
+
 def event(kind: str, severity: str = "info", /, **properties: Schema | Optional) -> Schema:
     """Return the schema of an event line."""
     level, name = choice("Level", severity), choice("Kind of event", kind)
     return record(f"The event {kind}", time=time("Time of the line"), level=level, event=name, **properties)
+
+
+def event_of(kind: "type[SyphonEvent]", **more: Schema | Optional) -> Schema:
+    """Return the schema of the line of an event, which has `more` keys."""
+    return event(*name_and_level(kind), **keys_of(kind), **more)
 
 
 def document(title: str, summary: str, /, *lines: Schema, **properties: Schema | Optional) -> Schema:

@@ -1,5 +1,7 @@
 """Schemas of the output of syphon, replay, runs and drill, and of event lines."""
 
+from typing import get_args
+
 from sbpair.cli.schemas.builders import (
     Optional,
     Schema,
@@ -8,6 +10,7 @@ from sbpair.cli.schemas.builders import (
     count,
     document,
     event,
+    event_of,
     fields,
     flag,
     forms,
@@ -20,7 +23,9 @@ from sbpair.cli.schemas.builders import (
     records,
     text,
     time,
+    typed,
 )
+from sbpair.move import events
 
 NAMED = fields(
     queue=text("Backlog queue it came from"),
@@ -467,29 +472,17 @@ SUBMIT = document(
     environment=array("Variables that it and the workers need", text("Name")),
 )
 
-_RUN_EVENTS = tuple(
-    event(name, run=text("Id of the run")) for name in ("run-pausing", "run-paused", "run-resumed", "run-cancelled")
-)
-_QUEUE = text("Path of the backlog queue")
-_DESTINATION = text("Path of the destination")
+_RUN_EVENTS = (events.RunPausing, events.RunPaused, events.RunResumed, events.RunCancelled)
+_OWN_LINES = (events.QueueProgress, events.QueueDepths, events.DestinationProgress, events.DeadLettered)
 _ETA = nullable(count("Seconds until it is done at this rate, locks included; null if unknown"))
 _PER_SECOND = number("Messages a second, over the last 10 s")
-_MESSAGES_LOCKED = event(
-    "messages-locked",
-    "warning",
-    queue=_QUEUE,
-    locked=count("Messages that another receiver or a killed run has locked"),
-    until_ms=count("When they are free at the latest, unless renewed, in ms since 1970"),
-    waiting=flag("Whether the run waits for them"),
-    overdue=flag("Whether some should have been free before: a live receiver renews them"),
-)
 SYPHON_EVENT = forms(
     "sbpair/syphon-event/1",
     "One line of sbpair syphon --once or --watch with --log-format json.",
     event("connecting", primary=text("Primary namespace"), secondary=text("Secondary namespace")),
     event(
         "progress",
-        queue=_QUEUE,
+        queue=typed(events.Queue),
         remaining=nullable(count("Messages in the queue; null if unknown")),
         counted=flag("Whether remaining was counted, not estimated"),
         received=count("Received messages"),
@@ -504,69 +497,15 @@ SYPHON_EVENT = forms(
     ),
     event(
         "destination-progress",
-        destination=_DESTINATION,
+        destination=typed(events.Destination),
         sent=count("Sent messages"),
         per_second=_PER_SECOND,
         waiting=count("Messages that wait for it"),
         backing_off=nullable(text("Why it is unavailable; null if it is not")),
         dead_lettered=count("Messages for it that were dead-lettered"),
     ),
-    event(
-        "queues-found",
-        queues=array("Backlog queues", _QUEUE),
-        stranded=array("Backlog queues beyond the count", _QUEUE),
-        managed=flag("Whether they were listed with the Manage claim"),
-    ),
-    event("queue-opened", queue=_QUEUE),
-    event("queue-blocked", "warning", queue=_QUEUE, destinations=array("Unavailable destinations", _DESTINATION)),
-    _MESSAGES_LOCKED,
-    event("queue-done", queue=_QUEUE),
-    event(
-        "queue-failed",
-        "warning",
-        queue=_QUEUE,
-        reason=text("Why it failed"),
-        retry_seconds=nullable(number("Time until the next attempt; null for none")),
-        away_since_ms=nullable(count("When the namespace was lost, in ms since 1970; null if both can be reached")),
-        side=nullable(text("Namespace that cannot be reached, primary or secondary; null for another reason")),
-    ),
-    event(
-        "destination-backing-off",
-        "warning",
-        queue=_QUEUE,
-        destination=_DESTINATION,
-        reason=text("Why it is unavailable"),
-        seconds=number("Time until the next attempt"),
-        waiting=count("Messages that wait for it"),
-    ),
-    event("destination-recovered", queue=_QUEUE, destination=_DESTINATION),
-    event("topics-unchecked", "warning", reason=text("Why the rules of topics cannot be read")),
-    event(
-        "dead-lettered",
-        "warning",
-        queue=_QUEUE,
-        sequence_number=count("Sequence number of the first one"),
-        message_id=nullable(text("Message id of the first one")),
-        reason=text("Dead-letter reason"),
-        description=text("Description of the first one"),
-        destination=nullable(text("Queue or topic of the first one; null if none")),
-        messages=count("Messages since the last such line"),
-    ),
-    event(
-        "limit-changed",
-        per_second=nullable(number("Messages a second that the run is limited to; null if no limit slows it down")),
-        by=nullable(text("What sets the limit", example="--credits 50%")),
-    ),
-    event(
-        "ramp-progress",
-        step=count("Number of the step, from 1"),
-        steps=count("Steps of the ramp"),
-        total=count("Messages sent since the start, after which the step ends"),
-        sent=count("Messages sent so far"),
-        state=RAMP_STATE,
-        observe_seconds=number("How long dead letters are observed after the step"),
-    ),
-    *_RUN_EVENTS,
+    event_of(events.DeadLettered, messages=count("Messages since the last such line, of which this is the first")),
+    *(event_of(each) for each in get_args(events.SyphonEvent) if each not in _OWN_LINES),
     event("events-dropped", "warning", events=count("Lines that were not written")),
     event("health-served", url=text("Address of the readiness", example="http://127.0.0.1:8081/health/ready")),
     event("metrics-served", url=text("Address of the metrics", example="http://127.0.0.1:9464/metrics")),
@@ -591,6 +530,5 @@ REPLAY_EVENT = forms(
         run=nullable(text("Id of the run; null before it has one")),
     ),
     event("progress", **_REPLAY_PROGRESS),
-    _MESSAGES_LOCKED,
-    *_RUN_EVENTS,
+    *map(event_of, (events.MessagesLocked, *_RUN_EVENTS)),
 )
