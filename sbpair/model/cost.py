@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from typing import Annotated
 
 UNIT_BYTES = 64 * 1024
 """A message is billed as one operation per started unit."""
@@ -23,19 +24,16 @@ MILLION = Decimal(1_000_000)
 class Operations:
     """Billable operations by purpose; they add up with `+`.
 
-    `stranded`: sent into the backlog, already paid. `received`: received from the backlog and settled there. `sent`:
-    sent to the primary. `renewals` of locks; `empty_receives` without a message; `management_calls`: counts and peeked
-    pages. `delivered`: the future cost of one receiver of each message in the primary; each of a topic's subscriptions
-    adds its own.
+    `delivered` is the future cost of one receiver of each message; each of a topic's subscriptions adds its own.
     """
 
-    stranded: int = 0
-    received: int = 0
-    sent: int = 0
-    delivered: int = 0
-    renewals: int = 0
-    empty_receives: int = 0
-    management_calls: int = 0
+    stranded: Annotated[int, "Operations of the applications to send to the backlog, already paid"] = 0
+    received: Annotated[int, "Operations to receive and settle"] = 0
+    sent: Annotated[int, "Operations to send"] = 0
+    delivered: Annotated[int, "Operations of the receivers in the primary"] = 0
+    renewals: Annotated[int, "Lock renewals"] = 0
+    empty_receives: Annotated[int, "Receives without a message"] = 0
+    management_calls: Annotated[int, "Counts and peeks"] = 0
 
     def __add__(self, other: Operations) -> Operations:
         return Operations(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

@@ -14,6 +14,7 @@ from sbpair.errors import UsageError
 from sbpair.move.message import dead_letters, envelope
 from sbpair.move.message.decode import GenericMessage
 from sbpair.move.message.route import MAX_TTL_HEADER_MS
+from sbpair.move.receipt import FilterCounts
 from sbpair.rules.compiler import Compiler, Dialect, Part
 from sbpair.rules.grammar import SqlMistake
 from sbpair.rules.values import NUMBER, SPAN, TEXT, TIME, EvaluationFailed, Instant, TimeSpanValue, instant
@@ -148,21 +149,6 @@ def _compiled(text: str) -> Part:
     except SqlMistake as found:
         raise FilterInvalid(found.mistake, text, found.at, hint=found.hint) from None
     return part
-
-
-@dataclass(frozen=True, slots=True)
-class FilterCounts:
-    """The messages of a run that a filter was calculated for: `chosen` and `skipped` ones.
-
-    Those among the skipped ones are `failed` for which it could not be calculated.
-    """
-
-    text: str
-    chosen: int
-    skipped: int
-    failed: int
-    first_failure: str
-    remarks: tuple[str, ...]
 
 
 @dataclass

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from sbpair.errors import ExitCode
 from sbpair.model.cost import Operations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sbpair.move.filter import FilterCounts, MessageFilter
+    from collections.abc import Callable, Mapping, Sequence
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt", "skipped")
 
@@ -40,21 +38,21 @@ MAX_BACKING_OFF = 100
 class NamedMessage:
     """One message that may need attention, and why."""
 
-    queue: str
-    sequence_number: int
-    message_id: str | None
-    destination: str | None
-    reason: str
+    queue: Annotated[str, "Backlog queue it came from"]
+    sequence_number: Annotated[int, "Its sequence number in that queue", {"minimum": -(2**63)}]
+    message_id: Annotated[str | None, "Its message id"]
+    destination: Annotated[str | None, "Queue or topic it is for"]
+    reason: Annotated[str, "Why it is named"]
 
 
 @dataclass(frozen=True, slots=True)
 class BackingOff:
-    """A destination that took no more: its last error, the remedy, and how many received messages of it went back."""
+    """A destination that took no more."""
 
-    destination: str
-    reason: str
-    hint: str
-    messages: int
+    destination: Annotated[str, "Its path"]
+    reason: Annotated[str, "Its last error"]
+    hint: Annotated[str, "What to do; may be empty"]
+    messages: Annotated[int, "Messages of it that were received, and went back"]
 
 
 class RampState(StrEnum):
@@ -68,79 +66,80 @@ class RampState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RampStep:
-    """One step. `total` and `sent` are messages since the start of the run: as wanted, and as it was."""
+    """One step."""
 
-    total: int
-    sent: int = 0
-    observed_seconds: float = 0.0
-    came_back: int = 0
+    total: Annotated[int, "Messages to send since the start of the run"]
+    sent: Annotated[int, "Messages sent since then"] = 0
+    observed_seconds: Annotated[float, "How long dead letters were observed"] = 0.0
+    came_back: Annotated[int, "Moved messages that came back as dead letters"] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RampRecord:
-    """A ramp so far. `totals` are all its steps, `steps` those begun.
+    """A ramp so far."""
 
-    `came_back` names moved messages that came back as dead letters. `other_dead_letters` came meanwhile, too: of other
-    senders, or without a message id to tell. `destinations` are those that either came from.
-    """
+    totals: Annotated[tuple[int, ...], "Totals of all steps: messages sent since the start"]
+    observe_seconds: Annotated[float, "How long dead letters are observed after each step"]
+    state: Annotated[RampState, "Where the ramp is"] = RampState.SENDING
+    steps: Annotated[tuple[RampStep, ...], "Steps that were begun"] = ()
+    came_back: Annotated[tuple[NamedMessage, ...], "Moved messages that came back as dead letters, at most 1000"] = ()
+    came_back_total: Annotated[int, "All of these; of a topic, a message may come back in each subscription"] = 0
+    other_dead_letters: Annotated[int, "Other dead letters that came, also those without a message id to tell"] = 0
+    destinations: Annotated[tuple[str, ...], "Destinations whose dead letters these are"] = ()
 
-    totals: tuple[int, ...]
-    observe_seconds: float
-    state: RampState = RampState.SENDING
-    steps: tuple[RampStep, ...] = ()
-    came_back: tuple[NamedMessage, ...] = ()
-    came_back_total: int = 0
-    other_dead_letters: int = 0
-    destinations: tuple[str, ...] = ()
+
+@dataclass(frozen=True, slots=True)
+class FilterCounts:
+    """The effect of --where."""
+
+    text: Annotated[str, "The filter"]
+    chosen: Annotated[int, "Messages for which it was true"]
+    skipped: Annotated[int, "Messages that stay, since it was not true for them"]
+    failed: Annotated[int, "Messages among these for which it could not be calculated"]
+    first_failure: Annotated[str, "Why it could not be calculated for the first of these; empty for none"]
+    remarks: Annotated[tuple[str, ...], "Doubts about its text"]
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Counts are deliveries, except `distinct`, which counts messages: a message may be delivered more than once.
+    """The receipt of a move. Counts are deliveries, of which a message may have several, unless they say otherwise.
 
-    `skipped` messages stay in the backlog, as wanted. A message that is skipped is counted once, however often it is
-    received. `stayed` names those that stay for another reason than a filter. `where` is what the filter did, if any.
-
-    `dead_letter_reasons` counts dead-lettered and expired messages, also those that `dead_letters` does not name.
-
-    `doubtful` names the messages without an outcome from one side, in whichever bucket they ended: each may arrive in
-    the primary twice, now or after another run.
-
-    `backing_off` names destinations that took no more when the run ended, those with most messages first.
-    `backing_off_total` counts them all.
-
-    `discarded` counts sent messages that no subscription of their topic took, and `not_evaluated` those for which that
-    could not be calculated. `topics_unchecked` is why the rules of topics were not read; "" if they were.
+    `doubtful` messages have no outcome from one side, in whichever bucket they ended: each may arrive in the primary
+    twice, now or after another run. `stayed` names no messages that stay because of a filter.
 
     `operations` are those requested and not refused: one without an answer may be billed too. Messages count by their
     size in the backlog.
     """
 
-    received: int = 0
-    sent: int = 0
-    already_sent: int = 0
-    expired: int = 0
-    dead_lettered: int = 0
-    released: int = 0
-    in_doubt: int = 0
-    skipped: int = 0
-    locked: int = 0
-    distinct: int = 0
-    bytes_sent: int = 0
+    received: Annotated[int, "Deliveries from the backlog; equals the sum of the next seven"] = 0
+    sent: Annotated[int, "Accepted by the primary and completed in the backlog"] = 0
+    already_sent: Annotated[int, "Accepted by an earlier run, completed without sending"] = 0
+    expired: Annotated[int, "Dead-lettered, since past the time to live"] = 0
+    dead_lettered: Annotated[int, "Dead-lettered, since no destination exists"] = 0
+    released: Annotated[int, "Returned to the backlog"] = 0
+    in_doubt: Annotated[int, "Sent, without an answer"] = 0
+    skipped: Annotated[int, "Left in the queue, each counted once: not chosen, or refused by a move's destination"] = 0
+    locked: Annotated[int, "Messages left, locked by another receiver or a killed run; not received"] = 0
+    distinct: Annotated[int, "Different messages among the deliveries"] = 0
+    bytes_sent: Annotated[int, "Bytes of the sent messages"] = 0
     queues: dict[str, dict[str, int]] = field(default_factory=dict)
-    destinations: dict[str, int] = field(default_factory=dict)
-    dead_letters: tuple[NamedMessage, ...] = ()
-    dead_letter_reasons: dict[str, int] = field(default_factory=dict)
-    doubtful: tuple[NamedMessage, ...] = ()
-    stayed: tuple[NamedMessage, ...] = ()
-    backing_off: tuple[BackingOff, ...] = ()
-    backing_off_total: int = 0
-    discarded: dict[str, int] = field(default_factory=dict)
-    not_evaluated: dict[str, int] = field(default_factory=dict)
-    topics_unchecked: str = ""
-    where: FilterCounts | None = None
+    destinations: Annotated[dict[str, int], "Sent messages of each destination"] = field(default_factory=dict)
+    dead_letters: Annotated[tuple[NamedMessage, ...], "Dead-lettered messages, at most 1000"] = ()
+    dead_letter_reasons: Annotated[dict[str, int], "All of these, by reason"] = field(default_factory=dict)
+    doubtful: Annotated[tuple[NamedMessage, ...], "Possible duplicates, at most 1000"] = ()
+    stayed: Annotated[tuple[NamedMessage, ...], "Skipped messages that stay for their own reasons, at most 1000"] = ()
+    backing_off: Annotated[tuple[BackingOff, ...], "Destinations that took no more at the end, at most 100"] = ()
+    backing_off_total: Annotated[int, "All of these destinations"] = 0
+    discarded: Annotated[dict[str, int], "Sent messages that no subscription took, by topic"] = field(
+        default_factory=dict
+    )
+    not_evaluated: Annotated[dict[str, int], "Sent messages that perhaps no subscription took, by topic"] = field(
+        default_factory=dict
+    )
+    topics_unchecked: Annotated[str, "Why the rules of topics were not read; may be empty"] = ""
+    where: Annotated[FilterCounts | None, "What --where did; null without it"] = None
     operations: Operations = field(default_factory=Operations)
-    ramp: RampRecord | None = None
+    ramp: Annotated[RampRecord | None, "The ramp; null without one"] = None
 
     @property
     def balanced(self) -> bool:
@@ -179,14 +178,14 @@ class TallyCounts(NamedTuple):
 
 
 class Tally:
-    """Counts the ends of deliveries while a run moves. `where` is the filter that chooses messages."""
+    """Counts the ends of deliveries while a run moves. `filter_counts` adds to skipped messages what a filter did."""
 
-    def __init__(self, where: MessageFilter | None = None) -> None:
+    def __init__(self, filter_counts: Callable[[int], FilterCounts] | None = None) -> None:
         self.ramp: RampRecord | None = None
         self.discarded: Counter[str] = Counter()
         self.not_evaluated: Counter[str] = Counter()
         self.topics_unchecked = ""
-        self._where = where
+        self._filter_counts = filter_counts
         self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._destinations: Counter[str] = Counter()
         self._dead_letters: list[NamedMessage] = []
@@ -294,7 +293,7 @@ class Tally:
             discarded=dict(sorted(self.discarded.items())),
             not_evaluated=dict(sorted(self.not_evaluated.items())),
             topics_unchecked=self.topics_unchecked,
-            where=None if self._where is None else self._where.counts(total["skipped"] - self._stayed_total),
+            where=self._filter_counts and self._filter_counts(total["skipped"] - self._stayed_total),
             operations=Operations(**self._spent),
             ramp=self.ramp,
         )

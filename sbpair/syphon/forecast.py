@@ -15,11 +15,10 @@ from sbpair.errors import ExitCode
 from sbpair.model import cost
 from sbpair.move.message.route import DUPLICATE, DeadLetter, Expire, Facts, TimeToLive, route, router
 from sbpair.move.peek.destination_lookup import OTHERS
-from sbpair.move.receipt import NamedMessage
+from sbpair.move.receipt import FilterCounts, NamedMessage
 
 if TYPE_CHECKING:
     from sbpair.azure.interfaces import DestinationEntity
-    from sbpair.move.filter import FilterCounts
     from sbpair.move.message.route import Route
     from sbpair.rules.values import Truth
     from sbpair.syphon.limits import EffectiveLimits, PairTiers

@@ -171,7 +171,7 @@ async def run(
     stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
     spec = spec or MoveSpec(pair)
     live = live or LiveRun()
-    run_id, tally = live.id, Tally(where)
+    run_id, tally = live.id, Tally(where.counts if where else None)
     live.tally = tally
     async with AsyncExitStack() as stack:
         session = None if lease_queue is None else await _take_lease(stack, spec, lease_queue, run_id, stop)

@@ -1,7 +1,7 @@
 """Builders of JSON Schema (draft 2020-12): each returns a schema as plain values.
 
-The schema of a dataclass follows from its fields. They are annotated with their descriptions, and may be with keywords of
-the schema: `Annotated[int, "Which one", {"examples": [1]}]`.
+The schema of a dataclass follows from its fields, annotated with descriptions, and where needed with keywords of a
+schema: `Annotated[int, "Which one", {"examples": [1]}]`.
 """
 
 from dataclasses import dataclass, is_dataclass
@@ -123,10 +123,11 @@ def typed(kind: Any) -> Schema:
     return {"enum": [each.value for each in kind]} if issubclass(kind, Enum) else PLAIN[kind]
 
 
-def keys_of(kind: Any) -> dict[str, Schema | Optional]:
-    """Return the keys of a dataclass."""
+def keys_of(kind: Any, *later: str) -> dict[str, Any]:
+    """Return the keys of a dataclass. Stored documents of earlier versions may lack the `later` ones."""
     hints = get_type_hints(kind, include_extras=True)
-    return {each.name: typed(hints[each.name]) for each in fields_of(kind)}
+    keys = {each.name: typed(hints[each.name]) for each in fields_of(kind)}
+    return keys | {name: Optional(keys[name]) for name in later}
 
 
 def event(kind: str, severity: str = "info", /, **properties: Schema | Optional) -> Schema:

@@ -14,6 +14,7 @@ from sbpair.cli.schemas.builders import (
     fields,
     flag,
     forms,
+    keys_of,
     mapping,
     nullable,
     number,
@@ -25,65 +26,14 @@ from sbpair.cli.schemas.builders import (
     time,
     typed,
 )
+from sbpair.model.cost import Operations
 from sbpair.move import events
+from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
 
-NAMED = fields(
-    queue=text("Backlog queue it came from"),
-    sequence_number={"type": "integer", "description": "Its sequence number in that queue"},
-    message_id=nullable(text("Its message id")),
-    destination=nullable(text("Queue or topic it is for")),
-)
-_NAMED_WITH_REASON = record("One message", **NAMED, reason=text("Why it is named"))
-_BUCKETS = {
-    "received": "Deliveries from the backlog; equals the sum of the next seven",
-    "sent": "Accepted by the primary and completed in the backlog",
-    "already_sent": "Accepted by an earlier run, completed without sending",
-    "expired": "Dead-lettered, since past the time to live",
-    "dead_lettered": "Dead-lettered, since no destination exists",
-    "released": "Returned to the backlog",
-    "in_doubt": "Sent, without an answer",
-    "skipped": "Left in the queue, each counted once: not chosen, or refused by the destination of a move",
-}
-_COUNTED = fields(**{name: count(what) for name, what in _BUCKETS.items()})
-OPERATIONS = fields(
-    received=count("Operations to receive and settle"),
-    sent=count("Operations to send"),
-    renewals=count("Lock renewals"),
-    empty_receives=count("Receives without a message"),
-    management_calls=count("Counts and peeks"),
-    by_sbpair=count("All operations of sbpair"),
-)
+NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
+OPERATIONS = keys_of(Operations) | {"by_sbpair": count("All operations of sbpair")}
 MONEY = record("Bounds of a cost", minimum=number("Lower bound"), maximum=number("Upper bound"))
-_WHERE = nullable(
-    record(
-        "What --where did; null without it",
-        text=text("The filter"),
-        chosen=count("Messages for which it was true"),
-        skipped=count("Messages that stay, since it was not true for them"),
-        failed=count("Messages among these for which it could not be calculated"),
-        first_failure=text("Why it could not be calculated for the first of these; empty for none"),
-        remarks=array("Doubts about its text", text("One remark")),
-    )
-)
-RAMP_STATE = choice("Where the ramp is", "sending", "observing", "passed", "stopped")
-_RAMP = record(
-    "The ramp; null without one",
-    totals=array("Totals of all steps", count("Messages sent since the start")),
-    observe_seconds=number("How long dead letters are observed after each step"),
-    state=RAMP_STATE,
-    steps=records(
-        "Steps that were begun",
-        "One step",
-        total=count("Messages to send since the start of the run"),
-        sent=count("Messages sent since then"),
-        observed_seconds=number("How long dead letters were observed"),
-        came_back=count("Moved messages that came back as dead letters"),
-    ),
-    came_back=array("Moved messages that came back as dead letters, at most 1000", _NAMED_WITH_REASON),
-    came_back_total=count("All of these; of a topic, a message may come back in each subscription"),
-    other_dead_letters=count("Other dead letters that came, also those without a message id to tell"),
-    destinations=array("Destinations whose dead letters these are", text("Path")),
-)
+_WHERE = keys_of(Receipt)["where"]
 _RAMP_PREVIEW = optional(
     record(
         "The ramp, if one is wanted",
@@ -93,35 +43,13 @@ _RAMP_PREVIEW = optional(
         seconds=number("How long the observations would take together"),
     )
 )
-_RECEIPT = fields(
-    **_COUNTED,
-    locked=count("Messages left in the backlog, locked by another receiver or a killed run; not received"),
-    distinct=count("Different messages among the deliveries"),
-    bytes_sent=count("Bytes of the sent messages"),
-    balanced=flag("Whether the counts add up"),
+_LATER_KEYS = ("dead_letter_reasons", "backing_off", "backing_off_total", "discarded", "not_evaluated")
+_RECEIPT = keys_of(Receipt, *_LATER_KEYS, "topics_unchecked", "where", "ramp")
+_COUNTED = {name: _RECEIPT[name] for name in ("received", *BUCKETS)}
+_RECEIPT |= fields(
     queues=mapping("Counts of each backlog queue", record("Counts of one queue", **_COUNTED)),
-    destinations=mapping("Sent messages of each destination", count("Sent messages")),
-    dead_letters=array("Dead-lettered messages, at most 1000", _NAMED_WITH_REASON),
-    dead_letter_reasons=optional(mapping("Dead-lettered messages by reason", count("Messages"))),
-    doubtful=array("Possible duplicates, at most 1000", _NAMED_WITH_REASON),
-    stayed=array("Skipped messages that stay for a reason of their own, at most 1000", _NAMED_WITH_REASON),
-    backing_off=optional(
-        records(
-            "Destinations that took no more when the run ended, at most 100",
-            "One destination",
-            destination=text("Its path"),
-            reason=text("Its last error"),
-            hint=text("What to do; may be empty"),
-            messages=count("Messages of it that were received, and went back"),
-        )
-    ),
-    backing_off_total=optional(count("All of these destinations")),
-    discarded=optional(mapping("Sent messages that no subscription took, by topic", count("Messages"))),
-    not_evaluated=optional(mapping("Sent messages that perhaps no subscription took, by topic", count("Messages"))),
-    topics_unchecked=optional(text("Why the rules of topics were not read; may be empty")),
-    where=optional(_WHERE),
-    operations=record("Billable operations of the run", **OPERATIONS),
-    ramp=optional(nullable(_RAMP)),
+    operations=record("Billable operations", **{name: OPERATIONS[name] for name in (*SPENT, "by_sbpair")}),
+    balanced=flag("Whether the counts add up"),
 )
 RECEIPT = record("The receipt of a move", **_RECEIPT)
 _MOVE = fields(
@@ -198,7 +126,7 @@ def forecast(
         reason=text("The reason"),
         description=text("Its description"),
         messages=count("Number of messages"),
-        examples=array("The first messages", _NAMED_WITH_REASON),
+        examples=array("The first messages", typed(NamedMessage)),
     )
     flow = {"queue": text("Backlog queue"), "destination": nullable(text("Destination; null if none, * for others"))}
     return document(
@@ -225,8 +153,6 @@ def forecast(
         seconds=nullable(number("Lower bound of the duration; null if nothing limits it")),
         operations=record(
             "Billable operations of the run",
-            stranded=count("Operations already spent to strand the messages"),
-            delivered=count("Operations of the receivers in the primary"),
             **OPERATIONS,
         ),
         cost=record(

@@ -50,8 +50,6 @@ COST = document(
     ),
     operations=record(
         "Billable operations",
-        stranded=count("Operations of the applications to send to the backlog"),
-        delivered=count("Operations of the receivers in the primary"),
         **OPERATIONS,
     ),
     polling=record(
