@@ -35,8 +35,8 @@ from sbpair.runs.journal import accepted_keys
 from sbpair.runs.run_log import MOVED, RunEntry, new_id
 
 if TYPE_CHECKING:
+    from sbpair.replay.proof import Proof
     from sbpair.replay.selection import Selection
-    from sbpair.replay.verify import Proof
 
 log = logging.getLogger(__name__)
 

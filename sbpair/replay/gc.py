@@ -19,7 +19,7 @@ from sbpair.replay.verify import verify
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
-    from sbpair.replay.verify import Proof
+    from sbpair.replay.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)

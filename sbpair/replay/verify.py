@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbpair.errors import ExitCode, StateRefused, UsageError
+from sbpair.errors import StateRefused, UsageError
 from sbpair.replay import archive_layout
 from sbpair.replay.archive import value_counts
 from sbpair.replay.archive_layout import BUCKETS, HELD, KEY, KEYS, LEDGER, OUTCOME, OUTCOMES, SEGMENT, SEGMENTS
 from sbpair.replay.ledger import Key, check_chunks, read_held, table_keys
+from sbpair.replay.proof import Proof
 from sbpair.replay.run import ReplayRun, load_run
 
 if TYPE_CHECKING:
@@ -31,63 +31,6 @@ MAX_SLICE = 2_000_000  # upper bound on keys in memory
 MAX_NAMED = 20_000  # upper bound on doubtful messages listed: as many as a dozen killed tasks hold
 MAX_REASONS = 1_000  # upper bound on reasons listed
 COUNTS = ("archived", *BUCKETS.values(), "unsent")
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Counts of messages. `copies` are rows beyond the first of a message; `unsent` have no outcome yet.
-
-    `contradictions` have two different outcomes, and `unknown` one without being in a segment. `doubtful` lists
-    messages that may be in the primary twice, at most MAX_NAMED of `doubtful_total`. `unreadable` are files that would
-    name more of them: files that are not synced may be cut short by a loss of power. `remaining_in_queues` counts by
-    queue the messages that were in the backlog when the run began, and still were when it was drained; `locked` of them
-    were locked.
-    """
-
-    archived: int = 0
-    acknowledged: int = 0
-    expired: int = 0
-    quarantined: int = 0
-    deduplicated: int = 0
-    unsent: int = 0
-    copies: int = 0
-    contradictions: int = 0
-    unknown: int = 0
-    segments: int = 0
-    queues: dict[str, dict[str, int]] = field(default_factory=dict)
-    destinations: dict[str, int] = field(default_factory=dict)
-    reasons: dict[str, int] = field(default_factory=dict)
-    doubtful: list[dict[str, object]] = field(default_factory=list)
-    doubtful_total: int = 0
-    remaining_in_queues: dict[str, int] = field(default_factory=dict)
-    locked: int = 0
-    unreadable: list[str] = field(default_factory=list)
-
-    @property
-    def balanced(self) -> bool:
-        ended = self.acknowledged + self.expired + self.quarantined + self.deduplicated
-        return self.archived == ended and not (self.contradictions or self.unknown)
-
-    @property
-    def exit_code(self) -> int:
-        """DONE if everything was sent, PARTIAL_OR_FINDINGS if something was not, BUG if the files disagree."""
-        if self.contradictions or self.unknown:
-            return ExitCode.BUG
-        unfinished = self.unsent or self.expired or self.quarantined or self.remaining_in_queues
-        return ExitCode.PARTIAL_OR_FINDINGS if unfinished else ExitCode.DONE
-
-    def document(self, run: ReplayRun) -> dict[str, Any]:
-        """Return the JSON contract. A direct run has "received" and "in_doubt" instead of "archived" and "unsent"."""
-        found = vars(self).copy()
-        counts: dict[str, Any] = {name: found.pop(name) for name in (*COUNTS, "copies")}
-        if run.direct:
-            counts |= {"archived": None, "unsent": None, "received": self.archived, "in_doubt": self.unsent}
-            names = {"archived": "received", "unsent": "in_doubt"}
-            found["queues"] = {
-                queue: {names.get(name, name): count for name, count in each.items()}
-                for queue, each in self.queues.items()
-            }
-        return {"mode": run.options.mode.value, **counts, "balanced": self.balanced, **found}
 
 
 def verify(archive: Archive, run: ReplayRun, max_slice: int = MAX_SLICE, max_named: int = MAX_NAMED) -> Proof:

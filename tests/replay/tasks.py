@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from sbpair.replay.verify import Proof
+    from sbpair.replay.proof import Proof
     from tests.replay.world import World
 
 QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)

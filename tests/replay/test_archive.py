@@ -45,7 +45,7 @@ from sbpair.replay.verify import check_acknowledged, verify
 from tests.replay.segments import created, write_segment
 
 if TYPE_CHECKING:
-    from sbpair.replay.verify import Proof
+    from sbpair.replay.proof import Proof
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = ReplayRun(

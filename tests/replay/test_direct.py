@@ -40,7 +40,7 @@ from tests.replay.world import HOUR_TICKS, World
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbpair.replay.verify import Proof
+    from sbpair.replay.proof import Proof
 
 QUICK = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.05)
 

@@ -22,6 +22,7 @@ PLAIN: dict[object, Schema] = {
     int: {"type": "integer", "minimum": 0},
     float: {"type": "number"},
     bool: {"type": "boolean"},
+    object: {},
 }
 
 

@@ -29,6 +29,7 @@ from sbpair.cli.schemas.builders import (
 from sbpair.model.cost import Operations
 from sbpair.move import events
 from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
+from sbpair.replay.proof import Proof
 
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
 OPERATIONS = keys_of(Operations) | {"by_sbpair": count("All operations of sbpair")}
@@ -204,31 +205,17 @@ EQUATIONS = (
     "In archive mode archived = acknowledged + expired + quarantined + deduplicated + unsent; in direct mode received ="
     " acknowledged + expired + quarantined + in_doubt."
 )
-_PROOF = fields(
+_PROVED = keys_of(Proof)
+_PROOF = _PROVED | fields(
     run=text("Id of the run"),
     mode=_MODE,
-    archived=nullable(count("Archived messages; null in direct mode")),
-    acknowledged=count("Messages accepted by the primary"),
-    expired=count("Messages past their time to live, kept in the archive"),
-    quarantined=count("Messages without a destination, kept in the archive"),
-    deduplicated=count("Messages not sent since another has the same id"),
-    unsent=nullable(count("Messages still to be sent; null in direct mode")),
+    archived=nullable(_PROVED["archived"]),
+    unsent=nullable(_PROVED["unsent"]),
     received=optional(count("Received messages, in direct mode")),
     in_doubt=optional(count("Messages without a known outcome, in direct mode")),
-    copies=count("Archived copies beyond the first of each message"),
     balanced=flag("Whether the counts add up"),
-    contradictions=count("Messages with more than one outcome"),
-    unknown=count("Outcomes of messages that were not archived"),
-    segments=count("Files of messages"),
-    queues=mapping("Counts of each queue", mapping("Counts by outcome", count("Messages"))),
-    destinations=mapping("Accepted messages of each destination", count("Messages")),
-    reasons=mapping("Messages that were not sent, by reason", count("Messages")),
     doubtful=records("Possible duplicates, the first ones", "One message", **NAMED),
-    doubtful_total=count("Number of possible duplicates"),
-    remaining_in_queues=mapping("Messages left in each queue", count("Messages")),
-    locked=count("Messages among these that another receiver or a killed task had locked"),
     released=optional(count("Messages that tasks received and gave back to the backlog")),
-    unreadable=array("Files that cannot be read", text("Path")),
     seconds=optional(number("Duration")),
     stopped=optional(flag("Whether the run was stopped")),
     notes=optional(array("Why destinations took no more, and what topics discard", text("One note"))),
