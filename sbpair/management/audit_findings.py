@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
 
 from sbpair import backlog
 from sbpair.errors import ExitCode
@@ -44,28 +45,23 @@ QueueItem = ReportItem[QueueFinding]
 
 @dataclass(frozen=True, slots=True)
 class DestinationSummary:
-    """A destination that peeked messages name; "" for messages that name none.
+    """A destination that peeked messages name; None is unknown."""
 
-    `messages` counts the peeked ones. `found` is whether the entity exists, `topic` and `detects_duplicates` are its
-    properties; None is unknown. `discarded` ones are for a topic of which no subscription takes them. `reason` is why
-    messages cannot go there.
-    """
-
-    name: str
-    messages: int
-    found: bool | None = None
-    topic: bool | None = None
-    detects_duplicates: bool | None = None
-    reason: str = ""
-    discarded: int = 0
+    name: Annotated[str, "Destination that peeked messages name; empty for none, * for others"]
+    messages: Annotated[int, "Peeked messages for it"]
+    found: Annotated[bool | None, "Whether it exists in the primary"] = None
+    topic: Annotated[bool | None, "Whether it is a topic"] = None
+    detects_duplicates: Annotated[bool | None, "Whether it detects duplicates"] = None
+    reason: Annotated[str, "Why it is unknown or missing, or does not keep all of them"] = ""
+    discarded: Annotated[int, "Peeked messages for a topic that match no subscription"] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """A queue or namespace that could not be read, and why."""
 
-    name: str
-    reason: str
+    name: Annotated[str, "What was skipped"]
+    reason: Annotated[str, "Why"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +80,13 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class BacklogTotal:
-    """All backlog queues of a pair together. `messages` is a minimum unless `exact`; None is unknown."""
+    """All backlog queues of a pair together."""
 
-    messages: int | None
-    exact: bool
-    dead_letters: int | None
-    oldest_seconds: float | None
-    scheduled: int | None
+    messages: Annotated[int | None, "Messages, at least so many if exact is false; null if unknown"]
+    exact: Annotated[bool, "Whether messages is exact"]
+    dead_letters: Annotated[int | None, "Dead-lettered messages; null if unknown"]
+    oldest_seconds: Annotated[float | None, "Age of the oldest message; null if unknown or none"]
+    scheduled: Annotated[int | None, "Scheduled messages; null if unknown"]
 
 
 @dataclass(frozen=True, slots=True)

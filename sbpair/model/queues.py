@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from sbpair.model.durations import TIMESPAN_MAX
 
@@ -34,17 +34,14 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Messages of a queue. `total` includes those without a count of their own here, such as deferred ones.
+    """Messages of a queue."""
 
-    `transfer` are on their way to the queue's forwarding destination, `transfer_dead_letter` failed to get there.
-    """
-
-    active: int = 0
-    dead_letter: int = 0
-    scheduled: int = 0
-    total: int = 0
-    transfer: int = 0
-    transfer_dead_letter: int = 0
+    active: Annotated[int, "Active messages"] = 0
+    dead_letter: Annotated[int, "Dead-lettered messages"] = 0
+    scheduled: Annotated[int, "Scheduled messages"] = 0
+    total: Annotated[int, "All messages, including those without a count of their own, such as deferred ones"] = 0
+    transfer: Annotated[int, "Messages to be forwarded"] = 0
+    transfer_dead_letter: Annotated[int, "Messages that could not be forwarded"] = 0
 
     @property
     def empty(self) -> bool:
@@ -87,21 +84,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """The size, age and growth of a queue; None for unknown values.
+    """The size, age and growth of a queue; None where not measured. `full_in_seconds` is None if it does not grow."""
 
-    `max_bytes` is the capacity of all its partitions. `idle`: `idle_seconds` exceeds the limit. `peeked` is the
-    number of messages peeked, `complete` whether those were all, `oldest_seconds` the age of the oldest of them.
-    `full_in_seconds` is None for a queue that does not grow.
-    """
-
-    max_bytes: int
-    size_bytes: int | None = None
-    idle_seconds: float | None = None
-    idle: bool = False
-    peeked: int | None = None
-    complete: bool = False
-    oldest_seconds: float | None = None
-    bytes_per_second: float | None = None
+    max_bytes: Annotated[int, "Size of all partitions"]
+    size_bytes: Annotated[int | None, "Bytes in use"] = None
+    idle_seconds: Annotated[float | None, "Time since the queue was last used"] = None
+    idle: Annotated[bool, "Whether it was unused longer than --idle"] = False
+    peeked: Annotated[int | None, "Number of peeked messages"] = None
+    complete: Annotated[bool, "Whether all messages were peeked"] = False
+    oldest_seconds: Annotated[float | None, "Age of the oldest peeked message"] = None
+    bytes_per_second: Annotated[float | None, "Growth between two samples"] = None
 
     @property
     def fill_ratio(self) -> float | None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Annotated
 
 from sbpair.backlog import queue_spec
 from sbpair.errors import UsageError
@@ -39,11 +40,11 @@ _SIZE_HINT = "write 2KB, 500B or 1MB; a bare number is in KB"
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An outage of so many seconds, in which applications send `rate` messages a second."""
+    """An outage, in which applications send messages."""
 
-    seconds: float
-    rate: float
-    message_bytes: int
+    seconds: Annotated[float, "Its length"]
+    rate: Annotated[float, "Messages a second"]
+    message_bytes: Annotated[int, "Size of a message"]
 
     @property
     def messages(self) -> int:
@@ -52,12 +53,12 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class BacklogRoom:
-    """The queues of a backlog, and the bytes of them all. `partitioned` is None if it is not known."""
+    """The queues of a backlog."""
 
-    queues: int = 10
-    max_bytes: int = 10 * QUEUE_MEGABYTES * MEGABYTES * 1024
-    used_bytes: int = 0
-    partitioned: bool | None = None
+    queues: Annotated[int, "Number of queues"] = 10
+    max_bytes: Annotated[int, "Size of all of them"] = 10 * QUEUE_MEGABYTES * MEGABYTES * 1024
+    used_bytes: Annotated[int, "Bytes in use"] = 0
+    partitioned: Annotated[bool | None, "Whether they are partitioned; null if they were not read"] = None
 
     @property
     def free_bytes(self) -> int:

@@ -21,7 +21,7 @@ from sbpair.move.live_run import LiveRun
 from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
-from sbpair.move.receipt import NamedMessage, Tally
+from sbpair.move.receipt import MissingDestination, NamedMessage, RemainingMessages, Tally
 from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.runs.database import now_ms
@@ -58,23 +58,6 @@ COUNT_SECONDS = 3.0  # how long the count of what is left may take: a stopped ru
 STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE)
 """Exit codes of errors that no message caused, the gravest first: a lost lease, a refused key, a full disk, a lost
 side."""
-
-
-@dataclass(frozen=True, slots=True)
-class MissingDestination:
-    """A destination that the primary lacks. `held` messages of it were left in the backlog."""
-
-    destination: str
-    dead_lettered: int
-    held: int
-
-
-@dataclass(frozen=True, slots=True)
-class RemainingMessages:
-    """Messages in the backlog queues at the end of a run; at least so many, unless `exact`."""
-
-    messages: int
-    exact: bool
 
 
 @dataclass(frozen=True, slots=True)

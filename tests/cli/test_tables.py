@@ -34,13 +34,13 @@ from sbpair.model.cost import Operations, estimate
 from sbpair.model.queues import Counts, QueueFinding, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.move.message.route import TimeToLive
-from sbpair.move.receipt import NamedMessage, Receipt
+from sbpair.move.receipt import NamedMessage, Receipt, RemainingMessages
 from sbpair.runs.open_doubts import Doubt
 from sbpair.runs.run_log import RunOutcome, RunRecord
 from sbpair.status import DestinationStatus, SideStatus, Status
 from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast
 from sbpair.syphon.limits import EffectiveLimits, PairTiers
-from sbpair.syphon.runner import RemainingMessages, SyphonResult
+from sbpair.syphon.runner import SyphonResult
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint

@@ -29,6 +29,7 @@ from sbpair.model.pair import Pair, SasKey
 from sbpair.move import destination_sender, events, intake, new_messages, raw_primary, raw_source
 from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.peek import locked
+from sbpair.move.receipt import MissingDestination, RemainingMessages
 from sbpair.runs.database import now_ms
 from sbpair.syphon import queue_end, runner, worker, worker_connections
 from sbpair.syphon.move_spec import MoveSpec
@@ -303,7 +304,7 @@ async def test_locked_messages_are_left_and_counted_if_asked(claims: tuple[Acces
         assert len(w.backlog().messages.receive(2)) == 2
         result = await w.run(wait_for_locks=False)
         assert (result.exit_code, result.receipt.sent, result.receipt.locked) == (3, 2, 2)
-        assert result.remaining == runner.RemainingMessages(2, exact=False)
+        assert result.remaining == RemainingMessages(2, exact=False)
         (found,) = w.of(events.MessagesLocked)
         assert (found.queue, found.locked, found.waiting) == (w.backlog().path, 2, False)
         w.emulator.advance(61_000)
@@ -322,7 +323,7 @@ async def test_a_run_that_is_stopped_while_it_waits_counts_what_is_locked(claims
         w.stop.set()
         result = await running
         assert (result.stopped, result.receipt.sent, result.receipt.locked) == (True, 1, 1)
-        assert result.remaining == runner.RemainingMessages(1, exact=AccessRight.MANAGE in claims)
+        assert result.remaining == RemainingMessages(1, exact=AccessRight.MANAGE in claims)
 
 
 @CLAIMS
@@ -397,7 +398,7 @@ async def test_counted_messages_that_no_peek_shows_are_left_if_asked() -> None:
         assert len(w.backlog().messages.receive(2)) == 2
         result = await w.run(wait_for_locks=False)
         assert (result.exit_code, result.receipt.sent, result.receipt.locked) == (3, 1, 2)
-        assert result.remaining == runner.RemainingMessages(2, exact=False)
+        assert result.remaining == RemainingMessages(2, exact=False)
         (found,) = w.of(events.MessagesLocked)
         assert (found.locked, found.waiting, found.overdue) == (2, False, False)
 
@@ -1082,8 +1083,8 @@ async def test_missing_destinations_cost_few_dead_letters_each(queues: int) -> N
         result = await w.run(count_remaining=True)
         receipt = result.receipt
         assert (result.exit_code, receipt.sent, receipt.dead_lettered, receipt.released) == (3, 40, 80, 80)
-        assert result.missing == tuple(runner.MissingDestination(f"d{each}", 20, 20) for each in range(4))
-        assert result.remaining == runner.RemainingMessages(80, exact=True)
+        assert result.missing == tuple(MissingDestination(f"d{each}", 20, 20) for each in range(4))
+        assert result.remaining == RemainingMessages(80, exact=True)
         dead = [message for index in range(queues) for message in held_in(w.backlog(index), dead=True)]
         assert len(dead) == 80
         assert sum(w.backlog(index).messages.locked_count for index in range(queues)) == 0
@@ -1112,7 +1113,7 @@ async def test_more_held_messages_than_may_be_held_end_the_run_and_stay() -> Non
         w.strand(*range(300), to="gone")
         result = await w.run(max_held=50, count_remaining=True)
         assert (result.exit_code, result.receipt.dead_lettered) == (3, 20)
-        assert result.remaining == runner.RemainingMessages(280, exact=True)
+        assert result.remaining == RemainingMessages(280, exact=True)
         assert ids(w.backlog()) == names(*range(20, 300))
 
 
@@ -1121,7 +1122,7 @@ async def test_without_manage_the_remainder_is_at_least_what_went_back() -> None
         w.may_only("secondary", AccessRight.LISTEN)
         w.strand(*range(50), to="gone")
         result = await w.run(count_remaining=True)
-        assert result.remaining == runner.RemainingMessages(30, exact=False)
+        assert result.remaining == RemainingMessages(30, exact=False)
 
 
 @pytest.mark.parametrize(("terms", "dead"), [({"allow_missing": True}, 100), ({"max_missing": 0}, 0), ({}, 20)])

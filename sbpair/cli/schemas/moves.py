@@ -1,6 +1,6 @@
 """Schemas of the output of syphon, replay, runs and drill, and of event lines."""
 
-from typing import get_args
+from typing import Annotated, get_args
 
 from sbpair.cli.schemas.builders import (
     Optional,
@@ -28,7 +28,7 @@ from sbpair.cli.schemas.builders import (
 )
 from sbpair.model.cost import Operations
 from sbpair.move import events
-from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
+from sbpair.move.receipt import BUCKETS, SPENT, MissingDestination, NamedMessage, Receipt, RemainingMessages
 from sbpair.replay.proof import Proof
 
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
@@ -59,20 +59,10 @@ _MOVE = fields(
     failures=records("Queues that failed", "One queue", queue=text("Its path"), reason=text("Why it failed")),
     seconds=number("Duration of the run"),
     stopped=flag("Whether a signal ended the run"),
-    remaining=nullable(
-        record(
-            "Messages in the backlog at the end; null if the run emptied it, or did not begin",
-            messages=count("Number of messages"),
-            exact=flag("Whether they were counted; otherwise there are at least so many"),
-        )
+    remaining=typed(
+        Annotated[RemainingMessages | None, "Messages at the end; null if the run emptied it, or did not begin"]
     ),
-    missing_destinations=records(
-        "Destinations that the primary lacks",
-        "One destination",
-        destination=text("Its path"),
-        dead_lettered=count("Messages dead-lettered for it"),
-        held=count("Messages of it that were received, and left in the backlog"),
-    ),
+    missing_destinations=array("Destinations that the primary lacks", typed(MissingDestination)),
     next_commands=array("Commands to go on with", text("One command line")),
     limit=nullable(
         record(

@@ -10,6 +10,7 @@ from sbpair.cli.schemas.builders import (
     fields,
     flag,
     forms,
+    keys_of,
     mapping,
     nullable,
     number,
@@ -20,7 +21,10 @@ from sbpair.cli.schemas.builders import (
     scalar,
     text,
     time,
+    typed,
 )
+from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
+from sbpair.model.queues import Counts, Utilisation
 
 HEALTH = ("up", "down", "broken")
 _REASON = optional(text("Why the outcome is what it is"))
@@ -34,55 +38,26 @@ _DIFFERENCES = optional(
         actual=scalar("Actual value"),
     )
 )
-_COUNTS = record(
-    "Messages of a queue",
-    active=count("Active messages"),
-    dead_letter=count("Dead-lettered messages"),
-    scheduled=count("Scheduled messages"),
-    total=count("All messages, including deferred ones"),
-    transfer=count("Messages to be forwarded"),
-    transfer_dead_letter=count("Messages that could not be forwarded"),
-)
 _QUEUE = fields(
     name=text("Path of the queue", example="contoso/x-servicebus-transfer/0"),
     reason=_REASON,
     index=optional(nullable(count("Index of the backlog queue; null if the name has none"))),
     partitioned=_PARTITIONED,
-    counts=optional(_COUNTS),
+    counts=optional(typed(Counts)),
     differences=_DIFFERENCES,
 )
+_MEASURED = {name: each for name, each in keys_of(Utilisation).items() if name != "max_bytes"}
 _FILL = record(
     "Utilisation and age of a queue; null where not measured",
-    size_bytes=nullable(count("Bytes in use")),
+    **_MEASURED,
     effective_max_size_mb=count("Size of all partitions, in MB"),
     fill_ratio=nullable(number("Used share of the size, from 0 to 1")),
-    idle_seconds=nullable(number("Time since the queue was last used")),
-    idle=flag("Whether it was unused longer than --idle"),
-    peeked=nullable(count("Number of peeked messages")),
-    complete=flag("Whether all messages were peeked"),
-    oldest_seconds=nullable(number("Age of the oldest peeked message")),
-    bytes_per_second=nullable(number("Growth between two samples")),
     full_in_seconds=nullable(number("Time until it is full at this rate; null if it does not grow")),
 )
 _AUDITED = fields(**_QUEUE, fill=optional(_FILL))
-_TOTAL = fields(
-    messages=nullable(count("Messages, at least so many if exact is false; null if unknown")),
-    exact=flag("Whether messages is exact"),
-    dead_letters=nullable(count("Dead-lettered messages; null if unknown")),
-    oldest_seconds=nullable(number("Age of the oldest message; null if unknown or none")),
-    scheduled=nullable(count("Scheduled messages; null if unknown")),
-)
-_DESTINATION = fields(
-    name=text("Destination that peeked messages name; empty for none, * for others"),
-    messages=count("Peeked messages for it"),
-    exact=flag("Whether messages is exact: false if not all messages were peeked"),
-    found=nullable(flag("Whether it exists in the primary")),
-    topic=nullable(flag("Whether it is a topic")),
-    detects_duplicates=nullable(flag("Whether it detects duplicates")),
-    reason=text("Why it is unknown or missing, or does not keep all of them"),
-    discarded=optional(count("Peeked messages for a topic that match no subscription")),
-)
-_SKIPPED = fields(name=text("What was skipped"), reason=text("Why"))
+_EXACT = flag("Whether messages is exact: false if not all messages were peeked")
+_DESTINATION = fields(**keys_of(DestinationSummary, "discarded"), exact=_EXACT)
+_SKIPPED = keys_of(Unseen)
 
 
 def _kind(kind: str, description: str, *outcomes: str) -> dict[str, Schema | Optional]:
@@ -102,7 +77,7 @@ AUDIT = document(
     record("The line of a queue", **_kind("queue", "Its list", *_AUDIT_LISTS), **_AUDITED),
     record("The line of a destination", **_kind("destination", "As kind", "destination"), **_DESTINATION),
     record("The line of a skipped item", **_kind("skipped", "As kind", "skipped"), **_SKIPPED),
-    backlog=record("All of the pair's backlog queues together", **_TOTAL),
+    backlog=typed(BacklogTotal),
     **{name: records(what, "One queue", **_AUDITED) for name, what in _AUDIT_LISTS.items()},
     destinations=records("Destinations of the peeked messages", "One destination", **_DESTINATION),
     skipped=records("Queues and namespaces that could not be read", "One item", **_SKIPPED),
@@ -209,8 +184,10 @@ STATUS = document(
     time=time("Time of the reading"),
     primary=_SIDE,
     secondary=_SIDE,
-    backlog=record("All backlog queues together", **_TOTAL),
-    queues=records("Backlog queues", "One queue", name=text("Its path"), **_TOTAL, note=text("Remark; may be empty")),
+    backlog=typed(BacklogTotal),
+    queues=records(
+        "Backlog queues", "One queue", name=text("Its path"), **keys_of(BacklogTotal), note=text("Remark; may be empty")
+    ),
     entities=records(
         "Checked queues and topics of the primary",
         "One entity",

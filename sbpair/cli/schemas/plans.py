@@ -6,6 +6,7 @@ from sbpair.cli.schemas.builders import (
     count,
     document,
     flag,
+    keys_of,
     nullable,
     number,
     record,
@@ -13,6 +14,7 @@ from sbpair.cli.schemas.builders import (
     text,
 )
 from sbpair.cli.schemas.moves import MONEY, OPERATIONS
+from sbpair.planning.outage_cost import BacklogRoom, Outage
 
 _SIDE = record(
     "One namespace",
@@ -24,18 +26,13 @@ COST = document(
     "The cost of an outage. JSON Lines have the document.",
     outage=record(
         "The outage",
-        seconds=number("Its length"),
-        rate=number("Messages a second"),
-        message_bytes=count("Size of a message"),
+        **keys_of(Outage),
         messages=count("Messages that are sent"),
         units=count("Operations that one send or receive of a message is billed as"),
     ),
     backlog=record(
         "The backlog queues",
-        queues=count("Number of queues"),
-        max_bytes=count("Size of all of them"),
-        used_bytes=count("Bytes in use"),
-        partitioned=nullable(flag("Whether they are partitioned; null if they were not read")),
+        **keys_of(BacklogRoom),
         full_in_seconds=number("Time from the start of the outage until all are full"),
         full_in_seconds_partitioned=nullable(number("The same for partitioned queues of Standard; null if known")),
         stored=count("Messages that fit"),
