@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_type_hints
 
-from sbpair.move.receipt import BUCKETS
+from sbpair.move.receipt import BUCKETS, Receipt
 
 _SUFFIXES: Final = {"s": "seconds", "By": "bytes"}
 
@@ -41,18 +41,9 @@ def _gauge(name: str, unit: str, label: str, text: str) -> Metric:
 
 RUN_INFO: Final = "sbpair_run"
 
-_BUCKET_TEXTS: Final = {
-    "received": "Deliveries received",
-    "sent": "Messages that their destination accepted",
-    "already_sent": "Deliveries of messages that were accepted before, only completed",
-    "expired": "Messages dead-lettered because their time to live was over",
-    "dead_lettered": "Messages dead-lettered for another reason",
-    "released": "Deliveries given back, not sent",
-    "in_doubt": "Deliveries given back, and sent without an answer",
-    "skipped": "Messages that stay in their source",
-}
+_COUNTS = get_type_hints(Receipt, include_extras=True)
 MESSAGES: Final = {
-    bucket: Metric(f"sbpair.messages.{bucket}", "{message}", "queue", _BUCKET_TEXTS[bucket])
+    bucket: Metric(f"sbpair.messages.{bucket}", "{message}", "queue", _COUNTS[bucket].__metadata__[0])
     for bucket in ("received", *BUCKETS)
 }
 

@@ -111,11 +111,11 @@ class Receipt:
     size in the backlog.
     """
 
-    received: Annotated[int, "Deliveries from the backlog; equals the sum of the next seven"] = 0
+    received: Annotated[int, "Deliveries, each of which ends in one of the buckets from sent to skipped"] = 0
     sent: Annotated[int, "Accepted by the primary and completed in the backlog"] = 0
     already_sent: Annotated[int, "Accepted by an earlier run, completed without sending"] = 0
     expired: Annotated[int, "Dead-lettered, since past the time to live"] = 0
-    dead_lettered: Annotated[int, "Dead-lettered, since no destination exists"] = 0
+    dead_lettered: Annotated[int, "Dead-lettered for another reason, such as no destination"] = 0
     released: Annotated[int, "Returned to the backlog"] = 0
     in_doubt: Annotated[int, "Sent, without an answer"] = 0
     skipped: Annotated[int, "Left in the queue, each counted once: not chosen, or refused by a move's destination"] = 0

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.logs import utc
 from sbpair.cli.render.screen import plural, spoken
@@ -30,29 +30,32 @@ OTHER_DESTINATIONS = "(others)"
 MAX_ETA_SECONDS = 99 * 86_400.0
 """Estimates beyond this are not shown."""
 
+QUEUE_FIGURES = ("queue", "remaining", "received", "sent", "held", "skipped", "locked", "locked_until_ms")
+"""The fields of a QueueRow that an event line has as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
     """One backlog queue, or several together.
 
-    `remaining` is None if unknown, and `exact` if counted, not estimated. An `idle` queue has nothing to report.
-    `locked` messages are waited for, at the latest until `locked_until_ms`, in `locked_seconds`.
+    `remaining` is `exact` if counted, not estimated. An `idle` queue has nothing to report. `locked_seconds` last until
+    `locked_until_ms`.
     """
 
-    queue: str
-    remaining: int | None = None
+    queue: events.Queue
+    remaining: Annotated[int | None, "Messages in the queue; null if unknown"] = None
     exact: bool = True
-    received: int = 0
-    sent: int = 0
-    per_second: float = 0.0
+    received: Annotated[int, "Received messages"] = 0
+    sent: Annotated[int, "Sent messages"] = 0
+    per_second: Annotated[float, "Messages a second, over the last 10 s"] = 0.0
     oldest_seconds: float | None = None
-    held: int = 0
+    held: Annotated[int, "Messages held under lock"] = 0
     note: str = ""
     idle: bool = False
-    locked: int = 0
-    locked_until_ms: int | None = None
+    locked: Annotated[int, "Messages that others have locked, and that the run waits for"] = 0
+    locked_until_ms: Annotated[int | None, "When these are free at the latest, in ms since 1970; null for none"] = None
     locked_seconds: float = 0.0
-    skipped: int = 0
+    skipped: Annotated[int, "Skipped messages, kept locked until the run ends"] = 0
 
     @property
     def eta_seconds(self) -> float | None:

@@ -8,7 +8,7 @@ with bursts of BURST. Dropped lines are counted.
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.cli.progress.boards import Board, DestinationRow, QueueRow
+from sbpair.cli.progress.boards import QUEUE_FIGURES, Board, DestinationRow, QueueRow
 from sbpair.cli.progress.reporting import event_line
 from sbpair.cli.render.screen import Document
 from sbpair.move import events
@@ -64,7 +64,7 @@ class EventLines:
         self._failing: dict[str, str] = {}
         self._dead = DeadLetterCounts()
         self._limited_by: str | None = None
-        self._queues: dict[str, tuple[object, ...]] = {}
+        self._queues: dict[str, dict[str, object]] = {}
         self._destinations: dict[str, tuple[object, ...]] = {}
         self._next = now + interval
 
@@ -144,15 +144,8 @@ def _dead_lettered(event: events.DeadLettered, messages: int, now_ms: int) -> Do
 
 def _queue(row: QueueRow, now_ms: int) -> Document:
     return event_line(SCHEMA, "progress", now_ms) | {
-        "queue": row.queue,
-        "remaining": row.remaining,
+        **_figures(row),
         "counted": row.remaining is not None and row.exact,
-        "received": row.received,
-        "sent": row.sent,
-        "held": row.held,
-        "skipped": row.skipped,
-        "locked": row.locked,
-        "locked_until_ms": row.locked_until_ms,
         "per_second": round(row.per_second, 1),
         "eta_seconds": _whole(row.eta_seconds),
         "oldest_seconds": _whole(row.oldest_seconds),
@@ -170,8 +163,8 @@ def _destination(row: DestinationRow, now_ms: int) -> Document:
     }
 
 
-def _figures(row: QueueRow) -> tuple[object, ...]:
-    return row.remaining, row.received, row.sent, row.held, row.skipped, row.locked, row.locked_until_ms
+def _figures(row: QueueRow) -> dict[str, object]:
+    return {name: getattr(row, name) for name in QUEUE_FIGURES}
 
 
 def _whole(seconds: float | None) -> int | None:

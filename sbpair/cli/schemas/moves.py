@@ -2,6 +2,7 @@
 
 from typing import Annotated, get_args
 
+from sbpair.cli.progress.boards import QUEUE_FIGURES, QueueRow
 from sbpair.cli.schemas.builders import (
     Optional,
     Schema,
@@ -378,23 +379,15 @@ SUBMIT = document(
 _RUN_EVENTS = (events.RunPausing, events.RunPaused, events.RunResumed, events.RunCancelled)
 _OWN_LINES = (events.QueueProgress, events.QueueDepths, events.DestinationProgress, events.DeadLettered)
 _ETA = nullable(count("Seconds until it is done at this rate, locks included; null if unknown"))
-_PER_SECOND = number("Messages a second, over the last 10 s")
+_ROW = keys_of(QueueRow)
 SYPHON_EVENT = forms(
     "sbpair/syphon-event/1",
     "One line of sbpair syphon --once or --watch with --log-format json.",
     event("connecting", primary=text("Primary namespace"), secondary=text("Secondary namespace")),
     event(
         "progress",
-        queue=typed(events.Queue),
-        remaining=nullable(count("Messages in the queue; null if unknown")),
+        **{name: _ROW[name] for name in (*QUEUE_FIGURES, "per_second")},
         counted=flag("Whether remaining was counted, not estimated"),
-        received=count("Received messages"),
-        sent=count("Sent messages"),
-        held=count("Messages held under lock"),
-        skipped=count("Skipped messages, kept locked until the run ends"),
-        locked=count("Messages that others have locked, and that the run waits for"),
-        locked_until_ms=nullable(count("When they are free at the latest, in ms since 1970; null without any")),
-        per_second=_PER_SECOND,
         eta_seconds=_ETA,
         oldest_seconds=nullable(count("Age of the oldest message; null if unknown")),
     ),
@@ -402,7 +395,7 @@ SYPHON_EVENT = forms(
         "destination-progress",
         destination=typed(events.Destination),
         sent=count("Sent messages"),
-        per_second=_PER_SECOND,
+        per_second=_ROW["per_second"],
         waiting=count("Messages that wait for it"),
         backing_off=nullable(text("Why it is unavailable; null if it is not")),
         dead_lettered=count("Messages for it that were dead-lettered"),
@@ -419,7 +412,7 @@ _REPLAY_PROGRESS = fields(
     destination=optional(nullable(text("Destination; null for the total"))),
     messages=count("Messages done"),
     of=nullable(count("All messages; null if unknown")),
-    per_second=_PER_SECOND,
+    per_second=_ROW["per_second"],
     eta_seconds=_ETA,
 )
 
