@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from sbpair.errors import UsageError
 
@@ -51,10 +51,10 @@ MIN_LIMITED_SECONDS = 1.0
 
 
 class Limit(NamedTuple):
-    """A limit at work: messages a second, and the option or the cause that sets it."""
+    """A limit at work."""
 
-    per_second: float
-    by: str
+    per_second: Annotated[float, "Messages a second"]
+    by: Annotated[str, "Option or cause that sets it", {"examples": ["--credits 50%"]}]
 
     def __str__(self) -> str:
         digits = 0 if self.per_second >= 9.95 else 1 if self.per_second >= 0.95 else 3

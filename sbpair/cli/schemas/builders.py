@@ -5,7 +5,6 @@ schema: `Annotated[int, "Which one", {"examples": [1]}]`.
 """
 
 from dataclasses import dataclass, is_dataclass
-from dataclasses import fields as fields_of
 from enum import Enum
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -125,9 +124,8 @@ def typed(kind: Any) -> Schema:
 
 
 def keys_of(kind: Any, *later: str) -> dict[str, Any]:
-    """Return the keys of a dataclass. Stored documents of earlier versions may lack the `later` ones."""
-    hints = get_type_hints(kind, include_extras=True)
-    keys = {each.name: typed(hints[each.name]) for each in fields_of(kind)}
+    """Return the keys of a dataclass or named tuple. Stored documents of earlier versions may lack the `later` ones."""
+    keys = {name: typed(each) for name, each in get_type_hints(kind, include_extras=True).items()}
     return keys | {name: Optional(keys[name]) for name in later}
 
 

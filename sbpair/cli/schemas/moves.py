@@ -29,6 +29,7 @@ from sbpair.cli.schemas.builders import (
 )
 from sbpair.model.cost import Operations
 from sbpair.move import events
+from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS, SPENT, MissingDestination, NamedMessage, Receipt, RemainingMessages
 from sbpair.replay.proof import Proof
 
@@ -65,13 +66,7 @@ _MOVE = fields(
     ),
     missing_destinations=array("Destinations that the primary lacks", typed(MissingDestination)),
     next_commands=array("Commands to go on with", text("One command line")),
-    limit=nullable(
-        record(
-            "The limit that the run waited for longest; null if none slowed it down",
-            per_second=number("Messages a second"),
-            by=text("What sets it", example="--credits 50%"),
-        )
-    ),
+    limit=nullable(record("The limit that the run waited for longest; null if none slowed it down", **keys_of(Limit))),
 )
 SYPHON = document("sbpair/syphon/1", "The receipt of sbpair syphon.", **_MOVE)
 MOVE = document(
