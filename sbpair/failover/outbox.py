@@ -20,6 +20,8 @@ from sbpair.runs.lease import Lock
 from sbpair.runs.sqlite_file import SQLITE_ERRORS, FileFormat, SqliteFile, connect, create_private
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from sbpair.model.pair import Pair
 
 log = logging.getLogger(__name__)
@@ -164,6 +166,7 @@ class Outbox(SqliteFile):
         self._messages = self._bytes = 0
         self._waiting: dict[str, tuple[str, int]] = {}
         self._refused: set[int] = set()
+        _check_types(self.path, self._db)
         for entity, count, size in self._db.execute(
             "SELECT entity, count(*), sum(length(message)) FROM messages GROUP BY entity"
         ):
@@ -198,10 +201,18 @@ def outbox_depths(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
         with closing(connect(file, "ro")) as db:
             if not FORMAT.check(file, db):
                 return {}
+            _check_types(file, db)
             rows = db.execute("SELECT entity, count(*), min(at_ms) FROM messages GROUP BY entity ORDER BY entity")
             return {entity: OutboxDepth(count, oldest_ms) for entity, count, oldest_ms in rows}
     except SQLITE_ERRORS as error:
         raise FORMAT.translate(file, error) from error
+
+
+def _check_types(file: Path, db: sqlite3.Connection) -> None:
+    """Raise StateRefused for a message with values that sbpair does not write."""
+    types = "(typeof(entity), typeof(at_ms), typeof(message))"
+    for [number] in db.execute(f"SELECT id FROM messages WHERE {types} <> ('text', 'integer', 'blob')"):  # noqa: S608
+        raise FORMAT.broken(file, f"message {number} cannot be read")
 
 
 def _check_limit(name: str, limit: int) -> None:

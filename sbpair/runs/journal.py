@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, Any
 
-from sbpair.errors import SbpairError, StateRefused
+from sbpair.errors import SbpairError
 from sbpair.runs.database import now_ms
 from sbpair.runs.open_doubts import Doubt, OpenDoubts
 
@@ -277,7 +277,7 @@ class Journal:
             self._remember(batch, keys)
         doubtful = "SELECT id, run, namespace, queue, destination, keys FROM flights WHERE state = ? ORDER BY id DESC"
         for batch, run, namespace, queue, destination, text in state.read(doubtful, (DOUBTFUL,)):
-            keys = [(namespace, queue, *parts) for parts in _decode_keys(text)]
+            keys = [(namespace, queue, *parts) for parts in _decode_keys(state, text)]
             self._open_doubts.add(batch, keys, run, destination)
 
     def _remember(self, batch: int, keys: Sequence[Key]) -> None:
@@ -330,7 +330,7 @@ def accepted_keys(state: RunDatabase) -> list[Key]:
 def _accepted_batches(state: RunDatabase) -> Iterator[tuple[int, list[Key]]]:
     rows = state.read("SELECT id, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
     for batch, namespace, queue, keys in rows:
-        yield batch, [(namespace, queue, *parts) for parts in _decode_keys(keys)]
+        yield batch, [(namespace, queue, *parts) for parts in _decode_keys(state, keys)]
 
 
 def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> list[Doubt]:
@@ -342,7 +342,7 @@ def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> list[Doubt]:
     found = (
         Doubt(run, queue, number, message_id, destination)
         for queue, destination, keys in batches
-        for number, _, message_id in _decode_keys(keys)
+        for number, _, message_id in _decode_keys(state, keys)
     )
     return list(dict.fromkeys(found))
 
@@ -353,16 +353,13 @@ def _encode_keys(keys: Sequence[Key]) -> str:
     return f"[{list(numbers)},{list(times)},{_to_json(message_ids)}]"
 
 
-def _decode_keys(text: str) -> list[tuple[int, int, str | None]]:
+def _decode_keys(state: RunDatabase, text: str) -> list[tuple[int, int, str | None]]:
     """Return (sequence number, enqueued ms, message id) of each message of a batch."""
-    try:
+    with state.decoding():
         numbers, times, message_ids = json.loads(text)
-        return list(zip(numbers, times, message_ids, strict=True))
-    except (TypeError, ValueError) as error:
-        raise StateRefused(
-            "the journal holds a batch that cannot be read",
-            hint="move the state away: messages that were in flight when it broke may then arrive twice",
-        ) from error
+        keys = list(zip(numbers, times, message_ids, strict=True))
+        hash(tuple(keys))  # lists of JSON cannot be parts of a key
+        return keys
 
 
 def _trim(remembered: dict[Key, Any], limit: int) -> list[Any]:

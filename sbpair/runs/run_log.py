@@ -10,13 +10,14 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.errors import ExitCode, SbpairError, UsageError
+from sbpair.errors import ExitCode, SbpairError, StateRefused, UsageError
 from sbpair.runs.database import now_ms
 from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, doubts_of
 from sbpair.runs.lease import Lock, is_locked
@@ -76,6 +77,17 @@ class RunRecord:
     receipt: dict[str, object] | None
     settings: dict[str, object]
     doubts: tuple[Doubt, ...]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise StateRefused where the receipt, the settings or the samples hold what sbpair does not write."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            raise StateRefused(
+                f"the record of run {self.id} cannot be read: {type(error).__name__}, {error}",
+                hint="if no other program has changed the state, report this as a bug",
+            ) from error
 
     @property
     def kind(self) -> str:
@@ -215,8 +227,19 @@ def _decoded(state: RunDatabase, row: Row) -> RunRecord:
         outcome = RunOutcome.PARTIAL  # the file has no such outcome: earlier versions could not read it
     doubts = doubts_of(state, run_id, ended=outcome not in LIVE)
     read, known = (None if each is None else json.loads(each) for each in (receipt, settings))
+    _check_types(str, run_id, command, error)
+    _check_types(int, started, ended or 0, exit_code or 0)
+    _check_types(dict, read or {}, known or {})
+    if not command.split():
+        raise ValueError("a run has no command")
     end = (RunOutcome(outcome), exit_code, error)
     return RunRecord(run_id, command, started, ended, *end, read, known or {}, tuple(doubts))
+
+
+def _check_types(expected: type, *values: object) -> None:
+    for value in values:
+        if not isinstance(value, expected):
+            raise TypeError(f"expected {expected.__name__}, got {value!r}")
 
 
 def _live_state(state: RunDatabase, run_id: str) -> RunOutcome:

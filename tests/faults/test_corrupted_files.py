@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -18,6 +21,8 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.storage.storage import Storage
 from sbpair.errors import SbpairError
 from sbpair.failover.outbox import Outbox, outbox_depths
+from sbpair.model.pair import Pair
+from sbpair.move.receipt import BackingOff, NamedMessage, Receipt
 from sbpair.replay.archive import Archive, find_archive
 from sbpair.replay.archive_layout import (
     ACCEPTED_FILE,
@@ -47,24 +52,50 @@ from sbpair.runs.lease import FILE_NAME, Lease
 from sbpair.runs.lease_location import LeaseHolder
 from sbpair.runs.run_log import RunEntry, all_runs
 from sbpair.runs.timeline import Figures, timeline_of
+from sbpair.spark.archive_frame import ArchiveFrame
 from sbpair.spark.write_run import OWNER_FILE, RUN_SCHEMA, WRITE_FILE, read_mark, read_owner
+from tests.kit.command import environment, run
+from tests.kit.pairs import BACKLOG, UNDER_CONTOSO
+from tests.kit.running import Running
+from tests.kit.stranded import numbered, put
 from tests.replay.segments import write_segment
-from tests.runs.states import KEY, PAIR, accepted, sending
+from tests.runs.states import KEY, accepted, endpoint, sending
 
-ROUNDS = 300
+if TYPE_CHECKING:
+    from tests.kit.command import Here
+
+PAIR = Pair("orders", endpoint("contoso", emulator=True), endpoint("contoso-dr", emulator=True))
 CONTOSO = {"contoso": (5672, "standard", 1)}
 
 
+RECEIPT = Receipt(
+    received=9,
+    sent=6,
+    dead_lettered=2,
+    released=1,
+    distinct=9,
+    queues={"q": {"received": 9, "sent": 6}},
+    destinations={"orders": 6},
+    dead_letters=(NamedMessage("q", 7, "m7", "orders", "it expired"),),
+    dead_letter_reasons={"it expired": 2},
+    stayed=(NamedMessage("q", 8, "m8", "orders", "it is locked until 12:00"),),
+    backing_off=(BackingOff("orders", "it is full", "wait", 1),),
+    backing_off_total=1,
+)
+
+
 def write_state(directory: Path) -> Path:
+    clock_ms = partial(next, itertools.count(4_000_000_000_000, 1_000))
     with RunDatabase(directory, PAIR) as state:
         for number in range(20):
-            entry = RunEntry(state, "syphon --once")
-            journal = Journal(state, run=entry.id)
+            entry = RunEntry(state, "syphon --once", run_id=f"run-{number:02}", clock_ms=clock_ms)
+            entry.describe({"sbpair": "1", "primary": "contoso", "secondary": "contoso-dr"})
+            journal = Journal(state, run=entry.id, clock_ms=clock_ms)
             flight = sending(journal, [(*KEY[:2], number, 1, f"m{number}")], "orders")
             if number % 2:
                 accepted(journal, flight)
             entry.sample(Figures({"sent": 1}), last=True)
-            entry.finish({"sent": number}, 3 if number % 3 else 0)
+            entry.finish(RECEIPT.document(), 3 if number % 3 else 0)
             entry.close()
     return directory / "state.db"
 
@@ -120,10 +151,15 @@ def write_archive(directory: Path, *, damaged: str) -> Path:
     for kind, keys in ((LEDGER, KEYS[:50]), (EXPIRED, KEYS[50:]), (DOUBTFUL, KEYS[:2])):
         Ledger(archive, RUN.shards, "a").write(kind, 1, [Entry(key, "orders", kind) for key in keys])
     archive.write_line(f"{HELD}/a.0.jsonl", KEYS[:5])
-    archive.write_json(DRAINED_FILE, {"messages": 60, "remaining_in_queues": {QUEUE: 1}, "locked": 1})
+    archive.write_json(DRAINED_FILE, {"messages": 60, "remaining_in_queues": {QUEUE: 0}, "locked": 1})
     archive.write_json(RECEIPT_FILE, {"acknowledged": 50, "balanced": True, "stopped": False, "unsent": 0})
     archive.write_json(ACCEPTED_FILE, {"keys": [["contoso-dr", *key] for key in KEYS]})
     archive.write_json(f"{LEASE}/detached-a.json", {"number": 1, "valid_seconds": 0.1, "lost": "it ended"})
+    with (
+        RunDatabase(directory / "state", PAIR) as state,
+        closing(RunEntry(state, "replay run", run_id=RUN.id)) as entry,
+    ):
+        entry.finish({"archive": str(directory)}, 0)
     if damaged == REMOVED_FILE:
         archive.write_json(REMOVED_FILE, {"at_ms": 1, "places": [SEGMENTS], "segments": archive.files(SEGMENTS)})
     path = Path(archive.root, damaged)
@@ -151,6 +187,13 @@ def read_segments(archive: Archive) -> None:
     SegmentReader(archive).read([("one", at) for at in range(len(KEYS))])
 
 
+def read_rows(archive: Archive) -> None:
+    options = {"path": archive.root, "states": "segments, expired", "unfinished": "true"}
+    frame = ArchiveFrame.open(options).check_files()
+    for file in frame.files:
+        list(frame.read(*file))
+
+
 ARCHIVE_READS = tuple(
     partial(read_archive, read=each)
     for each in (
@@ -161,6 +204,7 @@ ARCHIVE_READS = tuple(
         partial(plan_gc, unsent=False),
         read_segments,
         read_all_held,
+        read_rows,
         partial(check_chunks, shards=RUN.shards, synced=True),
         partial(load_accepted, queue=QUEUE),
         partial(end_detached_tasks, spare_seconds=0.0),
@@ -207,16 +251,59 @@ def read_lease(path: Path) -> None:
 
 SPARK_FILES = (WRITE_FILE, OWNER_FILE, LEDGER)
 
-Kind = tuple[Callable[[Path], Path], tuple[Callable[[Path], object], ...]]
+
+STATE_COMMANDS = (
+    "runs list --state {place}",
+    "runs show run-07 --state {place}",
+    "runs report run-07 --markdown - --state {place}",
+    "syphon --once --state {place}",
+    "runs pause run-07 --state {place}",
+    "runs show run-07 -o json --state {place}",
+    "runs report run-07 --html {place}/page --state {place}",
+)
+# What waits in the outbox for other entities keeps `send` for seconds: a harmless corruption is rarely sent with.
+OUTBOX_COMMANDS = ("send orders {place}/lines --outbox {path}", *("status --outbox {path}",) * 2)
+# Its ready file cannot be written, which ends an emulator that has read its data.
+DATA_COMMANDS = ("emulator --namespace contoso=0 --data {path} --ready-file {place}/none/ready",)
+ARCHIVE_COMMANDS = (
+    "replay status r1 --archive {place}",
+    "replay verify r1 --archive {place}",
+    "replay list --archive {place}",
+    "replay gc r1 --dry-run --archive {place}",
+    "replay resume r1 --archive {place} --state {place}/state --shared-archive --remote sc://127.0.0.1:1",
+    "replay stop r1 --archive {place}",
+    "runs report r1 --markdown - --state {place}/state",
+)
+CHANGING = ("syphon --once", "runs pause", "send", "emulator", "replay resume", "replay stop")
+"""Commands that may change the files that they read."""
+
+
+class Kind(NamedTuple):
+    """A kind of file: what writes one, what reads it in this process, and the command lines that read it.
+
+    `{path}` is the file, `{place}` the directory given to `write`. `values`: a corruption changes values of a database.
+    """
+
+    write: Callable[[Path], Path]
+    reads: tuple[Callable[[Path], object], ...]
+    commands: tuple[str, ...] = ()
+    values: bool = False
+
+
 KINDS: dict[str, Kind] = {
-    "state": (write_state, (read_state,)),
-    "outbox": (write_outbox, (outbox_depths, read_outbox)),
-    "data": (write_data, (read_data,)),
-    "lease": (write_lease, (read_lease,)),
-    **{f"Spark {name}": (partial(write_spark_run, damaged=name), (read_spark_run,)) for name in SPARK_FILES},
-    **{f"archive {name}": (partial(write_archive, damaged=name), ARCHIVE_READS) for name in ARCHIVE_FILES},
+    "state": Kind(write_state, (read_state,), STATE_COMMANDS),
+    "values of state": Kind(write_state, (read_state,), STATE_COMMANDS, values=True),
+    "outbox": Kind(write_outbox, (outbox_depths, read_outbox), OUTBOX_COMMANDS),
+    "values of outbox": Kind(write_outbox, (outbox_depths, read_outbox), OUTBOX_COMMANDS[1:], values=True),
+    "data": Kind(write_data, (read_data,), DATA_COMMANDS),
+    "values of data": Kind(write_data, (read_data,), DATA_COMMANDS, values=True),
+    "lease": Kind(write_lease, (read_lease,), ("syphon --once --state {place}",)),
+    **{f"Spark {name}": Kind(partial(write_spark_run, damaged=name), (read_spark_run,)) for name in SPARK_FILES},
+    **{
+        f"archive {name}": Kind(partial(write_archive, damaged=name), ARCHIVE_READS, ARCHIVE_COMMANDS)
+        for name in ARCHIVE_FILES
+    },
 }
-"""For each kind of file, a function that writes one, and the functions that read it."""
 
 
 def corrupted(whole: bytes, chance: random.Random) -> bytes:
@@ -244,27 +331,146 @@ def corrupted(whole: bytes, chance: random.Random) -> bytes:
     return bytes(data)
 
 
+def change_values(path: Path, chance: random.Random) -> None:
+    """Give one column of a database another value, which no checksum betrays."""
+    with closing(sqlite3.connect(path)) as db:
+        tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name"
+        table = chance.choice([name for [name] in db.execute(tables)])
+        column = chance.choice([name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")])
+        [old, *_] = db.execute(f"SELECT {column} FROM {table} LIMIT 1").fetchone() or [None]  # noqa: S608
+        value = chance.choice((None, "", "x", -1, 2**62, 1e300, b"\x00\xff", "[]", "5"))
+        if isinstance(old, str) and old.startswith(("{", "[")):
+            value = json.dumps(other_json(json.loads(old), chance))
+        with suppress(sqlite3.IntegrityError):
+            db.execute(f"UPDATE {table} SET {column} = ?", [value])  # noqa: S608
+            db.commit()
+
+
+def other_json(value: Any, chance: random.Random) -> Any:
+    """Return a document in which one value differs."""
+    if isinstance(value, dict | list) and value and chance.random() < 0.8:
+        at = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        value[at] = other_json(value[at], chance)
+        return value
+    return chance.choice((None, -1, 1e400, "x", [], {}, [1], {"x": 1}))
+
+
+BACKLOG_QUEUE = f"{UNDER_CONTOSO}0"
+SEEDS = pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 300), marks=pytest.mark.slow)], ids=str)
+FOUND = [
+    *(("values of state", seed) for seed in (20, 24, 35, 38)),
+    *(("values of outbox", seed) for seed in (4, 86, 89)),
+]
+"""Corruptions that once ended a command with a traceback."""
+
+
+class Corrupting:
+    """A file of a kind, and corruptions of it."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.kind, self._directory = KINDS[name], directory
+        self.path = self.kind.write(directory)
+        if self.path.suffix == ".db":
+            with closing(sqlite3.connect(self.path)) as db:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._whole = self.path.read_bytes()
+
+    def corrupt(self, seed: int) -> bytes:
+        """Replace the file by a corrupted one, without those that SQLite puts beside it. Return its content."""
+        for beside in self.path.parent.glob(f"{self.path.name}-*"):
+            beside.unlink()
+        chance = random.Random(seed)
+        self.path.write_bytes(self._whole if self.kind.values else corrupted(self._whole, chance))
+        if self.kind.values:
+            change_values(self.path, chance)
+        return self.path.read_bytes()
+
+    def refusal(self, read: Callable[[Path], object]) -> SbpairError | None:
+        """Return the refusal of the file, if any. Any other error fails in the round whose seed it shows."""
+        try:
+            read(self.path)
+        except SbpairError as error:
+            return error
+        return None
+
+    def check(self, line: str, seed: int, run: Callable[..., tuple[int, str, str]]) -> bool:
+        """Run a command line over a corrupted file, and check its end. Return whether it refused the file."""
+        data = self.corrupt(seed)
+        code, out, err = run(*line.format(path=self.path, place=self._directory).split())
+        shown = f"seed {seed}, {line}: {code}, {err}"
+        last = [each for each in err.splitlines() if each.startswith(("error: ", "hint: "))][-2:]
+        assert code in (0, 3, 4, 7) or (code == 2 and "run-07" in err), shown
+        assert "Traceback (" not in out + err, shown
+        assert code in (0, 3) or [each.split(":")[0] for each in last] == ["error", "hint"], shown
+        # An empty file is one that was never written to.
+        may_change = line.startswith(CHANGING) or not data
+        if code == 4 or not may_change:
+            assert self.path.read_bytes() == data, shown
+        return code in (4, 7)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Running]:
+    """A pair with a backlog queue and a destination."""
+    with Running() as running:
+        running.do(lambda: running.other.create_queue(BACKLOG_QUEUE, BACKLOG))
+        running.do(lambda: running.namespace.create_queue("orders"))
+        yield running
+
+
+@pytest.fixture
+def command(here: Here, pair: Running, impatient: None, tmp_path: Path) -> Here:  # noqa: ARG001
+    """Run a command line for the pair, in whose backlog a message waits."""
+    tmp_path.joinpath("lines").write_text("hello\n")
+    backlog = pair.do(lambda: pair.other.queue(BACKLOG_QUEUE))
+    env = environment(pair.emulator)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        pair.do(lambda: put(backlog, numbered(1, "orders")))
+        return here(*words, **env)
+
+    return run
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 300), marks=pytest.mark.slow)], ids=str)
+@SEEDS
 def test_a_corrupted_file_is_read_or_refused_with_a_hint(tmp_path: Path, kind: str, seeds: range) -> None:
-    write, reads = KINDS[kind]
-    path = write(tmp_path)
-    if path.suffix == ".db":
-        with closing(sqlite3.connect(path)) as db:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            db.execute("PRAGMA journal_mode = DELETE")
-    whole = path.read_bytes()
-    refusals: list[SbpairError] = []
+    file = Corrupting(kind, tmp_path)
+    refused = set()
     for seed in seeds:
-        for read in reads:
-            for beside in path.parent.glob(f"{path.name}-*"):
-                beside.unlink()
-            path.write_bytes(corrupted(whole, random.Random(seed)))
-            # Any other error fails here, in the round whose seed it shows.
-            try:
-                read(path)
-            except SbpairError as error:
-                refusals.append(error)
-    assert refusals
-    assert {each.exit_code for each in refusals} <= {4, 7}
-    assert all(each.hint for each in refusals)
+        for read in file.kind.reads:
+            file.corrupt(seed)
+            if error := file.refusal(read):
+                refused.add(seed)
+                assert error.exit_code in (4, 7), seed
+                assert error.hint, seed
+                assert str(file.refusal(read)) == str(error), seed
+                assert error.message.startswith(str(file.path)) or file.path.suffix != ".db", seed
+    assert len(refused) > (0 if file.kind.values else len(seeds) // 3)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.commands])
+@SEEDS
+def test_a_command_reads_a_corrupted_file_or_refuses_it(command: Here, tmp_path: Path, kind: str, seeds: range) -> None:
+    file = Corrupting(kind, tmp_path)
+    lines = file.kind.commands
+    with Lease(tmp_path, "r1") if kind == "lease" else nullcontext():
+        refused = [seed for seed in seeds if file.check(lines[seed % len(lines)], seed, command)]
+    assert refused
+
+
+@pytest.mark.parametrize(("kind", "seed"), FOUND)
+def test_commands_refuse_what_once_ended_them(command: Here, tmp_path: Path, kind: str, seed: int) -> None:
+    file = Corrupting(kind, tmp_path)
+    refused = [line for line in file.kind.commands if file.check(line, seed, command)]
+    assert refused
+
+
+@pytest.mark.parametrize("kind", ["state", "data", "archive run.json"])
+def test_a_process_refuses_a_corrupted_file(pair: Running, tmp_path: Path, kind: str) -> None:
+    def in_process(*words: str) -> tuple[int, str, str]:
+        ended = run(*words, env=environment(pair.emulator))
+        return ended.returncode, ended.stdout, ended.stderr
+
+    file = Corrupting(kind, tmp_path)
+    assert file.check(file.kind.commands[0], 0, in_process)

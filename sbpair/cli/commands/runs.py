@@ -62,9 +62,13 @@ def list_runs(
 
     with open_runs(connection, screen, namespace, state) as kept:
         found = all_runs(kept) if kept else []
-    entries = [_entry(run) for run in found]
+    entries, rows = [], []
+    for run in found:
+        with run.reading():
+            entries.append(_entry(run))
+            rows.append(_row(run))
     heading = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
-    table = columns([heading, *map(_row, found)], optional=("STARTED", "COMMAND", "KIND")) if found else []
+    table = columns([heading, *rows], optional=("STARTED", "COMMAND", "KIND")) if found else []
     screen.result(SCHEMA, {"runs": entries}, table, entries)
     return 0
 
@@ -92,8 +96,9 @@ def show_run(
         run = find_run(kept, run_id)
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
     receipt = {key: value for key, value in (run.receipt or {}).items() if key != "archive"}
-    found = {**_entry(run), "receipt": receipt or None, "doubtful": doubtful}
-    screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
+    with run.reading():
+        found = {**_entry(run), "receipt": receipt or None, "doubtful": doubtful}
+        screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
     return 0
 
 

@@ -127,7 +127,9 @@ def _report(directory: Path, pair: "Ends", run_id: str) -> "RunReport":
         run = find_run(kept, run_id)
         samples = timeline_of(kept, run.id) if kept else []
     now_ms = int(time.time() * 1000)
-    return report_of(run, samples, now_ms=now_ms, version=__version__, archive=_archive_of(run))
+    archive = _archive_of(run)
+    with run.reading():
+        return report_of(run, samples, now_ms=now_ms, version=__version__, archive=archive)
 
 
 def _archive_of(run: "RunRecord") -> "ArchiveFiles | str | None":
