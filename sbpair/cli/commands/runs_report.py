@@ -5,7 +5,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,8 +58,7 @@ def report_run(
     owner = owner_of_runs(connection, screen, namespace, state)
     with ExitStack() as stack:
         targets = {name: stack.enter_context(_target(file)) for name, file in wanted.items() if file != STDOUT}
-        report = _report(owner.directory, owner.ends, run_id)
-        texts = {name: RENDERERS[name](report) for name in wanted}
+        report, texts = _rendered(owner.directory, owner.ends, run_id, wanted)
         for name, target in targets.items():
             target.write_text(texts[name], "utf-8")
     if STDOUT in wanted.values():
@@ -117,7 +116,7 @@ def _target(file: str) -> Iterator[Path]:
         raise MachineLacks(f"{file} cannot be written: {error.strerror}", hint="choose a writable path") from error
 
 
-def _report(directory: Path, pair: "Ends", run_id: str) -> "RunReport":
+def _rendered(directory: Path, pair: "Ends", run_id: str, formats: Iterable[str]) -> tuple["RunReport", dict[str, str]]:
     from sbpair.cli.report.run_facts import report_of
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import find_run
@@ -129,7 +128,8 @@ def _report(directory: Path, pair: "Ends", run_id: str) -> "RunReport":
     now_ms = int(time.time() * 1000)
     archive = _archive_of(run)
     with run.reading():
-        return report_of(run, samples, now_ms=now_ms, version=__version__, archive=archive)
+        report = report_of(run, samples, now_ms=now_ms, version=__version__, archive=archive)
+        return report, {name: RENDERERS[name](report) for name in formats}
 
 
 def _archive_of(run: "RunRecord") -> "ArchiveFiles | str | None":
